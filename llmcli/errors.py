@@ -1,0 +1,130 @@
+"""Errors that a user sees: one line with the cause, a hint with the next thing to do, an exit code.
+
+No torch here. Everything that can go wrong through the user's input raises one of these;
+anything else that escapes is a bug of ours and exits 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class LlmcliError(Exception):
+    """Base of all errors shown to the user as one line.
+
+    `message` is lower case, one sentence, with backticks around what the user typed;
+    `hint` is the next thing to do. `code` is the process's exit status and `kind` the
+    stable word for it in JSON.
+    """
+
+    code = 1
+    kind = "error"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class CheckFailed(LlmcliError):
+    """A check that a view prints came out red (exit 1)."""
+
+    kind = "check_failed"
+
+
+class WriteFailed(LlmcliError):
+    """Output could not be written: full disk, no permission (exit 1)."""
+
+    kind = "write_failed"
+
+
+class UsageError(LlmcliError):
+    """An option or argument that cannot be right (exit 2)."""
+
+    code = 2
+    kind = "usage"
+
+
+class PromptTooLong(UsageError):
+    """The prompt does not fit the context (exit 2)."""
+
+    kind = "prompt_too_long"
+
+
+class ModelNotFound(LlmcliError):
+    """No model, file or catalog entry of that name (exit 3)."""
+
+    code = 3
+    kind = "model_not_found"
+
+
+class CheckpointError(LlmcliError):
+    """A checkpoint that is truncated, lying, hostile, a pickle, or without a configuration (exit 4)."""
+
+    code = 4
+    kind = "checkpoint"
+
+
+class UnsupportedModel(CheckpointError):
+    """An architecture, tokenizer or tensor format that llmcli does not know (exit 4)."""
+
+    kind = "unsupported"
+
+
+class WeightMismatch(CheckpointError):
+    """Checkpoint tensors and model parameters do not match one to one (exit 4).
+
+    `missing`: parameters that nothing fills; `unexpected`: checkpoint tensors that no rule
+    names; `misshapen`: (parameter, shape expected, shape found).
+    """
+
+    kind = "weight_mismatch"
+
+    def __init__(
+        self,
+        *,
+        missing: Sequence[str] = (),
+        unexpected: Sequence[str] = (),
+        misshapen: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = (),
+        hint: str | None = None,
+    ) -> None:
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.misshapen = tuple(misshapen)
+        parts = []
+        if self.missing:
+            parts.append(f"no tensor for {_some(self.missing)}")
+        if self.unexpected:
+            parts.append(f"no parameter for {_some(self.unexpected)}")
+        for name, expected, found in self.misshapen[:1]:
+            rest = f" (and {len(self.misshapen) - 1} more)" if len(self.misshapen) > 1 else ""
+            parts.append(f"`{name}` should be {list(expected)} but is {list(found)}{rest}")
+        super().__init__(
+            "the checkpoint does not fit its own configuration: " + "; ".join(parts), hint=hint
+        )
+
+
+class OutOfMemory(LlmcliError):
+    """Weights, cache or activations do not fit in memory (exit 5)."""
+
+    code = 5
+    kind = "out_of_memory"
+
+
+class NetworkError(LlmcliError):
+    """No network, offline mode, or a repository that needs a token (exit 6)."""
+
+    code = 6
+    kind = "network"
+
+
+class NotFinite(LlmcliError):
+    """NaN or infinity in weights, activations or logits (exit 7)."""
+
+    code = 7
+    kind = "not_finite"
+
+
+def _some(names: Sequence[str], show: int = 2) -> str:
+    listed = ", ".join(f"`{name}`" for name in names[:show])
+    return listed if len(names) <= show else f"{listed} and {len(names) - show} more"
