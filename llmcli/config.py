@@ -15,7 +15,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """A normalization over the last axis: `rms` (Zhang & Sennrich 2019) or `layer` (Ba et al. 2016)."""
+    """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016)."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -134,7 +134,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MlpConfig:
-    """Feed-forward: `act(X W_up + b_up) W_down + b_down`, or gated: `(act(X W_gate) ∘ X W_up) W_down`."""
+    """`act(X W_up + b_up) W_down + b_down`, or gated: `(act(X W_gate) ∘ X W_up) W_down`."""
 
     hidden: int
     activation: Activation

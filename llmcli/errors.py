@@ -59,7 +59,7 @@ class ModelNotFound(LlmcliError):
 
 
 class CheckpointError(LlmcliError):
-    """A checkpoint that is truncated, lying, hostile, a pickle, or without a configuration (exit 4)."""
+    """A checkpoint that is truncated, lying, hostile, pickled or not configured (exit 4)."""
 
     code = 4
     kind = "checkpoint"
