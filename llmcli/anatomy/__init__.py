@@ -1,0 +1,6 @@
+"""For each part of a model: its tensors, formulas, FLOPs and bytes. No torch."""
+
+from llmcli.anatomy.model import activations, parameters, states
+from llmcli.anatomy.spec import TensorSpec
+
+__all__ = ["TensorSpec", "activations", "parameters", "states"]

@@ -1,0 +1,137 @@
+"""Softmax attention: H query heads over Hk key/value heads (Vaswani et al. 2017; GQA 2023)."""
+
+from __future__ import annotations
+
+from llmcli.anatomy.norm import norm_formula, norm_parameters
+from llmcli.anatomy.spec import Call, TensorSpec, projection
+from llmcli.config import AttentionConfig
+
+
+def attention_parameters(
+    attention: AttentionConfig, prefix: str, width: int, *, layer: int
+) -> tuple[TensorSpec, ...]:
+    """`W_q` `[D, H·dh]`, `W_k` `[D, Hk·dh]`, `W_v` `[D, Hk·dv]`, `W_o` `[H·dv, D]` and biases.
+
+    With `qk_norm` also `q_norm.w` and `k_norm.w` `[dh]`, shared by all heads.
+    """
+    a = attention
+    outputs = (
+        ("q", "Q", "H·dh", a.heads * a.head_dim),
+        ("k", "K", "Hk·dh", a.kv_heads * a.head_dim),
+        ("v", "V", "Hk·dv", a.kv_heads * a.value_dim),
+    )
+    specs: list[TensorSpec] = []
+    for symbol, result, axis, size in outputs:
+        formula = f"{result} = X W_{symbol}"
+        specs += projection(
+            prefix,
+            symbol,
+            ("D", axis),
+            (width, size),
+            formula,
+            bias=a.qkv_bias,
+            layer=layer,
+        )
+    if a.qk_norm is not None:
+        for symbol in ("q", "k"):
+            specs += norm_parameters(
+                a.qk_norm, f"{prefix}.{symbol}_norm", "dh", a.head_dim, layer=layer
+            )
+    specs += projection(
+        prefix,
+        "o",
+        ("H·dv", "D"),
+        (a.heads * a.value_dim, width),
+        "A = Z W_o",
+        bias=a.out_bias,
+        layer=layer,
+    )
+    return tuple(specs)
+
+
+def attention_activations(
+    attention: AttentionConfig, prefix: str, width: int, call: Call, *, layer: int
+) -> tuple[TensorSpec, ...]:
+    """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, then `z`."""
+    a = attention
+    bias = {symbol: f" + b_{symbol}" if a.qkv_bias else "" for symbol in "qkv"}
+    q = {"H": a.heads, "T": call.tokens, "dh": a.head_dim}
+    k = {"Hk": a.kv_heads, "T": call.tokens, "dh": a.head_dim}
+    v = {"Hk": a.kv_heads, "T": call.tokens, "dv": a.value_dim}
+    wide_q, wide_k, wide_v = (a.heads * a.head_dim, *_key_value_columns(a))
+    rows: list[tuple[str, dict[str, int], str, int]] = [
+        ("q", q, f"Q = X W_q{bias['q']}", call.product_flops(width, wide_q)),
+        ("k", k, f"K = X W_k{bias['k']}", call.product_flops(width, wide_k)),
+        ("v", v, f"V = X W_v{bias['v']}", call.product_flops(width, wide_v)),
+    ]
+    if a.qk_norm is not None:
+        rows += [
+            ("q_norm", q, norm_formula(a.qk_norm, "q", "Q'", "w_q"), 0),
+            ("k_norm", k, norm_formula(a.qk_norm, "k", "K'", "w_k"), 0),
+        ]
+    if a.rope is not None:
+        mark = "" if a.qk_norm is None else "'"
+        rows += [
+            ("q_rot", q, f"Q_rot = R(positions) Q{mark}", 0),
+            ("k_rot", k, f"K_rot = R(positions) K{mark}", 0),
+        ]
+    specs = [
+        call.activation(f"{prefix}.{name}", sizes, formula, flops=flops, layer=layer)
+        for name, sizes, formula, flops in rows
+    ]
+    return (*specs, _mixed_values(a, prefix, call, layer))
+
+
+def attention_states(
+    attention: AttentionConfig, *, batch: int, capacity: int, dtype: str | None, layer: int
+) -> tuple[TensorSpec, ...]:
+    """`cache.{layer}.k` `[B, Hk, S, dh]` (after norm and rotation) and `.v` `[B, Hk, S, dv]`."""
+    a = attention
+    kept = (
+        ("k", "dh", a.head_dim, "the rotated keys of every position so far"),
+        ("v", "dv", a.value_dim, "the values of every position so far"),
+    )
+    return tuple(
+        TensorSpec(
+            name=f"cache.{layer}.{name}",
+            kind="state",
+            axes=("B", "Hk", "S", axis),
+            shape=(batch, a.kv_heads, capacity, size),
+            formula=formula if a.rope is not None else formula.replace("rotated ", ""),
+            dtype=dtype,
+            layer=layer,
+        )
+        for name, axis, size, formula in kept
+    )
+
+
+def visible_pairs(tokens: int, past: int, window: int | None) -> int:
+    """How many (query, key) pairs a causal mask with an optional window leaves.
+
+    A query at position p sees p + 1 keys, or the last `window` of them, itself included.
+    """
+    if window is None or window >= past + tokens:
+        return tokens * past + tokens * (tokens + 1) // 2
+    growing = max(0, min(tokens, window - past))  # queries that still see every key before them
+    return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def _mixed_values(a: AttentionConfig, prefix: str, call: Call, layer: int) -> TensorSpec:
+    per_pair = 2 * call.batch * a.heads * (a.head_dim + a.value_dim)
+    pairs = call.tokens * call.keys
+    hidden = pairs - visible_pairs(call.tokens, call.past, a.window)
+    query, key = ("Q_rot", "K_rot") if a.rope is not None else ("Q", "K")
+    if a.rope is None and a.qk_norm is not None:
+        query, key = "Q'", "K'"
+    return call.activation(
+        f"{prefix}.z",
+        {"H": a.heads, "T": call.tokens, "dv": a.value_dim},
+        f"Z = softmax(scale · {query} {key}ᵀ + mask) V",
+        flops=per_pair * pairs,
+        masked_flops=per_pair * hidden,
+        layer=layer,
+    )
+
+
+def _key_value_columns(a: AttentionConfig) -> tuple[int, int]:
+    return a.kv_heads * a.head_dim, a.kv_heads * a.value_dim

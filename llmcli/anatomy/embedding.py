@@ -1,0 +1,71 @@
+"""The two ends of a model: token and position embeddings, and the output head."""
+
+from __future__ import annotations
+
+from llmcli.anatomy.spec import Call, TensorSpec, parameter
+from llmcli.config import EmbeddingConfig, HeadConfig
+
+
+def embedding_parameters(
+    embedding: EmbeddingConfig, vocab: int, width: int
+) -> tuple[TensorSpec, ...]:
+    """`embed.W` `[V, D]`, with learned positions also `pos_embed.W` `[P, D]`: rows looked up."""
+    token = parameter("embed.W", ("V", "D"), (vocab, width), "E = W[ids]", layer=None)
+    if embedding.positions is None:
+        return (token,)
+    rows = embedding.positions
+    return (
+        token,
+        parameter("pos_embed.W", ("P", "D"), (rows, width), "P = W[positions]", layer=None),
+    )
+
+
+def embedding_activations(
+    embedding: EmbeddingConfig, width: int, call: Call
+) -> tuple[TensorSpec, ...]:
+    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`."""
+    sizes = {"T": call.tokens, "D": width}
+    token = call.activation("embed", sizes, "E = W[ids]")
+    if embedding.positions is None:
+        return (token,)
+    return (token, call.activation("pos_embed", sizes, "P = W[positions]"))
+
+
+def head_parameters(head: HeadConfig, vocab: int, width: int) -> tuple[TensorSpec, ...]:
+    """`head.W` `[D, V]`, stored `[V, D]` (absent where it is tied to `embed.W`); `head.b` `[V]`."""
+    formula = head_formula(head)
+    specs: tuple[TensorSpec, ...] = ()
+    if not head.tied:
+        weight = TensorSpec(
+            name="head.W",
+            kind="parameter",
+            axes=("D", "V"),
+            shape=(width, vocab),
+            stored_shape=(vocab, width),
+            formula=formula,
+        )
+        specs = (weight,)
+    if head.bias:
+        specs = (*specs, parameter("head.b", ("V",), (vocab,), formula, layer=None))
+    return specs
+
+
+def head_activations(
+    head: HeadConfig, vocab: int, width: int, call: Call, *, tokens: int
+) -> tuple[TensorSpec, ...]:
+    """`logits_raw` and `logits`, both `[B, T, V]`; `tokens` is 1 where only the last is wanted.
+
+    They differ where a head scales or caps what its product gives.
+    """
+    sizes = {"T": tokens, "V": vocab}
+    flops = call.product_flops(width, vocab, tokens=tokens)
+    return (
+        call.activation("logits_raw", sizes, head_formula(head), flops=flops, wide=True),
+        call.activation("logits", sizes, "logits = logits_raw", wide=True),
+    )
+
+
+def head_formula(head: HeadConfig) -> str:
+    """`logits = N W_head`, with the token embedding's transpose where it is tied."""
+    weight = "W_Eᵀ" if head.tied else "W"
+    return f"logits = N {weight}" + (" + b" if head.bias else "")

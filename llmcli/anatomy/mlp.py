@@ -1,0 +1,46 @@
+"""The feed-forward part: `act(X W_up) W_down`, or gated, `(act(X W_gate) ∘ X W_up) W_down`."""
+
+from __future__ import annotations
+
+from llmcli.anatomy.spec import Call, TensorSpec, projection
+from llmcli.config import MlpConfig
+
+
+def mlp_parameters(
+    mlp: MlpConfig, prefix: str, width: int, *, layer: int
+) -> tuple[TensorSpec, ...]:
+    """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
+    up = "U = X W_up" if mlp.gated else "G = X W_up"
+    rows = [("up", ("D", "F"), (width, mlp.hidden), up)]
+    if mlp.gated:
+        rows.insert(0, ("gate", ("D", "F"), (width, mlp.hidden), "G = X W_gate"))
+    rows.append(("down", ("F", "D"), (mlp.hidden, width), "Y = M W_down"))
+    specs: list[TensorSpec] = []
+    for symbol, axes, shape, formula in rows:
+        specs += projection(prefix, symbol, axes, shape, formula, bias=mlp.bias, layer=layer)
+    return tuple(specs)
+
+
+def mlp_activations(
+    mlp: MlpConfig, prefix: str, width: int, call: Call, *, layer: int
+) -> tuple[TensorSpec, ...]:
+    """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
+    flops = call.product_flops(width, mlp.hidden)
+    bias = {symbol: f" + b_{symbol}" if mlp.bias else "" for symbol in ("gate", "up")}
+    if mlp.gated:
+        rows = [
+            ("gate", f"G = X W_gate{bias['gate']}", flops),
+            ("up", f"U = X W_up{bias['up']}", flops),
+            ("act", f"G' = {mlp.activation}(G)", 0),
+            ("post", "M = G' ∘ U", 0),
+        ]
+    else:
+        rows = [
+            ("pre", f"G = X W_up{bias['up']}", flops),
+            ("post", f"M = {mlp.activation}(G)", 0),
+        ]
+    sizes = {"T": call.tokens, "F": mlp.hidden}
+    return tuple(
+        call.activation(f"{prefix}.{name}", sizes, formula, flops=flops, layer=layer)
+        for name, formula, flops in rows
+    )

@@ -1,0 +1,109 @@
+"""The whole model's tensors, assembled from its parts in the order in which they are used."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from llmcli.anatomy.attention import (
+    attention_activations,
+    attention_parameters,
+    attention_states,
+)
+from llmcli.anatomy.embedding import (
+    embedding_activations,
+    embedding_parameters,
+    head_activations,
+    head_parameters,
+)
+from llmcli.anatomy.mlp import mlp_activations, mlp_parameters
+from llmcli.anatomy.norm import norm_activations, norm_parameters
+from llmcli.anatomy.spec import Call, Phase, TensorSpec
+from llmcli.config import LayerConfig, ModelConfig
+
+
+def parameters(config: ModelConfig) -> tuple[TensorSpec, ...]:
+    """Every parameter of the model in execution order; a tied head has none of its own."""
+    specs = list(embedding_parameters(config.embedding, config.vocab, config.width))
+    for index, layer in enumerate(config.layers):
+        block = f"blocks.{index}"
+        specs += norm_parameters(layer.ln1, f"{block}.ln1", "D", config.width, layer=index)
+        specs += attention_parameters(layer.mixer, f"{block}.attn", config.width, layer=index)
+        specs += norm_parameters(layer.ln2, f"{block}.ln2", "D", config.width, layer=index)
+        specs += mlp_parameters(layer.ffn, f"{block}.mlp", config.width, layer=index)
+    specs += norm_parameters(config.final_norm, "ln_final", "D", config.width, layer=None)
+    specs += head_parameters(config.head, config.vocab, config.width)
+    return tuple(specs)
+
+
+def activations(
+    config: ModelConfig,
+    *,
+    batch: int,
+    tokens: int,
+    past: int,
+    phase: Phase,
+    logits: Literal["all", "last"] = "all",
+    dtype: str | None = None,
+) -> tuple[TensorSpec, ...]:
+    """Every activation that one forward call emits, in execution order.
+
+    `batch` sequences bring `tokens` new positions each after `past` cached ones; with
+    `logits="last"` only the last position goes through the final norm and the head.
+    """
+    call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
+    specs = list(embedding_activations(config.embedding, config.width, call))
+    for index, layer in enumerate(config.layers):
+        specs += _block_activations(config, layer, index, call)
+    last = tokens if logits == "all" else 1
+    specs += norm_activations(
+        config.final_norm, "ln_final", config.width, call, layer=None, tokens=last
+    )
+    specs += head_activations(config.head, config.vocab, config.width, call, tokens=last)
+    return tuple(specs)
+
+
+def states(
+    config: ModelConfig, *, batch: int, capacity: int, dtype: str | None = None
+) -> tuple[TensorSpec, ...]:
+    """What is kept between calls: the key/value cache of every layer for `capacity` positions."""
+    return tuple(
+        spec
+        for index, layer in enumerate(config.layers)
+        for spec in attention_states(
+            layer.mixer, batch=batch, capacity=capacity, dtype=dtype, layer=index
+        )
+    )
+
+
+def _block_activations(
+    config: ModelConfig, layer: LayerConfig, index: int, call: Call
+) -> list[TensorSpec]:
+    block, width = f"blocks.{index}", config.width
+    mixer, ffn = layer.mixer, layer.ffn
+    stream = {"T": call.tokens, "D": width}
+
+    def residual(name: str, formula: str, flops: int = 0) -> TensorSpec:
+        return call.activation(f"{block}.{name}", stream, formula, flops=flops, layer=index)
+
+    first = "X = E + P" if config.embedding.positions is not None else "X = E"
+    before = first if index == 0 else f"X = blocks.{index - 1}.resid_post"
+    z_columns = mixer.heads * mixer.value_dim
+    return [
+        residual("resid_pre", before),
+        *norm_activations(layer.ln1, f"{block}.ln1", width, call, layer=index, tokens=call.tokens),
+        *attention_activations(mixer, f"{block}.attn", width, call, layer=index),
+        residual(
+            "attn_out",
+            "A = Z W_o" + (" + b_o" if mixer.out_bias else ""),
+            call.product_flops(z_columns, width),
+        ),
+        residual("resid_mid", "X' = X + A"),
+        *norm_activations(layer.ln2, f"{block}.ln2", width, call, layer=index, tokens=call.tokens),
+        *mlp_activations(ffn, f"{block}.mlp", width, call, layer=index),
+        residual(
+            "mlp_out",
+            "Y = M W_down" + (" + b_down" if ffn.bias else ""),
+            call.product_flops(ffn.hidden, width),
+        ),
+        residual("resid_post", "X'' = X' + Y"),
+    ]

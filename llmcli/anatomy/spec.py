@@ -1,0 +1,163 @@
+"""What a tensor of a model is: its name, axes, shape, formula and cost. No torch.
+
+Letters of the axes: `B` batch, `T` query positions, `S` key positions, `P` learned positions,
+`D` width, `H` heads, `Hk` key/value heads, `dh` size of a head's query and key, `dv` of its
+value, `F` hidden size of the feed-forward, `V` vocabulary. A product of two axes that lie in
+one is written with a dot: `H·dh`.
+
+Formulas are oriented as in the papers: activations are rows, so `Q = X W_q` and `W_q` is
+`[D, H·dh]`. A linear layer of torch stores the transpose, which is `stored_shape`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Kind = Literal["parameter", "activation", "state"]
+Phase = Literal["prefill", "decode"]
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor: a parameter, an activation of one forward call, or a state kept between calls.
+
+    `shape` has the formula's orientation and one number per entry of `axes`; `stored_shape`
+    (parameters only) is what torch keeps. `flops` counts matrix products, 2 per multiply-add,
+    and nothing else: norms, activations, biases and softmax are not counted. Scores count as
+    the full `T × S` rectangle; `masked_flops` is the part of `flops` spent on cells that the
+    causal mask or the window hides, so `flops - masked_flops` is what must be computed.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    formula: str
+    stored_shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    flops: int = 0
+    masked_flops: int = 0
+    layer: int | None = None
+    phase: Phase | None = None
+
+    @property
+    def count(self) -> int:
+        """How many numbers the tensor holds."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int | None:
+        """Size in bytes, None where the dtype is not known (a parameter before it is loaded)."""
+        return None if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One forward call that activations are described for.
+
+    `batch` sequences, `tokens` new positions each after `past` cached ones. `dtype` is what the
+    model computes in; statistics of norms and logits are at least float32.
+    """
+
+    batch: int
+    tokens: int
+    past: int
+    phase: Phase
+    dtype: str | None = None
+
+    @property
+    def keys(self) -> int:
+        """`S`, the key positions that the new tokens may see: the cached ones and themselves."""
+        return self.past + self.tokens
+
+    @property
+    def wide_dtype(self) -> str | None:
+        """The dtype of what is kept in at least float32."""
+        return self.dtype if self.dtype in (None, "float64") else "float32"
+
+    def activation(
+        self,
+        name: str,
+        sizes: dict[str, int],
+        formula: str,
+        *,
+        flops: int = 0,
+        masked_flops: int = 0,
+        layer: int | None = None,
+        wide: bool = False,
+    ) -> TensorSpec:
+        """An activation `[B, …]`: `sizes` gives the axes after the batch, in order."""
+        return TensorSpec(
+            name=name,
+            kind="activation",
+            axes=("B", *sizes),
+            shape=(self.batch, *sizes.values()),
+            formula=formula,
+            dtype=self.wide_dtype if wide else self.dtype,
+            flops=flops,
+            masked_flops=masked_flops,
+            layer=layer,
+            phase=self.phase,
+        )
+
+    def product_flops(self, rows: int, columns: int, *, tokens: int | None = None) -> int:
+        """FLOPs of `X W` for all tokens of the call, W being `[rows, columns]`."""
+        return 2 * self.batch * (self.tokens if tokens is None else tokens) * rows * columns
+
+
+def parameter(
+    name: str, axes: tuple[str, ...], shape: tuple[int, ...], formula: str, *, layer: int | None
+) -> TensorSpec:
+    """A parameter stored as its formula writes it: vectors, and tables that are looked up."""
+    return TensorSpec(
+        name=name,
+        kind="parameter",
+        axes=axes,
+        shape=shape,
+        stored_shape=shape,
+        formula=formula,
+        layer=layer,
+    )
+
+
+def projection(
+    prefix: str,
+    symbol: str,
+    axes: tuple[str, str],
+    shape: tuple[int, int],
+    formula: str,
+    *,
+    bias: bool,
+    layer: int | None,
+) -> tuple[TensorSpec, ...]:
+    """`W_<symbol>` `[in, out]`, stored `[out, in]`, and `b_<symbol>` `[out]` where it has a bias.
+
+    `formula` is the one without bias; the bias is appended to it.
+    """
+    full = f"{formula} + b_{symbol}" if bias else formula
+    weight = TensorSpec(
+        name=f"{prefix}.W_{symbol}",
+        kind="parameter",
+        axes=axes,
+        shape=shape,
+        stored_shape=(shape[1], shape[0]),
+        formula=full,
+        layer=layer,
+    )
+    if not bias:
+        return (weight,)
+    vector = parameter(f"{prefix}.b_{symbol}", (axes[1],), (shape[1],), full, layer=layer)
+    return (weight, vector)
