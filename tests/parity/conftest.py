@@ -1,0 +1,52 @@
+"""Checkpoints, references and our models of the parity cases, each made once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import pytest
+import torch
+import transformers
+from parity_cases import case, write
+from parity_reference import load_reference
+from parity_types import Checkpoints, Models, References
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading import load_checkpoint
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _quiet_and_serial() -> Iterator[None]:
+    """No progress bars, and one thread: a second only costs time on models this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """Name of a case → folder of its checkpoint."""
+    folder = tmp_path_factory.mktemp("parity")
+    return lru_cache(None)(lambda name: write(case(name), folder))
+
+
+@pytest.fixture(scope="session")
+def references(checkpoints: Checkpoints) -> References:
+    """Name of a case and dtype → transformers' model."""
+    return lru_cache(None)(
+        lambda name, dtype: load_reference(checkpoints(name), getattr(torch, dtype))
+    )
+
+
+@pytest.fixture(scope="session")
+def models(checkpoints: Checkpoints) -> Models:
+    """Name of a case and dtype → our model."""
+    return lru_cache(None)(
+        lambda name, dtype: load_checkpoint(
+            open_checkpoint(checkpoints(name)), device="cpu", dtype=dtype
+        )
+    )

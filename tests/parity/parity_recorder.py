@@ -1,0 +1,149 @@
+"""What transformers computes inside, under our names, read with hooks on its own modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from parity_reference import fresh_rope, precision
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+Seen = dict[str, Tensor]
+
+
+@torch.no_grad()
+def record(model: PreTrainedModel, ids: Tensor) -> Seen:
+    """Our name → tensor, for one whole pass over `ids` `[B, T]`."""
+    seen: Seen = {}
+    watch = _watch_gpt2 if model.config.model_type == "gpt2" else _watch_rope_family
+    with precision(model), watch(model, seen):
+        fresh_rope(model)
+        out = model(ids, use_cache=False, output_attentions=True)
+    for i, pattern in enumerate(out.attentions):
+        seen[f"blocks.{i}.attn.pattern"] = pattern
+    return seen
+
+
+def _first(value: Any) -> Tensor:
+    return value[0] if isinstance(value, tuple) else value
+
+
+class _Hooks:
+    """Hooks that store a module's input or output under a name, all removed at the end."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.handles = ExitStack()
+
+    def out(self, module: nn.Module, name: str, heads: int = 0) -> None:
+        def hook(_: nn.Module, __: Any, value: Any) -> None:
+            self.seen[name] = per_head(_first(value), heads) if heads else _first(value)
+
+        self.handles.callback(module.register_forward_hook(hook).remove)
+
+    def into(self, module: nn.Module, name: str, heads: int = 0) -> None:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            value = args[0] if args else kwargs["hidden_states"]
+            self.seen[name] = per_head(value, heads) if heads else value
+
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        self.handles.callback(handle.remove)
+
+
+def per_head(x_BTD: Tensor, heads: int) -> Tensor:
+    """`[B, T, H·d]` → `[B, H, T, d]`."""
+    return x_BTD.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+@contextmanager
+def _watch_rope_family(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+    hooks, config, base = _Hooks(seen), model.config, model.base_model
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    hooks.out(base.embed_tokens, "embed")
+    for i, layer in enumerate(base.layers):
+        name, attn, mlp = f"blocks.{i}", layer.self_attn, layer.mlp
+        hooks.into(layer, f"{name}.resid_pre")
+        hooks.out(layer.input_layernorm, f"{name}.ln1.out")
+        hooks.out(attn.q_proj, f"{name}.attn.q", heads)
+        hooks.out(attn.k_proj, f"{name}.attn.k", kv_heads)
+        hooks.out(attn.v_proj, f"{name}.attn.v", kv_heads)
+        if hasattr(attn, "q_norm"):
+            for part in ("q", "k"):
+                # normalized as [B, T, H, d]
+                module, into = getattr(attn, f"{part}_norm"), f"{name}.attn.{part}_norm"
+                store = partial(_store_transposed, seen, into)
+                hooks.handles.callback(module.register_forward_hook(store).remove)
+        hooks.into(attn.o_proj, f"{name}.attn.z", heads)
+        hooks.out(attn, f"{name}.attn_out")
+        hooks.into(layer.post_attention_layernorm, f"{name}.resid_mid")
+        hooks.out(layer.post_attention_layernorm, f"{name}.ln2.out")
+        hooks.out(mlp.gate_proj, f"{name}.mlp.gate")
+        hooks.out(mlp.up_proj, f"{name}.mlp.up")
+        hooks.out(mlp.act_fn, f"{name}.mlp.act")
+        hooks.into(mlp.down_proj, f"{name}.mlp.post")
+        hooks.out(mlp, f"{name}.mlp_out")
+        hooks.out(layer, f"{name}.resid_post")
+    _watch_end(hooks, base.norm, model)
+    with hooks.handles, _watch_rotation(model, seen):
+        yield
+
+
+def _store_transposed(seen: Seen, name: str, _: nn.Module, __: Any, value: Tensor) -> None:
+    seen[name] = value.transpose(1, 2)
+
+
+@contextmanager
+def _watch_rotation(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+    """The rotated queries and keys, as the layers' common function returns them, in order."""
+    module = sys.modules[type(model).__module__]
+    rotate, layer = module.apply_rotary_pos_emb, iter(range(model.config.num_hidden_layers))
+
+    def rotated(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        q_rot, k_rot = rotate(q, k, *args, **kwargs)
+        name = f"blocks.{next(layer)}.attn"
+        seen[f"{name}.q_rot"], seen[f"{name}.k_rot"] = q_rot, k_rot
+        return q_rot, k_rot
+
+    with patch.object(module, "apply_rotary_pos_emb", rotated):
+        yield
+
+
+@contextmanager
+def _watch_gpt2(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+    hooks, base, heads = _Hooks(seen), model.base_model, model.config.n_head
+    hooks.out(base.wte, "embed")
+    hooks.out(base.wpe, "pos_embed")
+
+    def split(name: str, _: nn.Module, __: Any, value: Tensor) -> None:
+        for part, chunk in zip("qkv", value.chunk(3, dim=-1), strict=True):
+            seen[f"{name}.attn.{part}"] = per_head(chunk, heads)
+
+    for i, layer in enumerate(base.h):
+        name = f"blocks.{i}"
+        hooks.into(layer, f"{name}.resid_pre")
+        hooks.out(layer.ln_1, f"{name}.ln1.out")
+        handle = layer.attn.c_attn.register_forward_hook(partial(split, name))
+        hooks.handles.callback(handle.remove)
+        hooks.into(layer.attn.c_proj, f"{name}.attn.z", heads)
+        hooks.out(layer.attn, f"{name}.attn_out")
+        hooks.into(layer.ln_2, f"{name}.resid_mid")
+        hooks.out(layer.ln_2, f"{name}.ln2.out")
+        hooks.out(layer.mlp.c_fc, f"{name}.mlp.pre")
+        hooks.out(layer.mlp.act, f"{name}.mlp.post")
+        hooks.out(layer.mlp, f"{name}.mlp_out")
+        hooks.out(layer, f"{name}.resid_post")
+    _watch_end(hooks, base.ln_f, model)
+    with hooks.handles:
+        yield
+
+
+def _watch_end(hooks: _Hooks, norm: nn.Module, model: PreTrainedModel) -> None:
+    hooks.out(norm, "ln_final.out")
+    hooks.out(model.lm_head, "logits_raw")
+    hooks.out(model.lm_head, "logits")

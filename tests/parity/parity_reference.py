@@ -1,0 +1,106 @@
+"""transformers as the reference, in float32 as it is and in a float64 that really is float64.
+
+Even for a float64 model transformers computes RMSNorm, the rotary tables and the softmax of
+attention in float32. Its code asks for `torch.float32`, `torch.float` and `.float()` by name at
+every call, so inside `really_float64` those names mean float64; `OnlyFloat64` proves it, operation
+by operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+
+@contextmanager
+def really_float64() -> Iterator[None]:
+    """Where Python code asks for float32 by name, it gets float64."""
+    with (
+        patch.object(torch, "float32", torch.float64),
+        patch.object(torch, "float", torch.float64),
+        patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        yield
+
+
+class OnlyFloat64(TorchDispatchMode):
+    """Notes every operation that returns a floating-point tensor of another type than float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offenders: list[str] = []
+        self.seen = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.seen += 1
+                if leaf.dtype != torch.double:
+                    self.offenders.append(f"{func} -> {leaf.dtype}")
+        return out
+
+
+def load_reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The checkpoint in `path` as transformers reads it, eager attention, parameters in `dtype`."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    return model.eval()
+
+
+def precision(model: PreTrainedModel) -> Any:
+    """The context in which `model` must run for its own dtype to be what is computed in."""
+    return really_float64() if model.dtype == torch.double else nullcontext()
+
+
+def fresh_rope(model: PreTrainedModel) -> None:
+    """Rebuild the rotary tables in the precision in force; dynamic kinds also keep a history."""
+    rope = getattr(model.base_model, "rotary_emb", None)
+    if rope is not None:
+        model.base_model.rotary_emb = type(rope)(model.config)
+
+
+@torch.no_grad()
+def reference_logprobs(
+    model: PreTrainedModel, ids: Tensor, chunks: Sequence[int] | None = None
+) -> Tensor:
+    """Log-probabilities `[B, T, V]` of every next token, for equal rows `ids` `[B, T]`.
+
+    `chunks` (lengths that add up to T) feeds the rows piece by piece through transformers' own
+    cache; None is one pass without a cache.
+    """
+    with precision(model):
+        fresh_rope(model)
+        if chunks is None:
+            return model(ids, use_cache=False).logits.log_softmax(-1)
+        cache, pieces = DynamicCache(config=model.config), []
+        for piece in ids.split(list(chunks), dim=1):
+            pieces.append(model(piece, past_key_values=cache, use_cache=True).logits)
+        return torch.cat(pieces, dim=1).log_softmax(-1)
+
+
+@torch.no_grad()
+def reference_hidden(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
+    """The residual stream `[B, T, D]` before every block, and last the final norm's output."""
+    with precision(model):
+        fresh_rope(model)
+        out = model(ids, use_cache=False, output_hidden_states=True, output_attentions=True)
+        return tuple(out.hidden_states)
+
+
+@torch.no_grad()
+def reference_attentions(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
+    """The attention pattern `[B, H, T, T]` of every layer."""
+    with precision(model):
+        fresh_rope(model)
+        return tuple(model(ids, use_cache=False, output_attentions=True).attentions)

@@ -1,0 +1,166 @@
+"""What the taps show is what transformers computes, and looking changes nothing.
+
+Every emitted activation equals transformers' own to 1e-9 in float64; the attention pattern is
+derived from what was emitted and gives the layer's own output; outputs with and without a tap
+are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from parity_cases import CASES, prompt
+from parity_recorder import record
+from parity_reference import reference_hidden
+from parity_types import Models, References
+from torch import Tensor
+
+from llmcli import anatomy
+from llmcli.nn.decoder import Decoder
+
+ALL = [one.name for one in CASES]
+# ours alone: what a norm divides by
+DERIVED = ("ln1.scale", "ln2.scale", "ln_final.scale")
+
+
+def tapped(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
+    """Everything that one whole pass emits, in order."""
+    seen: dict[str, Tensor] = {}
+
+    def tap(name: str, tensor: Tensor) -> None:
+        assert name not in seen, f"{name} was emitted twice"
+        seen[name] = tensor
+
+    decoder(ids, tap=tap)
+    return seen
+
+
+def far(a: Tensor, b: Tensor) -> float:
+    """Largest difference relative to the size of the tensor's largest number."""
+    assert a.shape == b.shape, (a.shape, b.shape)
+    return ((a - b).abs().nan_to_num(torch.inf).max() / (1 + b.abs().max())).item()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_activation_is_transformers_own(
+    name: str, models: Models, references: References
+) -> None:
+    ids = prompt(batch=2, tokens=150)
+    ours = tapped(models(name, "float64").decoder, ids)
+    theirs = record(references(name, "float64"), ids)
+    known = {key for key in ours if not key.endswith(DERIVED)}
+    assert known == {key for key in theirs if not key.endswith("attn.pattern")}
+    wrong = {key: far(ours[key], theirs[key]) for key in known}
+    assert {key: value for key, value in wrong.items() if value > 1e-11} == {}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_residual_stream_is_transformers_hidden_states(
+    name: str, models: Models, references: References
+) -> None:
+    ids = prompt(tokens=80)
+    decoder = models(name, "float64").decoder
+    ours = tapped(decoder, ids)
+    hidden = reference_hidden(references(name, "float64"), ids)
+    layers = len(decoder.blocks)
+    stream = [ours[f"blocks.{i}.resid_pre"] for i in range(layers)] + [ours["ln_final.out"]]
+    assert [far(a, b) < 1e-11 for a, b in zip(stream, hidden, strict=True)] == [True] * len(hidden)
+    for layer in range(layers):
+        assert torch.equal(decoder(ids, until=layer), ours[f"blocks.{layer}.resid_post"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
+    decoder = models(name, "float64").decoder
+    ours = tapped(decoder, prompt(tokens=40))
+    last = len(decoder.blocks) - 1
+    norms = {"ln_final": f"blocks.{last}.resid_post"}
+    for i in range(last + 1):
+        norms[f"blocks.{i}.ln1"] = f"blocks.{i}.resid_pre"
+        norms[f"blocks.{i}.ln2"] = f"blocks.{i}.resid_mid"
+    for norm, source in norms.items():
+        x = ours[source]
+        if f"{norm}.b" in decoder.slots:
+            x = x - x.mean(-1, keepdim=True)
+        out = x / ours[f"{norm}.scale"] * decoder.slots[f"{norm}.w"]
+        if f"{norm}.b" in decoder.slots:
+            out = out + decoder.slots[f"{norm}.b"]
+        assert far(out, ours[f"{norm}.out"]) < 1e-13
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_pattern_is_derived_and_gives_the_layers_output(
+    name: str, models: Models, references: References
+) -> None:
+    """`attention_rows @ values == z`, and the rows are transformers' attentions."""
+    ids = prompt(batch=2, tokens=150)
+    decoder = models(name, "float64").decoder
+    ours, theirs = tapped(decoder, ids), record(references(name, "float64"), ids)
+    for i, block in enumerate(decoder.blocks):
+        at = f"blocks.{i}.attn"
+        q, k = (ours.get(f"{at}.{part}_rot", ours[f"{at}.{part}"]) for part in "qk")
+        rows = torch.cat(
+            [block.mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 64), (64, 150))], 2
+        )
+        assert far(rows, theirs[f"{at}.pattern"]) < 1e-12
+        assert (rows.sum(-1) - 1).abs().max() < 1e-12
+        assert (rows.triu(1) == 0).all()
+        v = ours[f"{at}.v"].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        assert far(rows @ v, ours[f"{at}.z"]) < 1e-12
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> None:
+    """Keys and values emitted by earlier calls, side by side, explain the last call's output."""
+    ids, pieces = prompt(tokens=100), (60, 37, 1, 1, 1)
+    decoder = models(name, "float64").decoder
+    state, kept = decoder.new_state(1, 100), defaultdict(list)
+    for piece in ids.split(pieces, dim=1):
+        decoder(piece, state, tap=lambda key, value: kept[key].append(value.clone()))
+    for i, block in enumerate(decoder.blocks):
+        at, first = f"blocks.{i}.attn", 0
+        q_name, k_name = (
+            f"{at}.{part}_rot" if f"{at}.{part}_rot" in kept else f"{at}.{part}" for part in "qk"
+        )
+        for call, size in enumerate(pieces):
+            k, v = (torch.cat(kept[key][: call + 1], dim=2) for key in (k_name, f"{at}.v"))
+            q = kept[q_name][call]
+            rows = block.mixer.attention_rows(q, k, first)
+            z = rows @ v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            assert far(z, kept[f"{at}.z"][call]) < 1e-12
+            first += size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ALL)
+def test_looking_changes_no_bit(name: str, dtype: str, models: Models) -> None:
+    """Whole, in pieces, token by token, and in unequal rows: equal bit for bit under a tap."""
+    decoder = models(name, dtype).decoder
+
+    def outputs(look: bool) -> list[Tensor]:
+        seen: list[str] = []
+        tap = (lambda key, value: seen.append(key)) if look else None
+        ids = prompt(batch=3, tokens=75)
+        state = decoder.new_state(3, 100)
+        out = [decoder(ids, tap=tap), decoder(ids, tap=tap, logits="last")]
+        for piece in ids.split((40, 33, 1, 1), dim=1):
+            out.append(decoder(piece, state, tap=tap))
+        out.append(decoder(ids[:, :9], state, lengths=[9, 2, 5], tap=tap))
+        out.append(decoder(ids[:, 9:10], state, tap=tap))
+        assert bool(seen) == look
+        return out
+
+    for plain, watched in zip(outputs(look=False), outputs(look=True), strict=True):
+        assert torch.equal(plain, watched)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_anatomy_names_what_is_emitted(name: str, models: Models) -> None:
+    """Names, order and shapes of one pass are the ones that the specs foretell."""
+    model = models(name, "float32")
+    ours = tapped(model.decoder, prompt(batch=2, tokens=9))
+    specs = anatomy.activations(model.config, batch=2, tokens=9, past=0, phase="prefill")
+    foretold = [(spec.name, tuple(spec.shape)) for spec in specs]
+    assert foretold == [(key, tuple(value.shape)) for key, value in ours.items()]

@@ -1,0 +1,204 @@
+"""Log-probabilities equal transformers': a tolerance of 1e-9 in float64 is a proof.
+
+Random checkpoints of every model type and variant, read by both, over hundreds of tokens: in one
+pass, in pieces through the cache, token by token, and in batches of unequal rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from parity_cases import CASES, PROMPT, case, prompt
+from parity_reference import OnlyFloat64, reference_logprobs
+from parity_types import Models, References
+from torch import Tensor
+
+from llmcli.nn.decoder import Decoder
+
+TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
+ALL = [one.name for one in CASES]
+PLAIN = [one.name for one in CASES if not one.history]
+HISTORY = [one.name for one in CASES if one.history]
+# one of each mechanism, for the paths that cost a call per token
+TYPICAL = [
+    "gpt2",
+    "llama-gqa3",
+    "llama-mqa",
+    "rope-yarn-mscale",
+    "mistral-window",
+    "mistral-window-head",
+    "qwen2-window",
+    "qwen3-window",
+]
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference of two tensors of log-probabilities; NaN is infinitely far."""
+    assert ours.shape == theirs.shape
+    return (ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item()
+
+
+def logprobs(decoder: Decoder, ids: Tensor, chunks: Sequence[int] | None = None) -> Tensor:
+    """Ours, in one pass without a state, or piece by piece through one."""
+    if chunks is None:
+        return decoder(ids).log_softmax(-1)
+    state = decoder.new_state(ids.shape[0], ids.shape[1])
+    parts = [decoder(piece, state).log_softmax(-1) for piece in ids.split(list(chunks), dim=1)]
+    assert state.lengths == [ids.shape[1]] * ids.shape[0]
+    return torch.cat(parts, dim=1)
+
+
+def pieces(size: int, total: int = PROMPT) -> list[int]:
+    """`total` as pieces of `size`, the last one shorter."""
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_reference_really_is_float64(name: str, references: References) -> None:
+    with OnlyFloat64() as watch:
+        reference_logprobs(references(name, "float64"), prompt(tokens=9))
+    assert watch.seen > 50
+    assert watch.offenders == []
+
+
+def test_the_watch_sees_the_casts_of_transformers(references: References) -> None:
+    with OnlyFloat64() as watch:
+        references("llama-gqa3", "float64")(prompt(tokens=9))
+    assert any("softmax" in offender for offender in watch.offenders)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ours_really_is_float64(name: str, models: Models) -> None:
+    decoder = models(name, "float64").decoder
+    with OnlyFloat64() as watch:
+        logprobs(decoder, prompt(tokens=9), [6, 3])
+    assert watch.seen > 30
+    assert watch.offenders == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_whole_prompt(name: str, dtype: str, models: Models, references: References) -> None:
+    ids = prompt()
+    ours = logprobs(models(name, dtype).decoder, ids)
+    assert ours.dtype == getattr(torch, dtype)
+    assert difference(ours, reference_logprobs(references(name, dtype), ids)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("size", [7, 64])
+@pytest.mark.parametrize("name", PLAIN)
+def test_in_pieces(name: str, size: int, models: Models, references: References) -> None:
+    ids = prompt(batch=2)
+    ours = logprobs(models(name, "float64").decoder, ids, pieces(size))
+    assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_prompt_then_token_by_token(name: str, models: Models, references: References) -> None:
+    ids = prompt()
+    for dtype, tolerance in TOLERANCE.items():
+        ours = logprobs(models(name, dtype).decoder, ids, [PROMPT - 20] + [1] * 20)
+        theirs = reference_logprobs(references(name, dtype), ids)
+        assert difference(ours, theirs) < tolerance
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_token_by_token_from_nothing(name: str, models: Models, references: References) -> None:
+    ids = prompt()
+    ours = logprobs(models(name, "float64").decoder, ids, [1] * PROMPT)
+    assert difference(ours, reference_logprobs(references(name, "float64"), ids)) < 1e-9
+
+
+@pytest.mark.parametrize("chunks", [pieces(7), pieces(64), [PROMPT - 20] + [1] * 20])
+@pytest.mark.parametrize("name", HISTORY)
+def test_tables_that_depend_on_the_length_follow_the_reference_piece_by_piece(
+    name: str, chunks: list[int], models: Models, references: References
+) -> None:
+    """A key keeps the rotation that it was cached with, in transformers as in ours."""
+    ids = prompt()
+    ours = logprobs(models(name, "float64").decoder, ids, chunks)
+    theirs = reference_logprobs(references(name, "float64"), ids, chunks)
+    assert difference(ours, theirs) < 1e-9
+
+
+def padded(rows: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Rows of ids side by side, padded on the right with a real token's id."""
+    lengths = [len(row) for row in rows]
+    ids = torch.full((len(rows), max(lengths)), 5)
+    for into, row in zip(ids, rows, strict=True):
+        into[: len(row)] = row
+    return ids, lengths
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_unequal_rows_equal_each_row_alone(
+    name: str, models: Models, references: References
+) -> None:
+    """Three unequal prompts, each continued by unequal pieces and then token by token."""
+    decoder, reference = models(name, "float64").decoder, references(name, "float64")
+    # how many tokens each row gets in each call
+    calls = [(PROMPT - 40, 1, 150), (5, 37, 2), (1, 1, 1), (1, 1, 1), (7, 64, 1)]
+    totals = [sum(call[row] for call in calls) for row in range(3)]
+    rows = [prompt(tokens=total, seed=total)[0] for total in totals]
+    state = decoder.new_state(3, max(totals) + 64)  # room for padding too
+    got: list[list[Tensor]] = [[], [], []]
+    done = [0, 0, 0]
+    for call in calls:
+        fed = [row[at : at + n] for row, at, n in zip(rows, done, call, strict=True)]
+        ids, lengths = padded(fed)
+        out = decoder(ids, state, lengths=lengths).log_softmax(-1)
+        for row, n in enumerate(call):
+            got[row].append(out[row, :n])
+            done[row] += n
+        assert state.lengths == done
+    for row in range(3):
+        chunks = [call[row] for call in calls] if case(name).history else None
+        theirs = reference_logprobs(reference, rows[row][None], chunks)[0]
+        assert difference(torch.cat(got[row]), theirs) < 1e-9
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_the_last_logits_of_unequal_rows(
+    name: str, models: Models, references: References
+) -> None:
+    decoder, reference = models(name, "float64").decoder, references(name, "float64")
+    rows = [prompt(tokens=n, seed=n)[0] for n in (90, 3, 41, 1)]
+    ids, lengths = padded(rows)
+    for state in (None, decoder.new_state(4, 128)):
+        last = decoder(ids, state, lengths=lengths, logits="last").log_softmax(-1)
+        assert last.shape == (4, 1, 211)
+        for row, ours in zip(rows, last, strict=True):
+            theirs = reference_logprobs(reference, row[None])[0, -1:]
+            assert difference(ours, theirs) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-bias", "qwen3-bias", "qwen2"])
+def test_every_parameter_matters(name: str, models: Models, references: References) -> None:
+    """A relative change of 1e-4 in any one parameter breaks the comparison at 1e-9."""
+    decoder, ids = models(name, "float64").decoder, prompt(tokens=40)
+    theirs = reference_logprobs(references(name, "float64"), ids)
+    assert difference(logprobs(decoder, ids), theirs) < 1e-9
+    unseen = []
+    for parameter, tensor in decoder.slots.items():
+        kept = tensor.clone()
+        tensor.mul_(1 + 1e-4)
+        if difference(logprobs(decoder, ids), theirs) < 1e-8:
+            unseen.append(parameter)
+        tensor.copy_(kept)
+    # without a rotation a key's bias adds the same to every score of a row: softmax forgets it
+    assert unseen == ([f"blocks.{i}.attn.b_k" for i in range(2)] if name == "gpt2" else [])
+
+
+def test_the_cases_cover_what_the_parity_promises() -> None:
+    """Every model type, every rotary kind, every stored dtype, shards: none fell off the list."""
+    kinds = {
+        one.overrides["rope_parameters"]["rope_type"]
+        for one in CASES
+        if "rope_parameters" in one.overrides
+    }
+    assert kinds == {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
+    assert {one.model_type for one in CASES} == {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
+    assert {one.dtype for one in CASES} == {torch.float32, torch.bfloat16, torch.float16}
+    assert len(ALL) == len(set(ALL))
