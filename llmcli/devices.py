@@ -1,0 +1,111 @@
+"""Where a model runs, in which arithmetic, and whether it fits there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from llmcli.errors import OutOfMemory, UsageError
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` (CUDA, else Apple's GPU, else the CPU), `cpu`, `cuda`, `cuda:1` or `mps`.
+
+    Raises UsageError for anything else and for a device that is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and torch.backends.mps.is_available():
+            name = "mps"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdigit())):
+        raise UsageError(
+            f"`{name}` is not a device", hint="use auto, cpu, cuda, cuda:0 … or mps"
+        )
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise UsageError(
+            f"there is no device `{name}`: PyTorch sees {found} CUDA devices",
+            hint="use --device cpu" if not found else f"use cuda:0 … cuda:{found - 1}",
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("there is no device `mps` here", hint="use --device cpu")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dtype:
+    """The arithmetic for weights stored in those formats; raises UsageError for unknown names.
+
+    `auto` on the CPU: bfloat16 where the processor multiplies it in hardware, else float32
+    (16-bit arithmetic without such instructions is many times slower). On a GPU: what the
+    checkpoint holds, float16 for blocks of a GGUF file where the card has no bfloat16.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise UsageError(f"`{name}` is not a dtype", hint=f"use auto, {', '.join(DTYPES)}")
+        if name == "float64" and device.type == "mps":
+            raise UsageError("the device `mps` has no float64", hint="use --device cpu")
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+    matrices = stored - {"F32"} or stored
+    if matrices == {"F32"} or "F64" in matrices:
+        return torch.float32
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.float16
+    return torch.float16 if matrices == {"F16"} else torch.bfloat16
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 itself: AVX512-BF16 or AMX."""
+    flags = cpu_flags()
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature flags as Linux names them; empty where they cannot be read."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Free memory of `device` in bytes, None where it cannot be asked."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def require_memory(nbytes: int, device: torch.device, what: str, hint: str) -> None:
+    """Raises OutOfMemory where `nbytes` for `what` exceed what is free on `device`.
+
+    Asked before allocating: Linux grants memory it has not got and kills the process later.
+    """
+    free = available_bytes(device)
+    if free is not None and nbytes > free:
+        raise OutOfMemory(
+            f"{what} need {gib(nbytes)} but only {gib(free)} are free on `{device}`", hint=hint
+        )
+
+
+def gib(nbytes: int) -> str:
+    """`1.25 GiB`, or MiB below a tenth of that."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 / 10 else f"{nbytes / 2**20:.1f} MiB"

@@ -1,0 +1,1 @@
+"""Parameters and wiring: one class per idea, the mathematics is in `ops/`."""

@@ -1,0 +1,107 @@
+"""Softmax attention with its projections.
+
+    x ── W_q|W_k|W_v ──┬─ q ─(norm)─ rope ─┐
+                       ├─ k ─(norm)─ rope ─┼─ softmax(q kᵀ · scale + mask) v ── z ── W_o ──
+                       └─ v ───────────────┘
+
+Axes: B batch, T new tokens, S keys, D width, H heads, K key/value heads, d size of a head's
+query and key, e of its value. Query head h reads key/value head h // (H/K).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.config import AttentionConfig
+from llmcli.nn.linear import Linear
+from llmcli.nn.norm import Norm
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.state import KVCache
+from llmcli.nn.step import Step
+from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.rope import rotate
+
+
+class Attention:
+    """Multi-head, grouped-query or multi-query attention, with or without a window."""
+
+    def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
+        self.config = config
+        self.name = name
+        self.qkv = Linear(
+            parameters,
+            [f"{name}.W_{part}" for part in "qkv"],
+            [f"{name}.b_{part}" for part in "qkv"] if config.qkv_bias else (),
+        )
+        self.out = Linear(
+            parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ()
+        )
+        self.q_norm = self.k_norm = None
+        if config.qk_norm is not None:
+            self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
+            self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
+
+    def new_state(
+        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
+    ) -> KVCache:
+        """An empty cache for `batch` sequences of up to `capacity` tokens."""
+        config = self.config
+        return KVCache.zeros(
+            (batch, config.kv_heads, capacity),
+            config.head_dim,
+            config.value_dim,
+            device=device,
+            dtype=dtype,
+        )
+
+    def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`, the new keys and values appended to `cache`."""
+        config = self.config
+        q_BHTd, k_BKTd, v_BKTe = self._project(x_BTD, step)
+        if config.rope is not None:
+            cos, sin = step.rope(config.rope)
+            q_BHTd, k_BKTd = rotate(q_BHTd, cos, sin), rotate(k_BKTd, cos, sin)
+            step.emit(f"{self.name}.q_rot", q_BHTd)
+            step.emit(f"{self.name}.k_rot", k_BKTd)
+        k_BKSd, v_BKSe = k_BKTd, v_BKTe
+        visible = step.visible(config.window)
+        if cache is not None:
+            step.write(cache, k_BKTd, v_BKTe)
+            k_BKSd = cache.k[:, :, visible.first : visible.last]
+            v_BKSe = cache.v[:, :, visible.first : visible.last]
+        z_BHTe = attend(
+            q_BHTd, k_BKSd, v_BKSe, scale=config.scale, causal=visible.causal, mask=visible.mask
+        )
+        step.emit(f"{self.name}.z", z_BHTe)
+        return self.out(z_BHTe.transpose(1, 2).flatten(2))
+
+    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values per head, normalized where the model does that."""
+        config = self.config
+        q, k, v = self.qkv.split(self.qkv(x_BTD))
+        q_BTHd = q.unflatten(-1, (config.heads, config.head_dim))
+        k_BTKd = k.unflatten(-1, (config.kv_heads, config.head_dim))
+        v_BKTe = v.unflatten(-1, (config.kv_heads, config.value_dim)).transpose(1, 2)
+        step.emit(f"{self.name}.q", q_BTHd.transpose(1, 2))
+        step.emit(f"{self.name}.k", k_BTKd.transpose(1, 2))
+        step.emit(f"{self.name}.v", v_BKTe)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHd, k_BTKd = self.q_norm(q_BTHd), self.k_norm(k_BTKd)
+            step.emit(f"{self.name}.q_norm", q_BTHd.transpose(1, 2))
+            step.emit(f"{self.name}.k_norm", k_BTKd.transpose(1, 2))
+        return q_BTHd.transpose(1, 2), k_BTKd.transpose(1, 2), v_BKTe
+
+    def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
+        """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
+
+        From emitted tensors: the queries and all keys as they enter the product (`q_rot`,
+        `k_rot`; `q`, `k` where nothing rotates). Scaled and masked (-∞), at least float32.
+        """
+        positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
+        visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
+        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
+
+    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
+        """The attention pattern of those queries: rows of `score_rows` through the softmax."""
+        return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)

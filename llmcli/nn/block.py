@@ -1,0 +1,42 @@
+"""One layer of the decoder.
+
+    x ──┬── ln1 ── mixer ──(+)──┬── ln2 ── feed-forward ──(+)── out
+        └───────────────────────┘ └────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from llmcli.config import LayerConfig
+from llmcli.nn.attention import Attention
+from llmcli.nn.mlp import GatedMlp, Mlp
+from llmcli.nn.norm import Norm
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.state import KVCache
+from llmcli.nn.step import Step
+
+
+class Block:
+    """`x + mixer(ln1(x))`, then `x + ffn(ln2(x))`."""
+
+    def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
+        self.name = name
+        self.ln1 = Norm(config.ln1, f"{name}.ln1", parameters)
+        self.mixer = Attention(config.mixer, f"{name}.attn", parameters)
+        self.ln2 = Norm(config.ln2, f"{name}.ln2", parameters)
+        ffn = GatedMlp if config.ffn.gated else Mlp
+        self.ffn = ffn(config.ffn, f"{name}.mlp", parameters)
+
+    def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`."""
+        step.emit(f"{self.name}.resid_pre", x_BTD)
+        attn_out = self.mixer(self.ln1.observed(x_BTD, step), cache, step)
+        step.emit(f"{self.name}.attn_out", attn_out)
+        mid_BTD = x_BTD + attn_out
+        step.emit(f"{self.name}.resid_mid", mid_BTD)
+        mlp_out = self.ffn(self.ln2.observed(mid_BTD, step), step)
+        step.emit(f"{self.name}.mlp_out", mlp_out)
+        out_BTD = mid_BTD + mlp_out
+        step.emit(f"{self.name}.resid_post", out_BTD)
+        return out_BTD

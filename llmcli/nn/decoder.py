@@ -1,0 +1,142 @@
+"""The one decoder: embedding, blocks, final norm, head. What differs between models is a value.
+
+Axes: B batch, T new tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli import anatomy
+from llmcli.config import ModelConfig, RopeConfig
+from llmcli.nn.block import Block
+from llmcli.nn.linear import Linear
+from llmcli.nn.norm import Norm
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.state import State
+from llmcli.nn.step import RopeTables, Step, Tap
+from llmcli.ops.norm import at_least_float32
+
+
+class Decoder:
+    """A causal language model with uninitialized parameters; `slots` names each of them.
+
+    Works on any device, the meta device included, where only shapes are computed.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.device = torch.device(device)
+        self.dtype = dtype
+        parameters = Parameters(anatomy.parameters(config), device=self.device, dtype=dtype)
+        self.embed = parameters.one("embed.W")
+        self.pos_embed = None
+        if config.embedding.positions is not None:
+            self.pos_embed = parameters.one("pos_embed.W")
+        self.blocks = [
+            Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
+        ]
+        self.ln_final = Norm(config.final_norm, "ln_final", parameters)
+        self.head = None if config.head.tied else Linear(parameters, ("head.W",))
+        self.head_bias = parameters.one("head.b") if config.head.bias else None
+        if parameters.unclaimed():
+            raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
+        self.slots = parameters.slots
+        tables = torch.float64 if dtype == torch.float64 else torch.float32
+        self._ropes: dict[RopeConfig, RopeTables] = {
+            layer.mixer.rope: RopeTables(layer.mixer.rope, self.device, tables)
+            for layer in config.layers
+            if layer.mixer.rope is not None
+        }
+
+    def new_state(self, batch: int, capacity: int) -> State:
+        """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
+        layers = [
+            block.mixer.new_state(batch, capacity, device=self.device, dtype=self.dtype)
+            for block in self.blocks
+        ]
+        return State(layers, [0] * batch, capacity)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        ids_BT: Tensor,
+        state: State | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        tap: Tap | None = None,
+        logits: Literal["all", "last"] = "all",
+        until: int | None = None,
+    ) -> Tensor:
+        """Logits of the new tokens, `[B, T, V]`, at least float32; `state` grows by them.
+
+        `lengths[b]` of row b's tokens are real, the rest is padding on the right. `last`
+        gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
+        after layer i and returns the residual stream `[B, T, D]`. Raises ValueError where
+        the tokens do not fit the state or the table of learned positions.
+        """
+        step = self._step(ids_BT, state, lengths, tap)
+        x_BTD = self._embed(ids_BT, step)
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
+            if i == until:
+                break
+        if state is not None:
+            state.lengths = [a + n for a, n in zip(step.starts, step.lengths, strict=True)]
+        if until is not None:
+            return x_BTD
+        return self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
+
+    def _step(
+        self, ids_BT: Tensor, state: State | None, lengths: Sequence[int] | None, tap: Tap | None
+    ) -> Step:
+        batch, tokens = ids_BT.shape
+        starts = [0] * batch if state is None else state.lengths
+        if len(starts) != batch:
+            raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
+        step = Step(
+            starts,
+            tokens,
+            [tokens] * batch if lengths is None else lengths,
+            self._ropes,
+            device=self.device,
+            tap=tap,
+        )
+        if state is not None and step.keys > state.capacity:
+            raise ValueError(f"{step.keys} tokens do not fit a state of {state.capacity}")
+        positions = self.config.embedding.positions
+        if positions is not None and step.keys > positions:
+            raise ValueError(f"{step.keys} tokens do not fit {positions} learned positions")
+        return step
+
+    def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
+        x_BTD = F.embedding(ids_BT, self.embed)
+        step.emit("embed", x_BTD)
+        if self.pos_embed is not None:
+            pos_BTD = F.embedding(step.positions, self.pos_embed).expand_as(x_BTD)
+            step.emit("pos_embed", pos_BTD)
+            x_BTD = x_BTD + pos_BTD
+        return x_BTD
+
+    def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
+        weight_VD = self.embed if self.head is None else self.head.weight
+        raw_BTV = F.linear(self.ln_final.observed(x_BTD, step), weight_VD, self.head_bias)
+        step.emit("logits_raw", raw_BTV)
+        logits_BTV = at_least_float32(raw_BTV)
+        step.emit("logits", logits_BTV)
+        return logits_BTV
+
+
+def _last(x_BTD: Tensor, step: Step) -> Tensor:
+    """The row of each sequence's last real token: `[B, 1, D]` (row 0 where it has none)."""
+    if all(length == step.tokens for length in step.lengths):
+        return x_BTD[:, -1:]
+    last_B = torch.tensor([max(n - 1, 0) for n in step.lengths], device=x_BTD.device)
+    return x_BTD[torch.arange(len(last_B), device=x_BTD.device), last_B].unsqueeze(1)

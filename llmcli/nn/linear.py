@@ -1,0 +1,33 @@
+"""One projection, made of named segments that share an input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.nn.parameters import Parameters
+
+
+class Linear:
+    """`Y = X W + b`, where W is several weights side by side: `q|k|v`, `gate|up`, or just one.
+
+    Stored as `[rows, D]`, a row per output, the segments one after the other, so that one
+    product computes them all and `split` gives each its own columns back as a view.
+    """
+
+    def __init__(
+        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
+    ) -> None:
+        self.weight = parameters.stacked(weights)
+        self.bias = parameters.stacked(biases) if biases else None
+        self.rows = [parameters.slots[name].shape[0] for name in weights]
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        """All segments at once: `[B, T, D]` → `[B, T, rows]`."""
+        return F.linear(x_BTD, self.weight, self.bias)
+
+    def split(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The columns of each segment, views of `y`."""
+        return y.split(self.rows, dim=-1)

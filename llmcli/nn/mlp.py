@@ -1,0 +1,61 @@
+"""Feed-forward layers, applied to every token alone.
+
+Axes: B batch, T tokens, D width, F hidden.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from llmcli.config import MlpConfig
+from llmcli.nn.linear import Linear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.step import Step
+from llmcli.ops.activations import activation
+
+
+class Mlp:
+    """`act(X W_up + b_up) W_down + b_down` (the seeds' `Activation(X W + B)`)."""
+
+    def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
+        self.name = name
+        self.act = activation(config.activation)
+        self.up = Linear(parameters, (f"{name}.W_up",), (f"{name}.b_up",) if config.bias else ())
+        self.down = Linear(
+            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
+        )
+
+    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`."""
+        pre_BTF = self.up(x_BTD)
+        step.emit(f"{self.name}.pre", pre_BTF)
+        post_BTF = self.act(pre_BTF)
+        step.emit(f"{self.name}.post", post_BTF)
+        return self.down(post_BTF)
+
+
+class GatedMlp:
+    """`(act(X W_gate) ∘ X W_up) W_down` (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
+        self.name = name
+        self.act = activation(config.activation)
+        self.gate_up = Linear(
+            parameters,
+            (f"{name}.W_gate", f"{name}.W_up"),
+            (f"{name}.b_gate", f"{name}.b_up") if config.bias else (),
+        )
+        self.down = Linear(
+            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
+        )
+
+    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`."""
+        gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
+        step.emit(f"{self.name}.gate", gate_BTF)
+        step.emit(f"{self.name}.up", up_BTF)
+        act_BTF = self.act(gate_BTF)
+        step.emit(f"{self.name}.act", act_BTF)
+        post_BTF = act_BTF * up_BTF
+        step.emit(f"{self.name}.post", post_BTF)
+        return self.down(post_BTF)

@@ -1,0 +1,35 @@
+"""Normalization with its parameters."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from llmcli.config import NormConfig
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.step import Step
+from llmcli.ops.norm import layer_norm, layer_scale, rms_norm, rms_scale
+
+
+class Norm:
+    """RMSNorm or LayerNorm over the last axis; emits `{name}.scale` (what it divides by)."""
+
+    def __init__(self, config: NormConfig, name: str, parameters: Parameters) -> None:
+        self.config = config
+        self.name = name
+        self.w = parameters.one(f"{name}.w")
+        self.b = parameters.one(f"{name}.b") if config.bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Same shape and dtype as `x`."""
+        if self.config.kind == "rms":
+            return rms_norm(x, self.w, self.config.eps)
+        return layer_norm(x, self.w, self.b, self.config.eps)
+
+    def observed(self, x: Tensor, step: Step) -> Tensor:
+        """The same, with `{name}.scale` and `{name}.out` for whoever looks."""
+        out = self(x)
+        if step.tap is not None:
+            scale = rms_scale if self.config.kind == "rms" else layer_scale
+            step.emit(f"{self.name}.scale", scale(x, self.config.eps))
+            step.emit(f"{self.name}.out", out)
+        return out

@@ -1,0 +1,52 @@
+"""The storage of every parameter, created from the anatomy's specs.
+
+Parameters that one product uses together lie one after the other in one tensor; each keeps
+its own name as a view of its rows, so that a loader, a tap or a table still speaks of `W_k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy import TensorSpec
+
+
+class Parameters:
+    """Creates tensors by spec on `device` in `dtype`; `slots` maps each name to its tensor.
+
+    The contents are not initialized: a loader fills every slot. On the meta device nothing
+    is allocated.
+    """
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.slots: dict[str, Tensor] = {}
+        self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def one(self, name: str) -> Tensor:
+        """The parameter `name` in a tensor of its own, of the spec's stored shape."""
+        return self.stacked((name,))
+
+    def stacked(self, names: Sequence[str]) -> Tensor:
+        """Parameters of equal width in one tensor, row after row in the order given."""
+        shapes = [self._shapes[name] for name in names]
+        rows = [shape[0] for shape in shapes]
+        tensor = torch.empty(
+            (sum(rows), *shapes[0][1:]), device=self.device, dtype=self.dtype
+        )
+        for name, part in zip(names, tensor.split(rows), strict=True):
+            self.slots[name] = part
+        return tensor
+
+    def unclaimed(self) -> list[str]:
+        """Names of specs for which no part has created a tensor (none, in a complete model)."""
+        return [name for name in self._shapes if name not in self.slots]

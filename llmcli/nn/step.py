@@ -1,0 +1,148 @@
+"""What the layers of one forward call share: positions, masks, rotation tables, the tap.
+
+Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmcli.config import RopeConfig
+from llmcli.nn.state import KVCache
+from llmcli.ops import rope
+from llmcli.ops.attention import visible_keys
+
+Tap = Callable[[str, Tensor], None]
+
+
+class Visible(NamedTuple):
+    """Which keys a layer reads: slots `first` … `last`-1, under `mask` or a causal triangle."""
+
+    first: int
+    last: int
+    causal: bool
+    mask: Tensor | None
+
+
+class RopeTables:
+    """cos and sin for positions 0 … n-1 of one RopeConfig, grown by doubling and kept."""
+
+    def __init__(self, config: RopeConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self._tables = (torch.empty(0), torch.empty(0))
+
+    def upto(self, length: int) -> tuple[Tensor, Tensor]:
+        """Tables `[n, R]` with n ≥ `length`."""
+        if len(self._tables[0]) < length:
+            size = 1 << max(length - 1, 255).bit_length()
+            self._tables = self._make(torch.arange(size), length)
+        return self._tables
+
+    def between(self, start: int, stop: int, length: int) -> tuple[Tensor, Tensor]:
+        """Tables of positions `start` … `stop`-1 in a sequence of `length` (dynamic kinds)."""
+        return self._make(torch.arange(start, stop), length)
+
+    def _make(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        frequencies, factor = rope.frequencies(self.config, length)
+        cos, sin = rope.tables(frequencies, positions, factor)
+        return cos.to(self.device, self.dtype), sin.to(self.device, self.dtype)
+
+
+class Step:
+    """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones."""
+
+    def __init__(
+        self,
+        starts: Sequence[int],
+        tokens: int,
+        lengths: Sequence[int],
+        ropes: dict[RopeConfig, RopeTables],
+        *,
+        device: torch.device,
+        tap: Tap | None = None,
+    ) -> None:
+        self.starts = starts
+        self.tokens = tokens
+        self.lengths = lengths
+        self.device = device
+        self.tap = tap
+        # one shared start: keys are a slice and positions a range, no index tensors needed
+        self.uniform = len(set(starts)) == 1
+        self.keys = max(starts) + tokens
+        self._ropes = ropes
+        self._visible: dict[int | None, Visible] = {}
+        self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
+        self._positions: Tensor | None = None
+
+    def emit(self, name: str, tensor: Tensor) -> None:
+        """Shows a named activation to the tap; nothing happens where there is none."""
+        if self.tap is not None:
+            self.tap(name, tensor)
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of every new token: `[T]` where all sequences agree, else `[B, T]`."""
+        if self._positions is None:
+            offsets = torch.arange(self.tokens, device=self.device)
+            if self.uniform:
+                self._positions = offsets + self.starts[0]
+            else:
+                starts = torch.tensor(self.starts, device=self.device)
+                self._positions = starts.unsqueeze(1) + offsets
+        return self._positions
+
+    def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
+        """cos and sin of the new tokens, `[T, R]` or `[B, 1, T, R]`."""
+        if config not in self._tables:
+            self._tables[config] = self._rope(config)
+        return self._tables[config]
+
+    def _rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
+        tables = self._ropes[config]
+        if rope.depends_on_length(config):
+            parts = [
+                tables.between(start, start + self.tokens, start + length)
+                for start, length in zip(self.starts, self.lengths, strict=True)
+            ]
+            cos, sin = (torch.stack(table).unsqueeze(1) for table in zip(*parts, strict=True))
+            return cos, sin
+        cos, sin = tables.upto(self.keys)
+        if self.uniform:
+            rows = slice(self.starts[0], self.starts[0] + self.tokens)
+            return cos[rows], sin[rows]
+        return cos[self.positions].unsqueeze(1), sin[self.positions].unsqueeze(1)
+
+    def visible(self, window: int | None) -> Visible:
+        """What the new tokens see under a window of that many keys (None: all before them)."""
+        if window not in self._visible:
+            self._visible[window] = self._see(window)
+        return self._visible[window]
+
+    def _see(self, window: int | None) -> Visible:
+        if self.uniform and self.tokens == 1:
+            first = 0 if window is None else max(0, self.keys - window)
+            return Visible(first, self.keys, False, None)
+        if self.uniform and self.starts[0] == 0 and (window is None or self.tokens <= window):
+            return Visible(0, self.keys, True, None)
+        mask = visible_keys(self.positions, self.keys, window)
+        return Visible(0, self.keys, False, mask if self.uniform else mask.unsqueeze(1))
+
+    def write(self, cache: KVCache, k_BKTd: Tensor, v_BKTe: Tensor) -> None:
+        """Puts the new keys and values into their slots.
+
+        Padding lands in the slots after a sequence's last token, where the next one goes.
+        """
+        if self.uniform:
+            slots = slice(self.starts[0], self.keys)
+            cache.k[:, :, slots] = k_BKTd
+            cache.v[:, :, slots] = v_BKTe
+        else:
+            rows = torch.arange(len(self.starts), device=self.device).unsqueeze(1)
+            cache.k[rows, :, self.positions] = k_BKTd.transpose(1, 2)
+            cache.v[rows, :, self.positions] = v_BKTe.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Pure tensor functions, without parameters and without state. Axes: see each file's legend."""

@@ -1,0 +1,38 @@
+"""Normalizations over the last axis.
+
+Axes: B batch, T tokens, D width. Statistics are taken in at least float32, since the mean of
+squares of a bfloat16 row loses three digits; the result has the dtype of the input.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) ∘ w` (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    return F.rms_norm(x_BTD, w_D.shape, w_D, eps)
+
+
+def layer_norm(x_BTD: Tensor, w_D: Tensor, b_D: Tensor | None, eps: float) -> Tensor:
+    """`(x - mean(x)) / sqrt(var(x) + eps) ∘ w + b`, biased variance (Ba et al. 2016)."""
+    return F.layer_norm(x_BTD, w_D.shape, w_D, b_D, eps)
+
+
+def rms_scale(x_BTD: Tensor, eps: float) -> Tensor:
+    """What `rms_norm` divides by: `sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32."""
+    wide = at_least_float32(x_BTD)
+    return (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def layer_scale(x_BTD: Tensor, eps: float) -> Tensor:
+    """What `layer_norm` divides by: `sqrt(var(x) + eps)`, `[B, T, 1]`, at least float32."""
+    wide = at_least_float32(x_BTD)
+    return (wide.var(-1, keepdim=True, correction=0) + eps).sqrt()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where it is float64."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,118 @@
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864) and the ways to stretch them.
+
+Axes: B batch, H heads, T tokens, dh size of a head, R rotated numbers of it, N = R/2 frequencies.
+Number i of a head is rotated against number i + N (the "half" layout).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from llmcli.config import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
+
+
+def frequencies(config: RopeConfig, length: int) -> tuple[Tensor, float]:
+    """Radians per position of each pair, `[N]` float64 on the CPU, and the factor on cos and sin.
+
+    `length` is how many positions the sequence has so far: only the dynamic and LongRoPE
+    kinds look at it.
+    """
+    plain_N = _powers(config.theta, config.dims)
+    match config.scaling:
+        case None:
+            return plain_N, 1.0
+        case LinearScaling(factor=factor):
+            return plain_N / factor, 1.0
+        case DynamicScaling() as scaling:
+            return _dynamic(config, scaling, length), 1.0
+        case Llama3Scaling() as scaling:
+            return _llama3(plain_N, scaling), 1.0
+        case YarnScaling() as scaling:
+            return _yarn(plain_N, config, scaling), scaling.attention_factor
+        case LongRopeScaling() as scaling:
+            divisors = scaling.long if length > scaling.original else scaling.short
+            divisors_N = torch.tensor(divisors, dtype=torch.float64)
+            return plain_N / divisors_N, scaling.attention_factor
+        case FrequencyFactors(factors=factors):
+            return plain_N / torch.tensor(factors, dtype=torch.float64), 1.0
+
+
+def depends_on_length(config: RopeConfig) -> bool:
+    """Whether the frequencies change while a sequence grows."""
+    return isinstance(config.scaling, DynamicScaling | LongRopeScaling)
+
+
+def tables(frequencies_N: Tensor, positions: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """`cos` and signed `sin` for `rotate`: positions `[...]` → two `[..., R]` in float64.
+
+    Both halves hold the same angles; the first half of `sin` is negated, so that
+    `x cos + swap(x) sin` is the rotation. Angles are products in float64: float32 loses
+    1e-5 radians at position 300.
+    """
+    angles = positions.to(torch.float64).unsqueeze(-1) * frequencies_N
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+
+
+def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the first R numbers of every head; `cos`, `sin` `[T, R]` or `[B, 1, T, R]`.
+
+    Computed in the tables' dtype (at least float32) and returned in that of `x`.
+    """
+    rotated = cos.shape[-1]
+    head = x_BHTd if rotated == x_BHTd.shape[-1] else x_BHTd[..., :rotated]
+    turned = torch.addcmul(head * cos, head.roll(rotated // 2, -1), sin).to(x_BHTd.dtype)
+    if rotated == x_BHTd.shape[-1]:
+        return turned
+    return torch.cat((turned, x_BHTd[..., rotated:]), -1)
+
+
+def _powers(theta: float, dims: int) -> Tensor:
+    """`theta^(-2i/R)` for i = 0 … N-1, float64."""
+    exponents = torch.arange(0, dims, 2, dtype=torch.float64) / dims
+    return torch.pow(torch.tensor(theta, dtype=torch.float64), -exponents)
+
+
+def _dynamic(config: RopeConfig, scaling: DynamicScaling, length: int) -> Tensor:
+    """NTK by the sequence's own length: the base grows once it is past the trained length."""
+    stretch = scaling.factor * max(length, scaling.original) / scaling.original
+    stretch -= scaling.factor - 1
+    return _powers(config.theta * stretch ** (config.dims / (config.dims - 2)), config.dims)
+
+
+def _llama3(plain_N: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Wavelengths below original/high keep, above original/low are divided, between blend."""
+    wavelengths_N = 2 * math.pi / plain_N
+    ramp_N = (scaling.original / wavelengths_N - scaling.low) / (scaling.high - scaling.low)
+    keep_N = ramp_N.clamp(0, 1)
+    return keep_N * plain_N + (1 - keep_N) * plain_N / scaling.factor
+
+
+def _yarn(plain_N: Tensor, config: RopeConfig, scaling: YarnScaling) -> Tensor:
+    """Frequencies that turn often in the trained length keep, rarely turning ones are divided."""
+
+    def dimension_of(turns: float) -> float:
+        # the index i whose wavelength fits `turns` times into the trained length
+        ratio = scaling.original / (turns * 2 * math.pi)
+        return config.dims * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(scaling.beta_fast), dimension_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dims - 1)
+    if low == high:
+        high += 0.001  # the reference's guard against a ramp of no width
+    index_N = torch.arange(config.dims // 2, dtype=torch.float64)
+    divide_N = ((index_N - low) / (high - low)).clamp(0, 1)
+    return plain_N * (1 - divide_N) + plain_N / scaling.factor * divide_N

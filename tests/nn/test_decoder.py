@@ -1,0 +1,194 @@
+"""The decoder against itself: cached == whole, batched == alone, looked at == not looked at."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from llmcli.config import (
+    AttentionConfig,
+    DynamicScaling,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.nn.decoder import Decoder
+
+RMS = NormConfig(kind="rms", eps=1e-6)
+LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
+
+
+def model_config(**attention):
+    mixer = AttentionConfig(
+        **{
+            "heads": 6, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5,
+            "rope": RopeConfig(theta=10000.0, dims=8), **attention,
+        }
+    )
+    layer = LayerConfig(
+        mixer=mixer, ffn=MlpConfig(hidden=40, activation="silu", gated=True), ln1=RMS, ln2=RMS
+    )
+    return ModelConfig(
+        family="test", model_type="test", vocab=61, width=24, context=64, layers=(layer,) * 3,
+        embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=True),
+    )
+
+
+def learned_positions():
+    config = model_config(rope=None, kv_heads=6, qkv_bias=True, out_bias=True)
+    mlp = MlpConfig(hidden=40, activation="gelu_tanh", gated=False, bias=True)
+    layer = dataclasses.replace(config.layers[0], ln1=LAYER, ln2=LAYER, ffn=mlp)
+    return dataclasses.replace(
+        config, layers=(layer,) * 2, final_norm=LAYER, embedding=EmbeddingConfig(positions=64)
+    )
+
+
+CONFIGS = {
+    "grouped": model_config(),
+    "multi-query": model_config(kv_heads=1),
+    "window": model_config(window=4),
+    "qk-norm": model_config(qk_norm=RMS),
+    "wide values": model_config(value_dim=12),
+    "partial rope": model_config(rope=RopeConfig(theta=500.0, dims=4)),
+    "dynamic rope": model_config(
+        rope=RopeConfig(theta=500.0, dims=8, scaling=DynamicScaling(factor=2.0, original=64))
+    ),
+    "untied": dataclasses.replace(model_config(), head=HeadConfig(tied=False)),
+    "learned positions": learned_positions(),
+}
+
+
+def decoder(config, dtype=torch.float64):
+    model = Decoder(config, device="cpu", dtype=dtype)
+    g = torch.Generator().manual_seed(3)
+    for slot in model.slots.values():
+        slot.copy_(torch.randn(slot.shape, generator=g, dtype=torch.float64) * 0.4)
+    return model
+
+
+def ids(batch, tokens, seed=0):
+    return torch.randint(0, 61, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=CONFIGS)
+def model(request):
+    return decoder(CONFIGS[request.param])
+
+
+def test_chunks_and_steps_equal_the_whole(model):
+    tokens = ids(2, 13)
+    whole = model(tokens)
+    assert whole.shape == (2, 13, 61)
+    for sizes in ([1] * 13, [5, 1, 7], [12, 1]):
+        state = model.new_state(2, 13)
+        parts = [model(part, state) for part in tokens.split(sizes, 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
+        assert state.lengths == [13, 13]
+
+
+def test_unequal_batch_equals_each_alone(model):
+    lengths, more = [9, 3, 1, 6], [1, 2, 1, 0]
+    prompt, rest = ids(4, 9, 1), ids(4, 2, 2)
+    state = model.new_state(4, 11)
+    first = model(prompt, state, lengths=lengths, logits="last")
+    second = model(rest, state, lengths=more)
+    assert state.lengths == [10, 5, 2, 6]
+    for b in range(4):
+        alone = model.new_state(1, 12)
+        one = model(prompt[b : b + 1, : lengths[b]], alone, logits="last")
+        torch.testing.assert_close(first[b], one[0], rtol=1e-10, atol=1e-10)
+        if more[b]:
+            two = model(rest[b : b + 1, : more[b]], alone)
+            torch.testing.assert_close(second[b, : more[b]], two[0], rtol=1e-10, atol=1e-10)
+
+
+def test_state_forks_truncates_and_grows(model):
+    state = model.new_state(2, 6)
+    model(ids(2, 5), state)
+    fork = state.select([1, 1, 0])
+    step = ids(3, 1, 5)
+    fork.grow(9)
+    assert fork.capacity == 9
+    assert fork.nbytes * 2 * 6 == state.nbytes * 3 * 9
+    forked = model(step, fork)
+    fork.truncate([5, 5, 5])
+    again = model(step, fork)
+    assert torch.equal(forked, again)
+    torch.testing.assert_close(forked[:1], model(step[:1].expand(2, 1), state)[1:])
+    with pytest.raises(ValueError, match="truncate"):
+        fork.truncate([5, 7, 5])
+
+
+def test_tap_sees_everything_and_changes_nothing(model):
+    tokens = ids(2, 7)
+    seen = {}
+    looked_at = model(tokens, tap=lambda name, tensor: seen.setdefault(name, tensor))
+    assert torch.equal(looked_at, model(tokens))
+    for i, block in enumerate(model.blocks):
+        name = f"blocks.{i}"
+        q, k = (seen.get(f"{name}.attn.{n}_rot", seen[f"{name}.attn.{n}"]) for n in "qk")
+        v = seen[f"{name}.attn.v"]
+        rows = [block.mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
+        pattern = torch.cat(rows, 2)
+        group = q.shape[1] // k.shape[1]
+        z = pattern @ v.repeat_interleave(group, 1)
+        torch.testing.assert_close(z, seen[f"{name}.attn.z"], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 6, 7, dtype=torch.float64))
+        assert (pattern.triu(1) == 0).all()
+        mid = seen[f"{name}.resid_pre"] + seen[f"{name}.attn_out"]
+        assert torch.equal(mid, seen[f"{name}.resid_mid"])
+        assert torch.equal(mid + seen[f"{name}.mlp_out"], seen[f"{name}.resid_post"])
+        scaled = seen[f"{name}.resid_mid"]
+        if block.ln2.config.kind == "rms":
+            normed = scaled / seen[f"{name}.ln2.scale"] * block.ln2.w
+            torch.testing.assert_close(normed, seen[f"{name}.ln2.out"], rtol=1e-10, atol=1e-10)
+
+
+def test_last_and_until(model):
+    tokens = ids(2, 7)
+    seen = {}
+    whole = model(tokens, tap=lambda name, tensor: seen.setdefault(name, tensor))
+    torch.testing.assert_close(model(tokens, logits="last"), whole[:, -1:])
+    assert torch.equal(model(tokens, until=1), seen["blocks.1.resid_post"])
+
+
+def test_meta_device_computes_shapes(model):
+    shapes = Decoder(model.config, device="meta", dtype=torch.float32)
+    state = shapes.new_state(2, 8)
+    out = shapes(torch.empty(2, 7, dtype=torch.long, device="meta"), state)
+    assert out.shape == (2, 7, 61)
+    assert out.is_meta
+    assert shapes(torch.empty(2, 1, dtype=torch.long, device="meta"), state).shape == (2, 1, 61)
+
+
+def test_half_precision_stays_near(model):
+    tokens = ids(1, 9)
+    exact = model(tokens).log_softmax(-1)
+    half = Decoder(model.config, device="cpu", dtype=torch.bfloat16)
+    for name, slot in half.slots.items():
+        slot.copy_(model.slots[name])
+    out = half(tokens)
+    assert out.dtype == torch.float32
+    assert (out.log_softmax(-1) - exact).abs().mean() < 0.2
+
+
+def test_fused_projections_are_views():
+    model = decoder(CONFIGS["grouped"])
+    fused = model.blocks[0].mixer.qkv.weight
+    assert fused.shape == (48 + 16 + 16, 24)
+    parts = [model.slots[f"blocks.0.attn.W_{part}"] for part in "qkv"]
+    assert torch.equal(torch.cat(parts), fused)
+    assert all(part.untyped_storage().data_ptr() == fused.data_ptr() for part in parts)
+
+
+def test_what_does_not_fit_is_refused(model):
+    state = model.new_state(1, 4)
+    with pytest.raises(ValueError, match="5 tokens do not fit"):
+        model(ids(1, 5), state)
+    with pytest.raises(ValueError, match="batch of 2"):
+        model(ids(2, 2), state)
+    assert state.lengths == [0]

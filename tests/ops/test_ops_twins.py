@@ -1,0 +1,150 @@
+"""Every fast operation equals its slow twin, in float64 to rounding."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmcli.config import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
+from llmcli.ops import activations, norm, rope, twins
+from llmcli.ops.attention import attend, scores, visible_keys
+
+F64 = torch.float64
+numbers = st.floats(-50, 50)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, numbers), min_size=2, max_size=9))
+def test_norms(rows):
+    x, w, b = zip(*rows, strict=True)
+    tx, tw, tb = (torch.tensor(v, dtype=F64) for v in (x, w, b))
+    expected = torch.tensor(twins.rms_norm(x, w, 1e-5), dtype=F64)
+    torch.testing.assert_close(norm.rms_norm(tx, tw, 1e-5), expected, rtol=1e-9, atol=1e-9)
+    expected = torch.tensor(twins.layer_norm(x, w, b, 1e-5), dtype=F64)
+    torch.testing.assert_close(norm.layer_norm(tx, tw, tb, 1e-5), expected, rtol=1e-6, atol=1e-6)
+    # the scale is what the row is divided by
+    torch.testing.assert_close(
+        tx / norm.rms_scale(tx, 1e-5) * tw, norm.rms_norm(tx, tw, 1e-5), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_norm_of_the_seed_document():
+    out = norm.rms_norm(torch.tensor([2.0, 4.0, 4.0]), torch.ones(3), 1e-6)
+    assert [round(v, 3) for v in out.tolist()] == [0.577, 1.155, 1.155]
+
+
+def test_norm_statistics_in_float32_for_bfloat16():
+    x = (torch.arange(1, 4097) / 64).bfloat16()
+    w = torch.ones(4096).bfloat16()
+    exact = norm.rms_norm(x.double(), w.double(), 1e-6)
+    error = (norm.rms_norm(x, w, 1e-6).double() - exact).abs() / exact
+    assert error.max() < 2**-8  # one rounding of the result, no error of the statistic
+    assert norm.rms_scale(x, 1e-6).dtype == torch.float32
+
+
+@settings(deadline=None)
+@given(st.floats(-30, 30))
+def test_activations(x):
+    for name in ("silu", "gelu", "gelu_tanh"):
+        fast = activations.activation(name)(torch.tensor(x, dtype=F64)).item()
+        assert math.isclose(fast, getattr(twins, name)(x), rel_tol=1e-9, abs_tol=1e-12)
+    assert activations.activation("relu")(torch.tensor(x)).item() >= 0
+
+
+def test_silu_is_no_s_curve():
+    x = torch.linspace(-5, 0, 5001, dtype=F64)
+    lowest = activations.activation("silu")(x).min().item()
+    assert math.isclose(lowest, -0.2785, abs_tol=1e-4)
+
+
+SCALINGS = {
+    "none": None,
+    "linear": LinearScaling(factor=4.0),
+    "dynamic": DynamicScaling(factor=2.0, original=64),
+    "llama3": Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=128),
+    "yarn": YarnScaling(factor=4.0, original=64, attention_factor=1.1386),
+    "longrope": LongRopeScaling(
+        short=(1.0,) * 8, long=(1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0), original=64,
+        attention_factor=1.2,
+    ),
+    "factors": FrequencyFactors(source="t", factors=tuple(float(i + 1) for i in range(8))),
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("length", [10, 200])
+def test_rotate_equals_its_twin(kind, length):
+    config = RopeConfig(theta=10000.0, dims=16, scaling=SCALINGS[kind])
+    frequencies, factor = rope.frequencies(config, length)
+    assert frequencies.shape == (8,)
+    assert frequencies.dtype == F64
+    x = torch.randn(2, 3, 5, 20, dtype=F64, generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(length - 5, length)
+    cos, sin = rope.tables(frequencies, positions, factor)
+    fast = rope.rotate(x, cos, sin)
+    for t, position in enumerate(positions.tolist()):
+        for b in range(2):
+            for h in range(3):
+                head = x[b, h, t, :16].tolist()
+                slow = twins.rotate(head, position, frequencies.tolist(), factor)
+                torch.testing.assert_close(
+                    fast[b, h, t, :16], torch.tensor(slow, dtype=F64), rtol=1e-12, atol=1e-12
+                )
+    assert torch.equal(fast[..., 16:], x[..., 16:])  # what is not rotated stays as it is
+
+
+def test_scalings_differ_and_only_two_see_the_length():
+    plain, _ = rope.frequencies(RopeConfig(theta=1e4, dims=16), 10)
+    for kind, scaling in SCALINGS.items():
+        config = RopeConfig(theta=1e4, dims=16, scaling=scaling)
+        short, _ = rope.frequencies(config, 10)
+        long, _ = rope.frequencies(config, 200)
+        assert torch.equal(short, long) != rope.depends_on_length(config)
+        if kind not in ("none", "dynamic", "longrope"):
+            assert not torch.equal(short, plain)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (3, 1)]),
+    queries=st.integers(1, 6),
+    past=st.integers(0, 5),
+    window=st.sampled_from([None, 1, 3]),
+    sizes=st.sampled_from([(4, 4), (4, 6)]),
+)
+def test_attention_equals_its_twin(heads, queries, past, window, sizes):
+    many, few = heads
+    keys = past + queries
+    g = torch.Generator().manual_seed(queries * 100 + past)
+    q = torch.randn(1, many, queries, sizes[0], dtype=F64, generator=g)
+    k = torch.randn(1, few, keys, sizes[0], dtype=F64, generator=g)
+    v = torch.randn(1, few, keys, sizes[1], dtype=F64, generator=g)
+    positions = torch.arange(past, keys)
+    mask = visible_keys(positions, keys, window)
+    fast = attend(q, k, v, scale=0.37, mask=mask)
+    pattern = scores(q, k, mask, scale=0.37).softmax(-1)
+    for h in range(many):
+        kv = h // (many // few)
+        slow = twins.attend(
+            q[0, h].tolist(), k[0, kv].tolist(), v[0, kv].tolist(),
+            scale=0.37, first=past, window=window,
+        )
+        expected = torch.tensor(slow, dtype=F64)
+        torch.testing.assert_close(fast[0, h], expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(pattern[0, h] @ v[0, kv], expected, rtol=1e-10, atol=1e-10)
+    assert (pattern[:, :, ~mask] == 0).all()
+    if past == 0 and window is None:
+        causal = attend(q, k, v, scale=0.37, causal=True)
+        torch.testing.assert_close(causal, fast, rtol=1e-10, atol=1e-10)
+    if queries == 1 and window is None:
+        torch.testing.assert_close(attend(q, k, v, scale=0.37), fast, rtol=1e-10, atol=1e-10)
