@@ -1,0 +1,228 @@
+"""How a run ends: every exception becomes one line with a hint and an exit code.
+
+Imported before anything heavy, so that Ctrl-C during an import already ends properly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, TextIO
+
+from llmcli.errors import LlmcliError, OutOfMemory, UsageError, WriteFailed
+
+ISSUES_HINT = "run it again with --debug for the traceback"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised where the program was; handled wherever Ctrl-C is."""
+
+
+class Stopped(LlmcliError):
+    """Interrupted (exit 130) or terminated (143). `told`: stdout already has the document."""
+
+    kind = "interrupted"
+
+    def __init__(self, cause: BaseException, *, told: bool = False) -> None:
+        terminated = isinstance(cause, Terminated)
+        super().__init__("terminated" if terminated else "interrupted")
+        self.code = 143 if terminated else 130
+        self.told = told
+
+
+class Signals:
+    """SIGINT and SIGTERM raise where the program is; `received` remembers the first of them.
+
+    Libraries can turn the exception into another one (an import cut short does), so the
+    memory decides, not the type. A second signal within a second is the same one (`timeout`
+    signals the process and its group); a later one ends the process on the spot.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._when = 0.0
+
+    def install(self) -> None:
+        """Takes both signals over, except where the parent had them ignored (`nohup`)."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._handle)
+            except ValueError:  # not the main thread: an embedder's own affair
+                return
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.received is not None:
+            if now - self._when > 1.0:
+                os._exit(128 + number)
+            return
+        self.received, self._when = number, now
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+    def cause(self, exception: BaseException) -> BaseException:
+        """The interruption behind `exception`, where there was one, else `exception`."""
+        if self.received is None or isinstance(exception, LlmcliError | KeyboardInterrupt):
+            return exception
+        return KeyboardInterrupt() if self.received == signal.SIGINT else Terminated()
+
+
+def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
+    """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
+    signals = Signals()
+    signals.install()
+    _tolerate(sys.stdout)
+    try:
+        try:
+            action(list(argv))
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return 0
+        except BaseException as exception:
+            return _report(signals.cause(exception), argv)
+    except OSError:  # the report itself could not be written
+        return _abandoned()
+    finally:
+        _detach(sys.stdout)
+        _detach(sys.stderr)
+
+
+def _report(exception: BaseException, argv: Sequence[str]) -> int:
+    """Tells the user what happened, on stderr and with `--json` on stdout; the exit code."""
+    if type(exception).__name__ == "Exit" and hasattr(exception, "exit_code"):
+        return int(exception.exit_code)
+    if isinstance(exception, BrokenPipeError):
+        return 0
+    if isinstance(exception, SystemExit):
+        return exception.code if isinstance(exception.code, int) else 1
+    error = as_error(exception)
+    flags = argv[: argv.index("--")] if "--" in argv else argv
+    if "--debug" in flags and not isinstance(error, Stopped):
+        traceback.print_exception(exception, file=sys.stderr)
+    if not isinstance(error, Stopped):
+        tell(f"error: {error.message}")
+        if error.hint:
+            tell(f"hint: {error.hint}")
+    if ("--json" in flags or "--stream-json" in flags) and not getattr(error, "told", False):
+        _write_error(error)
+    return error.code
+
+
+def as_error(exception: BaseException) -> LlmcliError:
+    """The error that the user is shown for any exception."""
+    if isinstance(exception, LlmcliError):
+        return exception
+    if isinstance(exception, KeyboardInterrupt):
+        return Stopped(exception)
+    if hasattr(exception, "format_message"):
+        return _usage(exception)
+    if _out_of_memory(exception):
+        return OutOfMemory(
+            f"out of memory: {_first_line(exception)}",
+            hint="use a smaller model, --context-length or --dtype bfloat16",
+        )
+    if isinstance(exception, OSError) and exception.filename is None and exception.strerror:
+        return WriteFailed(f"could not write the output: {exception.strerror.lower()}")
+    name = type(exception).__name__
+    return LlmcliError(f"internal error: {name}: {_first_line(exception)}", hint=ISSUES_HINT)
+
+
+def tell(line: str) -> None:
+    """One line on stderr; control characters spelled out; silent where stderr is gone."""
+    from llmcli.render.theme import one_line
+
+    try:
+        if sys.stderr is not None:
+            print(one_line(line), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def _write_error(error: LlmcliError) -> None:
+    import json
+
+    body = {"code": error.code, "kind": error.kind, "message": error.message, "hint": error.hint}
+    document = {"schema": "llmcli.error/1", "error": body}
+    if sys.stdout is not None:
+        print(json.dumps(document), flush=True)
+
+
+def _usage(exception: Any) -> UsageError:
+    """typer's message in our style: lower case, backticks, a suggestion as the hint."""
+    context = getattr(exception, "ctx", None)
+    path = context.command_path if context is not None else "llmcli"
+    hint = f"see `{path} --help`"
+    option = getattr(exception, "option_name", None)
+    message = exception.format_message().rstrip(".")
+    if option is not None and type(exception).__name__ == "NoSuchOption":
+        message = f"there is no option `{option}`"
+        if path == "llmcli":
+            hint = "options follow the command: `llmcli COMMAND [OPTIONS]`"
+        close = sorted(getattr(exception, "possibilities", None) or [])
+        if close:
+            hint = f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
+    extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
+    if extra:
+        message = f"`{extra[1]}` is one argument too many"
+        hint = f"put a text of several words in quotes; see `{path} --help`"
+    message = re.sub(r"'([^']*)'", r"`\1`", message)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _out_of_memory(exception: BaseException) -> bool:
+    """Python's, CUDA's and the CPU allocator's ways to say it, without importing torch."""
+    if isinstance(exception, MemoryError):
+        return True
+    text = str(exception)
+    return isinstance(exception, RuntimeError) and (
+        type(exception).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in text
+        or "out of memory" in text
+    )
+
+
+def _first_line(exception: BaseException) -> str:
+    text = str(exception).strip()
+    return text.splitlines()[0] if text else "no message"
+
+
+def _tolerate(stream: TextIO | None) -> None:
+    """A character that the terminal's encoding lacks becomes `?` instead of an error."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and getattr(stream, "errors", "") == "strict":
+        reconfigure(errors="replace")
+
+
+def _abandoned() -> int:
+    """Neither result nor error could be written: the pipe is closed (0) or the disk full (1)."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return 0
+    except OSError:
+        return 1
+    return 1
+
+
+def _detach(stream: TextIO | None) -> None:
+    """Points a stream that cannot be written any more at nothing.
+
+    Python flushes again when it ends, and would print a warning and exit with 120.
+    """
+    try:
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError):
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+            os.close(nowhere)
+        except (OSError, ValueError):
+            pass

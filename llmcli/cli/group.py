@@ -1,0 +1,154 @@
+"""The command tree: commands imported when they are named, help by headings, suggestions.
+
+Only typer's public classes are used. Contexts and parameters are typed `Any`: their classes
+are private to typer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.main import get_command
+
+from llmcli.cli.params import adopt, flatten
+from llmcli.errors import UsageError
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+EVERYTHING_ELSE = "Help"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the root's help, known without importing the command."""
+
+    module: str
+    summary: str
+    heading: str
+
+
+class Command(TyperCommand):
+    """A command whose help lists the options under their headings."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Usage, what the command does, then options by heading, wrapped to the terminal."""
+        arguments = [p for p in self.get_params(ctx) if isinstance(p, TyperArgument)]
+        names = " ".join(str(p.metavar) for p in arguments)
+        lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
+        lines += _paragraphs(self.help or "")
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for argument in arguments:
+            row = (str(argument.metavar), argument.help or "")
+            sections.setdefault("Arguments", []).append(row)
+        for option in self.get_params(ctx):
+            if option not in arguments and not option.hidden:
+                heading = option.rich_help_panel or EVERYTHING_ELSE
+                sections.setdefault(heading, []).append(_row(option))
+        lines += _sections(sections)
+        return "\n".join(lines)
+
+
+class Root(TyperGroup):
+    """`llmcli` itself: `entries` names the commands, a module each."""
+
+    entries: Mapping[str, Entry] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all commands, in the order of the help."""
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Imports the module of that command; None for a name that does not exist."""
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        return build(cmd_name, import_module(entry.module).command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As typer's, with our message: raises UsageError with the closest names."""
+        name = args[0]
+        if name not in self.entries:
+            raise UsageError(f"there is no command `{name}`", hint=_suggestion(name, self.entries))
+        return name, self.get_command(ctx, name), args[1:]
+
+    def get_help(self, ctx: Any) -> str:
+        """Commands by heading, from the table alone: no command is imported."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self.entries.items():
+            sections.setdefault(entry.heading, []).append((name, entry.summary))
+        for option in self.get_params(ctx):
+            sections.setdefault("Options", []).append(_row(option))
+        lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", "", *_paragraphs(self.help or "")]
+        lines += _sections(sections)
+        return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
+
+
+def build(name: str, function: Callable[..., None]) -> Any:
+    """The command object for a function of option dataclasses."""
+    flat = flatten(function)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=Command, context_settings=dict(HELP_NAMES))(flat)
+    command = get_command(app)
+    hints = get_type_hints(flat, include_extras=True)
+    for parameter in command.params:
+        adopt(parameter, hints)
+    return command
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = [full for full in known if full.startswith(name)] or get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean `llmcli {close[0]}`?"
+    return f"the commands are {', '.join(known)}; see `llmcli --help`"
+
+
+def _row(option: Any) -> tuple[str, str]:
+    """`-t, --temperature X` and its help with the default where one is worth telling."""
+    names = ", ".join(sorted([*option.opts, *option.secondary_opts], key=len))
+    if not any(len(name) == 2 for name in option.opts):
+        names = "    " + names
+    if option.metavar and not option.is_flag:
+        names += f" {option.metavar}"
+    text = option.help or ""
+    if option.default not in (None, False, "", ()) and "[default" not in text:
+        text += f" [default: {option.default}]"
+    return names, text
+
+
+def _width() -> int:
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Paragraphs wrapped, lines that begin with two blanks kept as they are."""
+    out: list[str] = []
+    for paragraph in textwrap.dedent(text).strip().split("\n\n"):
+        if paragraph.startswith("  "):
+            out += [*paragraph.splitlines(), ""]
+        elif paragraph:
+            out += [*textwrap.wrap(" ".join(paragraph.split()), _width()), ""]
+    return out
+
+
+def _sections(sections: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+    out: list[str] = []
+    for heading, section in sections.items():
+        column = min(28, max(len(name) for name, _ in section)) + 4
+        out.append(f"{heading}:")
+        for name, text in section:
+            wrapped = textwrap.wrap(text, _width() - column) or [""]
+            if len(name) + 4 > column:
+                out.append(f"  {name}")
+            else:
+                out.append(f"  {name:<{column - 2}}{wrapped.pop(0)}".rstrip())
+            out += [" " * column + line for line in wrapped]
+        out.append("")
+    return out[:-1]

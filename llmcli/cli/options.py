@@ -1,0 +1,189 @@
+"""The options that commands share, as dataclasses: declared once, documented once.
+
+A command names the dataclasses it wants; `params.flatten` spreads them out. The panel
+(`rich_help_panel`) is the heading under which our help lists the option.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from llmcli.cli.params import Range
+from llmcli.errors import UsageError
+
+MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, where it runs and in which arithmetic."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            rich_help_panel=MODEL,
+            help="A catalog name (smollm2), a path to a directory, .gguf or .safetensors, "
+            "or org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
+        ),
+    ] = None
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            rich_help_panel=MODEL,
+            help="auto, cpu, cuda, cuda:1 … or mps.",
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float64", "float32", "bfloat16", "float16"],
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            rich_help_panel=MODEL,
+            help="Arithmetic: auto, float64, float32, bfloat16 or float16.",
+        ),
+    ] = "auto"
+    quantize: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        typer.Option(
+            "--quantize",
+            metavar="FORMAT",
+            rich_help_panel=MODEL,
+            help="Weight format: auto or none (int8 and int4 have no kernels yet).",
+        ),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            metavar="N",
+            rich_help_panel=MODEL,
+            help="CPU threads. [default: OMP_NUM_THREADS, else one per core]",
+        ),
+        Range(1, 4096),
+    ] = None
+    context_length: Annotated[
+        int | None,
+        typer.Option(
+            "--context-length",
+            metavar="N",
+            rich_help_panel=MODEL,
+            help="Most tokens that prompt and text may have. [default: the model's own]",
+        ),
+        Range(1),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            rich_help_panel=MODEL,
+            help="Seed of everything random. [default: one is drawn and reported]",
+        ),
+        Range(0, 2**63 - 1),
+    ] = None
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights",
+            rich_help_panel=MODEL,
+            help="Seeded random weights: the model from its configuration alone.",
+        ),
+    ] = False
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="REV",
+            rich_help_panel=MODEL,
+            help="Branch, tag or commit on the hub.",
+        ),
+    ] = None
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", rich_help_panel=MODEL, help="Use only what is on this machine."
+        ),
+    ] = False
+
+    def check(self) -> None:
+        """Raises UsageError for what can be refused before anything is loaded."""
+        if self.quantize in ("int8", "int4"):
+            raise UsageError(
+                f"there are no kernels for `--quantize {self.quantize}` yet",
+                hint="leave it out, or use --dtype bfloat16 for half the memory of float32",
+            )
+
+    @property
+    def weights_seed(self) -> int | None:
+        """The seed of random weights, None where the checkpoint's own are used."""
+        return (self.seed or 0) if self.random_weights else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Where the text comes from: PROMPT, a file, a pipe, or token ids."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT]",
+            help="The text; a pipe is put before it, and `-` reads stdin whatever it is.",
+        ),
+    ] = None
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="PATH",
+            rich_help_panel=PROMPT,
+            help="Read the text from a file (`-`: stdin).",
+        ),
+    ] = None
+    ids: Annotated[
+        str | None,
+        typer.Option(
+            "--ids",
+            metavar="1,2,3",
+            rich_help_panel=PROMPT,
+            help="Token ids instead of text, separated by commas or spaces.",
+        ),
+    ] = None
+    no_stdin: Annotated[
+        bool,
+        typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is written where; `main` also looks at these for errors."""
+
+    json: Annotated[
+        bool,
+        typer.Option("--json", rich_help_panel=OUTPUT, help="One JSON document on stdout."),
+    ] = False
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q", "--quiet", rich_help_panel=OUTPUT, help="No progress, notes or warnings."
+        ),
+    ] = False
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", rich_help_panel=OUTPUT, help="Tracebacks with error messages."),
+    ] = False
+
+
+def drawn_seed() -> int:
+    """A seed for a run without `--seed`: short enough to be typed again."""
+    return secrets.randbelow(2**31)

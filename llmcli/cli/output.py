@@ -1,0 +1,165 @@
+"""What a command writes and where: results on stdout, everything else on stderr.
+
+One door for stdout: whatever goes wrong there (closed pipe, full disk) is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TextIO
+
+from llmcli.cli.exits import tell
+from llmcli.cli.options import OutputOptions
+from llmcli.errors import WriteFailed
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """What a stream can do: `animate` only on a real terminal, `colour` also when forced."""
+
+    terminal: bool
+    animate: bool
+    colour: bool
+
+    @classmethod
+    def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> Screen:
+        """NO_COLOR wins over FORCE_COLOR (not empty, not `0`); TERM=dumb is plain."""
+        terminal = stream is not None and stream.isatty()
+        smart = environ.get("TERM", "") != "dumb"
+        forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
+        colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
+        return cls(terminal, terminal and smart, colour)
+
+
+class Output:
+    """The streams of one command, whose name is in the schema of its JSON documents."""
+
+    def __init__(self, command: str, options: OutputOptions) -> None:
+        self.command = command
+        self.json = options.json
+        self.quiet = options.quiet
+        self.out = Screen.of(sys.stdout, os.environ)
+        self.err = Screen.of(sys.stderr, os.environ)
+
+    def write(self, text: str, *, flush: bool = True) -> None:
+        """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
+        if sys.stdout is None:
+            raise WriteFailed("could not write the output: stdout is closed")
+        try:
+            sys.stdout.write(text)
+            if flush:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise WriteFailed(f"could not write the output: {reason}") from error
+
+    def note(self, message: str) -> None:
+        """A line on stderr, `note: …`; not with `--quiet`."""
+        if not self.quiet:
+            tell(f"note: {message}")
+
+    def show(self, *renderables: RenderableType) -> None:
+        """Renders to stdout: as wide as the terminal, as wide as it needs in a pipe or file."""
+        self.write(self._rendered(self.out, renderables))
+
+    def aside(self, *renderables: RenderableType) -> None:
+        """Renders to stderr."""
+        if sys.stderr is not None:
+            try:
+                sys.stderr.write(self._rendered(self.err, renderables))
+                sys.stderr.flush()
+            except OSError:
+                pass
+
+    def document(
+        self,
+        body: Mapping[str, Any],
+        *,
+        model: Mapping[str, Any] | None,
+        environment: Any,
+        lines: bool = False,
+    ) -> None:
+        """Writes one JSON document; `lines`: on one line, as one of many."""
+        whole = {
+            "schema": f"llmcli.{self.command}/1",
+            "model": model,
+            "environment": environment,
+            **body,
+        }
+        indent = 2 if self.out.terminal and not lines else None
+        self.write(dumps(whole, indent=indent) + "\n")
+
+    def _rendered(self, screen: Screen, renderables: tuple[RenderableType, ...]) -> str:
+        console = make_console(screen)
+        with console.capture() as capture:
+            for renderable in renderables:
+                console.print(renderable)
+        text = capture.get()
+        return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
+
+
+def make_console(screen: Screen, width: int | None = None) -> Console:
+    """A rich console that never guesses: colour and width are decided here."""
+    import shutil
+
+    from rich.console import Console
+
+    if width is None:
+        fallback = 80 if screen.terminal else 1000
+        width = shutil.get_terminal_size((fallback, 24)).columns if screen.terminal else fallback
+    return Console(
+        width=width,
+        force_terminal=screen.colour,
+        no_color=not screen.colour,
+        color_system=_colours() if screen.colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def _colours() -> Any:
+    if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        return "truecolor"
+    return "256" if "256" in os.environ.get("TERM", "") else "standard"
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """JSON of dataclasses, mappings, sequences and arrays; NaN and infinity become null.
+
+    Characters are written as they are where stdout can encode them.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    plain = encoding.lower().replace("-", "") != "utf8"
+    return json.dumps(jsonable(value), indent=indent, ensure_ascii=plain, allow_nan=False)
+
+
+def jsonable(value: Any) -> Any:
+    """`value` in JSON's own types."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: jsonable(getattr(value, name)) for name in names}
+    if isinstance(value, PurePath):
+        return str(value)
+    listed: Callable[[], Any] | None = getattr(value, "tolist", None)
+    if listed is not None:
+        return jsonable(listed())
+    return [jsonable(item) for item in value]

@@ -1,0 +1,137 @@
+"""Where a text comes from: the argument, a file, a pipe, or token ids."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from llmcli.cli.options import PromptOptions
+from llmcli.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+NOTHING_HINT = 'give a text ("…"), `-f FILE`, a pipe, or token ids with `--ids 1,2,3`'
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the user gave: a text, or token ids."""
+
+    text: str | None
+    ids: tuple[int, ...] | None = None
+
+
+def read_prompt(options: PromptOptions, *, argument: str = "PROMPT") -> Prompt:
+    """The prompt that the options name; raises UsageError where there is none.
+
+    A pipe or redirected file comes first, then `--file`, then the argument, joined by
+    newlines; an empty one does not count. `--ids` stands alone.
+    """
+    if options.ids is not None:
+        if options.prompt is not None or options.file is not None:
+            raise UsageError(f"`--ids` goes without {argument} and `--file`")
+        return Prompt(None, parse_ids(options.ids))
+    asked = "-" in (options.prompt, options.file)
+    if asked and options.no_stdin:
+        raise UsageError("`-` and `--no-stdin` exclude each other")
+    parts = []
+    if asked or (not options.no_stdin and stdin_is_given(sys.stdin)):
+        parts.append(read_stdin(sys.stdin))
+    if options.file not in (None, "-"):
+        parts.append(read_text(str(options.file)))
+    if options.prompt not in (None, "-"):
+        parts.append(_argument(str(options.prompt), argument))
+    parts = [part for part in parts if part]
+    if not parts:
+        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT)
+    return Prompt("\n".join(parts))
+
+
+def parse_ids(text: str) -> tuple[int, ...]:
+    """`1,2,3` or `1 2 3`; raises UsageError for anything that is not a list of token ids."""
+    items = [item for item in re.split(r"[,\s]+", text.strip()) if item]
+    for item in items:
+        if not re.fullmatch(r"\d{1,9}", item, re.ASCII):
+            raise UsageError(f"`--ids` takes numbers such as 1,2,3, not `{item}`")
+    if not items:
+        raise UsageError("`--ids` has no token id in it", hint="for example `--ids 1,2,3`")
+    return tuple(int(item) for item in items)
+
+
+def check_ids(ids: tuple[int, ...], vocabulary: int) -> None:
+    """Raises UsageError for an id that the model has no embedding for."""
+    for token in ids:
+        if token >= vocabulary:
+            raise UsageError(
+                f"token id `{token}` is outside the vocabulary of {vocabulary} tokens",
+                hint=f"ids go from 0 to {vocabulary - 1}",
+            )
+
+
+def need_tokenizer(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
+    """The tokenizer, or CheckpointError for a checkpoint that has none."""
+    if tokenizer is None:
+        raise CheckpointError(
+            f"`{name}` has no tokenizer, so it cannot be given text",
+            hint="give token ids with `--ids 1,2,3`",
+        )
+    return tokenizer
+
+
+def stdin_is_given(stream: TextIO | None) -> bool:
+    """Whether stdin is a pipe or a redirected file: only those are read without being asked.
+
+    A terminal, a device, a socket (an editor's or a server's) or a closed stdin is not.
+    """
+    if stream is None:
+        return False
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def read_stdin(stream: TextIO | None) -> str:
+    """All of stdin as text, less one trailing newline; raises UsageError where it is closed."""
+    if stream is None:
+        raise UsageError("stdin is closed, so `-` cannot be read")
+    return _decoded(stream.buffer.read(), "stdin")
+
+
+def read_text(path: str) -> str:
+    """A file as text, less one trailing newline; raises UsageError naming the file."""
+    try:
+        data = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read `{path}`: {reason}") from error
+    return _decoded(data, f"`{path}`")
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}",
+            hint="convert it first, for example with `iconv -f latin1 -t utf-8`",
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\r\n") else (
+        text.removesuffix("\n")
+    )
+
+
+def _argument(text: str, argument: str) -> str:
+    """The argument, which Python may hold with lone surrogates for bytes that are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{argument} is not UTF-8 text") from error
+    return text

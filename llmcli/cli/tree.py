@@ -1,0 +1,105 @@
+"""The root command with its options, and the table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.main import get_command
+
+from llmcli import __version__
+from llmcli.cli.group import HELP_NAMES, Entry, Root
+
+ENTRIES = {
+    "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
+    "score": Entry(
+        "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
+    ),
+    "tokens": Entry(
+        "llmcli.cli.tokens", "The tokens of a text: ids, pieces, byte offsets.", "Look"
+    ),
+    "env": Entry(
+        "llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"
+    ),
+}
+
+HELP = "Run language models in the terminal and see exactly what they compute."
+EPILOG = """
+Examples:
+
+  llmcli generate "The capital of France is"
+  echo "Summarize this" | llmcli generate --greedy -n 64
+  llmcli score -f page.txt --json
+
+Options follow the command; `llmcli COMMAND --help` explains them.
+"""
+
+
+class LlmcliRoot(Root):
+    """The root of the tree, with our commands."""
+
+    entries = ENTRIES
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"llmcli {__version__}")
+        raise typer.Exit()
+
+
+def _install(value: bool) -> None:
+    if value:
+        from llmcli.cli.completion import install
+
+        typer.echo(install())
+        raise typer.Exit()
+
+
+def _show(value: bool) -> None:
+    if value:
+        from llmcli.cli.completion import current_shell, script
+
+        typer.echo(script(current_shell()), nl=False)
+        raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion",
+            callback=_install,
+            is_eager=True,
+            help="Install completion for your shell (bash, zsh or fish).",
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        typer.Option(
+            "--show-completion",
+            callback=_show,
+            is_eager=True,
+            help="Print the completion script of your shell.",
+        ),
+    ] = False,
+) -> None:
+    """The root does nothing by itself."""
+
+
+def root() -> Any:
+    """The `llmcli` command, its subcommands not imported yet."""
+    app = typer.Typer(
+        name="llmcli",
+        cls=LlmcliRoot,
+        callback=_root,
+        add_completion=False,
+        rich_markup_mode=None,
+        help=HELP,
+        epilog=EPILOG,
+        context_settings=dict(HELP_NAMES),
+    )
+    return get_command(app)

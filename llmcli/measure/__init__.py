@@ -1,0 +1,1 @@
+"""Runs something and returns a dataclass with what it found; never prints."""

@@ -1,0 +1,73 @@
+"""Colours and words of everything that is shown. The 16 standard colours: any terminal has them."""
+
+from __future__ import annotations
+
+import unicodedata
+
+HEADING = "bold"
+FAINT = "dim"
+NUMBER = "cyan"
+SPECIAL = "magenta"
+
+# least probability of each band, from sure to surprising
+CONFIDENCE: tuple[tuple[float, str, str], ...] = (
+    (0.75, "green", "75 % and more"),
+    (0.25, "cyan", "25 %"),
+    (0.05, "yellow", "5 %"),
+    (0.0, "red", "less"),
+)
+
+
+def confidence_style(probability: float) -> str:
+    """The style for a token that the model gave this probability (0 … 1; NaN is the lowest)."""
+    for least, style, _ in CONFIDENCE:
+        if probability >= least:
+            return style
+    return CONFIDENCE[-1][1]
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: control characters other than newline and tab are spelled out.
+
+    A model can be made to write escape sequences that move the cursor or set the title.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
+        else _spelled(character)
+        for character in text
+    )
+
+
+def quoted(text: str) -> str:
+    """`text` in double quotes with every invisible character spelled out: `" Paris\\n"`."""
+    out = []
+    for character in text:
+        if character in '"\\':
+            out.append("\\" + character)
+        elif character in _NAMED:
+            out.append(_NAMED[character])
+        elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            out.append(_spelled(character))
+        else:
+            out.append(character)
+    return '"' + "".join(out) + '"'
+
+
+def one_line(text: str) -> str:
+    """`text` with every control character spelled out, newlines too: for messages."""
+    if text.isprintable():
+        return text
+    return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
+
+
+_NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def _spelled(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
