@@ -1,0 +1,8 @@
+"""Text and token ids: tokenizers of checkpoints, chat templates, streaming decode. No torch."""
+
+from llmcli.text.chat import ChatTemplate
+from llmcli.text.load import load_tokenizer
+from llmcli.text.stream import StreamDecoder
+from llmcli.text.tokenizer import Piece, Tokenizer
+
+__all__ = ["ChatTemplate", "Piece", "StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -1,0 +1,121 @@
+"""Token types of a GGUF vocabulary, and which tokens end a text.
+
+llama.cpp corrects the types that converters wrote, and finds the tokens that end a generation,
+by the tokens' text (src/llama-vocab.cpp, `llama_vocab::impl::load`). The lists here are its lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+# What a token is: llama.cpp's attributes. A corrected token may be several things at once.
+# Plain integers: a vocabulary has a quarter of a million of them.
+UNDEFINED, UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 0, 1, 2, 4, 8, 16, 32
+# `tokenizer.ggml.token_type` numbers (gguf.TokenType) → attribute.
+_BY_NUMBER = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
+_ENDINGS = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",  # gpt-oss
+    "<|call|>",  # gpt-oss
+    "<|flush|>",  # solar-open
+    "<|calls|>",  # solar-open
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",  # DeepSeek
+    "[e~[",  # MiniMax
+)
+# Fill-in-the-middle tokens that also end a text: kind → texts.
+_FIM_ENDINGS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+# Those that do not; they too are control tokens whatever the converter wrote.
+_FIM_PARTS = {
+    "fim_pre": (
+        "<|fim_prefix|>",
+        "<fim-prefix>",
+        "<fim_prefix>",
+        "<｜fim▁begin｜>",
+        "<PRE>",
+        "▁<PRE>",
+        "<|code_prefix|>",
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        "<|fim_suffix|>",
+        "<fim-suffix>",
+        "<fim_suffix>",
+        "<｜fim▁hole｜>",
+        "<SUF>",
+        "▁<SUF>",
+        "<|code_suffix|>",
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        "<|fim_middle|>",
+        "<fim-middle>",
+        "<fim_middle>",
+        "<｜fim▁end｜>",
+        "<MID>",
+        "▁<MID>",
+        "<|code_middle|>",
+        "<|middle|>",
+    ),
+}
+# gpt-oss writes its channels with these: they are part of the text, never hidden.
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
+def settle(
+    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
+) -> tuple[list[int], frozenset[int]]:
+    """Attributes of every token, and the ids that end a generation.
+
+    `strings` and `numbers` are the file's tokens and token types, `ids` the special ids that it
+    names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by text;
+    llama.cpp takes whichever its hash table holds first, here the lowest id.
+    """
+    types = [_BY_NUMBER.get(number, UNDEFINED) for number in numbers]
+    at = {string: index for index, string in enumerate(strings)}
+    ends: set[int] = set()
+    for kind, texts in (_FIM_ENDINGS | _FIM_PARTS).items():
+        named = ids.get(kind)
+        found = sorted(at[text] for text in texts if text in at)[:1] if named is None else []
+        for index in found:
+            types[index] |= CONTROL
+        if kind in _FIM_ENDINGS:
+            ends.update(found if named is None else [named])
+    for index in (at[text] for text in _ENDINGS if text in at):
+        types[index] |= CONTROL
+        ends.add(index)
+    for index in (at[text] for text in _SHOWN if text in at):
+        types[index] = USER_DEFINED
+    ends.update(named for kind in ("eos", "eot", "eom") if (named := ids.get(kind)) is not None)
+    _correct(types, ends, at)
+    return types, frozenset(ends)
+
+
+def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
+    """Two families use a token that ends a text elsewhere inside their texts."""
+    written = {text for text, index in at.items() if index in ends}
+    call = bool(written & {"<|call|>", "<|calls|>"})
+    if call and written & {"<|return|>", "<|flush|>"} and "<|end|>" in written:
+        ends.discard(at["<|end|>"])
+        types[at["<|end|>"]] = USER_DEFINED
+    if {"<|tool_response>", "</s>"} <= written:
+        ends.discard(at["</s>"])
+        types[at["</s>"]] = NORMAL

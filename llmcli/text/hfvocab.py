@@ -1,0 +1,237 @@
+"""The tokenizer of a directory: tokenizer.json and the files that transformers reads beside it.
+
+tokenizer_config.json, special_tokens_map.json and chat_template.jinja say which tokens are
+special, whether BOS goes in front, and how a chat is written (transformers,
+tokenization_utils_base.py and tokenization_utils_tokenizers.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text.chat import MAX_SOURCE, ChatTemplate
+from llmcli.text.spelling import spelling_of
+from llmcli.text.tokenizer import Tokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_FILE = 1 << 28  # bytes; the largest known tokenizer.json has 34 million
+_BROKEN = "the file is damaged; fetch it again"
+_OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model")
+_NAMED = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+
+
+def from_directory(
+    directory: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> Tokenizer | None:
+    """The tokenizer of a checkpoint's directory; None where there is no trace of one.
+
+    `config` and `generation` are config.json and generation_config.json, which name further
+    ids that end a text. Raises `UnsupportedModel` where there is only another kind of
+    tokenizer, `CheckpointError` for broken files.
+    """
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        other = next((name for name in _OTHERS if (directory / name).is_file()), None)
+        if other is None:
+            return None
+        raise UnsupportedModel(
+            f"the tokenizer is only there as `{other}`, which llmcli does not read",
+            hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
+        )
+    settings = _settings(directory)
+    backend = _read(path)
+    named = _named_tokens(settings)
+    _mark_special(backend, named, settings)
+    ids = {role: backend.token_to_id(text) for role, text in named.items()}
+    added = backend.get_added_tokens_decoder()
+    strings = _strings(backend)
+    eos = {ids.get("eos_token"), *_eos_ids(config), *_eos_ids(generation)}
+    return Tokenizer(
+        backend,
+        Vocabulary(
+            strings=strings,
+            spelling=spelling_of(_decoder(backend)),
+            literal=frozenset(),
+            silent=frozenset(),
+            special_ids=frozenset(i for i, token in added.items() if token.special),
+            bos_id=ids.get("bos_token"),
+            eos_ids=frozenset(index for index in eos if index is not None),
+            prefix=_prefix(backend, settings, ids.get("bos_token")),
+        ),
+        name=f"tokenizer.json, {type(backend.model).__name__}",
+        chat_template=_chat_template(directory, settings, named),
+    )
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    if path.stat().st_size > MAX_FILE:
+        raise CheckpointError(f"`{path.name}` has more than {MAX_FILE} bytes", hint=_BROKEN)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's panics are no `Exception`
+        raise CheckpointError(
+            f"`{path.name}` cannot be read: {str(error)[:120]}", hint=_BROKEN
+        ) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    """tokenizer_config.json; before it listed the added tokens, special_tokens_map.json wins."""
+    settings = _json(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:
+        settings.update(_json(directory / "special_tokens_map.json"))
+    return settings
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise ValueError(f"more than {MAX_FILE} bytes")
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"`{path.name}` is no JSON: {str(error)[:120]}", hint=_BROKEN
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path.name}` is not a JSON object", hint=_BROKEN)
+    return content
+
+
+def _text(token: Any) -> str | None:
+    """A special token's text: a string, or a serialized AddedToken with its `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) and token else None
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {role: _text(settings.get(role)) for role in _NAMED}
+    return {role: text for role, text in found.items() if text is not None}
+
+
+def _mark_special(
+    backend: tokenizers.Tokenizer, named: Mapping[str, str], settings: Mapping[str, Any]
+) -> None:
+    """Make the named tokens special, as transformers does when it loads.
+
+    Only tokens that the vocabulary has: a new one would get an id that no model was trained on.
+    """
+    listed = settings.get("added_tokens_decoder")
+    for token in listed.values() if isinstance(listed, dict) else ():
+        if isinstance(token, dict):
+            _add(backend, token, special=bool(token.get("special", False)))
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    for role, text in named.items():
+        _add(backend, added.get(text, settings[role]), special=True)
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        more = settings.get(key)
+        for token in more if isinstance(more, list) else ():
+            _add(backend, token, special=True)
+
+
+def _add(backend: tokenizers.Tokenizer, token: Any, *, special: bool) -> None:
+    """Add a token by its text, by its serialized form, or again with other flags."""
+    from tokenizers import AddedToken
+
+    text = token.content if isinstance(token, AddedToken) else _text(token)
+    if text is None or backend.token_to_id(text) is None:
+        return
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
+    if isinstance(token, AddedToken):
+        flags = {name: getattr(token, name) for name in flags}
+    elif isinstance(token, dict):
+        flags = {name: bool(token.get(name, default)) for name, default in flags.items()}
+    added = AddedToken(text, special=special, **flags)
+    if special:
+        backend.add_special_tokens([added])
+    else:
+        backend.add_tokens([added])
+
+
+def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
+    vocab = backend.get_vocab(with_added_tokens=True)
+    size = 1 + max(vocab.values(), default=-1)
+    if size > MAX_FILE:
+        raise CheckpointError(f"a token has the id {size - 1}", hint=_BROKEN)
+    strings: list[str | None] = [None] * size
+    for string, index in vocab.items():
+        strings[index] = string
+    return strings
+
+
+def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    """The decoder's serialized form, without the vocabulary around it."""
+    if backend.decoder is None:
+        return None
+    state: dict[str, Any] = json.loads(backend.decoder.__getstate__())
+    return state
+
+
+def _eos_ids(config: Mapping[str, Any] | None) -> list[int]:
+    """`eos_token_id` of config.json or generation_config.json: absent, a number, or a list."""
+    value = (config or {}).get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in ids):
+        raise CheckpointError(
+            f"`eos_token_id` is {str(value)[:60]}, which is no token id",
+            hint="it must be a number or a list of numbers",
+        )
+    return ids
+
+
+def _prefix(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], bos: int | None
+) -> tuple[int, ...]:
+    """What stands in front of text: the post-processor's ids, or what the settings say instead.
+
+    transformers replaces the post-processor as soon as either of the two settings is written.
+    """
+    if "add_bos_token" in settings or "add_eos_token" in settings:
+        return (bos,) if settings.get("add_bos_token") and bos is not None else ()
+    probe = "a"
+    plain = backend.encode(probe, add_special_tokens=False).ids
+    full = backend.encode(probe, add_special_tokens=True).ids
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start])
+    return ()
+
+
+def _chat_template(
+    directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
+) -> ChatTemplate | None:
+    """chat_template.jinja, else the settings' template: a string, or a list of named ones."""
+    path = directory / "chat_template.jinja"
+    source: Any = settings.get("chat_template")
+    if path.is_file():
+        try:
+            with path.open(encoding="utf-8") as file:
+                source = file.read(MAX_SOURCE + 1)
+        except ValueError as error:
+            raise CheckpointError(f"`{path.name}` is not UTF-8", hint=_BROKEN) from error
+    elif isinstance(source, list):
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        by_name = {entry.get("name"): entry.get("template") for entry in entries}
+        source = by_name.get("default", next(iter(by_name.values()), None))
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("`chat_template` is neither a string nor a list", hint=_BROKEN)
+    return ChatTemplate(source, special_tokens=named)

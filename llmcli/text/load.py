@@ -1,0 +1,28 @@
+"""Find and build the tokenizer that belongs to a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.hfvocab import from_directory
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints.checkpoint import Checkpoint
+    from llmcli.text.tokenizer import Tokenizer
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The checkpoint's tokenizer, or None where it has none.
+
+    GGUF: from the file's own metadata. Safetensors: `tokenizer.json` and what stands beside it.
+    Raises `UnsupportedModel` for a kind of tokenizer that llmcli does not know, and
+    `CheckpointError` for files that are broken or contradict themselves.
+    """
+    if checkpoint.kind == "gguf":
+        return from_gguf(checkpoint.config or {})
+    path = checkpoint.path
+    directory = path if path.is_dir() else path.parent
+    return from_directory(
+        directory, config=checkpoint.config, generation=checkpoint.generation_config
+    )

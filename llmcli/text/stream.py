@@ -1,0 +1,56 @@
+"""Tokens to text, one token at a time, without ever showing half a character."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmcli.text.tokenizer import Tokenizer
+
+
+class ByteStream:
+    """The bytes of a text, token by token: separators and the lead are applied as they come."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._first = True
+        self._strip = tokenizer.spelling.strip
+
+    def push(self, token: int) -> bytes:
+        """The bytes that `token` adds to the text; empty for hidden and unknown ids."""
+        if token in self._hidden or not self._tokenizer.has(token):
+            return b""
+        chunk = self._tokenizer.token_bytes(token, first=self._first)
+        if not self._first:
+            chunk = self._tokenizer.spelling.separator.encode() + chunk
+        self._first = False
+        while self._strip and chunk:
+            if not chunk.startswith(b" "):
+                self._strip = 0
+                break
+            chunk = chunk[1:]
+            self._strip -= 1
+        return chunk
+
+
+class StreamDecoder:
+    """Text of a growing token sequence.
+
+    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)`. Bytes
+    that begin a character are held back until it is whole; bytes that can never be one become
+    U+FFFD, one for each maximal invalid part (as Unicode recommends).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._bytes = ByteStream(tokenizer, skip_special=skip_special)
+        self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """The characters that are complete once `token` has come."""
+        return self._text.decode(self._bytes.push(token))
+
+    def finish(self) -> str:
+        """What was held back, as U+FFFD; the decoder must not be used afterwards."""
+        return self._text.decode(b"", True)

@@ -1,0 +1,267 @@
+"""One tokenizer for all vocabularies: text to ids, ids to text, and the bytes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.text.spelling import Spelling, literal_bytes
+from llmcli.text.stream import ByteStream
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from llmcli.text.chat import ChatTemplate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One token of a text: `text` for people, bytes `start` to `end` of the UTF-8 text.
+
+    `special` tokens in front that the text does not contain (BOS) have `start == end == 0`.
+    """
+
+    id: int
+    text: str
+    start: int
+    end: int
+    special: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialToken:
+    """A token that is looked for in the text before anything else.
+
+    `control` tokens are found only where special tokens are parsed, the others always.
+    """
+
+    text: str
+    id: int
+    control: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What a tokenizer needs to know besides how to merge.
+
+    `strings[id]` is the token as the file writes it (None: no such token), `literal` the ids
+    that stand for their own text whatever the spelling, `silent` those that stand for nothing.
+    `prefix` is what the tokenizer puts in front of text by its own rule (BOS, usually).
+    """
+
+    strings: Sequence[str | None]
+    spelling: Spelling
+    literal: frozenset[int]
+    silent: frozenset[int]
+    special_ids: frozenset[int]
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    prefix: tuple[int, ...]
+
+
+class Tokenizer:
+    """Text ↔ ids. Made by `load_tokenizer`; `name` says what it is.
+
+    `specials` given (GGUF): those tokens are cut out of the text here, longest first, as
+    llama.cpp does. None (tokenizer.json): the `tokenizers` library does it by its own rules.
+    `filler` is an id of the library's that stands for bytes that the vocabulary cannot spell;
+    such bytes are dropped, as llama.cpp and transformers do.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        vocabulary: Vocabulary,
+        *,
+        name: str,
+        specials: tuple[SpecialToken, ...] | None = None,
+        filler: int | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        self.name = name
+        self.vocab_size = len(vocabulary.strings)
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.eos_ids
+        self.add_bos = bool(vocabulary.prefix)
+        self.special_ids = vocabulary.special_ids
+        self.spelling = vocabulary.spelling
+        self.chat_template = chat_template
+        self._vocabulary = vocabulary
+        self._backend = backend
+        self._specials = specials
+        self._filler = filler
+
+    def encode(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
+    ) -> list[int]:
+        """Ids of `text`. `add_bos` None follows the tokenizer's own rule; EOS is never added.
+
+        With `parse_special` false, control tokens that are written in the text are plain text.
+        Raises `UsageError` where BOS is asked for and the model has none.
+        """
+        ids = list(self._front(add_bos))
+        for part, _ in self._parts(_clean(text), parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+            elif self._filler is None:
+                ids.extend(part.ids)
+            else:
+                ids.extend(token for token in part.ids if token != self._filler)
+        return ids
+
+    def encode_chat(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Ids of a conversation through the model's chat template.
+
+        BOS is added by the tokenizer's rule only where the template has not already written it.
+        Raises `UsageError` without a template, `CheckpointError` where the template fails.
+        """
+        if self.chat_template is None:
+            raise UsageError("the model has no chat template", hint="use `--raw`")
+        text = self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_bos=False if self.begins_with_bos(text) else None)
+
+    def begins_with_bos(self, text: str) -> bool:
+        """Whether `text` already starts with the text of BOS (or of the whole prefix)."""
+        fronts = [self._vocabulary.prefix, (self.bos_id,) if self.bos_id is not None else ()]
+        written = ["".join(self._vocabulary.strings[i] or "" for i in front) for front in fronts]
+        return any(front and text.startswith(front) for front in written)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
+        stream = ByteStream(self, skip_special=skip_special)
+        return b"".join(map(stream.push, ids)).decode("utf-8", "replace")
+
+    def has(self, token: int) -> bool:
+        """Whether `token` is an id of the vocabulary (padding rows of an embedding are not)."""
+        strings = self._vocabulary.strings
+        return 0 <= token < len(strings) and strings[token] is not None
+
+    def token_bytes(self, token: int, *, first: bool = False) -> bytes:
+        """The exact bytes that `token` stands for; empty for ids without a token.
+
+        `first`: it is the first token of a text, which some vocabularies spell differently.
+        """
+        if not self.has(token) or token in self._vocabulary.silent:
+            return b""
+        string = self._vocabulary.strings[token] or ""
+        if token in self._vocabulary.literal:
+            return literal_bytes(string)
+        return self.spelling.to_bytes(string, first=first)
+
+    def token_text(self, token: int) -> str:
+        r"""One token for display: its text, with bytes that are no whole character as `\xf0`."""
+        return self.token_bytes(token).decode("utf-8", "backslashreplace")
+
+    def pieces(
+        self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
+    ) -> list[Piece]:
+        """The tokens of `text` with their byte offsets.
+
+        Where the tokens' bytes are the text's (no normalizer changed it), offsets are exact,
+        also inside a character. Otherwise a token gets the whole characters that it touches.
+        """
+        text = _clean(text)
+        front = self._front(add_bos)
+        spans = self._spans(text, parse_special)
+        return [self._piece(token, 0, 0) for token in front] + [
+            self._piece(token, start, end) for token, start, end in spans
+        ]
+
+    def _piece(self, token: int, start: int, end: int) -> Piece:
+        special = token in self.special_ids
+        return Piece(id=token, text=self.token_text(token), start=start, end=end, special=special)
+
+    def _spans(self, text: str, parse_special: bool) -> list[tuple[int, int, int]]:
+        ids: list[int] = []
+        chars: list[tuple[int, int]] = []
+        for part, at in self._parts(text, parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+                chars.append((at, at + len(self._vocabulary.strings[part] or "")))
+                continue
+            kept = [i for i, token in enumerate(part.ids) if token != self._filler]
+            ids.extend(part.ids[i] for i in kept)
+            chars.extend((at + part.offsets[i][0], at + part.offsets[i][1]) for i in kept)
+        chunks = [self.token_bytes(token) for token in ids]
+        if b"".join(chunks) == text.encode():
+            ends = list(accumulate(len(chunk) for chunk in chunks))
+            return [(t, end - len(c), end) for t, c, end in zip(ids, chunks, ends, strict=True)]
+        at_byte = [0, *accumulate(len(char.encode()) for char in text)]
+        return [(t, at_byte[a], at_byte[b]) for t, (a, b) in zip(ids, chars, strict=True)]
+
+    def _front(self, add_bos: bool | None) -> tuple[int, ...]:
+        if add_bos is False:
+            return ()
+        if self._vocabulary.prefix or add_bos is None:
+            return self._vocabulary.prefix
+        if self.bos_id is None:
+            raise UsageError("the model has no BOS token", hint="leave BOS out")
+        return (self.bos_id,)
+
+    def _parts(
+        self, text: str, parse_special: bool
+    ) -> Iterator[tuple[int | tokenizers.Encoding, int]]:
+        """Special ids and encoded stretches of `text`, each with the character it begins at."""
+        if self._specials is None:
+            self._backend.encode_special_tokens = not parse_special
+            yield self._run(text), 0
+            return
+        at = 0
+        for fragment in split_specials(text, self._specials, parse_special):
+            if isinstance(fragment, str):
+                yield self._run(fragment), at
+                at += len(fragment)
+            else:
+                yield fragment.id, at
+                at += len(fragment.text)
+
+    def _run(self, text: str) -> tokenizers.Encoding:
+        try:
+            return self._backend.encode(text, add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's panics are no `Exception`
+            raise CheckpointError(
+                f"the tokenizer `{self.name}` fails on this text: {str(error)[:120]}",
+                hint="its tokenizer.json is broken; fetch it again",
+            ) from error
+
+
+def split_specials(
+    text: str, specials: Sequence[SpecialToken], parse_special: bool
+) -> list[str | SpecialToken]:
+    """Cut special tokens out of `text`, one token after the other over the whole text.
+
+    The order (longest first) decides where tokens overlap: llama.cpp, src/llama-vocab.cpp,
+    `tokenizer_st_partition`. This is not the leftmost match that an alternation would give.
+    """
+    fragments: list[str | SpecialToken] = [text] if text else []
+    for special in specials:
+        if (special.control and not parse_special) or special.text not in text:
+            continue
+        cut: list[str | SpecialToken] = []
+        for fragment in fragments:
+            if not isinstance(fragment, str):
+                cut.append(fragment)
+                continue
+            for index, stretch in enumerate(fragment.split(special.text)):
+                if index:
+                    cut.append(special)
+                if stretch:
+                    cut.append(stretch)
+        fragments = cut
+    return fragments
+
+
+def _clean(text: str) -> str:
+    """`text` with U+FFFD for what is no character (undecodable bytes of arguments and pipes)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
