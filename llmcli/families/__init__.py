@@ -1,0 +1,34 @@
+"""Each family translates its checkpoints' configuration and tensor names into ours. No torch."""
+
+from llmcli.families.family import Family, families, find, translate
+from llmcli.families.rules import (
+    AddConstant,
+    Drop,
+    Load,
+    Op,
+    Plan,
+    Rename,
+    Rows,
+    Rule,
+    Transpose,
+    UnpairRows,
+    plan,
+)
+
+__all__ = [
+    "AddConstant",
+    "Drop",
+    "Family",
+    "Load",
+    "Op",
+    "Plan",
+    "Rename",
+    "Rows",
+    "Rule",
+    "Transpose",
+    "UnpairRows",
+    "families",
+    "find",
+    "plan",
+    "translate",
+]

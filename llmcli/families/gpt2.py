@@ -1,0 +1,204 @@
+"""GPT-2 (Radford et al. 2019): LayerNorm, learned positions, GELU MLP, biases, tied head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import (
+    Activation,
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+)
+from llmcli.errors import UnsupportedModel
+from llmcli.families.family import Family
+from llmcli.families.read import activation, end_ids, gguf_header, hf_head
+from llmcli.families.rules import Drop, Rename, Rows, Rule, Transpose
+from llmcli.families.values import MOST, Values, require_divisible
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig. Sizes have to be there; other defaults are `GPT2Config`'s."""
+    values = Values(_with_aliases(config))
+    if values.flag("add_cross_attention", False):
+        raise UnsupportedModel("GPT-2 with cross-attention is not supported")
+    vocab = values.integer("vocab_size", most=MOST["vocab"])
+    width = values.integer("n_embd", most=MOST["width"])
+    layers = values.integer("n_layer", most=MOST["layers"])
+    heads = values.integer("n_head", most=MOST["heads"])
+    positions = values.integer("n_positions", most=MOST["positions"])
+    head_dim = require_divisible("`n_embd`", width, "`n_head`", heads)
+    scale = head_dim**-0.5 if values.flag("scale_attn_weights", True) else 1.0
+    by_layer = values.flag("scale_attn_by_inverse_layer_idx", False)
+    bos, eos = end_ids(values, vocab, bos=50256, eos=50256)
+    return _build(
+        vocab=vocab,
+        width=width,
+        positions=positions,
+        heads=heads,
+        hidden=values.integer("n_inner", 4 * width, most=MOST["hidden"]),
+        eps=values.number("layer_norm_epsilon", 1e-5),
+        kind=activation(values, "activation_function", "gelu_new"),
+        scales=tuple(scale / (i + 1 if by_layer else 1) for i in range(layers)),
+        tied=values.flag("tie_word_embeddings", True),
+        bos=bos,
+        eos=eos,
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig; llama.cpp runs this architecture with the tanh GELU."""
+    header = gguf_header(metadata, tensors)
+    values = header.values
+    heads = values.integer("attention.head_count", most=MOST["heads"])
+    head_dim = require_divisible("the width", header.width, "the number of heads", heads)
+    return _build(
+        vocab=header.vocab,
+        width=header.width,
+        positions=header.context,
+        heads=heads,
+        hidden=values.integer("feed_forward_length", most=MOST["hidden"]),
+        eps=values.number("attention.layer_norm_epsilon"),
+        kind="gelu_tanh",
+        scales=(head_dim**-0.5,) * header.layers,
+        tied=header.tied,
+        bos=header.bos,
+        eos=header.eos,
+    )
+
+
+def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+    """Names with and without `transformer.`; Conv1D stores `[in, out]`, `c_attn` fuses q, k, v."""
+    rules: list[Rule] = [hf_head(config)]
+    width = config.width
+    for prefix in ("transformer.", ""):
+        h, b = f"{prefix}h.{{layer}}", "blocks.{layer}"
+        rules += [
+            Rename(f"{prefix}wte.weight", "embed.W"),
+            Rename(f"{prefix}wpe.weight", "pos_embed.W"),
+            *_norm(f"{h}.ln_1", f"{b}.ln1"),
+            *_qkv(f"{h}.attn.c_attn", f"{b}.attn", width, Transpose()),
+            Rename(f"{h}.attn.c_proj.weight", f"{b}.attn.W_o", Transpose()),
+            Rename(f"{h}.attn.c_proj.bias", f"{b}.attn.b_o"),
+            *_norm(f"{h}.ln_2", f"{b}.ln2"),
+            Rename(f"{h}.mlp.c_fc.weight", f"{b}.mlp.W_up", Transpose()),
+            Rename(f"{h}.mlp.c_fc.bias", f"{b}.mlp.b_up"),
+            Rename(f"{h}.mlp.c_proj.weight", f"{b}.mlp.W_down", Transpose()),
+            Rename(f"{h}.mlp.c_proj.bias", f"{b}.mlp.b_down"),
+            *_norm(f"{prefix}ln_f", "ln_final"),
+            Drop(f"{h}.attn.bias", "the causal mask, which is computed"),
+            Drop(f"{h}.attn.masked_bias", "the mask's value, which is computed"),
+        ]
+    return tuple(rules)
+
+
+def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+    """llama.cpp's names: q, k and v still fused, the matrices already `[out, in]`."""
+    g, b = "blk.{layer}", "blocks.{layer}"
+    rules: list[Rule] = [
+        Rename("token_embd.weight", "embed.W"),
+        Rename("position_embd.weight", "pos_embed.W"),
+        *_norm(f"{g}.attn_norm", f"{b}.ln1"),
+        *_qkv(f"{g}.attn_qkv", f"{b}.attn", config.width),
+        Rename(f"{g}.attn_output.weight", f"{b}.attn.W_o"),
+        Rename(f"{g}.attn_output.bias", f"{b}.attn.b_o"),
+        *_norm(f"{g}.ffn_norm", f"{b}.ln2"),
+        Rename(f"{g}.ffn_up.weight", f"{b}.mlp.W_up"),
+        Rename(f"{g}.ffn_up.bias", f"{b}.mlp.b_up"),
+        Rename(f"{g}.ffn_down.weight", f"{b}.mlp.W_down"),
+        Rename(f"{g}.ffn_down.bias", f"{b}.mlp.b_down"),
+        *_norm("output_norm", "ln_final"),
+    ]
+    if not config.head.tied:
+        rules.append(Rename("output.weight", "head.W"))
+    return tuple(rules)
+
+
+def _build(
+    *,
+    vocab: int,
+    width: int,
+    positions: int,
+    heads: int,
+    hidden: int,
+    eps: float,
+    kind: Activation,
+    scales: tuple[float, ...],
+    tied: bool,
+    bos: int | None,
+    eos: tuple[int, ...],
+) -> ModelConfig:
+    norm = NormConfig(kind="layer", eps=eps, bias=True)
+    mlp = MlpConfig(hidden=hidden, activation=kind, gated=False, bias=True)
+
+    def layer(scale: float) -> LayerConfig:
+        attention = AttentionConfig(
+            heads=heads,
+            kv_heads=heads,
+            head_dim=width // heads,
+            value_dim=width // heads,
+            scale=scale,
+            rope=None,
+            qkv_bias=True,
+            out_bias=True,
+        )
+        return LayerConfig(mixer=attention, ffn=mlp, ln1=norm, ln2=norm)
+
+    return ModelConfig(
+        family="gpt2",
+        model_type="gpt2",
+        vocab=vocab,
+        width=width,
+        context=positions,
+        layers=tuple(layer(scale) for scale in scales),
+        embedding=EmbeddingConfig(positions=positions),
+        final_norm=norm,
+        head=HeadConfig(tied=tied),
+        bos=bos,
+        eos=eos,
+    )
+
+
+def _norm(source: str, target: str) -> tuple[Rename, Rename]:
+    return Rename(f"{source}.weight", f"{target}.w"), Rename(f"{source}.bias", f"{target}.b")
+
+
+def _qkv(source: str, target: str, width: int, *first: Transpose) -> list[Rename]:
+    """Slices of the fused tensor: rows of `[3D, D]`, which is what `first` makes of it."""
+    rules = []
+    for index, symbol in enumerate("qkv"):
+        rows = Rows(index * width, (index + 1) * width)
+        rules.append(Rename(f"{source}.weight", f"{target}.W_{symbol}", *first, rows))
+        rules.append(Rename(f"{source}.bias", f"{target}.b_{symbol}", rows))
+    return rules
+
+
+def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The general names that `GPT2Config` takes as well as its own."""
+    aliases = {
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+    renamed = {own: config[name] for name, own in aliases.items() if name in config}
+    return {**renamed, **config}
+
+
+GPT2 = Family(
+    name="gpt2",
+    hf_types=("gpt2",),
+    gguf_archs=("gpt2",),
+    from_hf=from_hf,
+    from_gguf=from_gguf,
+    rules_hf=rules_hf,
+    rules_gguf=rules_gguf,
+)

@@ -1,0 +1,313 @@
+"""Llama 2/3, Mistral, SmolLM, Qwen 2/3: RMSNorm, RoPE, grouped queries, gated SiLU MLP.
+
+The types differ in defaults, in which projections have a bias, in the norm of queries and keys
+and in the window: values, listed in `_TYPES` as transformers' configuration classes have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+)
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.family import Family
+from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header, hf_head
+from llmcli.families.rope import GGUF_FACTORS, rope_from_gguf, rope_from_hf
+from llmcli.families.rules import Drop, Rename, Rule, UnpairRows
+from llmcli.families.values import MOST, Values, require_divisible, shortened
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Type:
+    """Defaults of one `model_type`; a bias of None is read from the configuration."""
+
+    context: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    qkv_bias: bool | None = False
+    out_bias: bool | None = False
+    mlp_bias: bool | None = False
+    qk_norm: bool = False
+    window: int | None = None
+    window_by_layer: bool = False
+    bos: int | None = None
+    eos: int | None = None
+
+
+_TYPES = {
+    "llama": _Type(context=2048, qkv_bias=None, out_bias=None, mlp_bias=None, bos=1, eos=2),
+    "mistral": _Type(context=131072, kv_heads=8, window=4096, bos=1, eos=2),
+    "qwen2": _Type(context=32768, kv_heads=32, window=4096, window_by_layer=True, qkv_bias=True),
+    "qwen3": _Type(
+        context=32768,
+        kv_heads=32,
+        head_dim=128,
+        qkv_bias=None,
+        out_bias=None,
+        qk_norm=True,
+        window=4096,
+        window_by_layer=True,
+    ),
+}
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig. Sizes have to be there; other defaults are transformers'."""
+    values = Values(config)
+    model_type = values.text("model_type")
+    kind = _TYPES[model_type]
+    vocab = values.integer("vocab_size", most=MOST["vocab"])
+    width = values.integer("hidden_size", most=MOST["width"])
+    norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6))
+    mlp = MlpConfig(
+        hidden=values.integer("intermediate_size", most=MOST["hidden"]),
+        activation=activation(values, "hidden_act", "silu"),
+        gated=True,
+        bias=values.flag("mlp_bias", False) if kind.mlp_bias is None else kind.mlp_bias,
+    )
+    context = values.integer("max_position_embeddings", kind.context, most=MOST["positions"])
+    attention = _hf_attention(values, kind, width, context, norm)
+    layers = values.integer("num_hidden_layers", most=MOST["layers"])
+    bos, eos = end_ids(values, vocab, bos=kind.bos, eos=kind.eos)
+    return ModelConfig(
+        family="qwen" if model_type in QWEN.hf_types else "llama",
+        model_type=model_type,
+        vocab=vocab,
+        width=width,
+        context=context,
+        layers=tuple(
+            LayerConfig(mixer=replace(attention, window=window), ffn=mlp, ln1=norm, ln2=norm)
+            for window in _windows(values, kind, layers)
+        ),
+        embedding=EmbeddingConfig(),
+        final_norm=norm,
+        head=HeadConfig(tied=values.flag("tie_word_embeddings", False)),
+        bos=bos,
+        eos=eos,
+    )
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig. Biases and query/key norms are where it has tensors for them."""
+    header = gguf_header(metadata, tensors)
+    values, count = header.values, header.layers
+    norm = NormConfig(kind="rms", eps=values.number("attention.layer_norm_rms_epsilon"))
+    heads = values.per_layer("attention.head_count", count, most=MOST["heads"])
+    kv_heads = values.per_layer("attention.head_count_kv", count, heads, most=MOST["heads"])
+    hidden = values.per_layer("feed_forward_length", count, most=MOST["hidden"])
+
+    def layer(index: int) -> LayerConfig:
+        has = partial(_has, tensors, index)
+        attention = _gguf_attention(header, tensors, heads[index], kv_heads[index])
+        attention = replace(
+            attention,
+            qk_norm=norm if has("attn_q_norm.weight") else None,
+            qkv_bias=has("attn_q.bias"),
+            out_bias=has("attn_output.bias"),
+        )
+        mlp = MlpConfig(
+            hidden=hidden[index], activation="silu", gated=True, bias=has("ffn_down.bias")
+        )
+        return LayerConfig(mixer=attention, ffn=mlp, ln1=norm, ln2=norm)
+
+    return ModelConfig(
+        family="qwen" if header.arch in QWEN.gguf_archs else "llama",
+        model_type=header.arch,
+        vocab=header.vocab,
+        width=header.width,
+        context=header.context,
+        layers=tuple(layer(index) for index in range(count)),
+        embedding=EmbeddingConfig(),
+        final_norm=norm,
+        head=HeadConfig(tied=header.tied),
+        bos=header.bos,
+        eos=header.eos,
+    )
+
+
+def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+    """transformers' names, with `model.` before them or (a bare decoder) without."""
+    rules: list[Rule] = [hf_head(config)]
+    computed = "frequencies of the rotation, which are computed"
+    for prefix in ("model.", ""):
+        h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
+        rules += [
+            Rename(f"{prefix}embed_tokens.weight", "embed.W"),
+            Rename(f"{h}.input_layernorm.weight", f"{b}.ln1.w"),
+            Rename(f"{h}.self_attn.q_norm.weight", f"{b}.attn.q_norm.w"),
+            Rename(f"{h}.self_attn.k_norm.weight", f"{b}.attn.k_norm.w"),
+            Rename(f"{h}.post_attention_layernorm.weight", f"{b}.ln2.w"),
+            Rename(f"{prefix}norm.weight", "ln_final.w"),
+            Drop(f"{h}.self_attn.rotary_emb.inv_freq", computed),
+            Drop(f"{prefix}rotary_emb.inv_freq", computed),
+        ]
+        for symbol in "qkvo":
+            rules += _linear(f"{h}.self_attn.{symbol}_proj", f"{b}.attn", symbol)
+        for symbol in ("gate", "up", "down"):
+            rules += _linear(f"{h}.mlp.{symbol}_proj", f"{b}.mlp", symbol)
+    return tuple(rules)
+
+
+def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+    """llama.cpp's names where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`)."""
+    g, b = "blk.{layer}", "blocks.{layer}"
+    return (
+        *_gguf_shared(config),
+        *_linear(f"{g}.attn_q", f"{b}.attn", "q"),
+        *_linear(f"{g}.attn_k", f"{b}.attn", "k"),
+    )
+
+
+def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
+    """The same for architecture `llama`, whose files have neighbouring rows rotated together.
+
+    The order of rows depends on a layer's own heads, so that each layer has its own rules.
+    """
+    rules = _gguf_shared(config)
+    for index, layer in enumerate(config.layers):
+        mixer = layer.mixer
+        dims = mixer.rope.dims if mixer.rope is not None else 0
+        for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
+            source, target = f"blk.{index}.attn_{symbol}", f"blocks.{index}.attn"
+            rules += _linear(source, target, symbol, UnpairRows(heads, dims))
+    return tuple(rules)
+
+
+def _gguf_shared(config: ModelConfig) -> list[Rule]:
+    g, b = "blk.{layer}", "blocks.{layer}"
+    rules: list[Rule] = [
+        Rename("token_embd.weight", "embed.W"),
+        Rename(f"{g}.attn_norm.weight", f"{b}.ln1.w"),
+        *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
+        Rename(f"{g}.attn_q_norm.weight", f"{b}.attn.q_norm.w"),
+        Rename(f"{g}.attn_k_norm.weight", f"{b}.attn.k_norm.w"),
+        *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
+        Rename(f"{g}.ffn_norm.weight", f"{b}.ln2.w"),
+        *_linear(f"{g}.ffn_gate", f"{b}.mlp", "gate"),
+        *_linear(f"{g}.ffn_up", f"{b}.mlp", "up"),
+        *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
+        Rename("output_norm.weight", "ln_final.w"),
+        Drop(GGUF_FACTORS, "read into the configuration as the rotation's frequency factors"),
+        Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
+    ]
+    if not config.head.tied:
+        rules.append(Rename("output.weight", "head.W"))
+    return rules
+
+
+def _linear(source: str, target: str, symbol: str, *ops: UnpairRows) -> list[Rename]:
+    return [
+        Rename(f"{source}.weight", f"{target}.W_{symbol}", *ops),
+        Rename(f"{source}.bias", f"{target}.b_{symbol}", *ops),
+    ]
+
+
+def _hf_attention(
+    values: Values, kind: _Type, width: int, context: int, norm: NormConfig
+) -> AttentionConfig:
+    heads = values.integer("num_attention_heads", most=MOST["heads"])
+    # Absent is the type's default, an explicit null means as many as there are query heads.
+    usual = heads if values.says("num_key_value_heads") or kind.kv_heads is None else kind.kv_heads
+    kv_heads = values.integer("num_key_value_heads", usual, most=MOST["heads"])
+    require_divisible("`num_attention_heads`", heads, "`num_key_value_heads`", kv_heads)
+    if kind.head_dim is None and not values.has("head_dim"):
+        head_dim = require_divisible("`hidden_size`", width, "`num_attention_heads`", heads)
+    else:
+        head_dim = values.integer("head_dim", kind.head_dim, most=MOST["head_dim"])
+    biased = values.flag("attention_bias", False)
+    return AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=rope_from_hf(values, head_dim=head_dim, context=context),
+        qk_norm=norm if kind.qk_norm else None,
+        qkv_bias=biased if kind.qkv_bias is None else kind.qkv_bias,
+        out_bias=biased if kind.out_bias is None else kind.out_bias,
+    )
+
+
+def _gguf_attention(
+    header: GgufHeader, tensors: Mapping[str, TensorInfo], heads: int, kv_heads: int
+) -> AttentionConfig:
+    values = header.values
+    require_divisible("the number of heads", heads, "the number of key/value heads", kv_heads)
+    usual = None
+    if not (values.has("attention.key_length") and values.has("attention.value_length")):
+        usual = require_divisible("the width", header.width, "the number of heads", heads)
+    head_dim = values.integer("attention.key_length", usual, most=MOST["head_dim"])
+    window = values.integer("attention.sliding_window", 0, least=0, most=MOST["positions"])
+    return AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=values.integer("attention.value_length", usual, most=MOST["head_dim"]),
+        scale=head_dim**-0.5,
+        rope=rope_from_gguf(values, tensors, head_dim=head_dim, context=header.context),
+        window=window or None,
+    )
+
+
+def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
+    """The window of every layer: Mistral has one for all, Qwen says which layers have it."""
+    if kind.window is None:
+        return [None] * layers
+    window = None
+    if values.has("sliding_window") or not values.says("sliding_window"):
+        window = values.integer("sliding_window", kind.window, most=MOST["positions"])
+    if not kind.window_by_layer:
+        return [window] * layers
+    if not values.flag("use_sliding_window", False):
+        window = None
+    if not values.has("layer_types"):
+        first = values.integer("max_window_layers", 28, least=0, most=MOST["layers"])
+        return [window if index >= first else None for index in range(layers)]
+    by_type = {"full_attention": None, "sliding_attention": window}
+    listed = values.raw("layer_types")
+    if not isinstance(listed, list) or len(listed) != layers:
+        raise values.wrong("layer_types", f"a list with a type for each of {layers} layers")
+    for name in listed:
+        if name not in by_type:
+            raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
+        if name == "sliding_attention" and window is None:
+            raise CheckpointError("`layer_types` has windows but `sliding_window` is not in use")
+    return [by_type[name] for name in listed]
+
+
+def _has(tensors: Container[str], layer: int, name: str) -> bool:
+    return f"blk.{layer}.{name}" in tensors
+
+
+LLAMA = Family(
+    name="llama",
+    hf_types=("llama", "mistral"),
+    gguf_archs=("llama",),
+    from_hf=from_hf,
+    from_gguf=from_gguf,
+    rules_hf=rules_hf,
+    rules_gguf=rules_gguf_paired,
+)
+QWEN = Family(
+    name="qwen",
+    hf_types=("qwen2", "qwen3"),
+    gguf_archs=("qwen2", "qwen3"),
+    from_hf=from_hf,
+    from_gguf=from_gguf,
+    rules_hf=rules_hf,
+    rules_gguf=rules_gguf,
+)

@@ -1,0 +1,129 @@
+"""What all families read in the same way: activations, end ids, the head of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import Activation, ModelConfig
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.rules import Drop, Rename, Rule
+from llmcli.families.values import MOST, Values, shortened
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+# transformers' names; those in one line compute the same function.
+_ACTIVATIONS: dict[str, Activation] = {
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(
+        ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"), "gelu_tanh"
+    ),
+    "relu": "relu",
+}
+
+# Metadata that changes what is computed, with the values at which it changes nothing.
+_GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
+    "expert_count": (0,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
+}
+
+
+def activation(values: Values, key: str, default: str) -> Activation:
+    """The activation function under that key; UnsupportedModel for one that we do not have."""
+    name = values.text(key, default)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModel(
+            f"the activation `{shortened(name)}` is not supported",
+            hint=f"supported activations: {', '.join(_ACTIVATIONS)}",
+        )
+    return _ACTIVATIONS[name]
+
+
+def end_ids(
+    values: Values, vocab: int, *, bos: int | None, eos: int | None
+) -> tuple[int | None, tuple[int, ...]]:
+    """`bos_token_id` and `eos_token_id` of a config.json, with the type's own defaults."""
+    begin = values.ids("bos_token_id", () if bos is None else (bos,), vocab=vocab)
+    end = values.ids("eos_token_id", () if eos is None else (eos,), vocab=vocab)
+    return (begin[0] if begin else None), end
+
+
+def hf_head(config: ModelConfig) -> Rule:
+    """What `lm_head.weight` is: the head, or a copy of the embedding that a tied head needs not."""
+    if config.head.tied:
+        return Drop("lm_head.weight", "tied: the head is `embed.W`")
+    return Rename("lm_head.weight", "head.W")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufHeader:
+    """What every architecture writes: sizes, the ids that begin and end a text, the head.
+
+    `values` reads the architecture's own keys. `tied` where the file has no `output.weight`.
+    """
+
+    arch: str
+    values: Values
+    vocab: int
+    width: int
+    layers: int
+    context: int
+    tied: bool
+    bos: int | None
+    eos: tuple[int, ...]
+
+
+def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> GgufHeader:
+    """Reads it; raises CheckpointError, and UnsupportedModel for what no decoder here computes."""
+    general = Values(metadata)
+    arch = general.text("general.architecture")
+    values = Values(metadata, prefix=f"{arch}.")
+    for key, neutral in _GGUF_NEUTRAL.items():
+        if values.has(key) and values.raw(key) not in neutral:
+            raise UnsupportedModel(
+                f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
+            )
+    width = values.integer("embedding_length", most=MOST["width"])
+    vocab = _gguf_vocab(metadata, values, tensors)
+    ends = [
+        i
+        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
+        for i in general.ids(f"tokenizer.ggml.{key}", (), vocab=vocab)
+    ]
+    begin = general.ids("tokenizer.ggml.bos_token_id", (), vocab=vocab)
+    return GgufHeader(
+        arch=arch,
+        values=values,
+        vocab=vocab,
+        width=width,
+        layers=values.integer("block_count", most=MOST["layers"]),
+        context=values.integer("context_length", most=MOST["positions"]),
+        tied="output.weight" not in tensors,
+        bos=begin[0] if begin else None,
+        eos=tuple(dict.fromkeys(ends)),
+    )
+
+
+def _gguf_vocab(
+    metadata: Mapping[str, Any], values: Values, tensors: Mapping[str, TensorInfo]
+) -> int:
+    """Rows of the embedding: it may be padded beyond the tokenizer's list."""
+    table = tensors.get("token_embd.weight")
+    if table is not None:
+        if len(table.shape) != 2 or not 0 < table.shape[0] <= MOST["vocab"]:
+            raise CheckpointError(f"`token_embd.weight` has the shape {list(table.shape)}")
+        return table.shape[0]
+    listed = metadata.get("tokenizer.ggml.tokens")
+    count = len(listed) if isinstance(listed, list) and listed else None
+    return values.integer("vocab_size", count, most=MOST["vocab"])

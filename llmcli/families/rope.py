@@ -1,0 +1,203 @@
+"""Rotary position settings: what checkpoints write → `RopeConfig`.
+
+The hub's form follows `modeling_rope_utils.py` of transformers 5: `rope_parameters`, before
+version 5 `rope_scaling` beside `rope_theta`; `rope_type`, in old files `type`. GGUF's form
+follows `llama-model.cpp` and `llama-context.cpp` of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping
+
+from llmcli.config import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.values import MOST, Values, shortened
+
+DEFAULT_THETA = 10000.0
+GGUF_FACTORS = "rope_freqs.weight"
+
+
+def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
+    """The rotation that a config.json describes, for heads of `head_dim` numbers.
+
+    Raises CheckpointError for values that cannot be, UnsupportedModel for an unknown kind.
+    """
+    # An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers.
+    scaled = values.section("rope_scaling") or values.section("rope_parameters") or Values({})
+    kind = scaled.text("rope_type", scaled.text("type", "default"))
+    theta_at = scaled if scaled.has("rope_theta") else values
+    theta = theta_at.number("rope_theta", DEFAULT_THETA)
+    if kind not in _HF_KINDS:
+        raise UnsupportedModel(
+            f"rotary positions of kind `{shortened(kind)}` are not supported",
+            hint=f"supported kinds: {', '.join(_HF_KINDS)}",
+        )
+    dims = head_dim
+    if kind != "default":  # the default kind rotates whole heads, whatever the fraction says
+        part_at = scaled if scaled.has("partial_rotary_factor") else values
+        dims = int(head_dim * _fraction(part_at))
+    _check_dims(dims, head_dim)
+    # A length beside the rope settings wins over the one inside them, as in transformers.
+    length_at = values if values.has("original_max_position_embeddings") else scaled
+    original = length_at.integer(
+        "original_max_position_embeddings", context, most=MOST["positions"]
+    )
+    scaling = _HF_KINDS[kind](scaled, dims, context, original)
+    return RopeConfig(theta=theta, dims=dims, scaling=scaling)
+
+
+def rope_from_gguf(
+    values: Values, tensors: Container[str], *, head_dim: int, context: int
+) -> RopeConfig:
+    """The rotation that GGUF metadata describes; `values` reads keys after the architecture.
+
+    Where the file has a tensor of frequency factors, it is named in the scaling and the loader
+    reads it. Raises CheckpointError and UnsupportedModel.
+    """
+    dims = values.integer("rope.dimension_count", head_dim, most=MOST["head_dim"])
+    _check_dims(dims, head_dim)
+    theta = values.number("rope.freq_base", DEFAULT_THETA)
+    scaling = _gguf_scaling(values, context)
+    if GGUF_FACTORS in tensors:
+        if scaling is not None:
+            raise UnsupportedModel(
+                f"the file has both `{GGUF_FACTORS}` and rotary scaling in its metadata"
+            )
+        scaling = FrequencyFactors(source=GGUF_FACTORS)
+    return RopeConfig(theta=theta, dims=dims, scaling=scaling)
+
+
+def _gguf_scaling(values: Values, context: int) -> RopeScaling:
+    kind = values.text("rope.scaling.type", "linear")  # llama.cpp's default: a bare factor counts
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModel(
+            f"rotary scaling of kind `{shortened(kind)}` is not supported in GGUF files",
+            hint="supported kinds: none, linear, yarn, and frequency factors in a tensor",
+        )
+    old = values.number("rope.scale_linear", 0.0, above=False)  # the key's name until 2023
+    factor = values.number("rope.scaling.factor", old, above=False) or 1.0
+    attention = values.number("rope.scaling.attn_factor", 1.0)
+    if kind == "yarn":
+        return _gguf_yarn(values, factor, attention, context)
+    if attention != 1.0:
+        raise UnsupportedModel("`rope.scaling.attn_factor` without yarn is not supported")
+    return None if kind == "none" or factor == 1.0 else LinearScaling(factor=factor)
+
+
+def _gguf_yarn(values: Values, factor: float, attention: float, context: int) -> YarnScaling:
+    """llama.cpp: the temperature from the factor, times the file's own `attn_factor`.
+
+    Its context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so that
+    what reaches cos and sin is the ratio below.
+    """
+    all_dims = values.number("rope.scaling.yarn_log_multiplier", 0.0, above=False)
+    temperature = _mscale(factor) / (_mscale(factor, all_dims) if all_dims else 1.0)
+    if values.number("rope.scaling.yarn_ext_factor", 1.0, least=-math.inf) not in (1.0, -1.0):
+        raise UnsupportedModel("a `rope.scaling.yarn_ext_factor` other than 1 is not supported")
+    return YarnScaling(
+        factor=factor,
+        original=values.integer(
+            "rope.scaling.original_context_length", context, most=MOST["positions"]
+        ),
+        attention_factor=temperature * attention,
+        beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0),
+    )
+
+
+def _default(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    return None
+
+
+def _linear(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    return LinearScaling(factor=scaled.number("factor"))
+
+
+def _dynamic(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    """The base grows beyond `max_position_embeddings`, not beyond an original length."""
+    if dims <= 2:
+        raise CheckpointError(f"dynamic rotary scaling needs more than {dims} rotated numbers")
+    return DynamicScaling(factor=scaled.number("factor", least=1.0, above=False), original=context)
+
+
+def _llama3(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    low, high = scaled.number("low_freq_factor"), scaled.number("high_freq_factor")
+    if high <= low:
+        raise CheckpointError(
+            f"`high_freq_factor` {high:g} has to be greater than `low_freq_factor` {low:g}"
+        )
+    return Llama3Scaling(factor=scaled.number("factor"), low=low, high=high, original=original)
+
+
+def _yarn(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    factor = scaled.number("factor", context / original)
+    attention = scaled.optional_number("attention_factor", above=False)
+    if attention is None:
+        mscale = scaled.number("mscale", 0.0, above=False)
+        all_dims = scaled.number("mscale_all_dim", 0.0, above=False)
+        attention = _mscale(factor)
+        if mscale and all_dims:
+            attention = _mscale(factor, mscale) / _mscale(factor, all_dims)
+    return YarnScaling(
+        factor=factor,
+        original=original,
+        attention_factor=attention,
+        # 0 counts as absent, as it does in the reference
+        beta_fast=scaled.number("beta_fast", 32.0, above=False) or 32.0,
+        beta_slow=scaled.number("beta_slow", 1.0, above=False) or 1.0,
+        truncate=scaled.flag("truncate", True),
+    )
+
+
+def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    factor = scaled.number("factor", context / original)
+    attention = scaled.optional_number("attention_factor", above=False)
+    if attention is None:
+        if factor > 1.0 and original == 1:
+            raise CheckpointError("longrope needs an `original_max_position_embeddings` above 1")
+        grown = factor > 1.0
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if grown else 1.0
+    return LongRopeScaling(
+        short=scaled.numbers("short_factor", dims // 2),
+        long=scaled.numbers("long_factor", dims // 2),
+        original=original,
+        attention_factor=attention,
+    )
+
+
+_HF_KINDS: Mapping[str, Callable[[Values, int, int, int], RopeScaling]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
+
+
+def _mscale(factor: float, multiplier: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
+def _fraction(values: Values) -> float:
+    fraction = values.number("partial_rotary_factor", 1.0)
+    if fraction > 1.0:
+        raise values.wrong("partial_rotary_factor", "a number above 0, at most 1")
+    return fraction
+
+
+def _check_dims(dims: int, head_dim: int) -> None:
+    if dims < 2 or dims % 2 or dims > head_dim:
+        raise CheckpointError(
+            f"{dims} rotated numbers in a head of {head_dim}: it must be an even number, at least 2"
+        )

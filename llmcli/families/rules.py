@@ -1,0 +1,158 @@
+"""Tensor names of a checkpoint → parameters of the model, as data.
+
+A rule names checkpoint tensors by a pattern in which `{layer}` stands for a layer's number.
+Several renames may have the same source: each takes its own slice of a fused tensor.
+
+The operations of a rename apply from left to right, each to what the one before it gave, and
+the first to the matrix as the file stores it. *Row* operations only choose or reorder rows and
+are legal on packed blocks; *value* operations need the numbers themselves, so that a packed
+tensor has to be dequantized for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from llmcli.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Row operation: rows (of a vector: numbers) `start` up to but not including `stop`."""
+
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"rows {self.start}:{self.stop}"
+
+
+@dataclass(frozen=True)
+class UnpairRows:
+    """Row operation: undo llama.cpp's interleaving of query and key rows.
+
+    The file rotates number 2j of a head against 2j+1, we rotate j against j + dims/2. So within
+    each of `heads` equal groups of rows the first `dims` rows go into the order
+    0, 2, 4, … 1, 3, 5, …; the rows of a group after those `dims` stay where they are.
+    """
+
+    heads: int
+    dims: int
+
+    def __str__(self) -> str:
+        return f"unpaired rows of {self.heads} heads"
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Value operation: a matrix stored `[in, out]` (Conv1D) becomes `[out, in]`."""
+
+    def __str__(self) -> str:
+        return "transposed"
+
+
+@dataclass(frozen=True)
+class AddConstant:
+    """Value operation: a constant added to every number."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"plus {self.value:g}"
+
+
+Op = Rows | UnpairRows | Transpose | AddConstant
+
+
+class Rename:
+    """Checkpoint tensor `source` fills parameter `target` after the operations `ops`."""
+
+    __slots__ = ("ops", "source", "target")
+
+    def __init__(self, source: str, target: str, *ops: Op) -> None:
+        self.source = source
+        self.target = target
+        self.ops = ops
+
+    def __repr__(self) -> str:
+        return f"Rename({self.source!r} -> {self.target!r}, {list(map(str, self.ops))})"
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Checkpoint tensors of that pattern are known and not needed, for `reason`."""
+
+    pattern: str
+    reason: str
+
+
+Rule = Rename | Drop
+
+
+@dataclass(frozen=True)
+class Load:
+    """Checkpoint tensor `source` through `ops` into parameter `target`."""
+
+    source: str
+    target: str
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rules make of a list of names.
+
+    `dropped` are (name, reason); `unexpected` are names that no rule knows.
+    """
+
+    loads: tuple[Load, ...]
+    dropped: tuple[tuple[str, str], ...]
+    unexpected: tuple[str, ...]
+
+
+# At most six digits: a name is the file's own text, and a million layers is out of bounds anyway.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_PLACEHOLDER = re.compile(r"\{[a-z]+\}")
+
+
+def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Plan:
+    """Applies the rules to the names without reading anything.
+
+    A layer's number beyond the configuration's last layer makes a name unexpected. Time is
+    linear in the names: a rule is found by the whole name, or by it with its numbers taken out.
+    """
+    exact: dict[str, list[Rule]] = {}
+    numbered: dict[str, list[Rule]] = {}
+    for rule in rules:
+        pattern = rule.source if isinstance(rule, Rename) else rule.pattern
+        skeleton = _PLACEHOLDER.sub("{}", pattern)
+        (exact if skeleton == pattern else numbered).setdefault(skeleton, []).append(rule)
+    loads: list[Load] = []
+    dropped: list[tuple[str, str]] = []
+    unexpected: list[str] = []
+    for name in names:
+        skeleton, numbers = _skeleton(name)
+        found = exact.get(name)
+        if found is None and all(number < len(config.layers) for number in numbers):
+            found = numbered.get(skeleton)
+        if found is None:
+            unexpected.append(name)
+        for rule in found or ():
+            if isinstance(rule, Drop):
+                dropped.append((name, rule.reason))
+            else:
+                loads.append(Load(name, _filled(rule.target, numbers), rule.ops))
+    return Plan(tuple(loads), tuple(dropped), tuple(unexpected))
+
+
+def _skeleton(name: str) -> tuple[str, list[int]]:
+    parts = name.split(".")
+    numbers = [int(part) for part in parts if _NUMBER.fullmatch(part)]
+    return ".".join("{}" if _NUMBER.fullmatch(part) else part for part in parts), numbers
+
+
+def _filled(target: str, numbers: Sequence[int]) -> str:
+    remaining = iter(numbers)
+    return _PLACEHOLDER.sub(lambda _: str(next(remaining)), target)

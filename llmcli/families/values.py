@@ -1,0 +1,166 @@
+"""Reading numbers out of a configuration that anybody may have written.
+
+A configuration decides how much we build, so every value is checked for its type and its
+range before it is used; the error names the key and the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmcli.errors import CheckpointError
+
+# Far above every published model, far below what would hurt before the weights are looked at.
+MOST = {
+    "layers": 1024,
+    "heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "width": 1 << 20,
+    "hidden": 1 << 24,
+    "vocab": 1 << 24,
+    "positions": 1 << 40,
+}
+
+
+class Values:
+    """A configuration's mapping, read key by key.
+
+    `prefix` is put before every key that is asked for (`llama.` in GGUF metadata). A key whose
+    value is null counts as absent. All readers raise CheckpointError.
+    """
+
+    def __init__(self, mapping: Mapping[str, Any], *, prefix: str = "") -> None:
+        self._mapping = mapping
+        self._prefix = prefix
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there with a value other than null."""
+        return self._mapping.get(self._prefix + key) is not None
+
+    def says(self, key: str) -> bool:
+        """Whether the key is there at all: an explicit null may mean another thing than absence."""
+        return self._prefix + key in self._mapping
+
+    def raw(self, key: str) -> Any:
+        """The value as it stands, None where it is absent."""
+        return self._mapping.get(self._prefix + key)
+
+    def section(self, key: str) -> Values | None:
+        """A nested object, None where it is absent or empty."""
+        value = self.raw(key)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "an object")
+        return Values(value, prefix="")
+
+    def integer(self, key: str, default: int | None = None, *, most: int, least: int = 1) -> int:
+        """A whole number in `least … most`."""
+        value = self._present(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(key, f"a whole number from {least} to {most}")
+        return value
+
+    def per_layer(
+        self, key: str, layers: int, default: Sequence[int] | None = None, *, most: int
+    ) -> tuple[int, ...]:
+        """One whole number per layer: GGUF writes either one for all, or an array."""
+        value = self.raw(key)
+        if value is None and default is not None:
+            return tuple(default)
+        if not isinstance(value, list | tuple):
+            return (self.integer(key, most=most),) * layers
+        if len(value) != layers:
+            raise self.wrong(key, f"one number, or one for each of {layers} layers")
+        if len(set(value)) == 1:
+            return (Values({key: value[0]}).integer(key, most=most),) * layers
+        return tuple(Values({key: item}).integer(key, most=most) for item in value)
+
+    def number(
+        self, key: str, default: float | None = None, *, least: float = 0.0, above: bool = True
+    ) -> float:
+        """A finite number above `least` (or equal to it, where not `above`)."""
+        value = self._present(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+            raise self.wrong(key, "a finite number")
+        if value < least or (above and value == least):
+            raise self.wrong(key, f"a number {'above' if above else 'from'} {least:g}")
+        return float(value)
+
+    def optional_number(self, key: str, *, least: float = 0.0, above: bool = True) -> float | None:
+        """The same, None where the key is absent."""
+        return self.number(key, least=least, above=above) if self.has(key) else None
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` finite numbers above 0."""
+        value = self.raw(key)
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self.wrong(key, f"a list of {count} numbers")
+        return tuple(Values({key: item}).number(key) for item in value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._present(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._present(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string")
+        return value
+
+    def ids(self, key: str, default: Sequence[int], *, vocab: int) -> tuple[int, ...]:
+        """Token ids: one, or a list. Those outside the vocabulary can never occur and go."""
+        value = self._mapping.get(self._prefix + key, list(default))
+        if value is None:  # null says that there is none, which is not the default
+            return ()
+        listed = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
+            raise self.wrong(key, "a token id or a list of them")
+        return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """The error for a key whose value is not what it has to be."""
+        name = self._prefix + key
+        if self.raw(key) is None:
+            return CheckpointError(f"the configuration has no `{name}`: it must be {expected}")
+        return CheckpointError(
+            f"the configuration says `{name}` is `{shortened(self.raw(key))}`:"
+            f" it must be {expected}"
+        )
+
+    def _present(self, key: str, default: Any) -> Any:
+        value = self.raw(key)
+        return default if value is None else value
+
+
+def shortened(value: Any, width: int = 40) -> str:
+    """The value in at most `width` characters, whatever a file put there."""
+    if isinstance(value, list | tuple | dict) and len(value) > width:
+        return f"{type(value).__name__} of {len(value)} entries"
+    if isinstance(value, int) and value.bit_length() > 256:  # printing it would be slow
+        return f"a number of {value.bit_length()} bits"
+    text = str(value) if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def require_divisible(what: str, size: int, parts_name: str, parts: int) -> int:
+    """`size / parts`; raises CheckpointError where it is not whole."""
+    if size % parts:
+        raise CheckpointError(
+            f"the configuration says {what} is {size}, which {parts_name} {parts} does not divide"
+        )
+    return size // parts
+
+
+def _finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of a float
+        return False
