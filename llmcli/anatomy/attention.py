@@ -66,8 +66,8 @@ def attention_activations(
     ]
     if a.qk_norm is not None:
         rows += [
-            ("q_norm", q, norm_formula(a.qk_norm, "q", "Q'", "w_q"), 0),
-            ("k_norm", k, norm_formula(a.qk_norm, "k", "K'", "w_k"), 0),
+            ("q_norm", q, norm_formula(a.qk_norm, "Q", "Q'"), 0),
+            ("k_norm", k, norm_formula(a.qk_norm, "K", "K'"), 0),
         ]
     if a.rope is not None:
         mark = "" if a.qk_norm is None else "'"

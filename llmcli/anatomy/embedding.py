@@ -55,17 +55,17 @@ def head_activations(
 ) -> tuple[TensorSpec, ...]:
     """`logits_raw` and `logits`, both `[B, T, V]`; `tokens` is 1 where only the last is wanted.
 
-    They differ where a head scales or caps what its product gives.
+    They differ in dtype (`logits` is at least float32), and where a head scales or caps them.
     """
     sizes = {"T": tokens, "V": vocab}
     flops = call.product_flops(width, vocab, tokens=tokens)
     return (
-        call.activation("logits_raw", sizes, head_formula(head), flops=flops, wide=True),
+        call.activation("logits_raw", sizes, head_formula(head), flops=flops),
         call.activation("logits", sizes, "logits = logits_raw", wide=True),
     )
 
 
 def head_formula(head: HeadConfig) -> str:
-    """`logits = N W_head`, with the token embedding's transpose where it is tied."""
+    """`logits = X W_head`, with the token embedding's transpose where it is tied."""
     weight = "W_Eᵀ" if head.tied else "W"
-    return f"logits = N {weight}" + (" + b" if head.bias else "")
+    return f"logits = X {weight}" + (" + b" if head.bias else "")

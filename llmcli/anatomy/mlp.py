@@ -10,10 +10,10 @@ def mlp_parameters(
     mlp: MlpConfig, prefix: str, width: int, *, layer: int
 ) -> tuple[TensorSpec, ...]:
     """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
-    up = "U = X W_up" if mlp.gated else "G = X W_up"
+    up = "U = X' W_up" if mlp.gated else "G = X' W_up"
     rows = [("up", ("D", "F"), (width, mlp.hidden), up)]
     if mlp.gated:
-        rows.insert(0, ("gate", ("D", "F"), (width, mlp.hidden), "G = X W_gate"))
+        rows.insert(0, ("gate", ("D", "F"), (width, mlp.hidden), "G = X' W_gate"))
     rows.append(("down", ("F", "D"), (mlp.hidden, width), "Y = M W_down"))
     specs: list[TensorSpec] = []
     for symbol, axes, shape, formula in rows:
@@ -29,14 +29,14 @@ def mlp_activations(
     bias = {symbol: f" + b_{symbol}" if mlp.bias else "" for symbol in ("gate", "up")}
     if mlp.gated:
         rows = [
-            ("gate", f"G = X W_gate{bias['gate']}", flops),
-            ("up", f"U = X W_up{bias['up']}", flops),
+            ("gate", f"G = X' W_gate{bias['gate']}", flops),
+            ("up", f"U = X' W_up{bias['up']}", flops),
             ("act", f"G' = {mlp.activation}(G)", 0),
             ("post", "M = G' ∘ U", 0),
         ]
     else:
         rows = [
-            ("pre", f"G = X W_up{bias['up']}", flops),
+            ("pre", f"G = X' W_up{bias['up']}", flops),
             ("post", f"M = {mlp.activation}(G)", 0),
         ]
     sizes = {"T": call.tokens, "F": mlp.hidden}

@@ -18,7 +18,7 @@ from llmcli.anatomy.embedding import (
 from llmcli.anatomy.mlp import mlp_activations, mlp_parameters
 from llmcli.anatomy.norm import norm_activations, norm_parameters
 from llmcli.anatomy.spec import Call, Phase, TensorSpec
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, NormConfig
 
 
 def parameters(config: ModelConfig) -> tuple[TensorSpec, ...]:
@@ -56,7 +56,7 @@ def activations(
         specs += _block_activations(config, layer, index, call)
     last = tokens if logits == "all" else 1
     specs += norm_activations(
-        config.final_norm, "ln_final", config.width, call, layer=None, tokens=last
+        config.final_norm, "ln_final", "R", config.width, call, layer=None, tokens=last
     )
     specs += head_activations(config.head, config.vocab, config.width, call, tokens=last)
     return tuple(specs)
@@ -85,25 +85,30 @@ def _block_activations(
     def residual(name: str, formula: str, flops: int = 0) -> TensorSpec:
         return call.activation(f"{block}.{name}", stream, formula, flops=flops, layer=index)
 
-    first = "X = E + P" if config.embedding.positions is not None else "X = E"
-    before = first if index == 0 else f"X = blocks.{index - 1}.resid_post"
+    def norm(name: str, config: NormConfig, letter: str) -> tuple[TensorSpec, ...]:
+        return norm_activations(
+            config, f"{block}.{name}", letter, width, call, layer=index, tokens=call.tokens
+        )
+
+    first = "R = E + P" if config.embedding.positions is not None else "R = E"
+    before = first if index == 0 else f"R = blocks.{index - 1}.resid_post"
     z_columns = mixer.heads * mixer.value_dim
     return [
         residual("resid_pre", before),
-        *norm_activations(layer.ln1, f"{block}.ln1", width, call, layer=index, tokens=call.tokens),
+        *norm("ln1", layer.ln1, "R"),
         *attention_activations(mixer, f"{block}.attn", width, call, layer=index),
         residual(
             "attn_out",
             "A = Z W_o" + (" + b_o" if mixer.out_bias else ""),
             call.product_flops(z_columns, width),
         ),
-        residual("resid_mid", "X' = X + A"),
-        *norm_activations(layer.ln2, f"{block}.ln2", width, call, layer=index, tokens=call.tokens),
+        residual("resid_mid", "R' = R + A"),
+        *norm("ln2", layer.ln2, "R'"),
         *mlp_activations(ffn, f"{block}.mlp", width, call, layer=index),
         residual(
             "mlp_out",
             "Y = M W_down" + (" + b_down" if ffn.bias else ""),
             call.product_flops(ffn.hidden, width),
         ),
-        residual("resid_post", "X'' = X' + Y"),
+        residual("resid_post", "R'' = R' + Y"),
     ]

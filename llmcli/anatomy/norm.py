@@ -1,4 +1,8 @@
-"""Normalization of the last axis: RMSNorm and LayerNorm."""
+"""Normalization of the last axis: RMSNorm and LayerNorm.
+
+In formulas `R` is the residual stream, `R'` the same after attention was added, and `X`, `X'`
+are what a norm makes of them for the part that follows.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +22,36 @@ def norm_parameters(
 
 
 def norm_activations(
-    norm: NormConfig, prefix: str, width: int, call: Call, *, layer: int | None, tokens: int
+    norm: NormConfig,
+    prefix: str,
+    stream: str,
+    width: int,
+    call: Call,
+    *,
+    layer: int | None,
+    tokens: int,
 ) -> tuple[TensorSpec, ...]:
     """`<prefix>.scale` `[B, T, 1]`, the number that is divided by, and `<prefix>.out` `[B, T, D]`.
 
-    `tokens` is the number of positions that are normalized (1 where only the last is needed).
+    `stream` is the letter of the residual stream that is normalized; `tokens` the number of its
+    positions (1 where only the last is needed).
     """
-    inside = "mean(x²)" if norm.kind == "rms" else "mean((x − mean(x))²)"
+    inside = f"mean({stream}²)" if norm.kind == "rms" else f"mean(({stream} − mean({stream}))²)"
+    out = stream.replace("R", "X")
     return (
         call.activation(
             f"{prefix}.scale", {"T": tokens, "1": 1}, f"s = √({inside} + ε)", layer=layer, wide=True
         ),
         call.activation(
-            f"{prefix}.out", {"T": tokens, "D": width}, norm_formula(norm), layer=layer
+            f"{prefix}.out",
+            {"T": tokens, "D": width},
+            norm_formula(norm, stream, out),
+            layer=layer,
         ),
     )
 
 
-def norm_formula(norm: NormConfig, x: str = "x", out: str = "N", w: str = "w") -> str:
-    """`N = x / s ∘ w` (rms) or `N = (x − mean(x)) / s ∘ w + b` (layer)."""
+def norm_formula(norm: NormConfig, x: str = "R", out: str = "X") -> str:
+    """`X = R / s ∘ w` (rms) or `X = (R − mean(R)) / s ∘ w + b` (layer)."""
     centred = x if norm.kind == "rms" else f"({x} − mean({x}))"
-    return f"{out} = {centred} / s ∘ {w}" + (" + b" if norm.bias else "")
+    return f"{out} = {centred} / s ∘ w" + (" + b" if norm.bias else "")

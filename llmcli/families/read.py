@@ -123,7 +123,7 @@ def _gguf_vocab(
     if table is not None:
         if len(table.shape) != 2 or not 0 < table.shape[0] <= MOST["vocab"]:
             raise CheckpointError(f"`token_embd.weight` has the shape {list(table.shape)}")
-        return table.shape[0]
+        return int(table.shape[0])
     listed = metadata.get("tokenizer.ggml.tokens")
     count = len(listed) if isinstance(listed, list) and listed else None
     return values.integer("vocab_size", count, most=MOST["vocab"])
