@@ -1,0 +1,138 @@
+"""What a checkpoint is, whatever its file format: a configuration and an index of tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from llmcli.checkpoints.files import WeightFile, shown
+from llmcli.checkpoints.folder import Folder, read_folder
+from llmcli.checkpoints.gguf import read_gguf
+from llmcli.checkpoints.safetensors import read_safetensors
+from llmcli.checkpoints.sniff import kind_of, pickled
+from llmcli.checkpoints.tensors import TensorInfo
+from llmcli.errors import CheckpointError
+
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """An opened checkpoint: headers and configuration are read, the weights are not.
+
+    `path` is the file or directory, `name` what the user asked for. `config` is
+    `config.json` as it stands (None where there is none), or a GGUF file's metadata.
+    `files` are the weight files, none where a directory holds a configuration alone.
+    """
+
+    path: Path
+    kind: Literal["safetensors", "gguf"]
+    name: str
+    config: Mapping[str, Any] | None
+    tensors: Mapping[str, TensorInfo]
+    generation_config: Mapping[str, Any] | None
+    files: tuple[Path, ...]
+    _open: Mapping[Path, WeightFile] = field(repr=False, compare=False)
+
+    @property
+    def folder(self) -> Path:
+        """The directory in which the tokenizer's files would lie."""
+        return self.path if os.path.isdir(self.path) else self.path.parent
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of config.json, `general.architecture` of GGUF; else CheckpointError."""
+        if self.config is None:
+            raise CheckpointError(
+                f"`{shown(self.name)}` has no `config.json` beside its weights",
+                hint="put the model's config.json into the same directory",
+            )
+        key = "general.architecture" if self.kind == "gguf" else "model_type"
+        found = self.config.get(key)
+        if not isinstance(found, str) or not found:
+            where = "metadata" if self.kind == "gguf" else "config.json"
+            raise CheckpointError(f"the {where} of `{shown(self.name)}` has no `{key}`")
+        return found
+
+    def raw(self, name: str) -> memoryview:
+        """The stored bytes of tensor `name`: a zero-copy view of a shared read-only mapping.
+
+        Raises KeyError for an unknown name, CheckpointError where the file has changed.
+        """
+        tensor = self.tensors[name]
+        return self._open[tensor.file].view(tensor.offset, tensor.nbytes)
+
+    def read(self, name: str, start: int, stop: int) -> bytes:
+        """A copy of bytes [start, stop) of tensor `name`, read without mapping the file.
+
+        Raises KeyError for an unknown name, ValueError for a range outside the tensor,
+        CheckpointError where the file has changed or cannot be read.
+        """
+        tensor = self.tensors[name]
+        if not 0 <= start <= stop <= tensor.nbytes:
+            raise ValueError(f"bytes {start}…{stop} of {name}, which has {tensor.nbytes}")
+        return self._open[tensor.file].read(tensor.offset + start, stop - start)
+
+    def release(self) -> None:
+        """Drop the mapped pages and close the files; they are opened again when needed."""
+        for file in self._open.values():
+            file.release()
+
+
+def open_checkpoint(path: Path, *, name: str | None = None) -> Checkpoint:
+    """Open a directory, a `.safetensors` or a `.gguf` file; `name` is for messages.
+
+    Reads headers and JSON only. Raises ModelNotFound where nothing is there and
+    CheckpointError for whatever cannot be used: a pickle, a broken header, a missing shard.
+    """
+    name = str(path) if name is None else name
+    if os.path.isdir(path):  # unlike Path.is_dir, false where it may not be looked at
+        folder = read_folder(path)
+        if folder.gguf is None:
+            return _from_folder(path, name, folder)
+        path = folder.gguf
+    kind = kind_of(path)
+    if kind == "pickle":
+        raise pickled(path)
+    if kind == "gguf":
+        metadata, tensors, size = read_gguf(path)
+        return Checkpoint(
+            path=path, kind="gguf", name=name, config=metadata, tensors=tensors,
+            generation_config=None, files=(path,), _open={path: WeightFile(path, size)},
+        )  # fmt: skip
+    _, tensors, size = read_safetensors(path)
+    beside = read_folder(path.parent, only=path)
+    return Checkpoint(
+        path=path, kind="safetensors", name=name, config=beside.config, tensors=tensors,
+        generation_config=beside.generation_config, files=(path,),
+        _open={path: WeightFile(path, size)},
+    )  # fmt: skip
+
+
+def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
+    """A directory of one or more safetensors files, merged into one index."""
+    tensors: dict[str, TensorInfo] = {}
+    files: dict[Path, WeightFile] = {}
+    for shard in folder.shards:
+        _, found, size = read_safetensors(shard)
+        files[shard] = WeightFile(shard, size)
+        twice = next((tensor for tensor in found if tensor in tensors), None)
+        if twice is not None:
+            raise CheckpointError(
+                f"the tensor `{shown(twice)}` is in `{shown(tensors[twice].file.name)}` and again "
+                f"in `{shown(shard.name)}`"
+            )
+        tensors |= found
+    for tensor, shard in folder.index.items():
+        if tensor not in tensors or tensors[tensor].file != shard:
+            raise CheckpointError(
+                f"`{shown(shard)}` has no tensor `{shown(tensor)}`, which the index places there",
+                hint="fetch the shards again: they and the index belong to different versions",
+            )
+    return Checkpoint(
+        path=path, kind="safetensors", name=name, config=folder.config, tensors=tensors,
+        generation_config=folder.generation_config, files=tuple(files), _open=files,
+    )  # fmt: skip

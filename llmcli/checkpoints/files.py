@@ -1,0 +1,166 @@
+"""Opening files that somebody else wrote: regular files only, bounded sizes, one clear error."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import stat
+import weakref
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import CheckpointError, ModelNotFound
+
+MAX_JSON_BYTES = 100_000_000  # the cap that the safetensors library puts on its own header
+
+
+def shown(text: object, limit: int = 80) -> str:
+    """`text` for use inside a message: control characters escaped, at most `limit` characters.
+
+    A tensor name is under the control of whoever made the file, so that a raw one could
+    move the cursor or recolour the terminal.
+    """
+    clean = "".join(
+        char if char.isprintable() and char != "`" else char.encode("unicode_escape").decode()
+        for char in str(text)[: limit + 1]
+    )
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def why(error: OSError) -> str:
+    """The operating system's reason, in lower case and without the path."""
+    reason = error.strerror or type(error).__name__
+    return reason[:1].lower() + reason[1:]
+
+
+def open_regular(path: Path) -> tuple[int, int]:
+    """Open a regular file for reading; returns (file descriptor, size in bytes).
+
+    Raises ModelNotFound where nothing is there, CheckpointError for directories, pipes,
+    devices, sockets, empty files and files that may not be read. Never blocks: a FIFO
+    without a writer would hang an ordinary open.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFound(f"there is no file `{shown(path)}`") from None
+    except (OSError, ValueError) as error:
+        cause = why(error) if isinstance(error, OSError) else "the name holds a NUL byte"
+        raise CheckpointError(f"`{shown(path)}` cannot be read: {cause}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"`{shown(path)}` is not a regular file")
+        if status.st_size == 0:
+            raise CheckpointError(f"`{shown(path)}` is empty", hint="fetch or copy the file again")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status.st_size
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in `path`, or CheckpointError.
+
+    NaN and Infinity are accepted, as the reference implementation writes them into
+    `config.json` (`time_step_limit` of Mamba-2).
+    """
+    descriptor, size = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        if size > MAX_JSON_BYTES:
+            raise CheckpointError(f"`{shown(path)}` is larger than {MAX_JSON_BYTES} bytes")
+        try:
+            return json.loads(file.read(size).decode("utf-8-sig"))
+        except OSError as error:
+            raise CheckpointError(f"`{shown(path)}` cannot be read: {why(error)}") from None
+        except RecursionError:
+            cause = "it is nested too deeply"
+        except UnicodeDecodeError:
+            cause = "it is not utf-8 text"
+        except ValueError as error:
+            cause = shown(error)
+    raise CheckpointError(f"`{shown(path)}` is not valid json: {cause}")
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`; None where there is no such file; otherwise CheckpointError."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        document = read_json(path)
+    except ModelNotFound:
+        raise CheckpointError(f"`{shown(path)}` is a link to a file that is not there") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"`{shown(path)}` is not a json object")
+    return document
+
+
+class WeightFile:
+    """One open weight file: a shared read-only mapping and plain reads of the same bytes.
+
+    Opened when first used. `size` is what the header was checked against: a file that has
+    another size by then was replaced or truncated, and mapping it could crash the process.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._descriptor = -1
+        self._close: weakref.finalize[..., WeightFile] | None = None
+        self._map: mmap.mmap | None = None
+
+    def _open(self) -> int:
+        if self._descriptor < 0:
+            descriptor, size = open_regular(self.path)
+            if size != self.size:
+                os.close(descriptor)
+                raise CheckpointError(f"`{shown(self.path)}` has changed since it was opened")
+            self._descriptor = descriptor
+            self._close = weakref.finalize(self, os.close, descriptor)
+        return self._descriptor
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Zero-copy view of `nbytes` bytes at `offset`; the mapping lives as long as any view."""
+        if self._map is None:
+            try:
+                self._map = mmap.mmap(self._open(), self.size, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"`{shown(self.path)}` cannot be mapped: {error}") from None
+        return memoryview(self._map)[offset : offset + nbytes]
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Copy of `nbytes` bytes at `offset`, without touching the mapping."""
+        parts, descriptor = [], self._open()
+        while nbytes:  # one call returns at most 2 GiB
+            try:
+                part = os.pread(descriptor, nbytes, offset)
+            except OSError as error:
+                raise CheckpointError(
+                    f"`{shown(self.path)}` cannot be read: {why(error)}"
+                ) from None
+            if not part:
+                raise CheckpointError(f"`{shown(self.path)}` ends early: it was truncated")
+            parts.append(part)
+            offset, nbytes = offset + len(part), nbytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self) -> None:
+        """Give the mapped pages back and close the file; views that exist stay valid."""
+        if self._map is not None:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED)
+            try:
+                self._map.close()
+                self._map = None
+            except BufferError:  # a view is still in use: keep its mapping, the pages are gone
+                pass
+        if self._close is not None:
+            self._close()
+            self._close, self._descriptor = None, -1
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed for want of space."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

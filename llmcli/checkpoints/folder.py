@@ -1,0 +1,117 @@
+"""What a model's directory holds: configuration, and which files carry the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmcli.checkpoints.files import read_json, read_object, shown, why
+from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, pickled
+from llmcli.errors import CheckpointError, ModelNotFound
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A directory as found: safetensors `shards` in order with the `index` (tensor -> shard)
+    where there is one, or one `gguf` file, or a configuration alone.
+    """
+
+    config: Mapping[str, Any] | None
+    generation_config: Mapping[str, Any] | None
+    shards: tuple[Path, ...] = ()
+    index: Mapping[str, Path] = field(default_factory=dict)
+    gguf: Path | None = None
+
+
+def read_folder(path: Path, *, only: Path | None = None) -> Folder:
+    """Look through a directory; with `only`, read the configuration beside that one file.
+
+    Weights, in this order: `model.safetensors`, the shards of the index, one other
+    `.safetensors`, one `.gguf`. Raises ModelNotFound where there is no model at all, and
+    CheckpointError for a choice that is not ours, a pickle, or JSON that is broken.
+    """
+    config = read_object(path / "config.json")
+    generation = read_object(path / "generation_config.json")
+    if only is not None:
+        return Folder(config=config, generation_config=generation, shards=(only,))
+    names = _names(path)
+    index: dict[str, Path] = {}
+    shards: tuple[Path, ...] = ()
+    if SINGLE in names:
+        shards = (path / SINGLE,)
+    elif INDEX in names:
+        index = read_index(path)
+        shards = tuple(dict.fromkeys(index.values()))
+    else:
+        shards = _one(path, names, ".safetensors")
+    gguf = () if shards else _one(path, names, ".gguf")
+    if not shards and not gguf:
+        pickles = sorted(name for name in names if name.lower().endswith(PICKLE_SUFFIXES))
+        if pickles:
+            raise pickled(path / pickles[0])
+        if config is None:
+            raise ModelNotFound(
+                f"there is no model in the directory `{shown(path)}`",
+                hint="it should hold a config.json and .safetensors files, or one .gguf file",
+            )
+    return Folder(
+        config=config, generation_config=generation, shards=shards, index=index,
+        gguf=gguf[0] if gguf else None,
+    )  # fmt: skip
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """`weight_map` of a sharded checkpoint in directory `path`: tensor name -> shard.
+
+    A shard must be the plain name of a file in that directory: the index comes from a
+    stranger and has no business elsewhere.
+    """
+    where = shown(path / INDEX)
+    document = read_json(path / INDEX)
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"`{where}` has no `weight_map`")
+    shards: dict[Any, Path] = {}
+    for name in found.values():
+        if not isinstance(name, str):
+            raise CheckpointError(f"`{where}` names `{shown(name)}` as a file")
+        if name in shards:
+            continue
+        if not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+            raise CheckpointError(
+                f"`{where}` names `{shown(name)}`, no .safetensors file beside it"
+            )
+        shards[name] = path / name
+    for name in sorted(shards):
+        if not os.path.exists(shards[name]):
+            raise CheckpointError(
+                f"`{shown(path)}` lacks the file `{shown(name)}` that its index names",
+                hint="fetch that file into the same directory",
+            )
+    return {tensor: shards[name] for tensor, name in found.items()}
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        return set(os.listdir(path))
+    except OSError as error:
+        raise CheckpointError(f"`{shown(path)}` cannot be read: {why(error)}") from None
+
+
+def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
+    """The one file with that ending, or none; CheckpointError lists several."""
+    found = sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")
+    if len(found) > 1:
+        listed = ", ".join(f"`{shown(name)}`" for name in found[:4])
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise CheckpointError(
+            f"the directory `{shown(path)}` has several {suffix} files: {listed}{more}",
+            hint=f"name one, as in `{shown(path / found[0], 200)}`",
+        )
+    return tuple(path / name for name in found)

