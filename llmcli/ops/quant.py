@@ -17,18 +17,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.errors import CheckpointError, UnsupportedModel
 
 # Elements decoded at a time: 4 MiB of float32. Of 2^16 … 2^21 the fastest on two cores (below
 # it the calls cost more than their work), and what bounds temporary memory (about 10 MiB).
 _CHUNK = 1 << 20
 
-FORMATS = {
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "F64": (1, 8),
-    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
-}  # fmt: skip
+# Name of a GGML type -> (elements of a block, bytes of a block).
+FORMATS = {name: (elements, size) for name, elements, size in GGML_TYPES.values()}
 
+# Formats whose elements PyTorch has a type for.
 PLAIN = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -1,0 +1,178 @@
+"""Prompts to a stream of tokens: one prefill, then one decode step for all sequences at a time.
+
+Nothing here prints or reads a clock; whoever wants to time or show wraps the iterator. An
+exception at the caller's end (Ctrl-C, a closed generator) passes through between two steps.
+
+Axes: P prompts, B sequences still running, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import PromptTooLong, UsageError
+from llmcli.generation.output import Output, Token
+from llmcli.generation.picker import Picker
+from llmcli.generation.sampling import Sampling
+from llmcli.generation.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+    from llmcli.nn.state import State
+
+_CHUNK = 512  # prompt tokens of a sequence in one forward call: bounds what attention needs
+_BUCKET = 64  # capacities are multiples of this, so that few sizes of cache exist
+
+
+def stream(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    limit: int,
+    stop: Sequence[str] = (),
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    samples: int = 1,
+    capacity: int | None = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+) -> Iterator[Token]:
+    """Return an iterator over the tokens that `model` writes after `prompts` (lists of ids).
+
+    Every prompt is continued `samples` times, all as one batch: each step yields one token of
+    every sequence that still runs, in order. A sequence ends at one of `model.eos_ids` (unless
+    `ignore_eos`), at one of the strings `stop`, after `limit` tokens, or when it is full: at
+    most `capacity` tokens (default: the model's context) enter the model, so that a prompt of n
+    leaves room for `capacity - n + 1`. It ends alone; the others go on without it.
+
+    Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
+    text is that of the prompt alone with that seed, within the rounding of the logits.
+    `logprobs` K asks for log-probabilities of the token and of the K best. `on_prefill(done,
+    total)` hears of the prompt tokens read, every 512 tokens of the longest prompt.
+
+    Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
+    1, an empty stop string) and PromptTooLong; while it runs NotFinite.
+    """
+    room = _capacity(model, capacity)
+    _check_numbers(limit=limit, samples=samples, capacity=room)
+    if logprobs is not None and logprobs < 0:
+        raise UsageError(f"`--logprobs {logprobs}` is out of range", hint="it must be 0 or more")
+    StopMatcher(stop)
+    _check_prompts(prompts, model.config.vocab, room)
+    outputs = [
+        Output(
+            number,
+            room=min(limit, room - len(prompts[number // samples]) + 1),
+            tokenizer=model.tokenizer,
+            stop=stop,
+            eos_ids=frozenset() if ignore_eos else model.eos_ids,
+        )
+        for number in range(len(prompts) * samples)
+    ]
+    picker = Picker(
+        sampling,
+        prompts,
+        samples=samples,
+        vocab=model.config.vocab,
+        device=model.device,
+        logprobs=logprobs,
+    )
+    longest = max(map(len, prompts))
+    wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET
+    return _run(model, prompts, outputs, picker, min(room, wanted), on_prefill)
+
+
+def _run(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    outputs: list[Output],
+    picker: Picker,
+    capacity: int,
+    on_prefill: Callable[[int, int], None] | None,
+) -> Iterator[Token]:
+    state = model.decoder.new_state(len(prompts), capacity)
+    logits_BV = _prefill(model, prompts, state, on_prefill)
+    samples = len(outputs) // len(prompts)
+    if samples > 1:
+        forks = [number // samples for number in range(len(outputs))]
+        state, logits_BV = state.select(forks), logits_BV[forks]
+    while True:
+        ids_B, choices = picker.pick(logits_BV)
+        for output, choice in zip(outputs, choices, strict=True):
+            yield output.add(choice)
+        rows = [row for row, output in enumerate(outputs) if output.finish is None]
+        if not rows:
+            return
+        if len(rows) < len(outputs):
+            outputs = [outputs[row] for row in rows]
+            picker.keep(rows)
+            state, ids_B = state.select(rows), ids_B[rows]
+        logits_BV = model.decoder(ids_B[:, None], state, logits="last")[:, 0]
+
+
+@torch.inference_mode()
+def _prefill(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    state: State,
+    on_prefill: Callable[[int, int], None] | None,
+) -> Tensor:
+    """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`."""
+    last_PV: Tensor | None = None
+    done, total = 0, sum(map(len, prompts))
+    for start in range(0, max(map(len, prompts)), _CHUNK):
+        parts = [list(prompt[start : start + _CHUNK]) for prompt in prompts]
+        lengths = [len(part) for part in parts]
+        width = max(lengths)
+        ids_PT = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        logits_PV = model.decoder(
+            ids_PT.to(model.device), state, lengths=lengths, logits="last"
+        )[:, 0]
+        if last_PV is None:
+            last_PV = logits_PV
+        else:  # prompts that ended in an earlier chunk have nothing new to say
+            rows = [row for row, length in enumerate(lengths) if length]
+            last_PV[rows] = logits_PV[rows]
+        done += sum(lengths)
+        if on_prefill is not None:
+            on_prefill(done, total)
+    assert last_PV is not None
+    return last_PV
+
+
+def _capacity(model: Model, capacity: int | None) -> int:
+    """How many tokens may enter the model, the table of learned positions being a hard limit."""
+    wanted = model.config.context if capacity is None else capacity
+    positions = model.config.embedding.positions
+    return wanted if positions is None else min(wanted, positions)
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise UsageError(f"the {name} is {number}", hint="it must be 1 or more")
+
+
+def _check_prompts(prompts: Sequence[Sequence[int]], vocab: int, capacity: int) -> None:
+    if not prompts:
+        raise UsageError("there is no prompt to continue", hint="give a PROMPT")
+    for number, ids in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        if not ids:
+            raise UsageError(f"{which} has no tokens", hint="give at least one character or id")
+        if len(ids) > capacity:
+            excess = len(ids) - capacity
+            raise PromptTooLong(
+                f"{which} has {len(ids)} tokens, {excess} more than the context of {capacity}",
+                hint=f"shorten it by {excess} tokens, or give more room with `--context-length`",
+            )
+        for id in ids:
+            if not 0 <= id < vocab:
+                raise UsageError(
+                    f"{which} has the token id `{id}`, outside the vocabulary of {vocab}",
+                    hint=f"ids go from 0 to {vocab - 1}",
+                )

@@ -1,0 +1,94 @@
+"""One sequence as it grows: its tokens, its text, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from llmcli.generation.stop import StopMatcher
+from llmcli.text.stream import StreamDecoder
+from llmcli.text.tokenizer import Tokenizer
+
+Finish = Literal["stop", "length", "eos"]
+
+
+class Choice(NamedTuple):
+    """What was picked for one sequence: an id, and where asked for its log-probabilities."""
+
+    id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    `sequence` counts prompts and within them samples: prompt · samples + sample. `index` counts
+    the tokens of the sequence from 0. `text` is what became certain with this token: it may lag
+    behind (half a character, a possible stop string) and is "" for special tokens; joined it is
+    the sequence's text. `logprob` (nats) is the model's own, before penalties and filters;
+    `top` are the best (id, logprob), best first. `finish` is set on the last token: an end
+    token (`eos`, itself counted and without text), a stop string, or no more room (`length`).
+    """
+
+    sequence: int
+    index: int
+    id: int
+    text: str
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    finish: Finish | None
+
+
+class Output:
+    """Turns the choices of one sequence into tokens, up to `room` of them.
+
+    `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text.
+    """
+
+    def __init__(
+        self,
+        sequence: int,
+        *,
+        room: int,
+        tokenizer: Tokenizer | None,
+        stop: Sequence[str],
+        eos_ids: frozenset[int],
+    ) -> None:
+        self.sequence = sequence
+        self.finish: Finish | None = None
+        self._room = room
+        self._eos_ids = eos_ids
+        self._index = 0
+        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer)
+        self._stop = StopMatcher(stop)
+
+    def add(self, choice: Choice) -> Token:
+        """Takes the next choice and returns its token, the last one where `finish` is set."""
+        text = ""
+        if choice.id in self._eos_ids:
+            self.finish = "eos"
+        else:
+            if self._decoder is not None:
+                text = self._stop.push(self._decoder.push(choice.id))
+            if self._stop.stopped:
+                self.finish = "stop"
+            elif self._index + 1 == self._room:
+                self.finish = "length"
+        if self.finish in ("eos", "length"):
+            text += self._rest()
+        self._index += 1
+        return Token(
+            self.sequence, self._index - 1, choice.id, text, choice.logprob, choice.top, self.finish
+        )
+
+    def _rest(self) -> str:
+        """The text that was held back; it may still complete a stop string."""
+        if self._decoder is None:
+            return ""
+        text = self._stop.push(self._decoder.finish())
+        if self._stop.stopped:
+            self.finish = "stop"
+        return text + self._stop.finish()

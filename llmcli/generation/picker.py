@@ -1,0 +1,119 @@
+"""Picks the next token of every running sequence, and keeps what that needs between steps.
+
+Axes: B sequences still running, V vocabulary, S steps of random numbers made at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import NotFinite
+from llmcli.generation.output import Choice
+from llmcli.generation.sampling import Sampling, choose, top
+from llmcli.generation.seeds import uniforms
+
+_STEPS = 256  # random numbers of so many steps are made and uploaded together
+
+
+class Picker:
+    """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
+
+    Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
+    the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
+    where `logprobs` is not None.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompts: Sequence[Sequence[int]],
+        *,
+        samples: int,
+        vocab: int,
+        device: torch.device,
+        logprobs: int | None,
+    ) -> None:
+        self._sampling = sampling
+        self._device = device
+        self._logprobs = None if logprobs is None else min(logprobs, vocab)
+        self._sequences = list(range(len(prompts) * samples))
+        self._samples = samples
+        self._step = 0
+        self._u_BS = torch.empty(0, device=device)
+        self._prompt_BV: Tensor | None = None
+        self._output_BV: Tensor | None = None
+        if sampling.penalizes_prompt:
+            counts = [torch.bincount(torch.tensor(ids), minlength=vocab) for ids in prompts]
+            self._prompt_BV = torch.stack(counts).repeat_interleave(samples, 0).to(device)
+        if sampling.penalizes_output:
+            shape = (len(self._sequences), vocab)
+            self._output_BV = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:
+        """Return the next ids, `[B]` on the device and as choices on the host; one step further.
+
+        The host waits for the device once. Raises NotFinite for a row of logits with a NaN,
+        +inf, or nothing but -inf.
+        """
+        u_B = None if self._sampling.greedy else self._uniforms()
+        ids_B, best_B = choose(logits_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
+        if self._output_BV is not None:
+            self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
+        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
+        if self._logprobs is not None:
+            columns += _logprobs(logits_BV, ids_B, self._logprobs)
+        rows = torch.cat(columns, 1).tolist()
+        choices = [self._choice(row, *values) for row, values in enumerate(rows)]
+        self._step += 1
+        return ids_B, choices
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with these rows of the batch only."""
+        index = torch.tensor(rows, device=self._device)
+        self._sequences = [self._sequences[row] for row in rows]
+        if self._u_BS.numel():
+            self._u_BS = self._u_BS[index]
+        if self._prompt_BV is not None:
+            self._prompt_BV = self._prompt_BV[index]
+        if self._output_BV is not None:
+            self._output_BV = self._output_BV[index]
+
+    def _uniforms(self) -> Tensor:
+        """The random number of every row for this step, `[B]`; a new table every S steps."""
+        if self._step % _STEPS == 0:
+            keys = [sequence % self._samples for sequence in self._sequences]
+            seed = self._sampling.seed
+            table = {key: uniforms(seed, key, self._step, _STEPS) for key in set(keys)}
+            u_BS = torch.tensor([table[key] for key in keys], dtype=torch.float64)
+            self._u_BS = u_BS.to(self._device)
+        return self._u_BS[:, self._step % _STEPS]
+
+    def _choice(self, row: int, id: float, best: float, *logprobs: float) -> Choice:
+        if not float("-inf") < best < float("inf"):
+            raise NotFinite(
+                f"the logits of sequence {self._sequences[row]} for its token {self._step}"
+                " are not finite",
+                hint="try `--dtype float32`: half precision overflows in some models",
+            )
+        if not logprobs:
+            return Choice(int(id), None, ())
+        half = len(logprobs) // 2 + 1
+        top_ids = (int(token) for token in logprobs[1:half])
+        return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
+
+
+def _logprobs(logits_BV: Tensor, ids_B: Tensor, best: int) -> list[Tensor]:
+    """Columns in float64: log-probability of `ids_B`, ids of the `best`, their log-probabilities.
+
+    Log-softmax of the model's own logits, for these tokens only.
+    """
+    total_B1 = logits_BV.double().logsumexp(-1, keepdim=True)
+    chosen_B1 = logits_BV.gather(1, ids_B[:, None]).double() - total_B1
+    if best == 0:
+        return [chosen_B1]
+    ids_BK = top(logits_BV, best)
+    return [chosen_B1, ids_BK.double(), logits_BV.gather(1, ids_BK).double() - total_B1]

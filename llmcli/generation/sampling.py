@@ -1,0 +1,208 @@
+"""From logits to the next token: penalties, temperature, top-k, top-p, min-p, inverse CDF.
+
+Axes: B sequences, V vocabulary, K candidates. No random state: whoever samples brings a number
+`u` in [0, 1) for every sequence (`seeds.uniforms` makes them).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen; the defaults are the command line's. `seed` ≥ 0.
+
+    `temperature` ≥ 0 (0 is greedy); `top_k` ≥ 0 (0 is off); `top_p` in (0, 1]; `min_p` in
+    [0, 1]; `repetition_penalty` > 0 over prompt and output; `presence_penalty` and
+    `frequency_penalty` any number, over the output. Anything else raises UsageError.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        _require(self.top_k >= 0, "top-k", self.top_k, "0 (off) or more")
+        _require(0 < self.top_p <= 1, "top-p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min-p", self.min_p, "between 0 and 1")
+        penalty = self.repetition_penalty
+        _require(penalty > 0, "repetition-penalty", penalty, "above 0 (1 is off)")
+        _require(True, "presence-penalty", self.presence_penalty, "a finite number")
+        _require(True, "frequency-penalty", self.frequency_penalty, "a finite number")
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is always taken, and no random number needed."""
+        return self.temperature == 0
+
+    @property
+    def penalizes_prompt(self) -> bool:
+        """Whether the tokens of the prompt matter."""
+        return self.repetition_penalty != 1
+
+    @property
+    def penalizes_output(self) -> bool:
+        """Whether the tokens generated so far matter."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+def _require(holds: bool, option: str, value: float, range: str) -> None:
+    if not (holds and math.isfinite(value)):
+        raise UsageError(f"`--{option} {value}` is out of range", hint=f"it must be {range}")
+
+
+def filtered(
+    logits: Tensor,
+    sampling: Sampling,
+    prompt_counts: Tensor | None = None,
+    output_counts: Tensor | None = None,
+) -> Tensor:
+    """Return the distribution `[B, V]` in float64 that the next token is drawn from.
+
+    `logits` is `[B, V]`; `prompt_counts` and `output_counts` are `[B, V]`, how often each token
+    is in the prompt and in the output so far (None: not at all). In this order:
+
+    1. penalties (`penalized`);
+    2. temperature: w = exp((x - max x) / temperature); 0 gives all to the greatest logit, to
+       the lowest id among equals;
+    3. top-k: exactly k tokens stay, of equal logits the lowest ids;
+    4. top-p: tokens in the order of falling w (equal ones by rising id) stay as long as those
+       before them hold less than top-p of the weight that top-k left: the token that crosses
+       the line stays;
+    5. min-p: tokens with w ≥ min-p · (the greatest w) stay;
+    6. what stays is divided by its sum.
+
+    The best token survives every filter. Logits may be -inf, but not all of a row, and neither
+    +inf nor NaN: the caller looks at the `best` of `choose`.
+    """
+    scores = penalized(logits, sampling, prompt_counts, output_counts)
+    if sampling.greedy:
+        probs = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
+        return probs.scatter_(1, scores.max(-1, keepdim=True).indices, 1.0)
+    weights, ids = _candidates(scores, sampling)
+    probs = weights / weights.sum(-1, keepdim=True)
+    if ids is None:
+        return probs
+    return probs.new_zeros(scores.shape).scatter_(1, ids, probs)
+
+
+def choose(
+    logits: Tensor,
+    sampling: Sampling,
+    u: Tensor | None,
+    prompt_counts: Tensor | None = None,
+    output_counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the next token of every sequence, `[B]` int64, and its row's best score `[B]`.
+
+    The same as `sample(filtered(…), u)`, without spreading the candidates over the vocabulary.
+    `u` `[B]` float64 in [0, 1) may be None for a greedy choice. A `best` that is not finite
+    means that the row's logits had a NaN, +inf, or nothing but -inf, and that its token is void.
+    """
+    scores = penalized(logits, sampling, prompt_counts, output_counts)
+    if sampling.greedy:
+        best, ids = scores.max(-1)  # of equals the first; a NaN is greater than everything
+        return ids, best
+    if u is None:
+        raise ValueError("sampling needs a random number for every sequence")
+    weights, candidates = _candidates(scores, sampling)
+    chosen = sample(weights, u)
+    if candidates is not None:
+        chosen = candidates.gather(1, chosen[:, None])[:, 0]
+    return chosen, scores.amax(-1)
+
+
+def sample(probs: Tensor, u: Tensor) -> Tensor:
+    """Return ids `[B]`: the first whose cumulative probability exceeds u times the total.
+
+    `probs` `[B, V]` need not be normalized; `u` `[B]` is in [0, 1). The order is that of the
+    ids and not of falling probability: two nearly equal tokens that swap ranks through rounding
+    (in a batch of another size, say) would exchange their whole shares there; here a rounding
+    error of ε moves one draw in 1/ε. A token of probability 0 is never drawn.
+    """
+    cumulative = probs.double().cumsum(-1)
+    reached = cumulative > u[:, None] * cumulative[:, -1:]
+    return (reached & (probs > 0)).to(torch.uint8).argmax(-1)
+
+
+def penalized(
+    logits: Tensor,
+    sampling: Sampling,
+    prompt_counts: Tensor | None = None,
+    output_counts: Tensor | None = None,
+) -> Tensor:
+    """Return the logits `[B, V]` with the penalties applied, in float64 if there are any.
+
+    Repetition (Keskar et al. 2019, section 4.1, as in transformers and llama.cpp): the logit of
+    a token that is in the prompt or the output is divided by the penalty where it is positive,
+    multiplied where not. Then presence · (in the output or not) and frequency · (times in the
+    output) are subtracted, as in OpenAI's API.
+    """
+    if prompt_counts is None and output_counts is None:
+        return logits
+    scores = logits.double()
+    if sampling.repetition_penalty != 1:
+        seen = torch.zeros((), dtype=torch.bool, device=logits.device)
+        for counts in (prompt_counts, output_counts):
+            if counts is not None:
+                seen = seen | (counts > 0)
+        penalty = sampling.repetition_penalty
+        scores = torch.where(
+            seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores
+        )
+    if output_counts is not None:
+        scores = scores - sampling.presence_penalty * (output_counts > 0)
+        scores = scores - sampling.frequency_penalty * output_counts
+    return scores
+
+
+def top(scores: Tensor, k: int) -> Tensor:
+    """Return the ids `[B, k]` of the k greatest of `scores` `[B, V]`, best first.
+
+    Of equal scores the lowest ids come first and are kept first; equal means equal in float32.
+    One pass over whole numbers that sort like (score, -id), where `torch.topk` alone leaves
+    open which of several equals it returns.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
+    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
+    last = scores.shape[-1] - 1
+    key = (rank.to(torch.int64) << 32) | torch.arange(last, -1, -1, device=scores.device)
+    return last - (key.topk(k).values & 0xFFFFFFFF)
+
+
+def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
+    """Weights `[B, K]` of the tokens that may be drawn (0 where not) and their ids, rising.
+
+    None for the ids means the whole vocabulary. The greatest weight of a row is 1.
+    """
+    ids = None
+    if 0 < sampling.top_k < scores.shape[-1]:
+        ids = top(scores, sampling.top_k).sort(-1).values
+        scores = scores.gather(1, ids)
+    # subtracted before the division: a tiny temperature then gives -inf, never inf - inf
+    scores = scores.double()
+    weights = ((scores - scores.amax(-1, keepdim=True)) / sampling.temperature).exp()
+    if sampling.top_p < 1:
+        ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+        running = ordered.cumsum(-1)
+        before = running.roll(1, -1)
+        before[:, 0] = 0.0
+        outside = before >= sampling.top_p * running[:, -1:]
+        weights = weights.masked_fill(outside.scatter(1, order, outside), 0.0)
+    if sampling.min_p > 0:
+        weights = weights.masked_fill(weights < sampling.min_p, 0.0)
+    return weights, ids
