@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.config import ModelConfig
-from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.rules import Rule
+from llmcli.errors import UnsupportedModel
+from llmcli.families.rules import HF_HEAD, Rename, Rule
 from llmcli.families.values import shortened
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
 Kind = Literal["safetensors", "gguf"]
+_PIECE = 1 << 22  # bytes compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +70,50 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     Raises CheckpointError where the configuration is missing, contradicts itself or asks for
     the impossible, UnsupportedModel where it is of a kind that we do not have.
     """
-    if checkpoint.config is None:
-        raise CheckpointError(
-            f"`{checkpoint.name}` has no configuration",
-            hint="put the model's config.json beside the weights",
-        )
-    family = find(checkpoint.model_type, checkpoint.kind)
+    family = find(checkpoint.model_type, checkpoint.kind)  # raises where there is no configuration
+    settings = checkpoint.config or {}
     if checkpoint.kind == "gguf":
-        config = family.from_gguf(checkpoint.config, checkpoint.tensors)
+        config = family.from_gguf(settings, checkpoint.tensors)
         return config, family.rules_gguf(config)
-    _refuse_quantized(checkpoint.config)
-    config = family.from_hf(checkpoint.config)
+    _refuse_quantized(settings)
+    config = family.from_hf(settings)
+    return _with_the_head_as_stored(checkpoint, family, config)
+
+
+def _with_the_head_as_stored(
+    checkpoint: Checkpoint, family: Family, config: ModelConfig
+) -> tuple[ModelConfig, tuple[Rule, ...]]:
+    """Believes the file where it stores a head that the configuration says is tied.
+
+    As transformers 5 does: a head that is all there is of the pair fills the embedding, one that
+    differs from the embedding stays a head of its own, one that equals it is dropped.
+    """
+    rules = family.rules_hf(config)
+    if not config.head.tied or HF_HEAD not in checkpoint.tensors:
+        return config, rules
+    sources = [name for name in _sources("embed.W", rules) if name in checkpoint.tensors]
+    if not sources:
+        others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern != HF_HEAD]
+        return config, (Rename(HF_HEAD, "embed.W"), *others)
+    if not _same_bytes(checkpoint, HF_HEAD, sources[0]):
+        config = replace(config, head=replace(config.head, tied=False))
     return config, family.rules_hf(config)
+
+
+def _sources(target: str, rules: tuple[Rule, ...]) -> list[str]:
+    return [rule.source for rule in rules if isinstance(rule, Rename) and rule.target == target]
+
+
+def _same_bytes(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    """Whether two tensors hold the same, compared in pieces so that memory stays bounded."""
+    first, second = checkpoint.tensors[one], checkpoint.tensors[other]
+    if (first.format, first.shape) != (second.format, second.shape):
+        return False
+    return all(
+        checkpoint.read(one, start, stop) == checkpoint.read(other, start, stop)
+        for start in range(0, first.nbytes, _PIECE)
+        for stop in (min(start + _PIECE, first.nbytes),)
+    )
 
 
 def _refuse_quantized(config: Mapping[str, Any]) -> None:

@@ -22,9 +22,9 @@ from llmcli.config import (
 )
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.family import Family
-from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header, hf_head
-from llmcli.families.rope import GGUF_FACTORS, rope_from_gguf, rope_from_hf
-from llmcli.families.rules import Drop, Rename, Rule, UnpairRows
+from llmcli.families.llama_rules import rules_gguf, rules_gguf_paired, rules_hf
+from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
+from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, Values, require_divisible, shortened
 
 if TYPE_CHECKING:
@@ -137,83 +137,6 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
         bos=header.bos,
         eos=header.eos,
     )
-
-
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
-    rules: list[Rule] = [hf_head(config)]
-    computed = "frequencies of the rotation, which are computed"
-    for prefix in ("model.", ""):
-        h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
-        rules += [
-            Rename(f"{prefix}embed_tokens.weight", "embed.W"),
-            Rename(f"{h}.input_layernorm.weight", f"{b}.ln1.w"),
-            Rename(f"{h}.self_attn.q_norm.weight", f"{b}.attn.q_norm.w"),
-            Rename(f"{h}.self_attn.k_norm.weight", f"{b}.attn.k_norm.w"),
-            Rename(f"{h}.post_attention_layernorm.weight", f"{b}.ln2.w"),
-            Rename(f"{prefix}norm.weight", "ln_final.w"),
-            Drop(f"{h}.self_attn.rotary_emb.inv_freq", computed),
-            Drop(f"{prefix}rotary_emb.inv_freq", computed),
-        ]
-        for symbol in "qkvo":
-            rules += _linear(f"{h}.self_attn.{symbol}_proj", f"{b}.attn", symbol)
-        for symbol in ("gate", "up", "down"):
-            rules += _linear(f"{h}.mlp.{symbol}_proj", f"{b}.mlp", symbol)
-    return tuple(rules)
-
-
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
-    """llama.cpp's names where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`)."""
-    g, b = "blk.{layer}", "blocks.{layer}"
-    return (
-        *_gguf_shared(config),
-        *_linear(f"{g}.attn_q", f"{b}.attn", "q"),
-        *_linear(f"{g}.attn_k", f"{b}.attn", "k"),
-    )
-
-
-def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
-    """The same for architecture `llama`, whose files have neighbouring rows rotated together.
-
-    The order of rows depends on a layer's own heads, so that each layer has its own rules.
-    """
-    rules = _gguf_shared(config)
-    for index, layer in enumerate(config.layers):
-        mixer = layer.mixer
-        dims = mixer.rope.dims if mixer.rope is not None else 0
-        for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
-            source, target = f"blk.{index}.attn_{symbol}", f"blocks.{index}.attn"
-            rules += _linear(source, target, symbol, UnpairRows(heads, dims))
-    return tuple(rules)
-
-
-def _gguf_shared(config: ModelConfig) -> list[Rule]:
-    g, b = "blk.{layer}", "blocks.{layer}"
-    rules: list[Rule] = [
-        Rename("token_embd.weight", "embed.W"),
-        Rename(f"{g}.attn_norm.weight", f"{b}.ln1.w"),
-        *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
-        Rename(f"{g}.attn_q_norm.weight", f"{b}.attn.q_norm.w"),
-        Rename(f"{g}.attn_k_norm.weight", f"{b}.attn.k_norm.w"),
-        *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
-        Rename(f"{g}.ffn_norm.weight", f"{b}.ln2.w"),
-        *_linear(f"{g}.ffn_gate", f"{b}.mlp", "gate"),
-        *_linear(f"{g}.ffn_up", f"{b}.mlp", "up"),
-        *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
-        Rename("output_norm.weight", "ln_final.w"),
-        Drop(GGUF_FACTORS, "read into the configuration as the rotation's frequency factors"),
-        Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
-    ]
-    if not config.head.tied:
-        rules.append(Rename("output.weight", "head.W"))
-    return rules
-
-
-def _linear(source: str, target: str, symbol: str, *ops: UnpairRows) -> list[Rename]:
-    return [
-        Rename(f"{source}.weight", f"{target}.W_{symbol}", *ops),
-        Rename(f"{source}.bias", f"{target}.b_{symbol}", *ops),
-    ]
 
 
 def _hf_attention(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import Activation, ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.rules import Drop, Rename, Rule
+from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
 from llmcli.families.values import MOST, Values, shortened
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def end_ids(
 def hf_head(config: ModelConfig) -> Rule:
     """What `lm_head.weight` is: the head, or a copy of the embedding that a tied head needs not."""
     if config.head.tied:
-        return Drop("lm_head.weight", "tied: the head is `embed.W`")
-    return Rename("lm_head.weight", "head.W")
+        return Drop(HF_HEAD, "tied: the head is `embed.W`")
+    return Rename(HF_HEAD, "head.W")
 
 
 @dataclass(frozen=True, kw_only=True)

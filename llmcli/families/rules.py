@@ -112,6 +112,7 @@ class Plan:
     unexpected: tuple[str, ...]
 
 
+HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
 # At most six digits: a name is the file's own text, and a million layers is out of bounds anyway.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _PLACEHOLDER = re.compile(r"\{[a-z]+\}")
