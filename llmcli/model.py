@@ -1,0 +1,85 @@
+"""A loaded model, and the ledger of where its weights came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from llmcli.checkpoints import Checkpoint
+from llmcli.config import ModelConfig
+from llmcli.nn.decoder import Decoder
+from llmcli.text import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerEntry:
+    """One parameter: the checkpoint tensor it came from, and what was done on the way."""
+
+    parameter: str
+    source: str
+    stored: str
+    operations: tuple[str, ...]
+    dequantized: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """What became of every checkpoint tensor: filled parameters, or dropped with a reason."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+    dropped: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(kw_only=True)
+class Model:
+    """A model ready to run. `tokenizer` is None for a checkpoint without one."""
+
+    name: str
+    config: ModelConfig
+    decoder: Decoder
+    tokenizer: Tokenizer | None
+    checkpoint: Checkpoint
+    eos_ids: frozenset[int]
+    ledger: Ledger = field(default_factory=Ledger)
+    random_seed: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of weights and activations."""
+        return self.decoder.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters as they lie in memory, a tied head counted once."""
+        return sum(slot.nbytes for slot in self.decoder.slots.values())
+
+    def describe(self) -> dict[str, Any]:
+        """The `model` object of every JSON document."""
+        arithmetic = dtype_name(self.dtype)
+        stored = sorted({entry.stored for entry in self.ledger.entries})
+        return {
+            "name": self.name,
+            "path": str(self.checkpoint.path),
+            "family": self.config.family,
+            "model_type": self.config.model_type,
+            "parameters": sum(slot.numel() for slot in self.decoder.slots.values()),
+            "context": self.config.context,
+            "stored_formats": stored,
+            "weight_format": arithmetic,
+            "activation_format": arithmetic,
+            "weight_bytes": self.weight_bytes,
+            "device": str(self.device),
+            "random_weights_seed": self.random_seed,
+        }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,157 @@
+"""Tensors of a checkpoint into the parameters of a decoder, by rules, with a ledger of them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy import parameters
+from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError, WeightMismatch
+from llmcli.families import AddConstant, Load, Op, Plan, Rows, Transpose, UnpairRows
+from llmcli.model import Ledger, LedgerEntry
+from llmcli.nn.decoder import Decoder
+from llmcli.ops.quant import PLAIN, dequantize
+
+Progress = Callable[[str, int, int | None], None]
+
+_CHUNK_BYTES = 4 << 20  # read at a time: bounds what loading needs beyond the weights themselves
+
+
+def load_weights(
+    decoder: Decoder, checkpoint: Checkpoint, todo: Plan, *, progress: Progress | None = None
+) -> Ledger:
+    """Streams every planned tensor into its slot, a bounded number of rows at a time.
+
+    Every parameter is filled and every tensor used, or WeightMismatch says which is not.
+    """
+    check_fit(todo, decoder.config)
+    entries = []
+    total = sum(slot.nbytes for slot in decoder.slots.values())
+    done = 0
+    for load_ in todo.loads:
+        slot = decoder.slots[load_.target]
+        _fill(slot, checkpoint, load_)
+        entries.append(_entry(load_, checkpoint.tensors[load_.source]))
+        done += slot.nbytes
+        if progress is not None:
+            progress("loading weights", done, total)
+    checkpoint.release()
+    return Ledger(entries=tuple(entries), dropped=todo.dropped)
+
+
+def randomize(decoder: Decoder, seed: int) -> None:
+    """Seeded weights: matrices normal with deviation 0.02, norm weights 1, biases 0."""
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for name, slot in decoder.slots.items():
+        last = name.rpartition(".")[2]
+        if last == "w":
+            slot.fill_(1.0)
+        elif last.startswith("b"):
+            slot.zero_()
+        elif slot.device.type != "meta":
+            slot.normal_(0.0, 0.02, generator=generator)
+
+
+def check_fit(todo: Plan, config: ModelConfig) -> None:
+    """Raises WeightMismatch where names do not match one to one, CheckpointError at a double."""
+    times = Counter(load_.target for load_ in todo.loads)
+    missing = [spec.name for spec in parameters(config) if spec.name not in times]
+    if missing or todo.unexpected:
+        raise WeightMismatch(missing=missing, unexpected=todo.unexpected)
+    twice = [name for name, count in times.items() if count > 1]
+    if twice:
+        raise CheckpointError(f"two tensors of the checkpoint are both `{twice[0]}`")
+
+
+def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load) -> None:
+    """Copies one checkpoint tensor through its operations into its slot."""
+    info = checkpoint.tensors[load_.source]
+    if any(isinstance(op, Transpose | AddConstant) for op in load_.ops) or len(info.shape) != 2:
+        values = _with_operations(read_values(checkpoint, info, slot), load_.ops)
+        _require_shape(load_.target, slot.shape, values.shape)
+        slot.copy_(values)
+        return
+    rows = _row_order(info.shape[0], load_.ops)
+    _require_shape(load_.target, slot.shape, (len(rows), info.shape[1]))
+    _fill_rows(slot, checkpoint, info, rows)
+
+
+def _fill_rows(slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Tensor) -> None:
+    """Row `rows[i]` of the checkpoint's matrix → row i of the slot, a few MiB at a time."""
+    first, last = int(rows.min()), int(rows.max()) + 1
+    place = torch.empty(last - first, dtype=torch.long)
+    place[rows - first] = torch.arange(len(rows))
+    in_order = bool((rows.diff() == 1).all())
+    row_bytes = info.nbytes // info.shape[0]
+    chunk = max(1, _CHUNK_BYTES // row_bytes)
+    for start in range(first, last, chunk):
+        stop = min(start + chunk, last)
+        raw = _raw_rows(checkpoint, info, start, stop, slot.device)
+        if in_order:
+            dequantize(raw, info.format, dtype=slot.dtype, out=slot[start - first : stop - first])
+        else:
+            index = place[start - first : stop - first].to(slot.device)
+            slot[index] = dequantize(raw, info.format, dtype=slot.dtype)
+
+
+def _row_order(rows: int, ops: Sequence[Op]) -> Tensor:
+    """Which of the stored rows become rows 0, 1, 2 … once the row operations are done."""
+    return _with_operations(torch.arange(rows), ops)
+
+
+def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
+    """The operations of a rule, from left to right, on a tensor's first axis or its numbers."""
+    for op in ops:
+        match op:
+            case Rows(start=start, stop=stop):
+                values = values[start:stop]
+            case UnpairRows(heads=heads, dims=dims):
+                if values.shape[0] % heads:
+                    raise CheckpointError(f"{values.shape[0]} rows are not {heads} equal heads")
+                groups = values.reshape(heads, -1, *values.shape[1:])
+                turned = groups[:, :dims]
+                parts = (turned[:, 0::2], turned[:, 1::2], groups[:, dims:])
+                values = torch.cat(parts, 1).reshape(values.shape)
+            case Transpose():
+                values = values.transpose(0, 1)
+            case AddConstant(value=value):
+                values = values + value
+    return values
+
+
+def read_values(checkpoint: Checkpoint, info: TensorInfo, like: Tensor) -> Tensor:
+    """A whole tensor as numbers, at least float32, on the device of `like`."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    rows = info.shape[0] if len(info.shape) > 1 else 1
+    raw = _raw_rows(checkpoint, info, 0, rows, like.device)
+    return dequantize(raw, info.format, dtype=dtype).view(info.shape)
+
+
+def _raw_rows(
+    checkpoint: Checkpoint, info: TensorInfo, start: int, stop: int, device: torch.device
+) -> Tensor:
+    """The bytes of some rows, uint8 `[rows, bytes]`; a vector is one row."""
+    rows = info.shape[0] if len(info.shape) > 1 else 1
+    row_bytes = info.nbytes // rows
+    data = checkpoint.read(info.name, start * row_bytes, stop * row_bytes)
+    return torch.frombuffer(data, dtype=torch.uint8).view(stop - start, row_bytes).to(device)
+
+
+def _require_shape(name: str, expected: Sequence[int], found: Sequence[int]) -> None:
+    if tuple(expected) != tuple(found):
+        raise WeightMismatch(misshapen=[(name, tuple(expected), tuple(found))])
+
+
+def _entry(load_: Load, info: TensorInfo) -> LedgerEntry:
+    return LedgerEntry(
+        parameter=load_.target,
+        source=load_.source,
+        stored=info.format,
+        operations=tuple(str(op) for op in load_.ops),
+        dequantized=info.format not in PLAIN,
+    )
