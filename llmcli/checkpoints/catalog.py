@@ -46,6 +46,17 @@ class CatalogEntry:
         folder = f"{self.name}-{self.wheel.sha256[:12]}"
         return cache_dir() / "models" / folder / self.wheel.member.rpartition("/")[2]
 
+    def is_cached(self) -> bool:
+        """Whether the file is there with the pinned size.
+
+        Its sha256 was verified when it was fetched and is not computed again.
+        """
+        try:
+            found = self.file.stat().st_size if self.file else None
+        except OSError:
+            return False
+        return self.wheel is not None and found == self.wheel.size
+
 
 CATALOG = {
     entry.name: entry

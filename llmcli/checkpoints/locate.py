@@ -11,7 +11,6 @@ from pathlib import Path
 
 from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from llmcli.checkpoints.fetch import cached, fetch
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub import find_in_cache
 from llmcli.errors import ModelNotFound, NetworkError, UsageError
@@ -145,9 +144,13 @@ def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
         raise ModelNotFound(
             f"`{name}` does not ship with llmcli yet", hint=f"use `-m {DEFAULT_MODEL}`"
         )
-    if offline and not cached(entry.file, entry.wheel):
+    if entry.is_cached():
+        return entry.file
+    if offline:
         raise NetworkError(
             f"`{name}` is not in the cache, and offline mode allows no download",
             hint="run once without offline mode, or name a file with `-m FILE.gguf`",
         )
+    from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
+
     return fetch(entry, progress=progress)

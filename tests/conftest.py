@@ -1,0 +1,23 @@
+"""Fixtures for all tests."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from llmcli.checkpoints import locate
+
+# Shared machines are slow at times: a time limit for each example would only make tests flaky.
+# The seeds are fixed, so that a run says something about the commit and not about luck.
+settings.register_profile("llmcli", deadline=None, derandomize=True, database=None)
+settings.load_profile("llmcli")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The real SmolLM2 file, fetched into the user's cache by the first test that needs it.
+
+    For tests marked `real`. Where it cannot be fetched they end in an error: they never
+    pass, or are skipped, without having run.
+    """
+    return locate("smollm2")
