@@ -1,0 +1,122 @@
+"""Loading: every tensor used or dropped by name, every parameter filled, nothing else."""
+
+import pytest
+import torch
+from tiny_checkpoints import llama_tensors, write_llama
+
+from llmcli import devices
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
+from llmcli.loading import load, load_checkpoint, weight_bytes
+
+
+def load_tiny(folder, **options):
+    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
+
+
+def test_every_tensor_in_its_slot(tmp_path):
+    tensors = llama_tensors()
+    model = load_tiny(write_llama(tmp_path, tensors), dtype="float32")
+    slots = model.decoder.slots
+    assert torch.equal(slots["embed.W"], tensors["model.embed_tokens.weight"])
+    assert torch.equal(slots["head.W"], tensors["lm_head.weight"])
+    for i in range(2):
+        for ours, theirs in {
+            "attn.W_q": "self_attn.q_proj", "attn.W_k": "self_attn.k_proj",
+            "attn.W_v": "self_attn.v_proj", "attn.W_o": "self_attn.o_proj",
+            "mlp.W_gate": "mlp.gate_proj", "mlp.W_up": "mlp.up_proj",
+            "mlp.W_down": "mlp.down_proj", "ln1.w": "input_layernorm",
+            "ln2.w": "post_attention_layernorm",
+        }.items():  # fmt: skip
+            stored = tensors[f"model.layers.{i}.{theirs}.weight"]
+            assert torch.equal(slots[f"blocks.{i}.{ours}"], stored), ours
+    assert len(model.ledger.entries) == len(tensors) == len(slots)
+    assert {entry.stored for entry in model.ledger.entries} == {"F32"}
+    assert not any(entry.dequantized for entry in model.ledger.entries)
+    assert model.eos_ids == {2}
+    described = model.describe()
+    assert described["parameters"] == sum(t.numel() for t in tensors.values())
+    assert described["weight_bytes"] == 4 * described["parameters"]
+    assert weight_bytes(model.config, torch.bfloat16) == 2 * described["parameters"]
+
+
+def test_small_chunks_load_the_same(tmp_path, monkeypatch):
+    whole = load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder.slots
+    monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", 300)
+    chunked = load_tiny(tmp_path, dtype="bfloat16").decoder.slots
+    assert all(torch.equal(whole[name], chunked[name]) for name in whole)
+
+
+def test_missing_unexpected_and_misshapen_tensors(tmp_path):
+    tensors = llama_tensors()
+    del tensors["model.norm.weight"]
+    with pytest.raises(WeightMismatch, match="no tensor for `ln_final.w`") as caught:
+        load_tiny(write_llama(tmp_path / "a", tensors))
+    assert caught.value.code == 4
+    tensors = llama_tensors() | {"model.layers.0.self_attn.extra": torch.ones(2)}
+    with pytest.raises(WeightMismatch, match=r"no parameter for `model\.layers\.0.*extra"):
+        load_tiny(write_llama(tmp_path / "b", tensors))
+    tensors = llama_tensors()
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(47, 32)
+    with pytest.raises(WeightMismatch, match=r"W_up` should be \[48, 32\] but is \[47, 32\]"):
+        load_tiny(write_llama(tmp_path / "c", tensors))
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(48 * 32)
+    with pytest.raises(WeightMismatch, match="W_up` should be"):
+        load_tiny(write_llama(tmp_path / "d", tensors))
+
+
+def test_one_more_layer_than_configured_is_unexpected(tmp_path):
+    with pytest.raises(WeightMismatch, match="no parameter for"):
+        load_tiny(write_llama(tmp_path, num_hidden_layers=1))
+
+
+def test_integer_weights_are_refused(tmp_path):
+    tensors = llama_tensors()
+    tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int32)
+    with pytest.raises(CheckpointError, match="I32"):
+        load_tiny(write_llama(tmp_path, tensors))
+
+
+def test_random_weights_need_a_configuration_only(tmp_path):
+    write_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    first, again, other = (
+        load_tiny(tmp_path, random_weights=seed, dtype="float32").decoder for seed in (1, 1, 2)
+    )
+    ids = torch.arange(5)[None]
+    assert torch.equal(first(ids), again(ids))
+    assert not torch.equal(first(ids), other(ids))
+    assert (first.slots["ln_final.w"] == 1).all()
+    with pytest.raises(CheckpointError, match="no tensor for"):
+        load_tiny(tmp_path)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 1000)
+    with pytest.raises(OutOfMemory, match="the weights need") as caught:
+        load_tiny(write_llama(tmp_path))
+    assert caught.value.code == 5
+
+
+def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
+    cpu = torch.device("cpu")
+    assert devices.resolve_dtype("float64", cpu, set()) == torch.float64
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert devices.resolve_dtype("auto", cpu, {"BF16"}) == torch.bfloat16
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx2"}))
+    assert devices.resolve_dtype("auto", cpu, {"F16"}) == torch.float32
+    with pytest.raises(UsageError, match="`float8` is not a dtype"):
+        devices.resolve_dtype("float8", cpu, set())
+    for name in ("gpu", "cpu:1", "cuda:x"):
+        with pytest.raises(UsageError, match="is not a device"):
+            devices.resolve_device(name)
+    with pytest.raises(UsageError, match="no device `cuda:99`"):
+        devices.resolve_device("cuda:99")
+    with pytest.raises(UsageError, match="int8"):
+        load_tiny(write_llama(tmp_path), quantize="int8")
+
+
+def test_load_by_path(tmp_path):
+    model = load(str(write_llama(tmp_path)), device="cpu", dtype="float64")
+    assert model.dtype == torch.float64
+    assert model.tokenizer is None

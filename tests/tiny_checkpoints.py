@@ -1,0 +1,49 @@
+"""Tiny checkpoints with random weights, written as Hugging Face and llama.cpp write them."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 97,
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def llama_tensors(seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return (torch.randn(*shape, generator=g) * 0.3).to(dtype)
+
+    tensors = {
+        "model.embed_tokens.weight": normal(97, 32),
+        "model.norm.weight": normal(32) + 1,
+        "lm_head.weight": normal(97, 32),
+    }
+    for i in range(2):
+        layer = f"model.layers.{i}"
+        tensors |= {
+            f"{layer}.input_layernorm.weight": normal(32) + 1,
+            f"{layer}.self_attn.q_proj.weight": normal(32, 32),
+            f"{layer}.self_attn.k_proj.weight": normal(16, 32),
+            f"{layer}.self_attn.v_proj.weight": normal(16, 32),
+            f"{layer}.self_attn.o_proj.weight": normal(32, 32),
+            f"{layer}.post_attention_layernorm.weight": normal(32) + 1,
+            f"{layer}.mlp.gate_proj.weight": normal(48, 32),
+            f"{layer}.mlp.up_proj.weight": normal(48, 32),
+            f"{layer}.mlp.down_proj.weight": normal(32, 48),
+        }
+    return tensors
+
+
+def write_llama(folder, tensors=None, **config):
+    """A directory with config.json and model.safetensors; `config` overrides keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
+    save_file(llama_tensors() if tensors is None else tensors, folder / "model.safetensors")
+    return folder
