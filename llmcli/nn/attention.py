@@ -80,9 +80,10 @@ class Attention:
         """Queries, keys and values per head, normalized where the model does that."""
         config = self.config
         q, k, v = self.qkv.split(self.qkv(x_BTD))
-        q_BTHd = q.unflatten(-1, (config.heads, config.head_dim))
-        k_BTKd = k.unflatten(-1, (config.kv_heads, config.head_dim))
-        v_BKTe = v.unflatten(-1, (config.kv_heads, config.value_dim)).transpose(1, 2)
+        batch, tokens, _ = x_BTD.shape
+        q_BTHd = q.view(batch, tokens, config.heads, config.head_dim)
+        k_BTKd = k.view(batch, tokens, config.kv_heads, config.head_dim)
+        v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
         step.emit(f"{self.name}.q", q_BTHd.transpose(1, 2))
         step.emit(f"{self.name}.k", k_BTKd.transpose(1, 2))
         step.emit(f"{self.name}.v", v_BKTe)

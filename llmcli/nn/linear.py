@@ -30,4 +30,4 @@ class Linear:
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""
-        return y.split(self.rows, dim=-1)
+        return y.split_with_sizes(self.rows, -1)

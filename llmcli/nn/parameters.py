@@ -43,7 +43,7 @@ class Parameters:
         tensor = torch.empty(
             (sum(rows), *shapes[0][1:]), device=self.device, dtype=self.dtype
         )
-        for name, part in zip(names, tensor.split(rows), strict=True):
+        for name, part in zip(names, tensor.split_with_sizes(rows), strict=True):
             self.slots[name] = part
         return tensor
 

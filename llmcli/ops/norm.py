@@ -25,7 +25,7 @@ def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float) -> Tensor:
 def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
     """`1 / sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32, without widening x in memory."""
     wide = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
-    norm_BT1 = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True, dtype=wide)
+    norm_BT1: Tensor = torch.linalg.vector_norm(x_BTD, dim=-1, keepdim=True, dtype=wide)
     return norm_BT1.square_().div_(x_BTD.shape[-1]).add_(eps).rsqrt_()
 
 
