@@ -52,7 +52,8 @@ def _length(prefix: bytes, size: int) -> int:
         raise _Refused("it is shorter than 8 bytes")
     length = int(struct.unpack("<Q", prefix)[0])
     # only where it is no length: a header of 640 bytes starts with a pickle's \x80\x02 too
-    if length > MAX_JSON_BYTES and prefix.startswith((b"PK\x03\x04", b"\x80\x02")):
+    fits = length <= min(MAX_JSON_BYTES, size - 8)
+    if not fits and prefix.startswith((b"PK\x03\x04", b"\x80\x02")):
         raise _Refused("it is a pickle")
     if length > MAX_JSON_BYTES:
         raise _Refused(f"its header would be {length} bytes long")
