@@ -27,6 +27,8 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
         out = model(ids, use_cache=False, output_attentions=True)
     for i, pattern in enumerate(out.attentions):
         seen[f"blocks.{i}.attn.pattern"] = pattern
+    if "pos_embed" in seen:  # computed once for all rows
+        seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     return seen
 
 

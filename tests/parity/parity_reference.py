@@ -23,13 +23,17 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 @contextmanager
 def really_float64() -> Iterator[None]:
-    """Where Python code asks for float32 by name, it gets float64."""
-    with (
-        patch.object(torch, "float32", torch.float64),
-        patch.object(torch, "float", torch.float64),
-        patch.object(torch.Tensor, "float", torch.Tensor.double),
-    ):
-        yield
+    """Where Python code asks for float32 by name or by default, it gets float64."""
+    torch.set_default_dtype(torch.float64)  # an int64 tensor times a Python float takes it
+    try:
+        with (
+            patch.object(torch, "float32", torch.float64),
+            patch.object(torch, "float", torch.float64),
+            patch.object(torch.Tensor, "float", torch.Tensor.double),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class OnlyFloat64(TorchDispatchMode):

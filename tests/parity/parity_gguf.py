@@ -1,0 +1,158 @@
+"""Random transformers models written as GGUF, the way llama.cpp's converter writes them.
+
+Names come from the gguf package's own map. Arch `llama` interleaves the rows of q and k, GPT-2's
+Conv1D weights are transposed, norms and biases stay in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from llmcli.ops.quant import FORMATS
+
+_ARCHS = {
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+
+
+def interleave(rows: Tensor, heads: int) -> Tensor:
+    """llama.cpp's order of a head's rows: number i beside number i + d/2 (`permute` there)."""
+    split = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def separate(rows: Tensor, heads: int) -> Tensor:
+    """Undoes `interleave`."""
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = True) -> None:
+    """Write `model` to `path`; matrices in `format`. `head=False` leaves a tied head out.
+
+    The model's own parameters become what the file says they are: quantized and back.
+    """
+    config = model.config
+    arch = _ARCHS[config.model_type]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    _write_metadata(writer, model)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and not head:
+            continue
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        values = _as_stored(name, parameter.float(), model)
+        kept = format if values.ndim == 2 and "position" not in target else "F32"
+        data = _encode(values, kept)
+        writer.add_tensor(target, data, raw_dtype=Type[kept])
+        decoded = torch.from_numpy(gguf.quants.dequantize(data, Type[kept])).reshape(values.shape)
+        parameter.copy_(_as_read(name, decoded, model))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
+    config = model.config
+    if config.model_type == "gpt2" and values.ndim == 2 and ".c_" in name:
+        return values.T.contiguous()
+    if config.model_type == "llama" and ".q_proj." in name:
+        return interleave(values, config.num_attention_heads)
+    if config.model_type == "llama" and ".k_proj." in name:
+        return interleave(values, config.num_key_value_heads)
+    return values
+
+
+def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
+    config = model.config
+    if config.model_type == "gpt2" and values.ndim == 2 and ".c_" in name:
+        return values.T
+    if config.model_type == "llama" and ".q_proj." in name:
+        return separate(values, config.num_attention_heads)
+    if config.model_type == "llama" and ".k_proj." in name:
+        return separate(values, config.num_key_value_heads)
+    return values
+
+
+def _encode(values: Tensor, format: str) -> np.ndarray:
+    if format.endswith("_K"):
+        return random_blocks(values.shape, format)
+    return gguf.quants.quantize(values.contiguous().numpy(), Type[format])
+
+
+def random_blocks(shape: tuple[int, ...], format: str) -> np.ndarray:
+    """Random K-quant blocks with sensible scales: the gguf package can read but not write them."""
+    elements, size = FORMATS[format]
+    rng = np.random.default_rng(shape[0])
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+    # half-precision scale (and minimum) of each superblock, so that weights come out near 0.05
+    at, count, scale = (size - 2, 1, 3e-5) if format == "Q6_K" else (0, 2, 1e-4)
+    halves = (scale * rng.uniform(0.5, 1.5, (*blocks.shape[:2], count))).astype(np.float16)
+    blocks[..., at : at + 2 * count] = halves.view(np.uint8).reshape(*blocks.shape[:2], 2 * count)
+    return blocks.reshape(shape[0], -1)
+
+
+def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    config = model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    if config.model_type == "gpt2":
+        writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    _write_rope(writer, config.rope_parameters, head_dim)
+
+
+def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, float], head_dim: int) -> None:
+    writer.add_rope_freq_base(rope["rope_theta"])
+    match rope["rope_type"]:
+        case "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["factor"])
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
+        case "llama3":
+            writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_dim))
+
+
+def llama3_factors(rope: Mapping[str, float], head_dim: int) -> np.ndarray:
+    """One divisor per frequency: how the converter stores Llama 3's scaling, float32."""
+    factors = []
+    old = rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        if wavelength < old / high:
+            factors.append(1.0)
+        elif wavelength > old / low:
+            factors.append(factor)
+        else:
+            smooth = (old / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
