@@ -80,6 +80,7 @@ def stream(
         vocab=model.config.vocab,
         device=model.device,
         logprobs=logprobs,
+        limit=limit,
     )
     longest = max(map(len, prompts))
     wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET

@@ -21,6 +21,7 @@ _STEPS = 256  # random numbers of so many steps are made and uploaded together
 class Picker:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
+    Up to `limit` tokens each (a hint: how many random numbers to make ahead).
     Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
     the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
     where `logprobs` is not None.
@@ -35,6 +36,7 @@ class Picker:
         vocab: int,
         device: torch.device,
         logprobs: int | None,
+        limit: int,
     ) -> None:
         self._sampling = sampling
         self._device = device
@@ -42,6 +44,7 @@ class Picker:
         self._sequences = list(range(len(prompts) * samples))
         self._samples = samples
         self._step = 0
+        self._steps = min(_STEPS, limit)
         self._u_BS = torch.empty(0, device=device)
         self._prompt_BV: Tensor | None = None
         self._output_BV: Tensor | None = None
@@ -84,13 +87,13 @@ class Picker:
 
     def _uniforms(self) -> Tensor:
         """The random number of every row for this step, `[B]`; a new table every S steps."""
-        if self._step % _STEPS == 0:
+        if self._step % self._steps == 0:
             keys = [sequence % self._samples for sequence in self._sequences]
             seed = self._sampling.seed
-            table = {key: uniforms(seed, key, self._step, _STEPS) for key in set(keys)}
+            table = {key: uniforms(seed, key, self._step, self._steps) for key in set(keys)}
             u_BS = torch.tensor([table[key] for key in keys], dtype=torch.float64)
             self._u_BS = u_BS.to(self._device)
-        return self._u_BS[:, self._step % _STEPS]
+        return self._u_BS[:, self._step % self._steps]
 
     def _choice(self, row: int, id: float, best: float, *logprobs: float) -> Choice:
         if not float("-inf") < best < float("inf"):

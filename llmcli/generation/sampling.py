@@ -165,8 +165,9 @@ def penalized(
             seen, torch.where(scores > 0, scores / penalty, scores * penalty), scores
         )
     if output_counts is not None:
-        scores = scores - sampling.presence_penalty * (output_counts > 0)
-        scores = scores - sampling.frequency_penalty * output_counts
+        times = output_counts.double()
+        scores = scores - sampling.presence_penalty * times.clamp(max=1)
+        scores = scores - sampling.frequency_penalty * times
     return scores
 
 

@@ -1,0 +1,103 @@
+"""20,000 draws are distributed as the oracle's filtered distribution says (chi-square)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fake_model import VOCAB, fake_model, script
+from filter_oracle import distribution
+
+from llmcli.generation import Sampling, choose, stream, uniforms
+
+DRAWS = 20_000
+SIZE = 40
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+# a ladder of logits, each at least twice, so that ties lie at every threshold
+LOGITS = [round(1.6 * (i // 2 % 19 - 9) / 3, 3) for i in range(SIZE)]
+PROMPT = [int(i % 3 == 0) for i in range(SIZE)]
+OUTPUT = [i % 5 % 3 for i in range(SIZE)]
+
+CASES = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 2.0},
+    "top-k": {"top_k": 11},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.1},
+    "top-k cuts a tie": {"top_k": 5, "temperature": 1.5},
+    "top-p cuts a tie": {"top_p": 0.5, "temperature": 1.5},
+    "penalties": {"repetition_penalty": 1.4, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+    "all together": {
+        "temperature": 1.3, "top_k": 25, "top_p": 0.9, "min_p": 0.04, "repetition_penalty": 1.2,
+        "presence_penalty": -0.4, "frequency_penalty": 0.5,
+    },
+    "the defaults": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+}  # fmt: skip
+
+
+def chi_square_p(ids: torch.Tensor, probs: list[float]) -> float:
+    """The chance of counts at least as far off; cells that expect fewer than 5 are pooled."""
+    counts = torch.bincount(ids, minlength=len(probs)).double()
+    expected = torch.tensor(probs, dtype=torch.float64) * len(ids)
+    if (counts[expected == 0] > 0).any():
+        return 0.0
+    small = expected < 5
+    cells = [(counts[~small], expected[~small])]
+    if expected[small].sum() > 0:
+        cells.append((counts[small].sum()[None], expected[small].sum()[None]))
+    seen, wanted = (torch.cat(parts) for parts in zip(*cells, strict=True))
+    statistic = ((seen - wanted) ** 2 / wanted).sum()
+    freedom = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(freedom, statistic / 2).item()
+
+
+def draw(sampling: Sampling) -> torch.Tensor:
+    rows = [torch.tensor(row).expand(DRAWS, SIZE) for row in (LOGITS, PROMPT, OUTPUT)]
+    u = torch.tensor(uniforms(sampling.seed, 0, 0, DRAWS), dtype=torch.float64)
+    return choose(rows[0], sampling, u, rows[1], rows[2])[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draws_follow_the_filtered_distribution(name: str) -> None:
+    sampling = Sampling(**{**OFF, **CASES[name]}, seed=2026)  # type: ignore[arg-type]
+    probs, margin = distribution(LOGITS, PROMPT, OUTPUT, sampling)
+    assert margin > 1e-9
+    assert chi_square_p(draw(sampling), probs) > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "plain"])
+def test_the_statistic_sees_a_filter_that_is_missing(name: str) -> None:
+    probs, _ = distribution(LOGITS, PROMPT, OUTPUT, Sampling(**OFF))  # type: ignore[arg-type]
+    sampling = Sampling(**{**OFF, **CASES[name]}, seed=2026)  # type: ignore[arg-type]
+    assert chi_square_p(draw(sampling), probs) < 1e-9
+
+
+def test_the_statistic_sees_the_crossing_token_left_out() -> None:
+    sampling = Sampling(**{**OFF, "top_p": 0.8}, seed=2026)  # type: ignore[arg-type]
+    probs, _ = distribution(LOGITS, PROMPT, OUTPUT, sampling)
+    last = max(i for i in range(SIZE) if 0 < probs[i] <= min(p for p in probs if p))
+    wrong = [0.0 if i == last else p / (1 - probs[last]) for i, p in enumerate(probs)]
+    assert chi_square_p(draw(sampling), wrong) < 1e-9
+
+
+def test_first_tokens_of_many_samples() -> None:
+    """The whole way through the engine: sample i draws with its own seed."""
+    logits = [*LOGITS, *[-20.0] * (VOCAB - SIZE)]
+    model = fake_model(script(logits), text=False)
+    options = {"temperature": 1.3, "top_k": 25, "top_p": 0.9, "min_p": 0.04}
+    sampling = Sampling(**options, seed=5)  # type: ignore[arg-type]
+    tokens = stream(model, [[1]], sampling, limit=1, samples=DRAWS)
+    ids = torch.tensor([token.id for token in tokens])
+    nothing = [0] * VOCAB
+    assert chi_square_p(ids, distribution(logits, nothing, nothing, sampling)[0]) > 1e-3
+
+
+def test_successive_tokens_of_one_sequence() -> None:
+    logits = [*LOGITS, *[-20.0] * (VOCAB - SIZE)]
+    model = fake_model(script(logits), text=False, context=4000)
+    sampling = Sampling(seed=11)
+    ids = [token.id for token in stream(model, [[1]], sampling, limit=4000)]
+    nothing = [0] * VOCAB
+    probs, _ = distribution(logits, nothing, nothing, sampling)
+    assert len(ids) == 4000
+    assert chi_square_p(torch.tensor(ids), probs) > 1e-3

@@ -1,0 +1,126 @@
+"""The engine over a real decoder with random weights: batched == alone == without any cache."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.generation import Sampling, engine, filtered, sample, sample_seed, stream, uniforms
+from llmcli.nn.decoder import Decoder
+
+RMS = NormConfig(kind="rms", eps=1e-6)
+VOCAB = 97
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20], [30, 31, 32], [5, 6, 7, 8]]
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0),
+    "penalized greedy": Sampling(temperature=0, repetition_penalty=1.3),
+    "sampled": Sampling(seed=9),
+    "penalized": Sampling(temperature=1.5, top_k=0, presence_penalty=0.5, seed=9),
+}
+
+
+def real_model(dtype: torch.dtype, *, window: int | None = None, learned: bool = False) -> Any:
+    mixer = AttentionConfig(
+        heads=4, kv_heads=2, head_dim=8, value_dim=8, scale=8**-0.5, window=window,
+        rope=None if learned else RopeConfig(theta=1000.0, dims=8),
+    )  # fmt: skip
+    mlp = MlpConfig(hidden=32, activation="silu", gated=True)
+    layer = LayerConfig(mixer=mixer, ffn=mlp, ln1=RMS, ln2=RMS)
+    config = ModelConfig(
+        family="test", model_type="test", vocab=VOCAB, width=24, context=64, layers=(layer,) * 2,
+        embedding=EmbeddingConfig(positions=64 if learned else None), final_norm=RMS,
+        head=HeadConfig(tied=False), eos=(0,),
+    )  # fmt: skip
+    decoder = Decoder(config, device="cpu", dtype=dtype)
+    generator = torch.Generator().manual_seed(1)
+    for slot in decoder.slots.values():
+        slot.copy_(torch.randn(slot.shape, generator=generator) * 0.4)
+    return SimpleNamespace(
+        config=config, decoder=decoder, tokenizer=None, eos_ids=frozenset({0}),
+        device=decoder.device,
+    )  # fmt: skip
+
+
+def generate(model: Any, prompts: list[list[int]], sampling: Sampling, **options: Any):
+    outputs: dict[int, list[int]] = {}
+    for token in stream(model, prompts, sampling, **{"limit": 24, **options}):
+        outputs.setdefault(token.sequence, []).append(token.id)
+    return [outputs[sequence] for sequence in sorted(outputs)]
+
+
+def without_cache(model: Any, prompt: list[int], sampling: Sampling) -> list[int]:
+    out: list[int] = []
+    while len(out) < 24 and (not out or out[-1] != 0):
+        logits = model.decoder(torch.tensor([[*prompt, *out]]))[:, -1]
+        counts = [torch.bincount(torch.tensor(x or [], dtype=torch.long), minlength=VOCAB)[None]
+                  for x in (prompt, out)]  # fmt: skip
+        probs = filtered(logits, sampling, *counts)
+        u = torch.tensor(uniforms(sampling.seed, 0, len(out), 1), dtype=torch.float64)
+        out.append(int(sample(probs, u)[0]))
+    return out
+
+
+@pytest.mark.parametrize("variant", [{}, {"window": 3}, {"learned": True}])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_batched_is_alone_is_without_cache(
+    name: str, dtype: torch.dtype, variant: dict[str, Any]
+) -> None:
+    model, sampling = real_model(dtype, **variant), SAMPLINGS[name]
+    together = generate(model, PROMPTS, sampling)
+    for prompt, ids in zip(PROMPTS, together, strict=True):
+        assert ids == generate(model, [prompt], sampling)[0] == without_cache(
+            model, prompt, sampling
+        )
+    assert len({tuple(ids) for ids in together}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_prefill_in_chunks_is_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = real_model(torch.float64)
+    whole = generate(model, PROMPTS, SAMPLINGS["sampled"])
+    monkeypatch.setattr(engine, "_CHUNK", chunk)
+    assert generate(model, PROMPTS, SAMPLINGS["sampled"]) == whole
+
+
+def test_samples_fork_one_prefill() -> None:
+    model = real_model(torch.float64)
+    together = generate(model, PROMPTS[:2], SAMPLINGS["penalized"], samples=3)
+    for number, ids in enumerate(together):
+        prompt, i = divmod(number, 3)
+        own = Sampling(temperature=1.5, top_k=0, presence_penalty=0.5, seed=sample_seed(9, i))
+        assert ids == generate(model, [PROMPTS[prompt]], own)[0]
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_full_context_is_used_to_the_last_slot(learned: bool) -> None:
+    model = real_model(torch.float64, learned=learned)
+    prompts = [[7] * 60, [9] * 64, [3] * 50]
+    got = generate(model, prompts, SAMPLINGS["sampled"], limit=1000, ignore_eos=True)
+    assert [len(ids) for ids in got] == [5, 1, 15]
+    for prompt, ids in zip(prompts, got, strict=True):
+        alone = generate(model, [prompt], SAMPLINGS["sampled"], limit=1000, ignore_eos=True)
+        assert alone == [ids]
+
+
+def test_log_probabilities_are_those_of_a_full_pass() -> None:
+    model = real_model(torch.float64)
+    tokens = list(stream(model, PROMPTS[:1], SAMPLINGS["sampled"], limit=10, logprobs=2))
+    ids = [*PROMPTS[0], *(token.id for token in tokens)]
+    expected = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
+    for at, token in enumerate(tokens, start=len(PROMPTS[0]) - 1):
+        assert token.logprob == pytest.approx(expected[at, token.id].item(), abs=1e-9)
+        assert [id for id, _ in token.top] == expected[at].topk(2).indices.tolist()

@@ -1,0 +1,228 @@
+"""The filtered distribution against a slow oracle in plain Python, and the ranges of options."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from filter_oracle import distribution
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from llmcli.errors import UsageError
+from llmcli.generation import Sampling, choose, filtered, sample
+from llmcli.generation.sampling import top
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+INF = math.inf
+
+
+def row(*values: float) -> torch.Tensor:
+    return torch.tensor([values], dtype=torch.float32)
+
+
+def kept(logits: torch.Tensor, **options: float) -> list[int]:
+    probs = filtered(logits, Sampling(**{**OFF, **options}))  # type: ignore[arg-type]
+    return probs[0].nonzero()[:, 0].tolist()
+
+
+grid = st.integers(-8, 8).map(lambda n: n / 2)  # a coarse grid, so that ties are common
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], Sampling]:
+    vocab = draw(st.integers(1, 12))
+    logits = draw(st.lists(grid | st.just(-INF) | st.just(-0.0), min_size=vocab, max_size=vocab))
+    assume(max(logits) > -INF)
+    counts = st.lists(st.integers(0, 3), min_size=vocab, max_size=vocab)
+    sampling = Sampling(
+        temperature=draw(st.sampled_from([0, 0.1, 0.7, 1.0, 2.5, 1e-300])),
+        top_k=draw(st.integers(0, vocab + 2)),
+        top_p=draw(st.sampled_from([1.0, 0.999, 0.9, 0.7, 0.31, 0.05, 1e-9])),
+        min_p=draw(st.sampled_from([0.0, 0.011, 0.3, 0.9, 1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8, 5.0])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.5, -0.3])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.25, -0.6])),
+    )
+    return logits, draw(counts), draw(counts), sampling
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases(), double=st.booleans())
+def test_filtered_equals_the_oracle(
+    case: tuple[list[float], list[int], list[int], Sampling], double: bool
+) -> None:
+    logits, prompt, output, sampling = case
+    expected, margin = distribution(logits, prompt, output, sampling)
+    assume(margin > 1e-9)  # a threshold met within rounding may fall either way
+    dtype = torch.float64 if double else torch.float32
+    got = filtered(
+        torch.tensor([logits, logits], dtype=dtype),
+        sampling,
+        torch.tensor([prompt, prompt]),
+        torch.tensor([output, output]),
+    )
+    assert got.dtype == torch.float64
+    assert torch.equal(got[0], got[1])
+    assert [p > 0 for p in got[0].tolist()] == [p > 0 for p in expected]
+    assert got[0].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=cases(), u=st.floats(0, 1, exclude_max=True))
+def test_choose_is_sample_of_filtered(
+    case: tuple[list[float], list[int], list[int], Sampling], u: float
+) -> None:
+    logits, prompt, output, sampling = case
+    counts = (torch.tensor([prompt]), torch.tensor([output]))
+    scores = torch.tensor([logits], dtype=torch.float64)
+    probs = filtered(scores, sampling, *counts)
+    cumulative = probs.cumsum(-1)[0]
+    assume(float((cumulative - u).abs().min()) > 1e-9 or u == 0)
+    draw = torch.tensor([u], dtype=torch.float64)
+    ids, best = choose(scores, sampling, draw, *counts)
+    assert ids.tolist() == sample(probs, draw).tolist()
+    assert probs[0, ids[0]] > 0
+    assert math.isfinite(best.item())
+
+
+def test_top_k_keeps_exactly_k_and_of_equals_the_lowest_ids() -> None:
+    logits = row(1, 3, 2, 2, 2, 0, 2)
+    assert kept(logits, top_k=1) == [1]
+    assert kept(logits, top_k=3) == [1, 2, 3]
+    assert kept(logits, top_k=4) == [1, 2, 3, 4]
+    assert kept(logits, top_k=5) == [1, 2, 3, 4, 6]
+    for everything in (0, 7, 99):
+        assert kept(logits, top_k=everything) == list(range(7))
+    assert kept(row(-0.0, 0.0, -0.0), top_k=2) == [0, 1]
+    assert kept(row(-1, -INF, -2, -INF), top_k=3) == [0, 2]
+
+
+def test_top_p_keeps_the_token_that_crosses() -> None:
+    logits = row(0.4, 0.3, 0.2, 0.1).log()
+    assert kept(logits, top_p=0.39) == [0]
+    assert kept(logits, top_p=0.41) == [0, 1]
+    assert kept(logits, top_p=0.71) == [0, 1, 2]
+    assert kept(logits, top_p=0.91) == [0, 1, 2, 3]
+    assert kept(logits, top_p=1e-12) == [0]
+
+
+def test_top_p_exactly_met_adds_no_token_and_equals_go_by_id() -> None:
+    assert kept(row(1, 1, 1, 1), top_p=0.5) == [0, 1]
+    assert kept(row(1, 1, 1, 1), top_p=0.51) == [0, 1, 2]
+    assert kept(row(0, 1, 0, 1), top_p=0.5) == [1, 3]
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    logits = row(0.4, 0.3, 0.2, 0.1).log()  # among the first two the shares are 4/7 and 3/7
+    assert kept(logits, top_k=2, top_p=0.55) == [0]
+    assert kept(logits, top_k=2, top_p=0.58) == [0, 1]
+
+
+def test_min_p_is_relative_to_the_best_after_temperature() -> None:
+    logits = row(0, -1, -2)  # weights 1, e^-1, e^-2
+    assert kept(logits, min_p=0.36) == [0, 1]
+    assert kept(logits, min_p=0.37) == [0]
+    assert kept(logits, min_p=0.37, temperature=2.0) == [0, 1]
+    assert kept(row(5, 2, 5), min_p=1.0) == [0, 2]
+
+
+def test_temperature_zero_is_the_first_of_the_best_after_penalties() -> None:
+    logits = row(1, 4, 4, 3)
+    assert kept(logits, temperature=0) == [1]
+    counts = torch.tensor([[0, 1, 0, 0]])
+    greedy = Sampling(temperature=0, repetition_penalty=1.5)
+    assert filtered(logits, greedy, counts)[0].tolist() == [0, 0, 1, 0]
+    assert choose(logits, greedy, None, counts)[0].tolist() == [2]
+
+
+def test_penalties_see_what_they_should() -> None:
+    logits = row(2, 2, 2, -2)
+    prompt, output = torch.tensor([[1, 0, 0, 1]]), torch.tensor([[0, 2, 0, 0]])
+
+    def logs(**penalties: float) -> list[float]:
+        probs = filtered(logits, Sampling(**OFF, **penalties), prompt, output)  # type: ignore[arg-type]
+        return (probs.log() - probs[0, 2].log() + 2)[0].tolist()
+
+    assert logs(repetition_penalty=2.0) == pytest.approx([1, 1, 2, -4])
+    assert logs(presence_penalty=0.5) == pytest.approx([2, 1.5, 2, -2])
+    assert logs(frequency_penalty=0.5) == pytest.approx([2, 1, 2, -2])
+    assert logs(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25) == (
+        pytest.approx([1, 0, 2, -4])
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    scores=st.lists(st.floats(width=32, allow_nan=False) | grid, min_size=1, max_size=20),
+    data=st.data(),
+)
+def test_top_is_ordered_by_score_then_id(scores: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+    assert top(row(*scores), k).tolist() == [expected]
+
+
+def test_sample_inverts_the_cumulative_sum() -> None:
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
+    almost = math.nextafter(1.0, 0.0)
+    cases = {0.0: 1, 0.2499: 1, 0.25: 3, 0.7499: 3, 0.75: 4, almost: 4}
+    for u, expected in cases.items():
+        for scale in (1.0, 3.0, 1e-3):  # weights need not be normalized
+            got = sample(probs * scale, torch.tensor([u], dtype=torch.float64))
+            assert got.tolist() == [expected], (u, scale)
+
+
+def test_rows_of_a_batch_do_not_touch_each_other() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 300, generator=generator) * 3
+    counts = torch.randint(0, 3, (5, 300), generator=generator)
+    sampling = Sampling(repetition_penalty=1.2, frequency_penalty=0.1)
+    together = filtered(logits, sampling, counts, counts)
+    for b in range(5):
+        alone = filtered(logits[b : b + 1], sampling, counts[b : b + 1], counts[b : b + 1])
+        assert torch.equal(together[b : b + 1], alone)
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_best_tells_of_logits_that_are_not_finite(bad: float, temperature: float) -> None:
+    u = torch.tensor([0.3], dtype=torch.float64)
+    logits = torch.zeros(1, 100)
+    logits[0, 70] = bad
+    for top_k in (0, 5):
+        _, best = choose(logits, Sampling(temperature=temperature, top_k=top_k), u)
+        assert not math.isfinite(best.item())
+    _, best = choose(torch.full((1, 9), -INF), Sampling(temperature=temperature), u)
+    assert best.item() == -INF
+
+
+def test_sampling_without_a_random_number_is_an_error() -> None:
+    with pytest.raises(ValueError, match="random number"):
+        choose(row(1, 2), Sampling(), None)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -0.1), ("temperature", math.nan), ("temperature", INF), ("top_k", -1),
+        ("top_p", 0.0), ("top_p", 1.01), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1),
+        ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", INF),
+        ("presence_penalty", math.nan), ("frequency_penalty", -INF), ("seed", -1),
+    ],
+)  # fmt: skip
+def test_ranges(option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=option.replace("_", "-")) as caught:
+        Sampling(**{option: value})  # type: ignore[arg-type]
+    assert caught.value.hint
+    assert caught.value.code == 2
+
+
+def test_extremes_in_range_stay_finite() -> None:
+    logits = torch.tensor(np.linspace(-1e4, 1e4, 50), dtype=torch.float32)[None]
+    for temperature in (5e-324, 1e-30, 1e300):
+        probs = filtered(logits, Sampling(temperature=temperature, top_p=1.0, min_p=0.0))
+        assert torch.isfinite(probs).all()
+        assert probs.sum().item() == pytest.approx(1)
