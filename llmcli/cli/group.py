@@ -47,8 +47,9 @@ class Command(TyperCommand):
         for argument in arguments:
             row = (str(argument.metavar), argument.help or "")
             sections.setdefault("Arguments", []).append(row)
-        for option in self.get_params(ctx):
-            if option not in arguments and not option.hidden:
+        options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
+        for option in options:
+            if not option.hidden:
                 heading = option.rich_help_panel or EVERYTHING_ELSE
                 sections.setdefault(heading, []).append(_row(option))
         lines += _sections(sections)

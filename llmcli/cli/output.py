@@ -9,10 +9,11 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.cli.exits import tell
 from llmcli.cli.options import OutputOptions
@@ -20,6 +21,9 @@ from llmcli.errors import WriteFailed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+UNLIMITED = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Screen:
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
         return cls(terminal, terminal and smart, colour)
+
+    @property
+    def width(self) -> int:
+        """Columns: the terminal's, or as many as anything needs in a pipe or file."""
+        return shutil.get_terminal_size((80, 24)).columns if self.terminal else UNLIMITED
 
 
 class Output:
@@ -109,20 +118,16 @@ class Output:
         return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
 
 
-def make_console(screen: Screen, width: int | None = None) -> Console:
+def make_console(screen: Screen) -> Console:
     """A rich console that never guesses: colour and width are decided here."""
-    import shutil
-
     from rich.console import Console
 
-    if width is None:
-        fallback = 80 if screen.terminal else 1000
-        width = shutil.get_terminal_size((fallback, 24)).columns if screen.terminal else fallback
+    names: tuple[Literal["truecolor", "256", "standard"], ...] = ("standard", "256", "truecolor")
     return Console(
-        width=width,
+        width=screen.width,
         force_terminal=screen.colour,
         no_color=not screen.colour,
-        color_system=_colours() if screen.colour else None,
+        color_system=names[colour_system() - 1] if screen.colour else None,
         highlight=False,
         markup=False,
         emoji=False,
@@ -130,10 +135,13 @@ def make_console(screen: Screen, width: int | None = None) -> Console:
     )
 
 
-def _colours() -> Any:
+def colour_system() -> Any:
+    """rich's `ColorSystem` for a terminal such as this one."""
+    from rich.color import ColorSystem
+
     if os.environ.get("COLORTERM") in ("truecolor", "24bit"):
-        return "truecolor"
-    return "256" if "256" in os.environ.get("TERM", "") else "standard"
+        return ColorSystem.TRUECOLOR
+    return ColorSystem.EIGHT_BIT if "256" in os.environ.get("TERM", "") else ColorSystem.STANDARD
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:

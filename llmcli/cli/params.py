@@ -60,7 +60,8 @@ class Conversion:
     @classmethod
     def of(cls, hint: Any) -> Conversion:
         """Reads an annotation such as `Annotated[int | None, typer.Option(), Range(1)]`."""
-        base, extras = hint, ()
+        base: Any = hint
+        extras: tuple[Any, ...] = ()
         if get_origin(hint) is Annotated:
             base, *rest = get_args(hint)
             extras = tuple(rest)
@@ -105,45 +106,45 @@ def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     )
 
 
-class _Converted:
-    """What options and arguments share: conversion by our own rules."""
+class Option(TyperOption):
+    """An option whose value is converted by `Conversion`; `display` is its longest name."""
 
     conversion: Conversion
     display: str
 
-    def converted(self, value: Any) -> Any:
-        """`value` as the parser left it (a string, a list of them, a flag) → what it means."""
-        if isinstance(value, str):
-            return self.conversion(self.display, value)
-        if isinstance(value, list | tuple):
-            return [self.conversion(self.display, item) for item in value]
-        return value
-
-
-class Option(_Converted, TyperOption):
-    """An option whose value is converted by `Conversion`."""
-
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion; a callback (eager options have one) still runs."""
-        value = self.converted(value)
+        value = _converted(self.conversion, self.display, value)
         return value if self.callback is None else self.callback(ctx, self, value)
 
 
-class Argument(_Converted, TyperArgument):
+class Argument(TyperArgument):
     """An argument whose value is converted by `Conversion`; raises UsageError when it lacks."""
+
+    conversion: Conversion
+    display: str
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion."""
         if self.required and value is None:
             raise UsageError(f"`{ctx.command_path}` needs {self.display}")
-        return self.converted(value)
+        return _converted(self.conversion, self.display, value)
+
+
+def _converted(conversion: Conversion, name: str, value: Any) -> Any:
+    """`value` as the parser left it (a string, a list of them, a flag) → what it means."""
+    if isinstance(value, str):
+        return conversion(name, value)
+    if isinstance(value, list | tuple):
+        return [conversion(name, item) for item in value]
+    return value
 
 
 def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
     """Makes typer's own parameter object convert by our rules.
 
     typer builds its parameters itself and offers no hook for their class, so the class of the
-    finished object is changed; both classes have the same layout.
+    finished object is changed; the classes have the same layout (no mixin, no slots).
     """
     if isinstance(parameter, TyperOption):
         parameter.__class__ = Option
@@ -186,7 +187,7 @@ def flatten(function: Callable[..., None]) -> Callable[..., None]:
 
     call.__signature__ = inspect.Signature(list(flat.values()))  # type: ignore[attr-defined]
     call.__annotations__ = {name: parameter.annotation for name, parameter in flat.items()}
-    del call.__wrapped__  # type: ignore[attr-defined]
+    del call.__wrapped__
     return call
 
 

@@ -42,12 +42,13 @@ def printable(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` in double quotes with every invisible character spelled out: `" Paris\\n"`."""
+    """`text` in double quotes with every invisible character spelled out: `" Paris\\n"`.
+
+    Backslashes stay: a token that is half a character comes with `\\xf0` in it already.
+    """
     out = []
     for character in text:
-        if character in '"\\':
-            out.append("\\" + character)
-        elif character in _NAMED:
+        if character in _NAMED:
             out.append(_NAMED[character])
         elif unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
             out.append(_spelled(character))

@@ -1,0 +1,71 @@
+"""Prompts from a file of JSON lines, and how they are put together into batches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from llmcli.cli.prompts import Prompt, read_stdin, read_text
+from llmcli.errors import UsageError
+
+ROWS = 8  # sequences that run side by side
+WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
+
+
+def read_batch(path: str) -> list[Prompt]:
+    """The prompts of a JSONL file (`-`: stdin): a string, {"prompt": …} or {"ids": […]} a line.
+
+    Empty lines are passed over. Raises UsageError with the line's number for anything else.
+    """
+    text = read_stdin(sys.stdin) if path == "-" else read_text(path)
+    prompts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            prompts.append(_prompt(line, f"line {number} of `{path}`"))
+    if not prompts:
+        raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
+    return prompts
+
+
+def groups(lengths: Sequence[int], *, samples: int = 1) -> list[list[int]]:
+    """Indices of prompts (`lengths` in tokens) that run together, at most ROWS sequences each.
+
+    Rows of similar length waste little on padding; the order of the file is kept from one
+    window to the next, so that results can be written early and in order.
+    """
+    rows = max(1, ROWS // samples)
+    found = []
+    for start in range(0, len(lengths), WINDOW):
+        window = range(start, min(start + WINDOW, len(lengths)))
+        ordered = sorted(window, key=lambda index: lengths[index])
+        found += [sorted(ordered[i : i + rows]) for i in range(0, len(ordered), rows)]
+    return found
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", hint=_HINT) from error
+    if isinstance(value, dict) and set(value) == {"prompt"}:
+        value = value["prompt"]
+    if isinstance(value, str):
+        if not value:
+            raise UsageError(f"{where} is an empty prompt", hint=_HINT)
+        return Prompt(value)
+    if isinstance(value, dict) and set(value) == {"ids"} and _is_ids(value["ids"]):
+        return Prompt(None, tuple(value["ids"]))
+    raise UsageError(f"{where} is not a prompt", hint=_HINT)
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(item) is int and item >= 0 for item in value)
+    )
+
+
+_HINT = 'a line is "text", {"prompt": "text"} or {"ids": [1, 2, 3]}'

@@ -1,0 +1,146 @@
+"""Completion scripts for bash, zsh and fish, written out from the command tree.
+
+They are static: pressing Tab starts no Python. `python -m llmcli.cli.completion completions/`
+writes the files that are committed; a test compares them with the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmcli.cli.shells import CommandSpec, Spec, bash, fish, zsh
+from llmcli.errors import UsageError, WriteFailed
+
+FILES = {"bash": "llmcli.bash", "zsh": "_llmcli", "fish": "llmcli.fish"}
+FILE_OPTIONS = ("file", "batch")  # options whose value is a file's path
+MODEL_OPTIONS = ("model", "versus")  # a file, a directory or a catalog name
+
+
+def tree() -> tuple[CommandSpec, list[CommandSpec]]:
+    """The root and all commands. Imports every command's module, none of which imports torch."""
+    from llmcli.cli.tree import ENTRIES, root
+
+    top: Any = root()
+    context: Any = top.make_context("llmcli", [], resilient_parsing=True)
+    commands = []
+    for name in top.list_commands(context):
+        command = top.get_command(context, name)
+        inner = command.make_context(name, [], parent=context, resilient_parsing=True)
+        commands.append(CommandSpec(name, ENTRIES[name].summary, _options(command, inner)))
+    return CommandSpec("", "", _options(top, context)), commands
+
+
+def script(shell: str) -> str:
+    """The completion script for `shell`; raises UsageError for a shell that has none."""
+    writer = WRITERS.get(shell)
+    if writer is None:
+        raise UsageError(
+            f"there is no completion for the shell `{shell}`",
+            hint=f"there is one for {', '.join(FILES)}; set SHELL to one of them",
+        )
+    return writer(*tree())
+
+
+def current_shell() -> str:
+    """The name of the shell that started us (`$SHELL` where the parent process is none)."""
+    try:
+        parent = Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    except OSError:
+        parent = ""
+    return parent if parent in FILES else Path(os.environ.get("SHELL", "")).name
+
+
+def install() -> str:
+    """Writes the script where the current shell looks, and its start-up line where it needs one.
+
+    Returns what was done, to be printed. Raises UsageError and WriteFailed.
+    """
+    shell = current_shell()
+    text = script(shell)
+    home = Path.home()
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    target = {
+        "bash": data / "llmcli" / "llmcli.bash",
+        "zsh": data / "llmcli" / "zsh" / "_llmcli",
+        "fish": config / "fish" / "completions" / "llmcli.fish",
+    }[shell]
+    start_up = {
+        "bash": (home / ".bashrc", f"source {shlex.quote(str(target))}"),
+        "zsh": (
+            Path(os.environ.get("ZDOTDIR") or home) / ".zshrc",
+            f"fpath+=({shlex.quote(str(target.parent))}); autoload -Uz compinit; compinit",
+        ),
+    }.get(shell)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        said = f"wrote {target}"
+        if start_up is not None:
+            said += _append(*start_up)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"could not install completion in `{error.filename}`: {reason}"
+        raise WriteFailed(message) from error
+    return f"{said}\nopen a new {shell} to use it"
+
+
+def _append(path: Path, line: str) -> str:
+    """Adds `line` to a start-up file that does not have it yet; returns what to tell."""
+    before = path.read_text() if path.exists() else ""
+    if line in before.splitlines():
+        return ""
+    separator = "" if not before or before.endswith("\n") else "\n"
+    with path.open("a") as file:
+        file.write(f"{separator}{line}\n")
+    return f" and added a line to {path}"
+
+
+def _options(command: Any, context: Any) -> tuple[Spec, ...]:
+    from llmcli.checkpoints.catalog import CATALOG
+
+    found = []
+    for option in command.get_params(context):
+        if option.param_type_name != "option" or option.hidden:
+            continue
+        values: Sequence[str] = getattr(getattr(option, "conversion", None), "choices", ())
+        if option.name in MODEL_OPTIONS:
+            values = tuple(CATALOG)
+        elif option.name == "device":
+            values = ("auto", "cpu", "cuda", "mps")
+        found.append(
+            Spec(
+                names=tuple(sorted(option.opts, key=len)),
+                help=_short(option.help or ""),
+                takes_value=not option.is_flag,
+                values=tuple(values),
+                files=option.name in (*FILE_OPTIONS, *MODEL_OPTIONS),
+            )
+        )
+    return tuple(found)
+
+
+def _short(text: str) -> str:
+    """The help's first sentence, without the default."""
+    text = re.sub(r"\s*\[default[^]]*\]", "", text)
+    return re.split(r"(?<=[a-z)])[.;:] ", text)[0].rstrip(".")
+
+
+WRITERS = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def main(folder: Path) -> None:
+    """Writes the three files into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shell, name in FILES.items():
+        (folder / name).write_text(script(shell))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "completions"))

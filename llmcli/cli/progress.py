@@ -1,0 +1,75 @@
+"""Progress of long work on stderr: only on a terminal, only once it has taken a moment."""
+
+from __future__ import annotations
+
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmcli.cli.output import Output, make_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+PATIENCE_S = 0.4  # what is over sooner needs no bar, and rich.progress costs 60 ms to import
+
+
+class Progress:
+    """Callable with (what, done, total or None), as loading and downloading report it.
+
+    A context manager: at its end the bar is gone and stderr is as it was.
+    """
+
+    def __init__(self, out: Output) -> None:
+        self._screen = out.err
+        self._wanted = out.err.animate and not out.quiet
+        self._begin = monotonic()
+        self._bar: RichProgress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Shows `done` of `total` bytes or tokens; `what` names the work, one bar each."""
+        if not self._wanted or monotonic() - self._begin < PATIENCE_S:
+            return
+        if self._bar is None:
+            self._bar = self._started()
+        task = self._tasks.get(what)
+        if task is None:
+            for other in self._tasks.values():
+                self._bar.update(other, visible=False)
+            task = self._tasks[what] = self._bar.add_task(what, total=total)
+        self._bar.update(task, completed=done, total=total)
+
+    def _started(self) -> RichProgress:
+        import sys
+
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        console = make_console(self._screen)
+        console.file = sys.stderr
+        bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        bar.start()
+        return bar

@@ -1,0 +1,120 @@
+"""From the common options to a model that runs, with progress and the notes a user needs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from llmcli.cli.options import ModelOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
+    from llmcli.config import ModelConfig
+    from llmcli.model import Model
+
+# what computes a forward pass today; the environment header names it in every result
+KERNELS = ("torch linear", "torch scaled_dot_product_attention")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.
+
+    Fetching is in neither: it happens once.
+    """
+
+    model: Model
+    import_s: float
+    load_s: float
+
+
+def load_model(options: ModelOptions, out: Output, *, spec: str | None = None) -> Loaded:
+    """Finds and loads the model of the options (`spec` instead of `--model` where given).
+
+    The headers are read before torch is imported: a name that does not exist fails at once.
+    Raises the errors of `open_model` and `load_checkpoint`.
+    """
+    options.check()
+    with Progress(out) as progress:
+        checkpoint, open_s = _opened(options, out, spec, progress)
+        begin = perf_counter()
+        import torch
+
+        from llmcli.loading import load_checkpoint
+
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        imported = perf_counter()
+        model = load_checkpoint(
+            checkpoint,
+            device=options.device,
+            dtype=options.dtype,
+            quantize=options.quantize,
+            random_weights=options.weights_seed,
+            progress=progress,
+        )
+    load_s = open_s + perf_counter() - imported
+    _check_context(options, model.config, out)
+    return Loaded(model, imported - begin, load_s)
+
+
+def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:
+    """The checkpoint of the options with its headers read: no weights, no torch."""
+    options.check()
+    with Progress(out) as progress:
+        return _opened(options, out, None, progress)[0]
+
+
+def _opened(
+    options: ModelOptions, out: Output, spec: str | None, progress: Progress
+) -> tuple[Checkpoint, float]:
+    """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
+    from llmcli.checkpoints import locate, open_checkpoint
+
+    spec = spec or options.model
+    revision = options.revision if spec == options.model else None
+    path = locate(
+        spec, revision=revision, offline=options.offline, progress=progress, note=out.note
+    )
+    begin = perf_counter()
+    return open_checkpoint(path, name=spec or default_model()), perf_counter() - begin
+
+
+def default_model() -> str:
+    """The model where none is named: $LLMCLI_MODEL, else `smollm2`."""
+    from llmcli.checkpoints.locate import DEFAULT_MODEL
+
+    return os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL
+
+
+def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> None:
+    """A longer context than trained for: a note, or UsageError where it cannot exist."""
+    wanted = options.context_length
+    positions = config.embedding.positions
+    if wanted is None:
+        return
+    if positions is not None and wanted > positions:
+        raise UsageError(
+            f"`--context-length {wanted}` is more than the {positions} positions that the model "
+            "has learned",
+            hint=f"use at most {positions}",
+        )
+    if wanted > config.context:
+        out.note(
+            f"the model was trained for {config.context} tokens: beyond them, with a context "
+            f"length of {wanted}, its text gets worse"
+        )
+
+
+def device_peak_bytes(model: Model) -> int | None:
+    """The most memory that torch has held on the model's GPU, None on the CPU."""
+    if model.device.type != "cuda":
+        return None
+    import torch
+
+    return int(torch.cuda.max_memory_allocated(model.device))

@@ -1,0 +1,172 @@
+"""The sampling options of `generate`, and which value is in force: flag, model, or default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from llmcli.cli.params import Range
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.sampling import Sampling
+
+Origin = Literal["flag", "generation_config.json", "default"]
+PANEL = "Sampling"
+
+DEFAULTS: Mapping[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0),
+    "top_k": Range(0),
+    "top_p": Range(0, 1, above=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0, above=True),
+    "presence_penalty": Range(-1e6, 1e6),
+    "frequency_penalty": Range(-1e6, 1e6),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the next token is chosen; None where the user did not say."""
+
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "-t", "--temperature", metavar="X", rich_help_panel=PANEL,
+            help="0 is greedy. [default: the model's, else 0.8]",
+        ),
+        RANGES["temperature"],
+    ] = None  # fmt: skip
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            "-k", "--top-k", metavar="N", rich_help_panel=PANEL,
+            help="Only the N likeliest tokens; 0 is off. [default: the model's, else 40]",
+        ),
+        RANGES["top_k"],
+    ] = None  # fmt: skip
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "-p", "--top-p", metavar="X", rich_help_panel=PANEL,
+            help="Only the likeliest tokens that make up X together; 1 is off. "
+            "[default: the model's, else 0.95]",
+        ),
+        RANGES["top_p"],
+    ] = None  # fmt: skip
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", metavar="X", rich_help_panel=PANEL,
+            help="Only tokens at least X times as likely as the likeliest; 0 is off. "
+            "[default: the model's, else 0.05]",
+        ),
+        RANGES["min_p"],
+    ] = None  # fmt: skip
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty", metavar="X", rich_help_panel=PANEL,
+            help="Divides the logits of tokens in prompt and output; 1 is off.",
+        ),
+        RANGES["repetition_penalty"],
+    ] = None  # fmt: skip
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--presence-penalty", metavar="X", rich_help_panel=PANEL,
+            help="Subtracted from the logits of tokens in the output; 0 is off.",
+        ),
+        RANGES["presence_penalty"],
+    ] = None  # fmt: skip
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--frequency-penalty", metavar="X", rich_help_panel=PANEL,
+            help="The same, times how often the token is in the output; 0 is off.",
+        ),
+        RANGES["frequency_penalty"],
+    ] = None  # fmt: skip
+    greedy: Annotated[
+        bool,
+        typer.Option("--greedy", rich_help_panel=PANEL, help="Always the likeliest token."),
+    ] = False
+
+    def check(self) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.greedy and self.temperature:
+            raise UsageError("`--greedy` and `--temperature` above 0 exclude each other")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The values in force, where each comes from, and what the user should know about them."""
+
+    values: Mapping[str, float]
+    origins: Mapping[str, Origin]
+    notes: tuple[str, ...]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether no random number is used."""
+        return self.values["temperature"] == 0
+
+    def sampling(self, seed: int) -> Sampling:
+        """What the engine takes."""
+        from llmcli.generation.sampling import Sampling
+
+        values = {name: value for name, value in self.values.items() if name != "top_k"}
+        return Sampling(top_k=int(self.values["top_k"]), seed=seed, **values)
+
+
+def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -> Resolved:
+    """Flags win over `generation_config.json`, which wins over our defaults, value by value.
+
+    `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
+    number of its range is passed over with a note.
+    """
+    given = configuration or {}
+    values: dict[str, float] = {}
+    origins: dict[str, Origin] = {}
+    notes = []
+    for name, default in DEFAULTS.items():
+        flag: float | None = getattr(options, name)
+        theirs: Any = given.get(name)
+        if name == "temperature" and given.get("do_sample") is False:
+            theirs = 0.0
+        if name == "temperature" and options.greedy:
+            flag = 0.0
+        values[name], origins[name] = default, "default"
+        if flag is not None:
+            values[name], origins[name] = flag, "flag"
+        elif _valid(name, theirs):
+            values[name], origins[name] = theirs, "generation_config.json"
+        elif theirs is not None:
+            notes.append(
+                f"generation_config.json has `{name}` {theirs!r}, which must be {RANGES[name]}: "
+                f"{default:g} is used"
+            )
+    resolved = Resolved(values, origins, tuple(notes))
+    idle = [name for name in ("top_k", "top_p", "min_p") if origins[name] == "flag"]
+    if resolved.greedy and idle:
+        flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in idle)
+        why = f"the temperature is 0 ({origins['temperature']})"
+        notes.append(f"{flags} changes nothing: {why}, so the likeliest token is always taken")
+    return Resolved(values, origins, tuple(notes))
+
+
+def _valid(name: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and value in RANGES[name] and (name != "top_k" or value == int(value))

@@ -1,0 +1,132 @@
+"""`llmcli score`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import Range
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.tokens import SpecialOptions
+from llmcli.errors import UsageError
+from llmcli.measure.environment import environment
+from llmcli.measure.score import compare, measure_score
+from llmcli.reports import Score
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """What is compared, and how long texts are cut."""
+
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            "--versus",
+            metavar="MODEL",
+            rich_help_panel=OUTPUT,
+            help="Score the text with a second model too, and compare.",
+        ),
+    ] = None
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride",
+            metavar="N",
+            rich_help_panel="Model",
+            help="By how many tokens the window moves over a text longer than the context. "
+            "[default: half the context]",
+        ),
+        Range(1),
+    ] = None
+
+
+def command(
+    prompt: PromptOptions,
+    special: SpecialOptions,
+    score: ScoreOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """Log-probability of every token of a text, its perplexity and bits per byte.
+
+    The text is taken as it stands: the tokenizer's own BOS rule, no EOS, no chat template.
+    Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
+    read in overlapping windows.
+    """
+    out = Output("score", output)
+    given = read_prompt(prompt, argument="TEXT")
+    loaded = load_model(model, out).model
+    about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
+    body = {
+        name: value for name, value in vars(ours).items() if name != "seconds"
+    } | {"timings": {"score_s": ours.seconds}}  # fmt: skip
+    if score.versus is None:
+        if out.json:
+            out.document(body, model=about, environment=environment(kernels=KERNELS))
+            return
+        from llmcli.render.tokens import render_score
+
+        out.show(render_score(ours))
+        return
+    del loaded
+    other = load_model(model, out, spec=score.versus).model
+    theirs = _scored(other, given, special, score, model, out)
+    comparison = compare(ours, theirs)
+    if out.json:
+        body["versus"] = {"model": other.describe(), **vars(theirs), "difference": comparison}
+        out.document(body, model=about, environment=environment(kernels=KERNELS))
+        return
+    from llmcli.render.tokens import render_comparison, render_score, render_summary
+
+    names = str(about["name"]), other.name
+    out.show(
+        render_score(ours),
+        "",
+        render_summary(theirs, names[1]),
+        "",
+        render_comparison(comparison, *names),
+    )
+
+
+def _scored(
+    model: Model,
+    given: Prompt,
+    special: SpecialOptions,
+    options: ScoreOptions,
+    common: ModelOptions,
+    out: Output,
+) -> Score:
+    """The score of one model, with its own tokens; raises UsageError for a bad window."""
+    window = common.context_length or model.config.context
+    stride = options.stride or max(1, window // 2)
+    if stride > window:
+        raise UsageError(f"`--stride {stride}` is more than the context of {window} tokens")
+    if window < 2:
+        raise UsageError("a context of 1 token leaves nothing to predict from")
+    if given.ids is not None:
+        check_ids(given.ids, model.config.vocab)
+        ids = list(given.ids)
+        known = model.tokenizer
+        texts = ["" if known is None else known.token_text(id) for id in ids]
+        sizes = [0 if known is None else len(known.token_bytes(id)) for id in ids]
+    else:
+        tokenizer = need_tokenizer(model.tokenizer, model.name)
+        pieces = tokenizer.pieces(given.text or "", parse_special=not special.no_special)
+        ids = [piece.id for piece in pieces]
+        texts = [piece.text for piece in pieces]
+        sizes = [piece.end - piece.start for piece in pieces]
+    if len(ids) < 2:
+        out.note("the text is a single token, and the first token has nothing to be predicted from")
+    with Progress(out) as progress:
+        return measure_score(
+            model, ids, texts, sizes, window=window, stride=stride, progress=progress
+        )

@@ -1,0 +1,142 @@
+"""`llmcli tokens`: the tokens of a text as the model would be given it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.encoding import ChatOptions
+from llmcli.cli.options import PROMPT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
+from llmcli.cli.running import open_checkpoint_of
+from llmcli.errors import UsageError
+from llmcli.measure.environment import environment
+from llmcli.reports import TokenPiece, TokensReport
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialOptions:
+    """How special tokens that are written in the text are read."""
+
+    no_special: Annotated[
+        bool,
+        typer.Option(
+            "--no-special",
+            rich_help_panel=PROMPT,
+            help="Special tokens written in the text are plain text.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """The chat template, which `tokens` uses only where it is asked to."""
+
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", rich_help_panel=PROMPT, help="Put the text into the chat template first."
+        ),
+    ] = False
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message of --chat."
+        ),
+    ] = None
+
+
+def command(
+    prompt: PromptOptions,
+    special: SpecialOptions,
+    template: TemplateOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """The tokens of a text: ids, pieces, byte offsets, and what the model adds in front.
+
+    The text is taken as it stands, with the tokenizer's own BOS rule; `--chat` shows what the
+    chat template makes of it. Reads no weights and never imports PyTorch.
+    """
+    from llmcli.text import load_tokenizer
+
+    out = Output("tokens", output)
+    chat = ChatOptions(chat=template.chat or template.system is not None, system=template.system)
+    chat.check(ids=prompt.ids is not None)
+    if chat.chat and special.no_special:
+        raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
+    given = read_prompt(prompt, argument="TEXT")
+    checkpoint = open_checkpoint_of(model, out)
+    tokenizer = need_tokenizer(load_tokenizer(checkpoint), checkpoint.name)
+    report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
+    if out.json:
+        about = {
+            "name": checkpoint.name,
+            "path": checkpoint.path,
+            "model_type": checkpoint.model_type if checkpoint.config else None,
+            "tokenizer": tokenizer.name,
+            "weight_format": None,
+            "activation_format": None,
+        }
+        out.document(vars(report), model=about, environment=environment())
+        return
+    from llmcli.render.tokens import render_tokens
+
+    out.show(render_tokens(report))
+
+
+def _report(
+    given: Prompt, tokenizer: Tokenizer, chat: ChatOptions, parse_special: bool, name: str
+) -> TokensReport:
+    rendered = None
+    if given.ids is not None:
+        check_ids(given.ids, tokenizer.vocab_size)
+        pieces = _of_ids(given.ids, tokenizer)
+        size = pieces[-1].end
+    else:
+        text = given.text or ""
+        add_bos = None
+        if chat.chat and chat.wants_template(tokenizer, name) and tokenizer.chat_template:
+            rendered = text = tokenizer.chat_template.render(chat.messages(text))
+            add_bos = False if tokenizer.begins_with_bos(rendered) else None
+        found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
+        pieces = [
+            TokenPiece(id=p.id, text=p.text, start=p.start, end=p.end, special=p.special)
+            for p in found
+        ]
+        size = len(text.encode())
+    return TokensReport(
+        text=given.text,
+        rendered=rendered,
+        tokens=tuple(pieces),
+        bytes=size,
+        vocabulary=tokenizer.vocab_size,
+        bos=tokenizer.bos_id,
+        adds_bos=tokenizer.add_bos,
+        eos=tuple(sorted(tokenizer.eos_ids)),
+    )
+
+
+def _of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> list[TokenPiece]:
+    """Pieces of given ids; offsets are those in the text that the ids spell."""
+    pieces = []
+    at = 0
+    for position, token in enumerate(ids):
+        end = at + len(tokenizer.token_bytes(token, first=position == 0))
+        pieces.append(
+            TokenPiece(
+                id=token,
+                text=tokenizer.token_text(token),
+                start=at,
+                end=end,
+                special=token in tokenizer.special_ids,
+            )
+        )
+        at = end
+    return pieces

@@ -1,0 +1,193 @@
+"""How generated tokens reach stdout: as text while they come, as JSON, or as a line a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from llmcli.cli.output import Output, dumps
+from llmcli.render.theme import confidence_style, printable
+from llmcli.reports import Alternative, Generated, TokenLogprob
+
+if TYPE_CHECKING:
+    from llmcli.generation import Token
+    from llmcli.text import Tokenizer
+
+
+class Writer(Protocol):
+    """Takes the tokens of numbered sequences as they come, interleaved."""
+
+    def token(self, number: int, token: Token, ms: float) -> None:
+        """One token of sequence `number`, `ms` milliseconds after the first prompt was begun."""
+
+    def close(self) -> None:
+        """No more tokens come: the end, or an interruption."""
+
+
+class TextWriter:
+    """The text of each sequence, one after the other; the first unfinished one is live.
+
+    With `labels`, a line `--- label` goes before each sequence. With `colour`, each token's
+    text has the colour of its probability. On a terminal control characters are spelled out
+    and the cursor ends on a new line.
+    """
+
+    def __init__(
+        self, out: Output, *, labels: Sequence[str] | None, colour: bool, ids_only: bool
+    ) -> None:
+        self._out = out
+        self._labels = labels
+        self._paint = _painter(out) if colour else None
+        self._ids_only = ids_only
+        self._live = 0
+        self._waiting: dict[int, list[str]] = {}
+        self._finished: set[int] = set()
+        self._headed = -1
+        self._column_zero = True
+
+    def token(self, number: int, token: Token, ms: float) -> None:
+        """Writes the token, or keeps it until the sequences before it are finished."""
+        self._waiting.setdefault(number, []).append(self._shown(token))
+        if token.finish is not None:
+            self._finished.add(number)
+        while self._live in self._waiting:
+            self._write(self._waiting.pop(self._live))
+            if self._live not in self._finished:
+                break
+            self._end_sequence()
+            self._live += 1
+
+    def close(self) -> None:
+        """Ends the last line: on a terminal, and wherever a label follows or went before."""
+        if not self._column_zero and (self._labels is not None or self._out.out.terminal):
+            self._out.write("\n")
+            self._column_zero = True
+
+    def _shown(self, token: Token) -> str:
+        text = f"{token.id} " if self._ids_only else token.text
+        if self._out.out.terminal:
+            text = printable(text)
+        self_paint = self._paint
+        if self_paint is None or token.logprob is None or not text:
+            return text
+        return self_paint(text, math.exp(token.logprob))
+
+    def _write(self, parts: list[str]) -> None:
+        if self._labels is not None and self._headed != self._live:
+            self._out.write(f"--- {self._labels[self._live]}\n")
+            self._headed = self._live
+            self._column_zero = True
+        text = "".join(parts)
+        if text:
+            self._out.write(text)
+            self._column_zero = text.endswith("\n")
+
+    def _end_sequence(self) -> None:
+        if self._labels is not None:
+            self.close()
+
+
+class TokenWriter:
+    """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+
+    def token(self, number: int, token: Token, ms: float) -> None:
+        """Writes the line at once; the last of a sequence also has its `finish_reason`."""
+        line: dict[str, object] = {
+            "sequence": number,
+            "index": token.index,
+            "id": token.id,
+            "text": token.text,
+            "logprob": token.logprob,
+            "ms": round(ms, 3),
+        }
+        if token.finish is not None:
+            line["finish_reason"] = token.finish
+        self._out.write(dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class Collector:
+    """Keeps the sequences as reports, and calls `ready(prompt, outputs)` in prompt order.
+
+    `samples` sequences belong to each of `prompts` prompts. At `close`, sequences that have
+    begun and not ended are delivered as they are, marked `interrupted`.
+    """
+
+    def __init__(
+        self,
+        ready: Callable[[int, list[Generated]], None],
+        *,
+        prompts: int,
+        samples: int,
+        tokenizer: Tokenizer | None,
+        logprobs: bool,
+    ) -> None:
+        self._ready = ready
+        self._samples = samples
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._prompts = prompts
+        self._outputs: dict[int, Generated] = {}
+        self._unfinished = [samples] * prompts
+        self._next = 0
+
+    def token(self, number: int, token: Token, ms: float) -> None:
+        """Adds the token; delivers prompts whose sequences have all ended."""
+        output = self._output(number)
+        output.ids.append(token.id)
+        output.text += token.text
+        if output.logprobs is not None:
+            output.logprobs.append(self._logprob(token))
+        if token.finish is not None:
+            output.finish_reason = token.finish
+            self._unfinished[number // self._samples] -= 1
+        while self._next < self._prompts and self._unfinished[self._next] == 0:
+            self._deliver(self._next)
+            self._next += 1
+
+    def close(self) -> None:
+        """Delivers what has begun; the only prompt of a run counts as begun."""
+        for prompt in range(self._next, self._prompts):
+            numbers = range(prompt * self._samples, (prompt + 1) * self._samples)
+            if self._prompts == 1 or any(number in self._outputs for number in numbers):
+                self._deliver(prompt)
+        self._next = self._prompts
+
+    def _deliver(self, prompt: int) -> None:
+        numbers = range(prompt * self._samples, (prompt + 1) * self._samples)
+        self._ready(prompt, [self._output(number) for number in numbers])
+
+    def _output(self, number: int) -> Generated:
+        if number not in self._outputs:
+            self._outputs[number] = Generated(logprobs=[] if self._logprobs else None)
+        return self._outputs[number]
+
+    def _logprob(self, token: Token) -> TokenLogprob:
+        top = tuple(
+            Alternative(id=id, text=self._text(id), logprob=logprob) for id, logprob in token.top
+        )
+        return TokenLogprob(id=token.id, text=self._text(token.id), logprob=token.logprob, top=top)
+
+    def _text(self, token: int) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.token_text(token)
+
+
+def _painter(out: Output) -> Callable[[str, float], str]:
+    """A function that gives text the colour of a probability, as terminal codes."""
+    from rich.style import Style
+
+    from llmcli.cli.output import colour_system
+
+    system = colour_system()
+
+    def paint(text: str, probability: float) -> str:
+        style = Style.parse(confidence_style(probability))
+        return style.render(text, color_system=system)
+
+    return paint

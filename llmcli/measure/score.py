@@ -1,0 +1,151 @@
+"""How well a model predicts a text: log-probability and rank of every token.
+
+Axes: T tokens of one forward call, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from llmcli.errors import NotFinite
+from llmcli.reports import Comparison, Score, ScoredToken
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+CHUNK = 256  # tokens of one forward call: bounds the logits to CHUNK × V numbers
+
+
+def measure_score(
+    model: Model,
+    ids: Sequence[int],
+    texts: Sequence[str],
+    nbytes: Sequence[int],
+    *,
+    window: int,
+    stride: int,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> Score:
+    """Scores every token of `ids` but the first, given all tokens before it in its window.
+
+    `texts[i]` is what token i is shown as and `nbytes[i]` how many bytes of the text it stands
+    for. A text longer than `window` tokens is read in windows that begin `stride` tokens apart
+    (1 ≤ stride ≤ window); a token is scored in the first window that has it, so that each but
+    the first window's tokens see at least window - stride tokens before them (the sliding
+    window of Press et al. 2021, arXiv 2012.15832, section 3). Raises NotFinite.
+    """
+    begin = perf_counter()
+    logprobs: list[float | None] = [None] * len(ids)
+    ranks: list[int | None] = [None] * len(ids)
+    for start, first, stop in windows(len(ids), window, stride):
+        found = _window(model, ids[start:stop], first - start)
+        for position, (logprob, rank) in enumerate(found, first):
+            logprobs[position], ranks[position] = logprob, rank
+            if progress is not None and position % 64 == 0:
+                progress("scoring", position, len(ids))
+    tokens = tuple(
+        ScoredToken(id=id, text=text, logprob=logprob, rank=rank)
+        for id, text, logprob, rank in zip(ids, texts, logprobs, ranks, strict=True)
+    )
+    return _summed(tokens, nbytes, window, stride, perf_counter() - begin)
+
+
+def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """(start, first token to score, stop) of each window over `count` tokens.
+
+    Every token but token 0 is scored exactly once.
+    """
+    start, first = 0, 1
+    while first < count:
+        stop = min(start + window, count)
+        if first < stop:
+            yield start, first, stop
+        first = max(first, stop)
+        start += stride
+
+
+def compare(ours: Score, theirs: Score) -> Comparison:
+    """Their score minus ours; token by token where both have the same ids."""
+    same = [token.id for token in ours.tokens] == [token.id for token in theirs.tokens]
+    largest = mean = None
+    if same and ours.tokens_scored:
+        pairs = zip(ours.tokens, theirs.tokens, strict=True)
+        largest = max(
+            abs(b.logprob - a.logprob)
+            for a, b in pairs
+            if a.logprob is not None and b.logprob is not None
+        )
+        mean = theirs.mean_logprob - ours.mean_logprob
+    return Comparison(
+        bits_per_byte=theirs.bits_per_byte - ours.bits_per_byte,
+        mean_logprob=mean,
+        largest_difference=largest,
+        same_tokens=same,
+    )
+
+
+def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[float, int]]:
+    """Log-probability and rank of ids[first], ids[first + 1] … given all ids before each.
+
+    The last id is never read: nothing comes after it.
+    """
+    import torch
+
+    state = model.decoder.new_state(1, len(ids))
+    for start in range(0, len(ids) - 1, CHUNK):
+        part = ids[start : min(start + CHUNK, len(ids) - 1)]
+        inputs = torch.tensor([part], device=model.device)
+        if start + len(part) < first:
+            model.decoder(inputs, state, logits="last")
+            continue
+        logits_TV = model.decoder(inputs, state)[0]
+        targets_T = torch.tensor(ids[start + 1 : start + 1 + len(part)], device=model.device)
+        logprobs_TV = torch.log_softmax(logits_TV, -1)
+        chosen_T = logprobs_TV.gather(1, targets_T[:, None])
+        ranks_T = (logprobs_TV > chosen_T).sum(1) + 1
+        for offset, (logprob, rank) in enumerate(
+            zip(chosen_T[:, 0].tolist(), ranks_T.tolist(), strict=True)
+        ):
+            if math.isnan(logprob):
+                raise NotFinite(
+                    f"the logits after token {start + offset} are not finite",
+                    hint="try --dtype float32; the checkpoint may hold NaN",
+                )
+            if start + 1 + offset >= first:
+                yield logprob, rank
+
+
+def _summed(
+    tokens: tuple[ScoredToken, ...],
+    nbytes: Sequence[int],
+    window: int,
+    stride: int,
+    seconds: float,
+) -> Score:
+    scored = [(token.logprob, size) for token, size in zip(tokens, nbytes, strict=True)]
+    found = [(logprob, size) for logprob, size in scored if logprob is not None]
+    total = math.fsum(logprob for logprob, _ in found)
+    size = sum(size for _, size in found)
+    mean = total / len(found) if found else math.nan
+    return Score(
+        tokens=tokens,
+        tokens_scored=len(found),
+        bytes_scored=size,
+        mean_logprob=mean,
+        perplexity=_exp(-mean),
+        bits_per_byte=-total / math.log(2) / size if size else math.nan,
+        window=window,
+        stride=stride,
+        seconds=seconds,
+    )
+
+
+def _exp(value: float) -> float:
+    """exp that gives infinity instead of OverflowError."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf

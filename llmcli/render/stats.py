@@ -1,0 +1,109 @@
+"""The statistics of a run in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from llmcli.render.theme import CONFIDENCE, FAINT
+from llmcli.reports import Timings
+
+SEPARATOR = " · "
+
+
+def short_stats(timings: Timings, seed: int | None, width: int) -> Text:
+    """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed."""
+    parts = [
+        f"prompt {_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}",
+        f"generated {_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
+    ]
+    if timings.first_token_s is not None:
+        parts.insert(1, f"first token {duration(timings.first_token_s)}")
+    if timings.peak_memory_bytes is not None:
+        parts.append(f"peak memory {size(timings.peak_memory_bytes)}")
+    parts.append(f"load {duration(timings.import_s + timings.load_s)}")
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    return Text("\n".join(filled(parts, width)), style=FAINT)
+
+
+def full_stats(
+    timings: Timings, sampling: Mapping[str, tuple[float, str]], seed: int | None, model: str
+) -> RenderableType:
+    """Everything in two columns: timings, then each sampling value with where it comes from."""
+    table = Table.grid(padding=(0, 2))
+    rows = [
+        ("model", model),
+        ("import of torch", duration(timings.import_s)),
+        ("load", duration(timings.load_s)),
+        ("prompt", f"{_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}"),
+        ("first token", _or_none(timings.first_token_s)),
+        (
+            "generated",
+            f"{_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
+        ),
+    ]
+    if timings.peak_memory_bytes is not None:
+        rows.append(("peak memory", size(timings.peak_memory_bytes)))
+    for name, (value, origin) in sampling.items():
+        rows.append((name.replace("_", " "), f"{value:g}  ({origin})"))
+    rows.append(("seed", "none: greedy" if seed is None else str(seed)))
+    for label, words in rows:
+        table.add_row(Text(label, style=FAINT), Text(words))
+    return Group(table)
+
+
+def confidence_legend() -> Text:
+    """What the colours of `--logprobs` mean."""
+    legend = Text("probability of each token: ", style=FAINT)
+    for position, (_, style, words) in enumerate(CONFIDENCE):
+        legend.append((SEPARATOR if position else "") + words, style=style)
+    return legend
+
+
+def filled(parts: Sequence[str], width: int) -> list[str]:
+    """`parts` joined by dots into as few lines as fit `width`, never cut inside a part."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
+            lines[-1] += SEPARATOR + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """`52 ms`, `1.24 s` or `2 min 5 s`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms" if seconds < 0.1 else f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def size(nbytes: int) -> str:
+    """`412 MiB` or `1.25 GiB`."""
+    if nbytes < 2**10:
+        return f"{nbytes} B"
+    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+        value = nbytes / scale
+        if value < 999.5 or unit == "GiB":
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def _count(tokens: int) -> str:
+    return "1 token" if tokens == 1 else f"{tokens} tokens"
+
+
+def _speed(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    return f", {rate:.0f} tok/s" if rate >= 100 else f", {rate:.1f} tok/s"
+
+
+def _or_none(seconds: float | None) -> str:
+    return "none" if seconds is None else duration(seconds)
