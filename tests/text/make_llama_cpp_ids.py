@@ -1,0 +1,135 @@
+"""Freeze llama.cpp's tokenizations: `python make_llama_cpp_ids.py SMOLLM2.gguf`.
+
+Needs llama-cpp-python (the fixtures were made with 0.3.36). Writes into data/ next to this file:
+
+- smollm2_ids.json.gz: ids of 6,000 strings under SmolLM2's vocabulary, with special tokens parsed
+  and (where that differs) not, without BOS; and the ids that llama.cpp counts as end of generation.
+- pretokenizer_ids.json.gz: for one name of each pre-tokenizer rule, ids under a vocabulary in which
+  any two bytes may merge, so that nearly every boundary between pieces shows in the ids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gzip
+import hashlib
+import json
+import struct
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+from llama_cpp_strings import comparable, strings
+from pair_vocabulary import pair_vocabulary
+
+DATA = Path(__file__).parent / "data"
+PRES = """default falcon gpt-2 smollm llama-bpe dbrx qwen2 qwen35 tekken gpt-4o deepseek-llm
+deepseek-coder deepseek-v3 bailingmoe seed-coder exaone-moe minicpm5 bloom viking""".split()
+_QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+
+
+def main(path: Path) -> None:
+    """Write both fixtures."""
+    llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
+    DATA.mkdir(exist_ok=True)
+    provenance = {
+        "llama_cpp_python": llama_cpp.__version__,
+        "script": Path(__file__).name,
+        "system": llama_cpp.llama_print_system_info().decode(),
+    }
+    _write("smollm2_ids.json.gz", _smollm2(path, provenance))
+    _write("pretokenizer_ids.json.gz", _pretokenizers(provenance))
+
+
+def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
+    model, vocab = _open(path)
+    rows = []
+    for text in strings(6000, seed=1):
+        parsed, plain = _ids(vocab, text, True), _ids(vocab, text, False)
+        rows.append([text, parsed] if parsed == plain else [text, parsed, plain])
+    count = llama_cpp.llama_vocab_n_tokens(vocab)
+    ends = [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    llama_cpp.llama_model_free(model)
+    return {"provenance": provenance | {"sha256": digest}, "ends": ends, "rows": rows}
+
+
+def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
+    texts = strings(400, seed=2)
+    rows: dict[str, list[list[int] | None]] = {}
+    for pre in PRES:
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(_gguf(pre))
+            file.flush()
+            model, vocab = _open(Path(file.name))
+        rows[pre] = [_ids(vocab, t, True) if comparable(pre, t) else None for t in texts]
+        llama_cpp.llama_model_free(model)
+    return {"provenance": provenance, "texts": texts, "rows": rows}
+
+
+def _open(path: Path) -> tuple[Any, Any]:
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+    assert model, f"llama.cpp cannot load {path}"
+    return model, llama_cpp.llama_model_get_vocab(model)
+
+
+def _ids(vocab: Any, text: str, parse_special: bool) -> list[int]:
+    data = text.encode()
+    room = len(data) + 16
+    buffer = (llama_cpp.llama_token * room)()
+    got = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, room, False, parse_special)
+    assert got >= 0, text
+    return list(buffer[:got])
+
+
+def _gguf(pre: str) -> bytes:
+    """The smallest GGUF file that llama.cpp loads for its vocabulary."""
+    tokens, merges = pair_vocabulary()
+    values = {
+        "general.architecture": "llama",
+        "llama.context_length": 128,
+        "llama.embedding_length": 64,
+        "llama.block_count": 1,
+        "llama.attention.head_count": 4,
+        "llama.feed_forward_length": 64,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(values))
+    return head + b"".join(_string(key) + _value(value) for key, value in values.items())
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, list):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _string(value)
+    return struct.pack("<If" if isinstance(value, float) else "<II", *_number(value))
+
+
+def _number(value: float) -> tuple[int, float]:
+    return (6 if isinstance(value, float) else 4, value)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _write(name: str, content: dict[str, Any]) -> None:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    with gzip.GzipFile(DATA / name, "wb", 9, mtime=0) as file:
+        file.write(text.encode())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

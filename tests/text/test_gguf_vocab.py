@@ -1,0 +1,284 @@
+"""GGUF vocabularies made by hand: special tokens, types, BOS, and metadata that lies."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text_fixtures import metadata
+
+from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
+from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, find_rule
+from llmcli.text.stream import StreamDecoder
+from llmcli.text.tokenizer import SpecialToken, split_specials
+
+CONTROL, USER = 3, 4
+
+
+def ids(tokenizer, *texts):
+    return [tokenizer._vocabulary.strings.index(text) for text in texts]
+
+
+def test_merges_are_applied_inside_pieces():
+    tokenizer = from_gguf(metadata(["hello", "Ġworld"]))
+    assert tokenizer.encode("hello world") == ids(tokenizer, "hello", "Ġworld")
+    assert tokenizer.token_bytes(tokenizer.encode(" world")[0]) == b" world"
+
+
+def test_control_tokens_only_where_special_is_parsed_user_defined_always():
+    tokenizer = from_gguf(metadata(types={"<|im_end|>": CONTROL, "<think>": USER}))
+    end, think = ids(tokenizer, "<|im_end|>", "<think>")
+    text = "a<|im_end|><think>b"
+    assert tokenizer.encode(text) == [*ids(tokenizer, "a"), end, think, *ids(tokenizer, "b")]
+    plain = tokenizer.encode(text, parse_special=False)
+    assert end not in plain
+    assert think in plain
+    assert tokenizer.decode(plain) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == "a<think>b"
+    assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
+
+
+def test_the_longest_special_token_wins_wherever_it_stands():
+    tokens = [SpecialToken(text=t, id=i, control=True) for i, t in enumerate(["cdef", "abc"])]
+    assert split_specials("abcdef", tokens, True) == ["ab", tokens[0]]
+    assert split_specials("abcabcd", tokens, True) == [tokens[1], tokens[1], "d"]
+    assert split_specials("", tokens, True) == []
+    assert split_specials("cdef", tokens, False) == ["cdef"]
+
+
+def test_special_tokens_are_ordered_by_bytes():
+    tokenizer = from_gguf(metadata(types={"xyz>": CONTROL, "ééx": CONTROL}))
+    assert [special.text for special in tokenizer._specials] == ["ééx", "xyz>"]
+
+
+def test_bos_follows_the_file_then_the_pre_tokenizer():
+    special = {"<s>": CONTROL}
+    at = 256
+    for pre, asked, expected in [
+        ("gpt-2", None, False),
+        ("gpt-2", True, True),
+        ("llama-bpe", None, True),
+        ("llama-bpe", False, False),
+        ("tekken", None, True),
+    ]:
+        values = metadata(types=special, pre=pre, bos_token_id=at, add_bos_token=asked)
+        tokenizer = from_gguf(values)
+        assert tokenizer.add_bos is expected
+        assert tokenizer.encode("a")[:1] == ([at] if expected else ids(tokenizer, "a"))
+        assert tokenizer.encode("a", add_bos=True)[0] == at
+        assert tokenizer.encode("a", add_bos=False) == ids(tokenizer, "a")
+        front = tokenizer.pieces("a", add_bos=True)[0]
+        assert (front.id, front.start, front.end, front.special) == (at, 0, 0, True)
+
+
+def test_bos_without_a_token_is_a_usage_error():
+    with pytest.raises(UsageError, match="no BOS"):
+        from_gguf(metadata()).encode("a", add_bos=True)
+
+
+def test_eos_is_never_added():
+    values = metadata(types={"</s>": CONTROL}, eos_token_id=256, add_eos_token=True)
+    assert 256 not in from_gguf(values).encode("a")
+
+
+def test_end_of_generation_by_id_and_by_text():
+    names = ["<|eot_id|>", "<|im_end|>", "<|fim_pad|>", "<|file_sep|>", "<mine>", "<other>"]
+    tokenizer = from_gguf(metadata(types=dict.fromkeys(names, CONTROL), eos_token_id=260))
+    assert tokenizer.eos_ids == {256, 257, 258, 259, 260}
+
+
+def test_a_control_text_that_the_converter_called_normal():
+    tokenizer = from_gguf(metadata(types={"<|im_end|>": 1, "<fim_prefix>": 1}))
+    assert tokenizer.encode("<|im_end|><fim_prefix>") == [256, 257]
+    assert tokenizer.eos_ids == {256}
+    assert tokenizer.special_ids == {256, 257}
+
+
+def test_harmony_keeps_its_end_inside_the_text():
+    names = ["<|end|>", "<|return|>", "<|call|>", "<|channel|>"]
+    tokenizer = from_gguf(metadata(types=dict.fromkeys(names, CONTROL)))
+    assert tokenizer.eos_ids == {257, 258}
+    assert tokenizer.special_ids == {257, 258}
+    assert tokenizer.decode([256, 259]) == "<|end|><|channel|>"
+
+
+def test_unused_tokens_stand_for_nothing():
+    tokenizer = from_gguf(metadata(types={"[PAD1]": 5, "[UNK]": 2}))
+    assert tokenizer.token_bytes(256) == b""
+    assert tokenizer.token_bytes(257) == b"[UNK]"
+    assert tokenizer.token_bytes(10**9) == tokenizer.token_bytes(-1) == b""
+    assert tokenizer.decode([10**9, -1, 65]) == tokenizer.decode([65])
+
+
+def test_bytes_without_a_token_are_dropped_and_keep_their_neighbours_apart():
+    values = metadata(["ab"])
+    tokens = values["tokenizer.ggml.tokens"]
+    tokens[0x88] = "instead of 0x88"
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode("ab") == ids(tokenizer, "ab")
+    text = "a\u0088b"  # bytes 61 c2 88 62
+    assert tokenizer.encode(text) == ids(tokenizer, "a", "Â", "b")
+    assert [(p.start, p.end) for p in tokenizer.pieces(text)] == [(0, 1), (1, 3), (3, 4)]
+    values["tokenizer.ggml.tokens"][0xC2] = "instead of 0xc2"
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode(text) == ids(tokenizer, "a", "b"), "not merged across the gap"
+
+
+def test_first_of_two_equal_merges_ranks():
+    values = metadata(["ab", "bc"])
+    values["tokenizer.ggml.merges"] = ["a b", "b c", "a b"]
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode("abc") == ids(tokenizer, "ab", "c")
+
+
+def test_a_piece_that_is_a_token_is_not_merged_where_the_rule_says_so():
+    values = metadata(["abc"], types={"abcd": 1}, pre="llama-bpe")
+    assert from_gguf(values).encode("abcd") == [258]
+    assert from_gguf(values | {"tokenizer.ggml.pre": "gpt-2"}).encode("abcd") == [257, ord("d")]
+
+
+def test_tokens_that_are_not_utf8_keep_their_bytes():
+    tokenizer = from_gguf(metadata(types={"\udcff\udcfe": USER}))
+    assert tokenizer.token_bytes(256) == b"\xff\xfe"
+    assert tokenizer.token_text(256) == "\\xff\\xfe"
+
+
+def test_text_that_is_no_unicode_reads_as_replacement_characters():
+    tokenizer = from_gguf(metadata())
+    assert tokenizer.encode("a\udcff") == tokenizer.encode("a\ufffd")
+    assert tokenizer.encode("\ud83d\ude00") == tokenizer.encode("\U0001f600")
+    assert [piece.id for piece in tokenizer.pieces("a\udcff")] == tokenizer.encode("a\ufffd")
+
+
+@given(st.text())
+def test_round_trip_and_stream(text):
+    tokenizer = WITH_WORDS
+    pieces = tokenizer.pieces(text)
+    stream = StreamDecoder(tokenizer)
+    streamed = [stream.push(piece.id) for piece in pieces]
+    assert "\ufffd" not in "".join(streamed) or "\ufffd" in text, "half a character was shown"
+    assert "".join(streamed) + stream.finish() == text
+    assert tokenizer.decode(piece.id for piece in pieces) == text
+
+
+WITH_WORDS = from_gguf(metadata(["hello", "Ġworld", "ðŁĺ", "ĠðŁ", "Ã©"]))
+
+
+@given(st.binary(max_size=30))
+def test_stream_of_any_bytes_equals_decode(data):
+    tokens = list(data)  # the first 256 tokens are the bytes in order
+    stream = StreamDecoder(WITH_WORDS)
+    text = "".join([*map(stream.push, tokens), stream.finish()])
+    assert text == WITH_WORDS.decode(tokens) == data.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "t5", "rwkv", "plamo2", 7])
+def test_other_kinds_are_unsupported(kind):
+    with pytest.raises(UnsupportedModel, match="not supported") as caught:
+        from_gguf(metadata(model=kind))
+    assert caught.value.code == 4
+    assert "gpt2" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [None, "none", "no_vocab"])
+def test_no_tokenizer_is_none(kind):
+    assert from_gguf(metadata(model=kind)) is None
+
+
+@pytest.mark.parametrize("pre", ["smolllm", "llama-spm", "zzz", "gpt2\x1b[31m" * 50])
+def test_an_unknown_pre_tokenizer_is_never_a_default(pre):
+    with pytest.raises(UnsupportedModel, match="pre-tokenizer") as caught:
+        from_gguf(metadata(pre=pre))
+    assert "smollm" in caught.value.hint
+    assert len(str(caught.value)) < 200
+
+
+def test_a_missing_pre_tokenizer_is_not_guessed():
+    for pre in (None, "", 3):
+        with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre"):
+            from_gguf(metadata(pre=pre))
+
+
+def test_close_names_are_suggested():
+    with pytest.raises(UnsupportedModel) as caught:
+        find_rule("smolm")
+    assert caught.value.hint.startswith("close: smollm")
+
+
+def test_gpt_4o_is_the_published_expression():
+    """o200k_base of openai/tiktoken, tiktoken_ext/openai_public.py."""
+    contraction = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    published = "|".join(
+        [
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{contraction}",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{contraction}",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+            r"\s*[\r\n]+",
+            r"\s+(?!\S)",
+            r"\s+",
+        ]
+    )
+    assert PRE_TOKENIZERS["gpt-4o"].patterns == (published,)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokens", None), ("tokens", "abc"), ("tokens", 3), ("tokens", []), ("tokens", [1, 2]),
+        ("tokens", ["a", "b", "a"]), ("tokens", ["a", None]), ("merges", None), ("merges", 5),
+        ("merges", ["ab"]), ("merges", [" b"]), ("merges", ["a zzz"]), ("merges", ["a b", 3]),
+        ("merges", ["q z"]), ("merges", [""]), ("token_type", [1]), ("token_type", "x" * 300),
+        ("token_type", 1), ("bos_token_id", 256), ("bos_token_id", -1), ("bos_token_id", "0"),
+        ("eos_token_id", 1 << 40), ("eot_token_id", [0]), ("eos_token_id", True),
+        ("add_bos_token", True),
+    ],
+)  # fmt: skip
+def test_lying_metadata_is_one_clear_error(key, value):
+    with pytest.raises(CheckpointError) as caught:
+        from_gguf(metadata(**{key: value}))
+    assert caught.value.code == 4
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 240
+    assert caught.value.hint
+
+
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=5),
+    max_leaves=8,
+)
+_KEYS = ["tokens", "merges", "token_type", "bos_token_id", "eos_token_id", "pre", "model"]
+
+
+@given(st.dictionaries(st.sampled_from([*_KEYS, "add_bos_token", "fim_pad_token_id"]), _JUNK))
+def test_any_metadata_gives_a_tokenizer_or_an_error(values):
+    try:
+        tokenizer = from_gguf(metadata(types={"<s>": CONTROL}) | _prefixed(values))
+    except CheckpointError:
+        return
+    if tokenizer is not None:
+        assert tokenizer.decode(tokenizer.encode("a b"), skip_special=False) is not None
+
+
+def _prefixed(values):
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+
+
+def test_chat_template_comes_with_its_special_tokens():
+    values = metadata(types={"<s>": CONTROL, "</s>": CONTROL}, bos_token_id=256, eos_token_id=257)
+    source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    values |= {"tokenizer.chat_template": source, "tokenizer.ggml.add_bos_token": True}
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [256, ord("a"), 257]
+    values["tokenizer.chat_template"] = source.replace("{{ bos_token }}", "")
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [256, ord("a"), 257]
+    values["tokenizer.chat_template"] = ["x"]
+    with pytest.raises(CheckpointError, match="not a string"):
+        from_gguf(values)
+
+
+def test_chat_without_a_template():
+    with pytest.raises(UsageError, match="no chat template"):
+        from_gguf(metadata()).encode_chat([])

@@ -1,0 +1,109 @@
+"""Ids equal to llama.cpp's, frozen by make_llama_cpp_ids.py."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pair_vocabulary import pair_vocabulary
+from text_fixtures import frozen
+
+from llmcli.checkpoints.gguf import read_gguf
+from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.pretokenizers import PRE_TOKENIZERS, build_pre_tokenizer, find_rule
+from llmcli.text.stream import StreamDecoder
+
+# Bytes for which SmolLM2's vocabulary has no token: text with them cannot come back.
+MISSING = frozenset(b"\x04\x06\x13\x14\x16\x1d\xf1\xf2")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path):
+    return from_gguf(read_gguf(smollm2_path)[0])
+
+
+@pytest.fixture(scope="module")
+def pair_tokenizer():
+    tokens, merges = pair_vocabulary()
+    names = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": merges}
+    return from_gguf({f"tokenizer.ggml.{key}": value for key, value in names.items()})
+
+
+@pytest.mark.real
+def test_smollm2_ids_equal_llama_cpp(smollm2):
+    fixture = frozen("smollm2_ids.json.gz")
+    assert len(fixture["rows"]) >= 5000
+    assert sum(len(row) == 3 for row in fixture["rows"]) > 300, "few look-alikes in the fixture"
+    for text, parsed, *plain in fixture["rows"]:
+        assert smollm2.encode(text) == parsed, text
+        assert smollm2.encode(text, parse_special=False) == (plain[0] if plain else parsed), text
+
+
+@pytest.mark.real
+def test_smollm2_facts(smollm2):
+    assert sorted(smollm2.eos_ids) == frozen("smollm2_ids.json.gz")["ends"] == [0, 2, 4]
+    assert (smollm2.bos_id, smollm2.add_bos, smollm2.vocab_size) == (1, False, 49152)
+    assert smollm2.special_ids == frozenset(range(17))
+    assert smollm2.encode("12") == smollm2.encode("1") + smollm2.encode("2")  # the digit rule
+    text = smollm2.chat_template.render([{"role": "user", "content": "Hi"}])
+    ids = smollm2.encode_chat([{"role": "user", "content": "Hi"}])
+    assert ids[0] == 1
+    assert ids.count(1) == 3, "BOS is written by the template and not added again"
+    assert smollm2.decode(ids, skip_special=False) == text
+
+
+@pytest.mark.real
+@given(st.text())
+@example("  \n\n\t x  ")
+@example("e\u0301\U0001f468\u200d\U0001f469")
+@example("<|im_start|>user\nhi<|im_end|>")
+def test_smollm2_round_trip(smollm2, text):
+    text = "".join(c for c in text if not MISSING & set(c.encode()))
+    for parse_special in (True, False):
+        ids = smollm2.encode(text, parse_special=parse_special)
+        assert smollm2.decode(ids, skip_special=False) == text
+        pieces = smollm2.pieces(text, parse_special=parse_special)
+        assert [piece.id for piece in pieces] == ids
+        assert b"".join(text.encode()[p.start : p.end] for p in pieces) == text.encode()
+        for piece in pieces:
+            assert text.encode()[piece.start : piece.end] == smollm2.token_bytes(piece.id)
+
+
+@pytest.mark.real
+@given(st.lists(st.integers(-2, 49160), max_size=40), st.booleans())
+def test_smollm2_stream_equals_decode(smollm2, ids, skip):
+    stream = StreamDecoder(smollm2, skip_special=skip)
+    parts = [stream.push(token) for token in ids] + [stream.finish()]
+    assert "".join(parts) == smollm2.decode(ids, skip_special=skip)
+
+
+@pytest.mark.parametrize("pre", frozen("pretokenizer_ids.json.gz")["rows"])
+def test_pre_tokenizer_splits_equal_llama_cpp(pair_tokenizer, pre):
+    fixture = frozen("pretokenizer_ids.json.gz")
+    backend = pair_tokenizer._backend
+    backend.pre_tokenizer = build_pre_tokenizer(find_rule(pre))
+    compared = 0
+    for text, ids in zip(fixture["texts"], fixture["rows"][pre], strict=True):
+        if ids is not None:
+            compared += 1
+            assert pair_tokenizer.encode(text) == ids, text
+    assert compared > 130
+
+
+def test_every_rule_was_compared():
+    compared = {PRE_TOKENIZERS[pre].patterns for pre in frozen("pretokenizer_ids.json.gz")["rows"]}
+    assert {rule.patterns for rule in PRE_TOKENIZERS.values()} == compared
+
+
+# `\s*[\r\n]` and `\s*[\r\n]+` match the same: these two split everything alike.
+ALIKE = {"qwen2", "bailingmoe"}
+
+
+def test_a_wrong_rule_is_noticed(pair_tokenizer):
+    """The fixture can tell the rules apart: no rule passes for another one."""
+    fixture = frozen("pretokenizer_ids.json.gz")
+    for pre in fixture["rows"]:
+        pair_tokenizer._backend.pre_tokenizer = build_pre_tokenizer(find_rule(pre))
+        ours = [pair_tokenizer.encode(text) for text in fixture["texts"]]
+        for other, rows in fixture["rows"].items():
+            same = all(a == b for a, b in zip(ours, rows, strict=True) if b is not None)
+            equal = PRE_TOKENIZERS[pre].patterns == PRE_TOKENIZERS[other].patterns
+            assert same == (equal or {pre, other} == ALIKE), (pre, other)
