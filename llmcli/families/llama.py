@@ -72,7 +72,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     kind = _TYPES[model_type]
     vocab = values.integer("vocab_size", most=MOST["vocab"])
     width = values.integer("hidden_size", most=MOST["width"])
-    norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6))
+    norm = NormConfig(kind="rms", eps=values.number("rms_norm_eps", 1e-6, above=False))
     mlp = MlpConfig(
         hidden=values.integer("intermediate_size", most=MOST["hidden"]),
         activation=activation(values, "hidden_act", "silu"),
@@ -105,7 +105,9 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     """GGUF metadata → ModelConfig. Biases and query/key norms are where it has tensors for them."""
     header = gguf_header(metadata, tensors)
     values, count = header.values, header.layers
-    norm = NormConfig(kind="rms", eps=values.number("attention.layer_norm_rms_epsilon"))
+    norm = NormConfig(
+        kind="rms", eps=values.number("attention.layer_norm_rms_epsilon", above=False)
+    )
     heads = values.per_layer("attention.head_count", count, most=MOST["heads"])
     kv_heads = values.per_layer("attention.head_count_kv", count, heads, most=MOST["heads"])
     hidden = values.per_layer("feed_forward_length", count, most=MOST["hidden"])
@@ -205,7 +207,7 @@ def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
     if not isinstance(listed, list) or len(listed) != layers:
         raise values.wrong("layer_types", f"a list with a type for each of {layers} layers")
     for name in listed:
-        if name not in by_type:
+        if not isinstance(name, str) or name not in by_type:
             raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
         if name == "sliding_attention" and window is None:
             raise CheckpointError("`layer_types` has windows but `sliding_window` is not in use")

@@ -34,14 +34,15 @@ def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
     """
     # An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers.
     scaled = values.section("rope_scaling") or values.section("rope_parameters") or Values({})
+    if scaled.has("full_attention") or scaled.has("sliding_attention"):
+        raise UnsupportedModel("rotary positions that differ by layer type are not supported")
     kind = scaled.text("rope_type", scaled.text("type", "default"))
-    theta_at = scaled if scaled.has("rope_theta") else values
-    theta = theta_at.number("rope_theta", DEFAULT_THETA)
     if kind not in _HF_KINDS:
         raise UnsupportedModel(
             f"rotary positions of kind `{shortened(kind)}` are not supported",
             hint=f"supported kinds: {', '.join(_HF_KINDS)}",
         )
+    theta = (scaled if scaled.has("rope_theta") else values).number("rope_theta", DEFAULT_THETA)
     dims = head_dim
     if kind != "default":  # the default kind rotates whole heads, whatever the fraction says
         part_at = scaled if scaled.has("partial_rotary_factor") else values
@@ -53,6 +54,7 @@ def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
         "original_max_position_embeddings", context, most=MOST["positions"]
     )
     scaling = _HF_KINDS[kind](scaled, dims, context, original)
+    _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
 
 
@@ -68,6 +70,7 @@ def rope_from_gguf(
     _check_dims(dims, head_dim)
     theta = values.number("rope.freq_base", DEFAULT_THETA)
     scaling = _gguf_scaling(values, context)
+    _check_theta(theta, scaling)
     if GGUF_FACTORS in tensors:
         if scaling is not None:
             raise UnsupportedModel(
@@ -89,8 +92,9 @@ def _gguf_scaling(values: Values, context: int) -> RopeScaling:
     attention = values.number("rope.scaling.attn_factor", 1.0)
     if kind == "yarn":
         return _gguf_yarn(values, factor, attention, context)
-    if attention != 1.0:
-        raise UnsupportedModel("`rope.scaling.attn_factor` without yarn is not supported")
+    extension = values.number("rope.scaling.yarn_ext_factor", 0.0, least=-math.inf)
+    if attention != 1.0 or extension > 0.0:
+        raise UnsupportedModel("factors of yarn under another kind of scaling are not supported")
     return None if kind == "none" or factor == 1.0 else LinearScaling(factor=factor)
 
 
@@ -194,6 +198,11 @@ def _fraction(values: Values) -> float:
     if fraction > 1.0:
         raise values.wrong("partial_rotary_factor", "a number above 0, at most 1")
     return fraction
+
+
+def _check_theta(theta: float, scaling: RopeScaling) -> None:
+    if isinstance(scaling, YarnScaling) and theta <= 1.0:  # it divides by the base's logarithm
+        raise CheckpointError(f"yarn needs a `rope_theta` above 1, not {theta:g}")
 
 
 def _check_dims(dims: int, head_dim: int) -> None:

@@ -74,8 +74,6 @@ class Values:
             return (self.integer(key, most=most),) * layers
         if len(value) != layers:
             raise self.wrong(key, f"one number, or one for each of {layers} layers")
-        if len(set(value)) == 1:
-            return (Values({key: value[0]}).integer(key, most=most),) * layers
         return tuple(Values({key: item}).integer(key, most=most) for item in value)
 
     def number(
@@ -141,7 +139,7 @@ class Values:
 
 def shortened(value: Any, width: int = 40) -> str:
     """The value in at most `width` characters, whatever a file put there."""
-    if isinstance(value, list | tuple | dict) and len(value) > width:
+    if isinstance(value, list | tuple | dict):  # not written out: it may be deep, or all there is
         return f"{type(value).__name__} of {len(value)} entries"
     if isinstance(value, int) and value.bit_length() > 256:  # printing it would be slow
         return f"a number of {value.bit_length()} bits"

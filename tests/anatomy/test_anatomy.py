@@ -200,5 +200,6 @@ def test_last_logits_narrow_only_the_end():
 
 
 def test_anatomy_and_families_import_no_torch():
-    code = "import sys, llmcli.anatomy, llmcli.families as f; f.families(); sys.exit('torch' in sys.modules)"
+    code = "import sys, llmcli.anatomy, llmcli.families as f; f.families()\n"
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,254 @@
+"""GGUF metadata and llama.cpp's tensor names, the latter from the gguf package's own map."""
+
+from types import SimpleNamespace
+
+import gguf
+import pytest
+import torch
+from families_ledger import dry_run
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from llmcli.config import FrequencyFactors
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import Rows, UnpairRows, find
+
+ARCHS = {
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
+SIZES = {
+    "block_count": 3,
+    "context_length": 96,
+    "embedding_length": 24,
+    "feed_forward_length": 40,
+    "attention.head_count": 6,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+HF = {
+    "vocab_size": 67,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+
+
+def metadata(arch, **changes):
+    sizes = dict(SIZES)
+    if arch == "gpt2":
+        sizes["attention.layer_norm_epsilon"] = sizes.pop("attention.layer_norm_rms_epsilon")
+        del sizes["attention.head_count_kv"]
+    if arch == "qwen3":
+        sizes |= {"attention.key_length": 8, "attention.value_length": 8}
+    sizes |= {key.replace("__", "."): value for key, value in changes.items()}
+    return {"general.architecture": arch} | {
+        key if key.startswith("tokenizer") else f"{arch}.{key}": value
+        for key, value in sizes.items()
+        if value is not None
+    }
+
+
+def file_shapes(arch, *, tied=True, **settings):
+    """Names and shapes (torch's order) that llama.cpp's converter writes for such a model."""
+    if arch == "gpt2":
+        settings |= {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_inner": 40}
+        settings["n_positions"] = 96
+    else:
+        settings = HF | settings
+    if arch == "qwen3":
+        settings["head_dim"] = 8
+    config = AutoConfig.for_model(arch, **settings)
+    with torch.device("meta"):
+        state = AutoModelForCausalLM.from_config(config).state_dict()
+    names = gguf.get_tensor_name_map(ARCHS[arch], 3)
+    shapes = {}
+    for name, tensor in state.items():
+        if tied and name == "lm_head.weight":
+            continue
+        shape = tuple(tensor.shape)
+        conv1d = arch == "gpt2" and ".h." in name and len(shape) == 2
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert ours is not None, name
+        shapes[ours] = shape[::-1] if conv1d else shape
+    return shapes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_names_are_used_and_fill_every_parameter(arch, tied):
+    shapes = file_shapes(arch, tied=tied)
+    ledger = dry_run(arch, "gguf", metadata(arch), shapes)
+    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
+    assert not ledger.plan.dropped
+    assert ledger.config.head.tied == tied
+    assert ledger.config.model_type == arch
+    assert (ledger.config.vocab, ledger.config.width, ledger.config.context) == (67, 24, 96)
+
+
+def test_biases_are_where_the_file_has_them():
+    shapes = file_shapes("llama", attention_bias=True, mlp_bias=True)
+    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
+    assert ledger.clean
+    layer = ledger.config.layers[0]
+    assert (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) == (True, True, True)
+    qwen = dry_run("qwen2", "gguf", metadata("qwen2"), file_shapes("qwen2")).config.layers[0]
+    assert (qwen.mixer.qkv_bias, qwen.mixer.out_bias, qwen.ffn.bias) == (True, False, False)
+
+
+def test_rows_of_queries_and_keys_are_unpaired_for_llama_alone():
+    for arch in ("llama", "qwen2", "qwen3"):
+        shapes = file_shapes(arch, **({"attention_bias": True} if arch == "llama" else {}))
+        loads = dry_run(arch, "gguf", metadata(arch), shapes).plan.loads
+        turned = {load.target: load.ops for load in loads if load.ops}
+        if arch != "llama":
+            assert not turned
+            continue
+        assert turned["blocks.2.attn.W_q"] == turned["blocks.2.attn.b_q"] == (UnpairRows(6, 4),)
+        assert turned["blocks.2.attn.W_k"] == turned["blocks.2.attn.b_k"] == (UnpairRows(2, 4),)
+        assert {name.split(".")[-1] for name in turned} == {"W_q", "b_q", "W_k", "b_k"}
+
+
+def test_gpt2s_fused_rows_are_not_transposed():
+    loads = dry_run("gpt2", "gguf", metadata("gpt2"), file_shapes("gpt2")).plan.loads
+    fused = {load.target: load.ops for load in loads if "attn_qkv" in load.source}
+    assert fused["blocks.1.attn.W_k"] == fused["blocks.1.attn.b_k"] == (Rows(24, 48),)
+    assert sum(len(load.ops) for load in loads) == 3 * 6
+
+
+def test_frequency_factors_are_read_into_the_configuration_and_dropped_by_name():
+    shapes = file_shapes("llama") | {"rope_freqs.weight": (2,)}
+    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
+    assert ledger.clean
+    assert "frequency factors" in dict(ledger.plan.dropped)["rope_freqs.weight"]
+    rope = ledger.config.layers[2].mixer.rope
+    assert rope.scaling == FrequencyFactors(source="rope_freqs.weight")
+
+
+def test_planted_faults_show():
+    shapes = file_shapes("llama")
+    del shapes["blk.1.ffn_up.weight"]
+    shapes |= {"blk.3.ffn_up.weight": (40, 24), "blk.0.attn_sinks.weight": (6,)}
+    ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
+    assert ledger.missing == ["blocks.1.mlp.W_up"]
+    assert set(ledger.plan.unexpected) == {"blk.3.ffn_up.weight", "blk.0.attn_sinks.weight"}
+
+
+def test_sizes_that_differ_by_layer():
+    """Some files give an array of heads; each layer's rows are unpaired by its own heads."""
+    shapes = file_shapes("llama")
+    shapes |= {"blk.1.attn_k.weight": (4, 24), "blk.1.attn_v.weight": (4, 24)}
+    shapes |= {"blk.2.ffn_up.weight": (16, 24), "blk.2.ffn_gate.weight": (16, 24)}
+    shapes |= {"blk.2.ffn_down.weight": (24, 16)}
+    by_layer = {"attention__head_count_kv": [2, 1, 2], "feed_forward_length": [40, 40, 16]}
+    ledger = dry_run("llama", "gguf", metadata("llama", **by_layer), shapes)
+    assert ledger.clean
+    ops = {load.target: load.ops for load in ledger.plan.loads}
+    assert ops["blocks.1.attn.W_k"] == (UnpairRows(1, 4),)
+    assert ops["blocks.2.attn.W_k"] == (UnpairRows(2, 4),)
+
+
+def config(arch="llama", shapes=None, **changes):
+    shapes = file_shapes(arch) if shapes is None else shapes
+    tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
+    return find(arch, "gguf").from_gguf(metadata(arch, **changes), tensors)
+
+
+def test_other_metadata():
+    one = config(
+        attention__key_length=10,
+        attention__value_length=12,
+        attention__sliding_window=5,
+        tokenizer__ggml__bos_token_id=1,
+        tokenizer__ggml__eos_token_id=2,
+        tokenizer__ggml__eot_token_id=7,
+        tokenizer__ggml__eom_token_id=2,
+    )
+    mixer = one.layers[0].mixer
+    assert (mixer.head_dim, mixer.value_dim, mixer.rope.dims) == (10, 12, 10)
+    assert mixer.scale == 10**-0.5
+    assert mixer.window == 5
+    assert (one.bos, one.eos) == (1, (2, 7))
+    assert config(attention__sliding_window=0).layers[0].mixer.window is None
+    assert config(attention__head_count_kv=None).layers[0].mixer.kv_heads == 6
+    assert config("gpt2").layers[0].ffn.activation == "gelu_tanh"
+    assert config("gpt2").embedding.positions == 96
+
+
+def test_vocabulary_without_an_embedding_is_the_tokenizers():
+    named = {"tokenizer__ggml__tokens": ["a", "b", "c"]}
+    assert config(shapes={}, **named).vocab == 3
+    assert config(shapes={}, vocab_size=5, **named).vocab == 5
+    with pytest.raises(CheckpointError, match="vocab_size"):
+        config(shapes={})
+    with pytest.raises(CheckpointError, match="token_embd"):
+        config(shapes={"token_embd.weight": (0, 24)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"block_count": None}, "no `llama.block_count`"),
+        ({"block_count": 10**9}, "`llama.block_count` is `1000000000`"),
+        ({"embedding_length": -24}, "`llama.embedding_length`"),
+        ({"embedding_length": 25}, "does not divide"),
+        ({"attention__head_count_kv": 4}, "does not divide"),
+        ({"attention__head_count": [6, 6]}, "each of 3 layers"),
+        ({"attention__head_count": [6, 0, 6]}, "attention.head_count"),
+        ({"attention__head_count": [6, [], {}]}, "attention.head_count"),
+        ({"attention__key_length": 3}, "rotated numbers"),
+        ({"rope__dimension_count": 6}, "rotated numbers"),
+        ({"feed_forward_length": 2.5}, "`llama.feed_forward_length` is `2.5`"),
+        ({"attention__layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
+        ({"attention__layer_norm_rms_epsilon": float("inf")}, "layer_norm_rms_epsilon"),
+        ({"context_length": "long"}, "`llama.context_length` is `long`"),
+        ({"tokenizer__ggml__eos_token_id": "x"}, "eos_token_id"),
+    ],
+)
+def test_metadata_that_cannot_be(changes, words):
+    with pytest.raises(CheckpointError, match=words):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"expert_count": 8},
+        {"logit_scale": 0.5},
+        {"final_logit_softcapping": 30.0},
+        {"attention__scale": 0.1},
+        {"use_parallel_residual": True},
+    ],
+)
+def test_metadata_that_asks_for_another_model(changes):
+    with pytest.raises(UnsupportedModel, match="is not supported"):
+        config(**changes)
+    neutral = {key: 0 for key in changes}
+    assert config(**neutral) == config()
+
+
+@pytest.mark.real
+def test_the_real_file(smollm2_path):
+    from llmcli.checkpoints import open_checkpoint
+    from llmcli.families import plan, translate
+
+    checkpoint = open_checkpoint(smollm2_path)
+    model, rules = translate(checkpoint)
+    ledger = dry_run(
+        "llama",
+        "gguf",
+        checkpoint.config,
+        {name: info.shape for name, info in checkpoint.tensors.items()},
+    )
+    assert ledger.clean
+    assert ledger.plan == plan(checkpoint.tensors, rules, model)
+    assert len(ledger.plan.loads) == len(checkpoint.tensors) == 272
+    mixer = model.layers[29].mixer
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (9, 3, 64)
+    assert mixer.rope.theta == 100000.0
+    assert (model.vocab, model.width, model.context) == (49152, 576, 8192)
+    assert (model.bos, model.eos, model.head.tied) == (1, (2,), True)
+    assert find("llama", "gguf").name == "llama"

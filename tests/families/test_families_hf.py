@@ -1,0 +1,260 @@
+"""config.json and tensor names as transformers itself writes them, for every type and variant."""
+
+import json
+
+import pytest
+import torch
+from families_ledger import dry_run
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from llmcli.families import Rename, Rows, Transpose, find, plan
+
+ROPED = {
+    "vocab_size": 67,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": 3,
+    "eos_token_id": [4, 5],
+}
+GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
+CASES = [
+    ("gpt2", GPT2),
+    ("gpt2", GPT2 | {"n_inner": 50, "tie_word_embeddings": False}),
+    ("llama", ROPED),
+    ("llama", ROPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    ("llama", ROPED | {"head_dim": 10, "num_key_value_heads": 6}),
+    ("mistral", ROPED | {"sliding_window": 7}),
+    ("mistral", ROPED | {"sliding_window": None, "head_dim": 8}),
+    ("qwen2", ROPED | {"tie_word_embeddings": True}),
+    ("qwen2", ROPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    ("qwen3", ROPED | {"head_dim": 8}),
+    ("qwen3", ROPED | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+]
+IDS = [f"{model_type}-{index}" for index, (model_type, _) in enumerate(CASES)]
+
+
+def written(model_type, settings, tmp_path):
+    """The config.json that transformers saves, read back as JSON, and its own view of it."""
+    config = AutoConfig.for_model(model_type, **settings)
+    config.save_pretrained(tmp_path)
+    return json.loads((tmp_path / "config.json").read_text()), config
+
+
+def shapes_of(model_class, config):
+    with torch.device("meta"):
+        model = model_class.from_config(config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("model_type", "settings"), CASES, ids=IDS)
+def test_names_of_a_real_model_are_used_and_fill_every_parameter(model_type, settings, tmp_path):
+    raw, config = written(model_type, settings, tmp_path)
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    ledger = dry_run(model_type, "safetensors", raw, shapes)
+    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
+    reasons = dict(ledger.plan.dropped)
+    if config.tie_word_embeddings:
+        assert "tied" in reasons.pop("lm_head.weight")
+    assert not reasons
+
+
+@pytest.mark.parametrize(("model_type", "settings"), CASES, ids=IDS)
+def test_values_are_those_that_transformers_reads(model_type, settings, tmp_path):
+    raw, theirs = written(model_type, settings, tmp_path)
+    ours = find(model_type, "safetensors").from_hf(raw)
+    assert (ours.vocab, ours.width) == (theirs.vocab_size, theirs.hidden_size)
+    assert ours.context == theirs.max_position_embeddings
+    assert len(ours.layers) == theirs.num_hidden_layers
+    assert ours.head.tied == theirs.tie_word_embeddings
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(theirs, attn_implementation="eager")
+    blocks = model.transformer.h if model_type == "gpt2" else model.model.layers
+    for layer, block in zip(ours.layers, blocks, strict=True):
+        attention = block.attn if model_type == "gpt2" else block.self_attn
+        assert layer.mixer.head_dim == layer.mixer.value_dim == attention.head_dim
+        assert layer.mixer.scale == attention.scaling
+        assert layer.mixer.window == getattr(
+            attention, "sliding_window", getattr(theirs, "sliding_window", None)
+        )
+        eps = block.ln_1.eps if model_type == "gpt2" else block.input_layernorm.variance_epsilon
+        assert layer.ln1.eps == layer.ln2.eps == ours.final_norm.eps == eps
+        assert (layer.mixer.qk_norm is not None) == hasattr(attention, "q_norm")
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_keys_that_are_absent_have_transformers_defaults(model_type):
+    """Only the sizes are given; what is left out has to mean what it means to transformers."""
+    if model_type == "gpt2":
+        raw = dict(GPT2)
+    else:
+        raw = {key: ROPED[key] for key in ROPED if not key.endswith("_token_id")}
+        raw = {key: raw[key] for key in raw if key != "max_position_embeddings"}
+        raw |= {"hidden_size": 192, "num_attention_heads": 32}
+        del raw["num_key_value_heads"]
+    raw["vocab_size"] = 60000
+    ours = find(model_type, "safetensors").from_hf({"model_type": model_type, **raw})
+    theirs = AutoConfig.for_model(model_type, **raw)
+    mixer = ours.layers[0].mixer
+    assert ours.head.tied == theirs.tie_word_embeddings
+    assert ours.context == theirs.max_position_embeddings
+    assert (ours.bos, ours.eos) == (
+        theirs.bos_token_id,
+        () if theirs.eos_token_id is None else (theirs.eos_token_id,),
+    )
+    if model_type == "gpt2":
+        assert ours.layers[0].ffn.hidden == 4 * theirs.n_embd
+        assert ours.layers[0].ffn.activation == "gelu_tanh"
+        assert ours.final_norm.eps == theirs.layer_norm_epsilon
+        return
+    assert mixer.kv_heads == theirs.num_key_value_heads
+    assert mixer.head_dim == theirs.head_dim if model_type != "qwen2" else 6
+    assert mixer.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert mixer.window == (4096 if model_type == "mistral" else None)
+    assert ours.final_norm.eps == theirs.rms_norm_eps
+    assert ours.layers[0].ffn.activation == theirs.hidden_act
+
+
+def test_absent_and_null_key_value_heads_differ_where_transformers_says_so():
+    raw = {"model_type": "mistral", **ROPED} | {"num_attention_heads": 24, "head_dim": 4}
+    del raw["num_key_value_heads"]
+    from_hf = find("mistral", "safetensors").from_hf
+    assert from_hf(raw).layers[0].mixer.kv_heads == 8
+    assert from_hf(raw | {"num_key_value_heads": None}).layers[0].mixer.kv_heads == 24
+
+
+def test_windows_by_layer():
+    raw = {"model_type": "qwen3", **ROPED, "head_dim": 8, "sliding_window": 5}
+    from_hf = find("qwen3", "safetensors").from_hf
+
+    def windows(**settings):
+        return [layer.mixer.window for layer in from_hf(raw | settings).layers]
+
+    assert windows() == [None, None, None]
+    assert windows(use_sliding_window=True) == [None, None, None]  # from layer 28 on
+    assert windows(use_sliding_window=True, max_window_layers=2) == [None, None, 5]
+    mixed = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows(use_sliding_window=True, layer_types=mixed) == [5, None, 5]
+
+
+def test_gpt2_scales():
+    from_hf = find("gpt2", "safetensors").from_hf
+
+    def scales(**settings):
+        return [layer.mixer.scale for layer in from_hf(GPT2 | settings).layers]
+
+    assert scales() == [0.5, 0.5, 0.5]
+    assert scales(scale_attn_weights=False) == [1.0, 1.0, 1.0]
+    assert scales(scale_attn_by_inverse_layer_idx=True) == [0.5, 0.25, 0.5 / 3]
+
+
+def test_shard_names_are_the_same_names(tmp_path):
+    config = AutoConfig.for_model("qwen3", **ROPED | {"head_dim": 8})
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    raw = json.loads((tmp_path / "config.json").read_text())
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    assert set(index["weight_map"]) == set(shapes)
+    ledger = dry_run("qwen3", "safetensors", raw, {n: shapes[n] for n in index["weight_map"]})
+    assert ledger.clean
+
+
+@pytest.mark.parametrize(("model_type", "settings"), [("gpt2", GPT2), ("llama", ROPED)])
+def test_names_of_a_bare_decoder_have_no_prefix(model_type, settings, tmp_path):
+    raw, config = written(model_type, settings | {"tie_word_embeddings": True}, tmp_path)
+    shapes = shapes_of(AutoModel, config)
+    assert not any(name.startswith(("transformer.", "model.")) for name in shapes)
+    assert dry_run(model_type, "safetensors", raw, shapes).clean
+
+
+def test_buffers_of_old_checkpoints_are_dropped_with_a_reason(tmp_path):
+    raw, config = written("gpt2", GPT2, tmp_path)
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    shapes |= {"transformer.h.2.attn.bias": (1, 1, 96, 96), "h.0.attn.masked_bias": ()}
+    ledger = dry_run("gpt2", "safetensors", raw, shapes)
+    assert ledger.clean
+    assert "mask" in dict(ledger.plan.dropped)["transformer.h.2.attn.bias"]
+    assert "mask" in dict(ledger.plan.dropped)["h.0.attn.masked_bias"]
+    raw, config = written("llama", ROPED, tmp_path)
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    shapes["model.layers.1.self_attn.rotary_emb.inv_freq"] = (2,)
+    ledger = dry_run("llama", "safetensors", raw, shapes)
+    assert ledger.clean
+    assert "computed" in dict(ledger.plan.dropped)["model.layers.1.self_attn.rotary_emb.inv_freq"]
+
+
+@pytest.mark.parametrize(
+    ("change", "missing", "unexpected"),
+    [
+        ({"remove": "model.layers.1.self_attn.k_proj.weight"}, ["blocks.1.attn.W_k"], []),
+        ({"remove": "lm_head.weight"}, ["head.W"], []),
+        ({"add": "model.layers.3.input_layernorm.weight"}, [], "the added one"),
+        ({"add": "model.layers.01.input_layernorm.weight"}, [], "the added one"),
+        ({"add": "score.weight"}, [], "the added one"),
+        ({"add": "model.layers.0.self_attn.q_proj.weight_scale"}, [], "the added one"),
+    ],
+)
+def test_planted_faults_show(change, missing, unexpected, tmp_path):
+    raw, config = written("llama", ROPED, tmp_path)
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    if "remove" in change:
+        del shapes[change["remove"]]
+    else:
+        shapes[change["add"]] = (24,)
+        unexpected = [change["add"]]
+    ledger = dry_run("llama", "safetensors", raw, shapes)
+    assert (ledger.missing, list(ledger.plan.unexpected)) == (missing, unexpected)
+
+
+def test_a_wrong_shape_and_a_doubled_name_show(tmp_path):
+    raw, config = written("llama", ROPED, tmp_path)
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    shapes["model.norm.weight"] = (25,)
+    shapes["norm.weight"] = (24,)
+    ledger = dry_run("llama", "safetensors", raw, shapes)
+    assert ledger.misshapen == [("ln_final.w", (24,), (25,))]
+    assert ledger.doubled == ["ln_final.w"]
+
+
+def test_fused_rows_come_after_the_transpose():
+    """`c_attn.weight` is `[D, 3D]`: transposed first, and only then are its rows q, k and v."""
+    config = find("gpt2", "safetensors").from_hf(GPT2)
+    rules = find("gpt2", "safetensors").rules_hf(config)
+    loads = plan(["h.1.attn.c_attn.weight", "h.1.attn.c_attn.bias"], rules, config).loads
+    assert [(load.target, load.ops) for load in loads] == [
+        ("blocks.1.attn.W_q", (Transpose(), Rows(0, 24))),
+        ("blocks.1.attn.W_k", (Transpose(), Rows(24, 48))),
+        ("blocks.1.attn.W_v", (Transpose(), Rows(48, 72))),
+        ("blocks.1.attn.b_q", (Rows(0, 24),)),
+        ("blocks.1.attn.b_k", (Rows(24, 48),)),
+        ("blocks.1.attn.b_v", (Rows(48, 72),)),
+    ]
+    assert all(isinstance(rule, Rename) for rule in rules if "c_attn" in repr(rule))
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("silu", "silu"),
+        ("swish", "silu"),
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("relu", "relu"),
+    ],
+)
+def test_activations_are_the_functions_that_transformers_has(name, ours):
+    from transformers.activations import ACT2FN
+
+    from llmcli.ops.activations import activation
+
+    raw = {"model_type": "llama", **ROPED, "hidden_act": name}
+    config = find("llama", "safetensors").from_hf(raw)
+    assert config.layers[0].ffn.activation == ours
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    torch.testing.assert_close(activation(ours)(x), ACT2FN[name](x), rtol=0, atol=1e-12)

@@ -1,0 +1,224 @@
+"""Rotary settings give the frequencies and factors that transformers computes from them."""
+
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from llmcli.config import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.rope import rope_from_gguf, rope_from_hf
+from llmcli.families.values import Values
+from llmcli.ops.rope import frequencies
+
+HEAD, CONTEXT = 16, 128
+SIZES = {
+    "vocab_size": 67,
+    "hidden_size": 4 * HEAD,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+}
+KINDS = {
+    "default": {"rope_type": "default"},
+    "nothing": {},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "factor": 3.0},
+    "llama3": LLAMA3 | {"original_max_position_embeddings": 32},
+    "llama3 without original": LLAMA3,
+    "yarn": YARN | {"original_max_position_embeddings": 32},
+    "yarn without original": YARN,
+    "yarn, factor from the lengths": YARN
+    | {"factor": None, "original_max_position_embeddings": 32},
+    "yarn, own factor": YARN | {"attention_factor": 1.25, "beta_fast": 16, "beta_slow": 2},
+    "yarn, mscale": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+    "yarn, mscale alone": YARN | {"mscale": 0.7},
+    "yarn, zero betas": YARN | {"beta_fast": 0, "beta_slow": 0},
+    "yarn, whole range": YARN | {"truncate": False, "original_max_position_embeddings": 32},
+    "yarn, no stretch": YARN | {"factor": 1.0},
+    "longrope": LONG | {"original_max_position_embeddings": 32},
+    "longrope, factor": LONG | {"original_max_position_embeddings": 32, "factor": 2.0},
+    "longrope, own factor": LONG | {"attention_factor": 1.5},
+    "longrope, no stretch": LONG,
+}
+
+
+def reference(raw, length):
+    """Frequencies and factor as a fresh transformers model has them at that length."""
+    config = LlamaConfig(**copy.deepcopy(raw))
+    rotary = LlamaRotaryEmbedding(config)
+    if rotary.rope_type == "default":
+        return rotary.inv_freq, rotary.attention_scaling
+    return ROPE_INIT_FUNCTIONS[rotary.rope_type](config, "cpu", seq_len=length)
+
+
+@pytest.mark.parametrize("length", [8, CONTEXT, 3 * CONTEXT])
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling", "legacy type"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_frequencies_are_those_of_transformers(kind, form, length):
+    settings = dict(KINDS[kind])
+    raw = dict(SIZES)
+    if form == "rope_parameters":
+        raw["rope_parameters"] = settings | {"rope_theta": 500.0}
+    else:
+        if form == "legacy type" and "rope_type" in settings:
+            settings["type"] = settings.pop("rope_type")
+        raw |= {"rope_scaling": settings or None, "rope_theta": 500.0}
+    ours = rope_from_hf(Values(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
+    found, factor = frequencies(ours, length)
+    expected, expected_factor = reference(raw, length)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-6, atol=0)
+    assert factor == pytest.approx(expected_factor, rel=1e-12)
+
+
+def rope(settings, **raw):
+    raw = {"rope_parameters": settings} | raw
+    return rope_from_hf(Values(raw), head_dim=HEAD, context=CONTEXT)
+
+
+def test_values_of_each_kind():
+    assert rope(None) == RopeConfig(theta=10000.0, dims=HEAD)
+    assert rope({}, rope_theta=7) == RopeConfig(theta=7.0, dims=HEAD)
+    assert rope({"rope_theta": 5.0}, rope_theta=7).theta == 5.0
+    assert rope(KINDS["linear"]).scaling == LinearScaling(factor=2.5)
+    assert rope(KINDS["dynamic"]).scaling == DynamicScaling(factor=3.0, original=CONTEXT)
+    assert rope(KINDS["llama3"]).scaling == Llama3Scaling(factor=8, low=1, high=4, original=32)
+    long = rope(KINDS["longrope"]).scaling
+    assert isinstance(long, LongRopeScaling)
+    assert (long.short[1], long.long[1], long.original) == (1.125, 3.0, 32)
+
+
+def test_a_length_beside_the_settings_wins_over_the_one_inside_as_in_transformers():
+    raw = SIZES | {"rope_parameters": dict(KINDS["yarn"]), "original_max_position_embeddings": 64}
+    ours = rope_from_hf(Values(copy.deepcopy(raw)), head_dim=HEAD, context=CONTEXT)
+    assert ours.scaling.original == 64
+    expected, _ = reference(raw, None)
+    torch.testing.assert_close(frequencies(ours, 8)[0].float(), expected, rtol=2e-6, atol=0)
+
+
+def test_an_old_rope_scaling_replaces_rope_parameters_as_a_whole():
+    raw = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    ours = rope({"rope_type": "yarn", "factor": 4.0, "rope_theta": 9.0}, **raw)
+    assert (ours.theta, ours.scaling) == (10000.0, LinearScaling(factor=2.0))
+
+
+def test_the_default_kind_rotates_whole_heads_and_the_others_a_fraction_of_them():
+    """In these families transformers reads the fraction in every kind but the default."""
+    raw = SIZES | {"head_dim": HEAD, "partial_rotary_factor": 0.5, "rope_theta": 500.0}
+    del raw["hidden_size"]
+    inverse = LlamaRotaryEmbedding(Qwen3Config(hidden_size=64, **raw)).inv_freq
+    assert rope(None, partial_rotary_factor=0.5).dims == 2 * len(inverse) == HEAD
+    assert rope(KINDS["linear"], partial_rotary_factor=0.5).dims == HEAD // 2
+    assert rope(KINDS["linear"] | {"partial_rotary_factor": 0.25}).dims == HEAD // 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rope_type": "linear"}, "no `factor`"),
+        ({"rope_type": "linear", "factor": -1}, "`factor` is `-1`"),
+        ({"rope_type": "linear", "factor": float("nan")}, "`factor` is `nan`"),
+        ({"rope_type": "linear", "factor": "2"}, "`factor` is `2`"),
+        ({"rope_type": "linear", "factor": True}, "`factor` is `True`"),
+        ({"rope_theta": 0}, "`rope_theta` is `0`"),
+        ({"rope_theta": 10**400}, "`rope_theta`"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, "greater than"),
+        (LONG | {"long_factor": [1.0] * 7}, "`long_factor`"),
+        (LONG | {"short_factor": [0.0] * 8}, "`short_factor`"),
+        (YARN | {"rope_theta": 1.0}, "above 1"),
+        (YARN | {"truncate": "no"}, "`truncate`"),
+        (YARN | {"original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        (KINDS["linear"] | {"partial_rotary_factor": 0.2}, "rotated numbers"),
+        (KINDS["linear"] | {"partial_rotary_factor": 2}, "partial_rotary_factor"),
+        ([1], "`rope_parameters`"),
+    ],
+)
+def test_settings_that_cannot_be(settings, words):
+    with pytest.raises(CheckpointError, match=words) as caught:
+        rope(settings)
+    assert not isinstance(caught.value, UnsupportedModel)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"rope_type": "proportional"}, {"type": "su"}, {"full_attention": {"rope_type": "default"}}],
+)
+def test_settings_that_we_do_not_compute(settings):
+    with pytest.raises(UnsupportedModel):
+        rope(settings)
+
+
+def gguf(tensors=(), **keys):
+    metadata = {f"a.{key.replace('__', '.')}": value for key, value in keys.items()}
+    return rope_from_gguf(Values(metadata, prefix="a."), tensors, head_dim=HEAD, context=CONTEXT)
+
+
+def test_gguf_without_scaling_and_with_a_linear_one():
+    assert gguf() == RopeConfig(theta=10000.0, dims=HEAD)
+    assert gguf(rope__freq_base=1e6, rope__dimension_count=8) == RopeConfig(theta=1e6, dims=8)
+    assert gguf(rope__scaling__factor=4.0).scaling == LinearScaling(factor=4.0)
+    assert gguf(rope__scale_linear=4.0).scaling == LinearScaling(factor=4.0)
+    assert gguf(rope__scaling__type="none", rope__scaling__factor=4.0).scaling is None
+    assert gguf(rope__scaling__type="linear", rope__scaling__factor=0.0).scaling is None
+
+
+def test_gguf_frequency_factors_are_named_for_the_loader():
+    ours = gguf(["token_embd.weight", "rope_freqs.weight"])
+    assert ours.scaling == FrequencyFactors(source="rope_freqs.weight")
+
+
+def test_gguf_yarn_is_llama_cpps():
+    """The temperature 1 + 0.1 ln 4 reaches cos and sin once, times the file's own factor."""
+    given = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    assert gguf(**given).scaling == YarnScaling(
+        factor=4.0, original=CONTEXT, attention_factor=pytest.approx(1.1386294361)
+    )
+    full = gguf(
+        **given,
+        rope__scaling__original_context_length=32,
+        rope__scaling__attn_factor=0.5,
+        rope__scaling__yarn_beta_fast=16.0,
+        rope__scaling__yarn_beta_slow=2.0,
+    ).scaling
+    assert full == YarnScaling(
+        factor=4.0,
+        original=32,
+        attention_factor=pytest.approx(0.5 * 1.1386294361),
+        beta_fast=16.0,
+        beta_slow=2.0,
+    )
+    multiplied = gguf(**given, rope__scaling__yarn_log_multiplier=0.5).scaling
+    assert multiplied.attention_factor == pytest.approx(1.1386294361 / 1.06931471806)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "keys"),
+    [
+        ((), {"rope__scaling__type": "longrope"}),
+        ((), {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}),
+        ((), {"rope__scaling__attn_factor": 1.2}),
+        (("rope_freqs.weight",), {"rope__scaling__factor": 2.0}),
+    ],
+)
+def test_gguf_scaling_that_we_do_not_compute(tensors, keys):
+    with pytest.raises(UnsupportedModel):
+        gguf(tensors, **keys)

@@ -1,0 +1,266 @@
+"""From an opened checkpoint to a configuration and rules; what is refused, and how it is said."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import families, find, plan, translate
+from llmcli.families.values import shortened
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 4, "use_sliding_window": True}
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 20,
+    "n_embd": 8,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+}
+GGUF = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 64,
+    "llama.embedding_length": 8,
+    "llama.feed_forward_length": 12,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 10000.0,
+    "llama.vocab_size": 20,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def stored(folder, config, tensors):
+    """A directory as the hub has it."""
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return open_checkpoint(folder)
+
+
+EMBED, OTHER = torch.arange(160.0).view(20, 8), torch.zeros(20, 8)
+
+
+def test_a_head_that_equals_the_embedding_is_dropped_as_tied(tmp_path):
+    tensors = {"model.embed_tokens.weight": EMBED, "lm_head.weight": EMBED.clone()}
+    checkpoint = stored(tmp_path, LLAMA, tensors)
+    config, rules = translate(checkpoint)
+    planned = plan(checkpoint.tensors, rules, config)
+    assert config.head.tied
+    assert planned.dropped == (("lm_head.weight", "tied: the head is `embed.W`"),)
+
+
+@pytest.mark.parametrize("head", [OTHER, EMBED.half(), EMBED[:19]])
+def test_a_head_that_differs_is_kept_whatever_the_configuration_says(tmp_path, head):
+    tensors = {"model.embed_tokens.weight": EMBED, "lm_head.weight": head.clone()}
+    checkpoint = stored(tmp_path, LLAMA, tensors)
+    config, rules = translate(checkpoint)
+    assert not config.head.tied
+    targets = [load.target for load in plan(checkpoint.tensors, rules, config).loads]
+    assert sorted(targets) == ["embed.W", "head.W"]
+
+
+@pytest.mark.parametrize("settings", [LLAMA, GPT2])
+def test_a_head_alone_fills_the_embedding(tmp_path, settings):
+    checkpoint = stored(tmp_path, settings, {"lm_head.weight": EMBED})
+    config, rules = translate(checkpoint)
+    planned = plan(checkpoint.tensors, rules, config)
+    assert config.head.tied
+    assert [load.target for load in planned.loads] == ["embed.W"]
+    assert not planned.dropped
+
+
+def test_without_a_configuration(tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        translate(stored(tmp_path, None, {"x": EMBED}))
+    assert not isinstance(caught.value, UnsupportedModel)
+    assert "config.json" in caught.value.hint
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8"])
+def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
+    config = LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}
+    with pytest.raises(UnsupportedModel, match=f"quantized with `{method}`") as caught:
+        translate(stored(tmp_path, config, {"x": EMBED}))
+    assert "GGUF" in caught.value.hint
+    translate(stored(tmp_path, LLAMA | {"quantization_config": None}, {"x": EMBED}))
+
+
+def test_an_unknown_type_gets_close_matches_and_the_list():
+    with pytest.raises(UnsupportedModel, match=r"type `lama` .* did you mean `llama`") as caught:
+        find("lama", "safetensors")
+    assert caught.value.hint == "supported types: gpt2, llama, mistral, qwen2, qwen3"
+    with pytest.raises(UnsupportedModel, match="not supported$") as caught:
+        find("zzzzzz", "gguf")
+    assert caught.value.hint == "supported types: gpt2, llama, qwen2, qwen3"
+    with pytest.raises(UnsupportedModel, match="not supported") as caught:
+        find("x" * 10**6, "gguf")
+    assert len(str(caught.value)) < 200
+
+
+def test_every_type_belongs_to_one_family():
+    for kind in ("safetensors", "gguf"):
+        names = [name for family in families() for name in family.types(kind)]
+        assert len(names) == len(set(names))
+        assert all(find(name, kind).name for name in names)
+
+
+@pytest.mark.parametrize("key", [*list(LLAMA)[1:6], "n_embd", "n_head", "n_positions"])
+def test_a_missing_size_is_named(key):
+    whole = GPT2 if key.startswith("n_") else LLAMA
+    rest = {name: value for name, value in whole.items() if name != key}
+    family = find(whole["model_type"], "safetensors")
+    if key == "num_key_value_heads":
+        assert family.from_hf(rest).layers[0].mixer.kv_heads == 4
+        return
+    with pytest.raises(CheckpointError, match=f"no `{key}`"):
+        family.from_hf(rest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is `1000000000`"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` is `0`"),
+        ({"num_hidden_layers": 2.0}, "`num_hidden_layers` is `2.0`"),
+        ({"num_hidden_layers": True}, "`num_hidden_layers` is `True`"),
+        ({"hidden_size": -8}, "`hidden_size` is `-8`"),
+        ({"hidden_size": "8"}, "`hidden_size` is `8`"),
+        ({"hidden_size": 10}, "does not divide"),
+        ({"num_attention_heads": 3}, "does not divide"),
+        ({"vocab_size": 10**400}, "a number of 1329 bits"),
+        ({"hidden_size": [8] * 10**5}, "list of 100000 entries"),
+        ({"rms_norm_eps": -1e-5}, "`rms_norm_eps`"),
+        ({"tie_word_embeddings": "yes"}, "`tie_word_embeddings` is `yes`"),
+        ({"eos_token_id": [2, "</s>"]}, "`eos_token_id`"),
+        ({"head_dim": 0}, "`head_dim`"),
+        ({"hidden_act": 5}, "`hidden_act`"),
+    ],
+)
+def test_values_that_cannot_be_are_named(changes, words):
+    with pytest.raises(CheckpointError, match=words) as caught:
+        find("llama", "safetensors").from_hf(LLAMA | changes)
+    assert not isinstance(caught.value, UnsupportedModel)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA | {"hidden_act": "xielu"},
+        GPT2 | {"activation_function": "tanh"},
+        GPT2 | {"add_cross_attention": True},
+        QWEN | {"layer_types": ["full_attention", "linear_attention"]},
+        QWEN | {"layer_types": ["full_attention", []]},
+    ],
+)
+def test_what_no_part_computes_is_unsupported(config):
+    with pytest.raises(UnsupportedModel, match="not supported"):
+        find(config["model_type"], "safetensors").from_hf(config)
+
+
+@pytest.mark.parametrize("types", [["full_attention"], "full_attention", 3])
+def test_layer_types_have_to_fit_the_layers(types):
+    with pytest.raises(CheckpointError, match="`layer_types`"):
+        find("qwen3", "safetensors").from_hf(QWEN | {"layer_types": types})
+
+
+def test_windows_that_are_listed_but_switched_off():
+    types = ["full_attention", "sliding_attention"]
+    with pytest.raises(CheckpointError, match="not in use"):
+        find("qwen3", "safetensors").from_hf(
+            QWEN | {"layer_types": types, "use_sliding_window": False}
+        )
+
+
+def test_ids_outside_the_vocabulary_never_occur_and_null_means_none():
+    def ids(**changes):
+        config = find("llama", "safetensors").from_hf(LLAMA | changes)
+        return config.bos, config.eos
+
+    assert ids() == (1, (2,))
+    assert ids(bos_token_id=None, eos_token_id=None) == (None, ())
+    assert ids(bos_token_id=20, eos_token_id=[2, 3, 2, -1, 99]) == (None, (2, 3))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=6,
+)
+EXTRA = ("head_dim", "sliding_window", "layer_types", "rope_scaling", "attention_bias", "mlp_bias")
+ROPE = ("rope_type", "type", "factor", "rope_theta", "original_max_position_embeddings", "truncate")
+rope_values = st.dictionaries(
+    st.sampled_from([*ROPE, "low_freq_factor", "short_factor", "partial_rotary_factor", "mscale"]),
+    json_values | st.sampled_from(["linear", "dynamic", "yarn", "llama3", "longrope"]),
+)
+
+
+def described_or_refused(translate_it):
+    """A configuration, or one short line; nothing else."""
+    try:
+        config = translate_it()
+    except CheckpointError as error:
+        assert len(str(error)) < 300
+        assert str(error).isprintable()
+    else:
+        assert isinstance(config, ModelConfig)
+        hash(config)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from([LLAMA, LLAMA | {"model_type": "mistral"}, QWEN, GPT2]),
+    st.dictionaries(st.sampled_from([*LLAMA, *GPT2, *EXTRA]), json_values, max_size=3),
+    st.none() | rope_values,
+)
+def test_any_config_json_is_described_or_refused(whole, changes, rope):
+    changes.pop("model_type", None)
+    changed = whole | changes | ({} if rope is None else {"rope_parameters": rope})
+    described_or_refused(lambda: find(whole["model_type"], "safetensors").from_hf(changed))
+
+
+@settings(max_examples=200)
+@given(
+    st.dictionaries(
+        st.sampled_from([*GGUF, "llama.expert_count", "llama.rope.scaling.type"]),
+        json_values,
+        max_size=3,
+    )
+)
+def test_any_metadata_is_described_or_refused(changes):
+    changes.pop("general.architecture", None)
+    described_or_refused(lambda: find("llama", "gguf").from_gguf(GGUF | changes, {}))
+
+
+def test_values_are_shown_short_and_printable():
+    assert shortened("a\x1b[31m\nb") == "a?[31m?b"
+    assert shortened({"a": {"b": 1}}) == "dict of 1 entries"
+    assert len(shortened("x" * 10**6)) == 40
