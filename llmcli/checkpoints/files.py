@@ -17,11 +17,14 @@ MAX_JSON_BYTES = 100_000_000  # the cap that the safetensors library puts on its
 
 
 def shown(text: object, limit: int = 80) -> str:
-    """`text` for use inside a message: control characters escaped, at most `limit` characters.
+    """`text` for use inside a message: control characters escaped, cut after `limit` characters.
 
+    A path is shown whole, because its end is what matters.
     A tensor name is under the control of whoever made the file, so that a raw one could
     move the cursor or recolour the terminal.
     """
+    if isinstance(text, Path):
+        limit = 5000  # the longest path that Linux opens has 4096 bytes
     clean = "".join(
         char if char.isprintable() and char != "`" else char.encode("unicode_escape").decode()
         for char in str(text)[: limit + 1]

@@ -46,20 +46,18 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, TensorInfo],
 
 def _length(prefix: bytes, size: int) -> int:
     """Length of the JSON header in bytes, from the first eight bytes of a file of `size`."""
-    if prefix.startswith(b"version "):
-        raise _Refused("it is a git-lfs pointer")
     if len(prefix) < 8:
         raise _Refused("it is shorter than 8 bytes")
     length = int(struct.unpack("<Q", prefix)[0])
-    # only where it is no length: a header of 640 bytes starts with a pickle's \x80\x02 too
-    fits = length <= min(MAX_JSON_BYTES, size - 8)
-    if not fits and prefix.startswith((b"PK\x03\x04", b"\x80\x02")):
+    if length <= min(MAX_JSON_BYTES, size - 8):
+        return length
+    if prefix == b"version ":  # only now: these bytes may also be an honest length
+        raise _Refused("it is a git-lfs pointer")
+    if prefix.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
         raise _Refused("it is a pickle")
     if length > MAX_JSON_BYTES:
         raise _Refused(f"its header would be {length} bytes long")
-    if 8 + length > size:
-        raise _Refused("it ends inside its header")
-    return length
+    raise _Refused("it ends inside its header")
 
 
 def parse_header(

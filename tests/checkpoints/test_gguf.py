@@ -267,4 +267,3 @@ def test_a_vocabulary_of_262k_tokens_opens_fast(tmp_path):
     assert metadata["tokens"] == tokens
     assert metadata["s"][-1] == count - 1
     assert min(taken) < 1.0  # 0.1 s; the reference's reader takes 11 s
-

@@ -1,0 +1,338 @@
+"""Opening files and directories: what is found, what is refused and how, and the bytes."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gguf_bytes import STRING, gguf, pair, tensor
+from safetensors.numpy import save_file
+
+from llmcli.checkpoints import files, open_checkpoint
+from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
+
+W = np.arange(12, dtype=np.float32).reshape(3, 4)
+V = np.arange(5, dtype=np.int8)
+CONFIG = {"model_type": "llama", "time_step_limit": [0.0, float("inf")]}
+GGUF = gguf([pair("general.architecture", STRING, "llama")], [tensor("t", [8], 24, 0)], bytes(8))
+
+
+def refused(path, code: int = 4) -> LlmcliError:
+    with pytest.raises(CheckpointError if code == 4 else ModelNotFound) as caught:
+        open_checkpoint(path)
+    assert caught.value.code == code
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def write_json(path, document) -> None:
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_file({"w": W, "v": V}, tmp_path / "model.safetensors")
+    write_json(tmp_path / "config.json", CONFIG)
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    save_file({"w": W}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({"v": V}, tmp_path / "model-00002-of-00002.safetensors")
+    place(tmp_path, w="model-00001-of-00002.safetensors", v="model-00002-of-00002.safetensors")
+    write_json(tmp_path / "config.json", CONFIG)
+    return tmp_path
+
+
+def place(folder, **weight_map) -> None:
+    write_json(folder / "model.safetensors.index.json", {"weight_map": weight_map})
+
+
+def test_a_directory_with_one_file(folder):
+    write_json(folder / "generation_config.json", {"do_sample": False})
+    checkpoint = open_checkpoint(folder, name="mine")
+    assert (checkpoint.kind, checkpoint.name, checkpoint.path) == ("safetensors", "mine", folder)
+    assert checkpoint.model_type == "llama"
+    assert checkpoint.config["time_step_limit"][1] == float("inf")
+    assert checkpoint.generation_config == {"do_sample": False}
+    assert checkpoint.files == (folder / "model.safetensors",)
+    assert checkpoint.folder == folder
+    assert checkpoint.tensors["w"].shape == (3, 4)
+    assert bytes(checkpoint.raw("w")) == W.tobytes()
+    assert checkpoint.read("v", 1, 4) == V.tobytes()[1:4]
+
+
+def test_shards(sharded):
+    checkpoint = open_checkpoint(sharded)
+    assert [file.name[:11] for file in checkpoint.files] == ["model-00001", "model-00002"]
+    assert bytes(checkpoint.raw("w")) == W.tobytes()
+    assert bytes(checkpoint.raw("v")) == V.tobytes()
+
+
+def test_one_file_uses_the_config_beside_it(folder):
+    checkpoint = open_checkpoint(folder / "model.safetensors")
+    assert checkpoint.model_type == "llama"
+    assert checkpoint.folder == folder
+    os.remove(folder / "config.json")
+    alone = open_checkpoint(folder / "model.safetensors")
+    assert alone.config is None
+    with pytest.raises(CheckpointError, match=r"no `config.json`"):
+        _ = alone.model_type
+
+
+def test_a_gguf_file_and_the_directory_that_holds_only_it(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(GGUF)
+    for opened in (open_checkpoint(path), open_checkpoint(tmp_path)):
+        assert (opened.kind, opened.model_type, opened.path) == ("gguf", "llama", path)
+        assert opened.folder == tmp_path
+        assert bytes(opened.raw("t")) == bytes(8)
+
+
+def test_content_decides_where_the_name_says_nothing(tmp_path, folder):
+    blob = tmp_path / "sha256-0123"
+    blob.write_bytes(GGUF)
+    assert open_checkpoint(blob).kind == "gguf"
+    blob.write_bytes((folder / "model.safetensors").read_bytes())
+    assert open_checkpoint(blob).kind == "safetensors"
+    blob.write_bytes(b"hello, world, this is text")
+    assert "neither" in refused(blob).message
+
+
+def test_a_configuration_alone_opens_without_weights(tmp_path):
+    write_json(tmp_path / "config.json", CONFIG)
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.files, dict(checkpoint.tensors)) == ((), {})
+    assert checkpoint.model_type == "llama"
+
+
+def test_several_files_are_listed(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.gguf").write_bytes(GGUF)
+        save_file({"w": W}, tmp_path / f"{name}.safetensors")
+    assert "`a.safetensors`, `b.safetensors`" in refused(tmp_path).message
+    for name in "ab":
+        os.remove(tmp_path / f"{name}.safetensors")
+    error = refused(tmp_path)
+    assert "`a.gguf`, `b.gguf`" in error.message
+    assert "a.gguf" in error.hint
+
+
+def test_a_missing_shard_is_named(sharded):
+    os.remove(sharded / "model-00002-of-00002.safetensors")
+    assert "`model-00002-of-00002.safetensors`" in refused(sharded).message
+
+
+def test_a_tensor_that_is_not_in_its_shard(sharded):
+    place(
+        sharded,
+        w="model-00001-of-00002.safetensors",
+        v="model-00001-of-00002.safetensors",
+    )
+    error = refused(sharded)
+    assert "no tensor `v`" in error.message
+    assert "model-00001" in error.message
+
+
+def test_a_tensor_in_two_shards(sharded):
+    save_file({"v": V, "w": W}, sharded / "model-00002-of-00002.safetensors")
+    assert "`w` is in" in refused(sharded).message
+
+
+def test_a_tensor_that_the_index_forgot_is_kept_for_the_ledger(sharded):
+    save_file({"v": V, "x": W}, sharded / "model-00002-of-00002.safetensors")
+    assert set(open_checkpoint(sharded).tensors) == {"w", "v", "x"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.safetensors", "/etc/x.safetensors", "a/x.safetensors", "a\\x.safetensors",
+     "x\0.safetensors", "..", "", "x.bin", 3, None, ["x.safetensors"]],
+)  # fmt: skip
+def test_an_index_cannot_lead_elsewhere(sharded, name):
+    save_file({"w": W}, sharded.parent / "x.safetensors")
+    place(sharded, w="model-00001-of-00002.safetensors", v=name)
+    assert "index.json" in refused(sharded).message
+
+
+@pytest.mark.parametrize("document", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_a_broken_index(sharded, document):
+    write_json(sharded / "model.safetensors.index.json", document)
+    refused(sharded)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"{", "not valid json"),
+        (b"[1]", "not a json object"),
+        (b"null", "not a json object"),
+        (b"\xff\xfe{}", "not utf-8"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "not valid json"),
+        (b"", "empty"),
+    ],
+)
+def test_a_broken_configuration(folder, name, content, cause):
+    (folder / name).write_bytes(content)
+    error = refused(folder)
+    assert cause in error.message
+    assert name in error.message
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": 3}, {"model_type": ""}])
+def test_no_model_type(folder, config):
+    write_json(folder / "config.json", config)
+    with pytest.raises(CheckpointError, match="no `model_type`"):
+        _ = open_checkpoint(folder).model_type
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "m.pt", "m.pth", "m.ckpt", "m.pkl", "m.dat"])
+def test_a_pickle_is_never_read(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps(Bomb()))
+    error = refused(path)
+    assert "pickle" in error.message
+    assert "save_file" in error.hint
+    if not name.endswith(".dat"):
+        write_json(tmp_path / "config.json", CONFIG)
+        assert f"{name}` is a pickle" in refused(tmp_path).message
+
+
+def test_the_way_out_of_a_pickle_works(tmp_path):
+    torch = pytest.importorskip("torch")
+    shared = torch.arange(4.0)
+    torch.save({"a": shared, "b": shared}, tmp_path / "m.bin")
+    command = refused(tmp_path / "m.bin").hint.split("`")[1]
+    program = command.removeprefix('python -c "').removesuffix('" FILE')
+    subprocess.run([sys.executable, "-c", program, "m.bin"], cwd=tmp_path, check=True)
+    assert set(open_checkpoint(tmp_path / "model.safetensors").tensors) == {"a", "b"}
+
+
+def test_nothing_there(tmp_path):
+    refused(tmp_path / "none.gguf", 3)
+    refused(tmp_path / "none", 3)
+    assert "no model in the directory" in refused(tmp_path, 3).message
+    (tmp_path / "m.gguf").mkdir()
+    refused(tmp_path / "m.gguf", 3)
+    (tmp_path / "f").write_bytes(GGUF)
+    refused(tmp_path / "f" / "m.gguf", 3)
+
+
+@pytest.mark.parametrize("suffix", [".gguf", ".safetensors", ".bin", ""])
+def test_files_that_are_none(tmp_path, suffix):
+    empty = tmp_path / f"empty{suffix}"
+    empty.touch()
+    assert "empty" in refused(empty).message
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    assert "not a regular file" in refused(pipe).message
+    loop = tmp_path / f"loop{suffix}"
+    loop.symlink_to(loop)
+    refused(loop)
+    dangling = tmp_path / f"dangling{suffix}"
+    dangling.symlink_to(tmp_path / "none")
+    refused(dangling, 3)
+
+
+def test_a_device():
+    from pathlib import Path
+
+    assert "not a regular file" in refused(Path("/dev/zero")).message
+
+
+def test_a_name_with_a_nul_byte(tmp_path):
+    refused(tmp_path / "a\0b.gguf")
+
+
+def test_what_may_not_be_read(folder, monkeypatch):
+    def denied(path, *rest, **more):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (folder / "m.gguf").write_bytes(GGUF)
+    monkeypatch.setattr(files.os, "open", denied)
+    for path in (folder / "m.gguf", folder / "model.safetensors", folder):
+        assert "permission denied" in refused(path).message
+    monkeypatch.undo()
+    monkeypatch.setattr("llmcli.checkpoints.folder.os.listdir", denied)
+    assert "permission denied" in refused(folder).message
+
+
+def test_ranges_outside_a_tensor(folder):
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.read("v", 5, 5) == b""
+    for start, stop in ((0, 6), (-1, 3), (3, 2)):
+        with pytest.raises(ValueError, match="bytes"):
+            checkpoint.read("v", start, stop)
+    with pytest.raises(KeyError):
+        checkpoint.raw("none")
+
+
+def test_raw_shares_one_mapping_and_reading_needs_none(folder):
+    checkpoint = open_checkpoint(folder)
+    view = checkpoint.raw("w")
+    assert view.readonly
+    assert view.obj is checkpoint.raw("v").obj
+    other = open_checkpoint(folder)
+    other.read("w", 0, 4)
+    assert next(iter(other._open.values()))._map is None
+
+
+def test_release_keeps_views_valid_and_closes_the_rest(folder):
+    checkpoint = open_checkpoint(folder)
+    file = next(iter(checkpoint._open.values()))
+    view = checkpoint.raw("w")
+    checkpoint.release()
+    assert bytes(view) == W.tobytes()
+    view.release()
+    checkpoint.release()
+    assert (file._map, file._descriptor) == (None, -1)
+    assert bytes(checkpoint.raw("w")) == W.tobytes()
+    assert checkpoint.read("w", 0, 8) == W.tobytes()[:8]
+
+
+def test_no_descriptor_is_left_behind(folder):
+    before = len(os.listdir("/proc/self/fd"))
+    checkpoint = open_checkpoint(folder)
+    checkpoint.read("w", 0, 4)
+    view = checkpoint.raw("w")
+    assert len(os.listdir("/proc/self/fd")) > before
+    del view, checkpoint
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_changed_since_it_was_opened(folder):
+    path = folder / "model.safetensors"
+    checkpoint = open_checkpoint(folder)
+    os.truncate(path, 60)
+    for attempt in (lambda: checkpoint.raw("w"), lambda: checkpoint.read("w", 0, 4)):
+        with pytest.raises(CheckpointError, match="has changed"):
+            attempt()
+
+
+def test_a_file_truncated_while_it_is_read(folder):
+    checkpoint = open_checkpoint(folder)
+    checkpoint.read("w", 0, 4)
+    os.truncate(folder / "model.safetensors", 60)
+    with pytest.raises(CheckpointError, match="truncated"):
+        checkpoint.read("w", 0, 48)
+
+
+@pytest.mark.real
+def test_the_real_file(smollm2_path):
+    checkpoint = open_checkpoint(smollm2_path)
+    assert checkpoint.model_type == "llama"
+    assert len(checkpoint.tensors) == 272
+    whole = checkpoint.raw("blk.3.attn_q.weight")
+    assert checkpoint.read("blk.3.attn_q.weight", 40, 400) == whole[40:400]
+    assert sum(t.nbytes for t in checkpoint.tensors.values()) < smollm2_path.stat().st_size

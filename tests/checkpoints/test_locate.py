@@ -1,0 +1,250 @@
+"""The look-up rules of `-m`, with a hub cache of our own and no network."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from gguf_bytes import STRING, gguf, pair
+
+from llmcli.checkpoints import CATALOG, cache_dir, locate, open_model
+from llmcli.checkpoints.catalog import offline_from_environment
+from llmcli.checkpoints.locate import HubId, parse
+from llmcli.errors import ModelNotFound, NetworkError, UsageError
+
+GGUF = gguf([pair("general.architecture", STRING, "llama")])
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Own cache, own hub cache, own working directory, and no way to the network."""
+
+    def refuse(*arguments, **more):
+        raise AssertionError("a network call")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    for name in ("LLMCLI_MODEL", "LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def cache_hub(tmp_path, repository: str, files: dict[str, bytes], *, refs=("main",), sha=SHA):
+    folder = tmp_path / "hub" / ("models--" + repository.replace("/", "--"))
+    snapshot = folder / "snapshots" / sha
+    snapshot.mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    for name, content in files.items():
+        blob = folder / "blobs" / name.replace("/", "_")
+        blob.write_bytes(content)
+        (snapshot / name).parent.mkdir(exist_ok=True, parents=True)
+        (snapshot / name).symlink_to(blob)
+    for ref in refs:
+        (folder / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "refs" / ref).write_text(sha)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("org/name", HubId(repository="org/name")),
+        ("org/name@v1.0", HubId(repository="org/name", revision="v1.0")),
+        ("org/name@refs/pr/3", HubId(repository="org/name", revision="refs/pr/3")),
+        ("hf:org/name@abc", HubId(repository="org/name", revision="abc")),
+        ("hf:org/name/file.gguf", HubId(repository="org/name", file="file.gguf")),
+        ("hf:o/n/sub/f.gguf@r", HubId(repository="o/n", file="sub/f.gguf", revision="r")),
+        ("hf:org/name.gguf", HubId(repository="org/name.gguf")),
+        ("smollm2", "smollm2"),
+        ("anything", "anything"),
+    ],
+)
+def test_what_a_name_means(spec, expected):
+    assert parse(spec) == expected
+
+
+@pytest.mark.parametrize("spec", ["./a", "../a", "/a", "a.gguf", "o/n.safetensors", "A.GGUF", "."])
+def test_what_is_a_path(spec):
+    assert parse(spec) == Path(spec)
+
+
+def test_the_home_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m.gguf").write_bytes(GGUF)
+    assert locate("~/m.gguf") == tmp_path / "m.gguf"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "a/b/c",
+        "hf:",
+        "hf:a/b/../c",
+        "hf:a/b/",
+        "/".join("abcd"),
+        "hf:a b/c",
+        "-x/y",
+        "a/b@",
+        "hf:x",
+    ],
+)
+def test_what_is_nothing(spec):
+    with pytest.raises(ModelNotFound) as caught:
+        locate(spec)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("spec", ["", "  "])
+def test_an_empty_name(spec):
+    with pytest.raises(UsageError):
+        locate(spec)
+
+
+def test_revisions():
+    assert parse("o/n", revision="r") == HubId(repository="o/n", revision="r")
+    assert parse("o/n@r", revision="r") == HubId(repository="o/n", revision="r")
+    with pytest.raises(UsageError, match="two different revisions"):
+        parse("o/n@r", revision="s")
+    for spec in ("smollm2", "./a", "a.gguf", None):
+        with pytest.raises(UsageError, match="--revision"):
+            locate(spec, revision="r")
+
+
+def test_a_path_that_is_not_there_suggests_a_near_one(tmp_path):
+    (tmp_path / "work" / "model.gguf").write_bytes(GGUF)
+    with pytest.raises(ModelNotFound) as caught:
+        locate("./modle.gguf")
+    assert caught.value.hint == "did you mean `model.gguf`?"
+    with pytest.raises(ModelNotFound):
+        locate("./none/none/x\0y.gguf")
+
+
+def test_unknown_names_suggest_known_ones(tmp_path):
+    with pytest.raises(ModelNotFound) as caught:
+        locate("smolm2")
+    assert caught.value.hint == "did you mean `smollm2`?"
+    with pytest.raises(ModelNotFound) as caught:
+        locate("zzz")
+    assert all(name in caught.value.hint for name in CATALOG)
+    (tmp_path / "work" / "zzz").mkdir()
+    with pytest.raises(ModelNotFound) as caught:
+        locate("zzz")
+    assert "`./zzz`" in caught.value.hint
+
+
+def test_tiny_says_that_it_is_not_there_yet():
+    with pytest.raises(ModelNotFound, match="does not ship") as caught:
+        locate("tiny")
+    assert "smollm2" in caught.value.hint
+
+
+def test_the_default_and_the_variable(tmp_path, monkeypatch):
+    with pytest.raises(NetworkError, match="`smollm2`"):
+        locate(None, offline=True)
+    (tmp_path / "m.gguf").write_bytes(GGUF)
+    monkeypatch.setenv("LLMCLI_MODEL", str(tmp_path / "m.gguf"))
+    assert locate(None) == tmp_path / "m.gguf"
+    assert open_model(None).name == str(tmp_path / "m.gguf")
+    monkeypatch.setenv("LLMCLI_MODEL", "")
+    with pytest.raises(NetworkError, match="`smollm2`"):
+        locate(None, offline=True)
+
+
+def test_a_cached_catalog_file_needs_nothing(monkeypatch):
+    entry = CATALOG["smollm2"]
+    entry.file.parent.mkdir(parents=True)
+    with entry.file.open("wb") as file:
+        file.truncate(entry.wheel.size)  # sparse
+    assert locate("smollm2", offline=True) == entry.file
+    with entry.file.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(NetworkError):
+        locate("smollm2", offline=True)
+
+
+@pytest.mark.parametrize("variable", ["LLMCLI_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_from_the_environment(monkeypatch, variable):
+    assert not offline_from_environment()
+    monkeypatch.setenv(variable, "0")
+    assert not offline_from_environment()
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(NetworkError, match="offline") as caught:
+        locate("smollm2")
+    assert caught.value.code == 6
+
+
+def test_a_hub_snapshot_in_the_shared_cache(tmp_path):
+    snapshot = cache_hub(
+        tmp_path, "o/n", {"config.json": b"{}", "model.gguf": GGUF}, refs=("main", "v1")
+    )
+    for spec in ("o/n", "hf:o/n", "o/n@v1", f"o/n@{SHA}"):
+        assert locate(spec) == snapshot
+    assert locate("hf:o/n/model.gguf") == snapshot / "model.gguf"
+    checkpoint = open_model("o/n")
+    assert (checkpoint.kind, checkpoint.name) == ("gguf", "o/n")
+    for spec in ("o/n@v2", "o/m", "hf:o/n/other.gguf"):
+        with pytest.raises(NetworkError):
+            locate(spec)
+
+
+def test_a_file_in_a_folder_of_the_repository(tmp_path):
+    snapshot = cache_hub(tmp_path, "o/n", {"Q4/m.gguf": GGUF})
+    assert locate("hf:o/n/Q4/m.gguf") == snapshot / "Q4" / "m.gguf"
+
+
+def test_a_snapshot_without_weights_is_not_the_model(tmp_path):
+    cache_hub(tmp_path, "o/n", {"config.json": b"{}"})
+    with pytest.raises(NetworkError):
+        locate("o/n")
+
+
+def test_what_is_not_cached_says_how_to_get_it():
+    with pytest.raises(NetworkError, match="does not download") as caught:
+        locate("hf:o/n/f.gguf@v1")
+    assert "`hf download o/n f.gguf --revision v1`" in caught.value.hint
+    with pytest.raises(NetworkError, match="offline") as caught:
+        locate("o/n", offline=True)
+    assert "`hf download o/n`" in caught.value.hint
+
+
+def test_the_catalogs_hub_entry_is_pinned(tmp_path):
+    entry = CATALOG["smollm2-bf16"]
+    with pytest.raises(NetworkError) as caught:
+        locate("smollm2-bf16")
+    assert f"hf download {entry.repository} --revision {entry.revision}" in caught.value.hint
+    snapshot = cache_hub(
+        tmp_path, entry.repository, {"model.safetensors": b"x"}, refs=(), sha=entry.revision
+    )
+    assert locate("smollm2-bf16") == snapshot
+
+
+def test_a_note_where_a_directory_has_that_name(tmp_path):
+    (tmp_path / "work" / "o" / "n").mkdir(parents=True)
+    snapshot = cache_hub(tmp_path, "o/n", {"m.gguf": GGUF})
+    notes = []
+    assert locate("o/n", note=notes.append) == snapshot
+    assert len(notes) == 1
+    assert "`./o/n`" in notes[0]
+    locate("hf:o/n", note=notes.append)
+    assert len(notes) == 1
+
+
+def test_ids_that_the_hub_would_refuse():
+    with pytest.raises(ModelNotFound, match="cannot be a hub id"):
+        locate("o/" + "n" * 200)
+    with pytest.raises(ModelNotFound, match="cannot be a hub id"):
+        locate("o/a--b")
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    assert cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("LLMCLI_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "llmcli"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "llmcli"

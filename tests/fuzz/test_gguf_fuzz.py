@@ -1,0 +1,162 @@
+"""Hostile GGUF headers: only CheckpointError comes out, in bounded time and memory."""
+
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+
+from gguf_bytes import ARRAY, BOOL, F32, F64, STRING, U8, U32, U64, gguf, pair, tensor, text
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llmcli.checkpoints.gguf import parse_gguf
+from llmcli.errors import CheckpointError
+
+HERE = Path("model.gguf")
+SECONDS = 5.0  # parsing takes milliseconds; the machine may be busy
+EDGES = [0, 1, 2, 3, 4, 7, 8, 31, 32, 33, 255, 256, 2**16, 2**30, 2**31 - 1, 2**31, 2**32 - 1,
+         2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 32, 2**64 - 8, 2**64 - 1]  # fmt: skip
+u64s = st.one_of(st.sampled_from(EDGES), st.integers(0, 2**64 - 1), st.integers(0, 64))
+u32s = st.one_of(st.sampled_from([e for e in EDGES if e < 2**32]), st.integers(0, 45))
+short = st.binary(max_size=12)
+
+VALID = gguf(
+    [
+        pair("general.architecture", STRING, "llama"),
+        pair("general.alignment", U32, 64),
+        pair("tokens", ARRAY, (STRING, ["a", "bc", b"\xff", ""])),
+        pair("scores", ARRAY, (F32, [0.5, 1.5])),
+        pair("flags", ARRAY, (BOOL, [0, 1])),
+        pair("big", U64, 2**64 - 1),
+        pair("real", F64, 0.1),
+        pair("byte", U8, 7),
+    ],
+    [tensor("a", [4, 2], 0, 0), tensor("b", [64, 3], 8, 64), tensor("c", [256], 14, 320)],
+    bytes(320 + 210),
+    alignment=64,
+)
+
+
+def survive(data: bytes) -> bool:
+    """Parse within the bounds; whether the file was accepted. Other exceptions fail the test."""
+    tracemalloc.start()
+    start = time.perf_counter()
+    try:
+        _, tensors = parse_gguf(HERE, data)
+    except CheckpointError as error:
+        assert error.message.isprintable()
+        assert len(error.message) < 500
+        return False
+    finally:
+        taken = time.perf_counter() - start
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken < SECONDS
+        assert peak < 200_000 + 100 * len(data)
+    spans = sorted((t.offset, t.offset + t.nbytes) for t in tensors.values())
+    assert all(0 <= start < stop <= len(data) for start, stop in spans)
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    return True
+
+
+def test_the_valid_file_is_valid():
+    assert survive(VALID)
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+def test_noise(data):
+    survive(data)
+
+
+@given(st.binary(max_size=300), st.sampled_from([2, 3]), u64s, u64s)
+def test_noise_behind_a_header(data, version, tensors, keys):
+    survive(b"GGUF" + struct.pack("<IQQ", version, tensors % 4, keys % 4) + data)
+    survive(b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + data)
+
+
+@given(st.data())
+def test_mutations_of_a_valid_file(data):
+    content = bytearray(VALID)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        how = data.draw(st.sampled_from(["byte", "u64", "u32", "cut", "insert", "remove"]))
+        if how == "byte":
+            content[at] = data.draw(st.integers(0, 255))
+        elif how == "u64":
+            content[at : at + 8] = struct.pack("<Q", data.draw(u64s))
+        elif how == "u32":
+            content[at : at + 4] = struct.pack("<I", data.draw(u32s))
+        elif how == "cut":
+            del content[max(at, 1) :]
+        elif how == "insert":
+            content[at:at] = data.draw(short)
+        else:
+            del content[at : min(at + data.draw(st.integers(1, 16)), len(content) - 1)]
+    survive(bytes(content))
+
+
+@st.composite
+def pairs(draw) -> bytes:
+    """A metadata pair whose lengths, types and counts may all be lies."""
+    key = draw(st.one_of(st.sampled_from(["general.alignment", "split.count", "k"]), short))
+    length = draw(st.one_of(st.none(), u64s))
+    head = text(key)
+    if length is not None:
+        head = struct.pack("<Q", length) + head[8:]
+    kind, inner, count = draw(u32s), draw(u32s), draw(u64s)
+    if draw(st.booleans()):
+        return head + struct.pack("<IIQ", ARRAY, inner, count) + draw(st.binary(max_size=64))
+    return head + struct.pack("<I", kind) + draw(st.binary(max_size=24))
+
+
+@st.composite
+def rows(draw) -> bytes:
+    """A row of the tensor table with any number of any dimensions, any type, any offset."""
+    dims = draw(st.lists(st.one_of(u64s, st.sampled_from([32, 64, 256])), max_size=5))
+    rank = draw(st.one_of(st.just(len(dims)), u32s))
+    return tensor(draw(short), dims, draw(u32s), draw(u64s), rank=rank)
+
+
+@given(st.lists(pairs(), max_size=3), st.lists(rows(), max_size=3), st.integers(0, 400), st.data())
+def test_structured_lies(metadata, table, room, data):
+    counts = st.one_of(st.none(), u64s)
+    survive(gguf(metadata, table, bytes(room), keys=data.draw(counts), count=data.draw(counts)))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 8, 14, 24]), st.integers(1, 3), st.integers(0, 40))),
+    st.sampled_from([1, 2, 32, 64, 2**20, 2**21, 2**30]),
+)
+def test_places_of_tensors(layout, alignment):
+    """Files whose tensor table is honest in form: accepted exactly when nothing overlaps."""
+    block = {0: (1, 4), 8: (32, 34), 14: (256, 210), 24: (1, 1)}
+    table, spans = [], []
+    for i, (kind, blocks, slot) in enumerate(layout):
+        size, nbytes = block[kind]
+        table.append(tensor(f"t{i}", [size * blocks], kind, slot * 32))
+        spans.append((slot * 32, slot * 32 + nbytes * blocks))
+    accepted = survive(
+        gguf([pair("general.alignment", U32, alignment)], table, bytes(2200), alignment=32)
+    )
+    spans.sort()
+    fine = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    if not fine or alignment > 2**20:
+        assert not accepted
+    elif alignment <= 32:
+        assert accepted
+
+
+def test_a_header_full_of_empty_strings_stays_in_proportion():
+    survive(gguf([text("k") + struct.pack("<IIQ", ARRAY, STRING, 40_000) + bytes(320_000)]))
+
+
+def test_a_header_full_of_pairs_stays_in_proportion():
+    many = [pair(f"{i:x}", U8, 1) for i in range(5_000)]
+    assert survive(gguf(many))
+    assert not survive(gguf([*many, pair("0", U8, 1)]))
+
+
+def test_a_table_full_of_tensors_stays_in_proportion():
+    many = [tensor(f"{i:x}", [1], 24, i * 32) for i in range(2_000)]
+    assert survive(gguf(tensors=many, data=bytes(2_000 * 32)))
