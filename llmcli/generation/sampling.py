@@ -79,10 +79,9 @@ def filtered(
     1. penalties (`penalized`);
     2. temperature: w = exp((x - max x) / temperature); 0 gives all to the greatest logit, to
        the lowest id among equals;
-    3. top-k: exactly k tokens stay, of equal logits the lowest ids;
-    4. top-p: tokens in the order of falling w (equal ones by rising id) stay as long as those
-       before them hold less than top-p of the weight that top-k left: the token that crosses
-       the line stays;
+    3. top-k: exactly k tokens stay, in the order of `top` (of equals the lowest ids);
+    4. top-p: tokens in the same order stay as long as those before them hold less than top-p
+       of the weight that top-k left: the token that crosses the line stays;
     5. min-p: tokens with w ≥ min-p · (the greatest w) stay;
     6. what stays is divided by its sum.
 
@@ -192,18 +191,37 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | No
     """
     ids = None
     if 0 < sampling.top_k < scores.shape[-1]:
-        ids = top(scores, sampling.top_k).sort(-1).values
+        ids = top(scores, sampling.top_k)
         scores = scores.gather(1, ids)
     # subtracted before the division: a tiny temperature then gives -inf, never inf - inf
     scores = scores.double()
     weights = ((scores - scores.amax(-1, keepdim=True)) / sampling.temperature).exp()
     if sampling.top_p < 1:
-        ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-        running = ordered.cumsum(-1)
-        before = running.roll(1, -1)
+        enough = sampling.top_p * weights.sum(-1, keepdim=True)
+        if ids is None:
+            ids, weights = _heaviest(scores, weights, enough)
+        before = weights.cumsum(-1).roll(1, -1)
         before[:, 0] = 0.0
-        outside = before >= sampling.top_p * running[:, -1:]
-        weights = weights.masked_fill(outside.scatter(1, order, outside), 0.0)
+        weights = weights.masked_fill(before >= enough, 0.0)
     if sampling.min_p > 0:
         weights = weights.masked_fill(weights < sampling.min_p, 0.0)
-    return weights, ids
+    if ids is None:
+        return weights, None
+    ids, order = ids.sort(-1)
+    return weights.gather(1, order), ids
+
+
+def _heaviest(scores: Tensor, weights: Tensor, enough: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and weights, best first, of as many tokens as together weigh `enough` `[B, 1]`.
+
+    Sorting the whole vocabulary takes longer than the model's step for one token; its best
+    thousand nearly always do. Whether they do is asked of the device, at the price of a wait.
+    """
+    for size in (1024, 8192):
+        if size < scores.shape[-1]:
+            ids = top(scores, size)
+            best = weights.gather(1, ids)
+            if bool((best.sum(-1, keepdim=True) > enough).all()):
+                return ids, best
+    ids = top(scores, scores.shape[-1])
+    return ids, weights.gather(1, ids)

@@ -33,7 +33,6 @@ def distribution(
     margin = 1.0
     total = math.fsum(weights[i] for i in order)
     if options.top_p < 1:
-        order.sort(key=lambda i: (-weights[i], i))
         kept: list[int] = []
         for i in order:
             share = math.fsum(weights[j] for j in kept) / total

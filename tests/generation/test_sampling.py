@@ -165,6 +165,24 @@ def test_top_is_ordered_by_score_then_id(scores: list[float], data: st.DataObjec
     assert top(row(*scores), k).tolist() == [expected]
 
 
+@pytest.mark.parametrize("spread", [0.02, 1.0, 4.0])
+@pytest.mark.parametrize("top_p", [0.2, 0.95])
+def test_top_p_over_a_large_vocabulary(spread: float, top_p: float) -> None:
+    """From a handful of tokens in the nucleus to nearly all: each way of finding it."""
+    vocab = 20_000
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(2, vocab, generator=generator) * spread * 8).round() / 8  # many equal
+    got = filtered(logits, Sampling(**{**OFF, "top_p": top_p}))  # type: ignore[arg-type]
+    for row_logits, row_probs in zip(logits.double().numpy(), got.numpy(), strict=True):
+        order = np.lexsort((np.arange(vocab), -row_logits))
+        weights = np.exp(row_logits - row_logits.max())[order]
+        before = np.concatenate(([0.0], weights.cumsum()[:-1]))
+        stay = order[before < top_p * weights.sum()]
+        expected = np.zeros(vocab)
+        expected[stay] = np.exp(row_logits[stay])
+        np.testing.assert_allclose(row_probs, expected / expected.sum(), rtol=1e-9)
+
+
 def test_sample_inverts_the_cumulative_sum() -> None:
     probs = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], dtype=torch.float64)
     almost = math.nextafter(1.0, 0.0)
