@@ -1,0 +1,208 @@
+"""The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
+
+    errors config reports ← checkpoints families anatomy text ← ops kernels devices ← nn
+    ← model weights loading generation ← measure ladder ← cli;  render sees only reports
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import llmcli
+
+ROOT = Path(llmcli.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+LAYERS = (
+    {"errors", "config", "reports"},
+    {"checkpoints", "families", "anatomy", "text"},
+    {"ops", "kernels", "devices"},
+    {"nn"},
+    {"model", "weights", "loading", "generation"},
+    {"measure", "ladder"},
+    {"cli", "__main__"},
+)
+LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+# Neighbours of one layer that build on each other, in this direction only.
+BESIDE = {
+    ("families", "checkpoints"),
+    ("text", "checkpoints"),
+    ("ops", "kernels"),
+    ("weights", "model"),
+    ("loading", "model"),
+    ("loading", "weights"),
+    ("generation", "model"),
+    ("ladder", "measure"),
+    ("__main__", "cli"),
+}
+TORCH_FREE = {
+    *("errors", "config", "reports", "checkpoints", "families", "anatomy", "text"),
+    *("render", "cli", "__main__"),
+}
+# Third-party modules that may be imported when a module is, per part: they are light, or the part
+# is imported only for them. Everything else goes into a function.
+COMPUTES = ("ops", "kernels", "devices", "nn", "model", "weights", "loading", "generation")
+AT_TOP = {
+    "cli": {"typer"},
+    "render": {"rich"},
+    **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder")},
+}
+# … and what may be imported inside a function, wherever that is.
+INSIDE = {"torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer"}
+FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)
+FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
+
+
+def part_of(module):
+    """`families` for `llmcli.families.rules`; the package itself is ``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def name_of(file):
+    parts = ("llmcli", *file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree, module=""):
+    """(module imported, when): `top` as the module is, `inside` a function, `types` for mypy."""
+    pending = [(tree, "top")]
+    while pending:
+        node, when = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            when = "inside"
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            when = "types"
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, when) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: relative import"
+            for alias in node.names:  # `from llmcli import errors` names a module too
+                known = f"{node.module}.{alias.name}" in MODULES
+                yield (f"{node.module}.{alias.name}" if known else node.module or ""), when
+        pending += ((child, when) for child in ast.iter_child_nodes(node))
+
+
+MODULES = {name_of(file) for file in FILES}
+TREES = {name_of(file): ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+IMPORTS = {module: sorted(set(imports(tree, module))) for module, tree in TREES.items()}
+
+
+def ours(module, *when):
+    return [name for name, at in IMPORTS[module] if name.split(".")[0] == "llmcli" and at in when]
+
+
+def layer_faults(module, imported):
+    """What is wrong with `module` importing each of those modules of ours."""
+    me = part_of(module)
+    for name in imported:
+        other = part_of(name)
+        if other in ("", me):
+            continue
+        if me == "render" or (other == "render" and me != "cli"):
+            allowed = me == "render" and other == "reports"
+        elif other == "render":
+            allowed = True
+        else:
+            allowed = LAYER[other] < LAYER[me] or (me, other) in BESIDE
+        if not allowed:
+            yield f"{module} imports {name}"
+
+
+def torch_paths(module, edges):
+    """Modules of ours that are loaded when `module` is and that load torch themselves."""
+    seen, pending = set(), [module]
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in edges:
+            continue
+        seen.add(name)
+        pending += [target for target in edges[name] if target.startswith("llmcli")]
+        pending += [name.rpartition(".")[0]] if "." in name else []
+    return sorted(name for name in seen if any(t.split(".")[0] == "torch" for t in edges[name]))
+
+
+EDGES = {module: [name for name, at in found if at == "top"] for module, found in IMPORTS.items()}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES - {"llmcli"}))
+def test_a_module_imports_only_what_lies_below_it(module):
+    assert part_of(module) in LAYER or part_of(module) == "render", "a part without a layer"
+    assert not list(layer_faults(module, ours(module, "top", "inside", "types")))
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) in TORCH_FREE | {""}))
+def test_a_torch_free_module_loads_no_torch_even_through_others(module):
+    assert torch_paths(module, EDGES) == []
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_third_party_modules_are_imported_where_they_may_be(module):
+    for name, when in IMPORTS[module]:
+        root = name.split(".")[0]
+        if root == "llmcli" or root in sys.stdlib_module_names or when == "types":
+            continue
+        allowed = AT_TOP.get(part_of(module), set()) if when == "top" else INSIDE
+        assert root in allowed, f"{module} imports {name} ({when})"
+
+
+def words(tree):
+    """Identifiers and strings of a module, docstrings aside: a comment may name anybody."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "module"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from () if id(node) in docstrings else (node.value,)
+
+
+def forks(tree):
+    """Words by which a part would ask whose model it is computing."""
+    return sorted({w for w in words(tree) if w in FORBIDDEN or FAMILY_NAMES.search(w)})
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) in ("nn", "ops")))
+def test_parts_know_no_family(module):
+    assert forks(TREES[module]) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "faults"),
+    [
+        ("llmcli.anatomy.x", "from llmcli.checkpoints import Checkpoint", 1),
+        ("llmcli.families.x", "from llmcli.checkpoints import Checkpoint", 0),
+        ("llmcli.checkpoints.x", "import llmcli.families", 1),
+        ("llmcli.nn.x", "def f():\n    from llmcli.loading import load", 1),
+        ("llmcli.ops.x", "from llmcli import nn", 1),
+        ("llmcli.render.x", "from llmcli.errors import LlmcliError", 1),
+        ("llmcli.render.x", "from llmcli.reports import Report", 0),
+        ("llmcli.measure.x", "from llmcli.render import theme", 1),
+        ("llmcli.cli.x", "from llmcli.render import theme", 0),
+    ],
+)
+def test_the_layer_rule_can_fail(module, source, faults):
+    imported = [name for name, _ in imports(ast.parse(source))]
+    assert len(list(layer_faults(module, imported))) == faults
+
+
+def test_the_other_rules_can_fail():
+    edges = {"llmcli.a": ["llmcli.b.c"], "llmcli.b.c": ["os"], "llmcli.b": ["torch.nn"]}
+    assert torch_paths("llmcli.a", edges) == ["llmcli.b"]
+    guarded = "if TYPE_CHECKING:\n    import torch\ndef f():\n    import gguf\nimport os"
+    assert set(imports(ast.parse(guarded))) == {
+        ("torch", "types"),
+        ("gguf", "inside"),
+        ("os", "top"),
+    }
+    asked = 'def f(c):\n    """Qwen."""\n    # llama\n    return getattr(c, "x") or "Gemma" in n'
+    assert forks(ast.parse(asked)) == ["Gemma", "getattr"]
+    assert forks(ast.parse("x = config.model_type")) == ["model_type"]
+    assert forks(ast.parse("x = Llama3Scaling")) == []  # a kind of rotation, used by many
