@@ -65,7 +65,7 @@ class Checkpoint:
         tensor = self.tensors[name]
         return self._open[tensor.file].view(tensor.offset, tensor.nbytes)
 
-    def read(self, name: str, start: int, stop: int) -> bytes:
+    def read(self, name: str, start: int, stop: int) -> bytearray:
         """A copy of bytes [start, stop) of tensor `name`, read without mapping the file.
 
         Raises KeyError for an unknown name, ValueError for a range outside the tensor,

@@ -133,21 +133,20 @@ class WeightFile:
                 raise CheckpointError(f"`{shown(self.path)}` cannot be mapped: {error}") from None
         return memoryview(self._map)[offset : offset + nbytes]
 
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Copy of `nbytes` bytes at `offset`, without touching the mapping."""
-        parts, descriptor = [], self._open()
-        while nbytes:  # one call returns at most 2 GiB
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        """Copy of `nbytes` bytes at `offset`, without touching the mapping; the caller's own."""
+        data, descriptor, done = bytearray(nbytes), self._open(), 0
+        while done < nbytes:  # one call returns at most 2 GiB
             try:
-                part = os.pread(descriptor, nbytes, offset)
+                count = os.preadv(descriptor, [memoryview(data)[done:]], offset + done)
             except OSError as error:
                 raise CheckpointError(
                     f"`{shown(self.path)}` cannot be read: {why(error)}"
                 ) from None
-            if not part:
+            if not count:
                 raise CheckpointError(f"`{shown(self.path)}` ends early: it was truncated")
-            parts.append(part)
-            offset, nbytes = offset + len(part), nbytes - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            done += count
+        return data
 
     def release(self) -> None:
         """Give the mapped pages back and close the file; views that exist stay valid."""
