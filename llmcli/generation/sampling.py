@@ -189,8 +189,8 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | No
 
     None for the ids means the whole vocabulary. The greatest weight of a row is 1.
     """
-    ids = None
-    if 0 < sampling.top_k < scores.shape[-1]:
+    ids, vocab = None, scores.shape[-1]
+    if 0 < sampling.top_k < vocab:
         ids = top(scores, sampling.top_k)
         scores = scores.gather(1, ids)
     # subtracted before the division: a tiny temperature then gives -inf, never inf - inf
@@ -207,6 +207,8 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | No
         weights = weights.masked_fill(weights < sampling.min_p, 0.0)
     if ids is None:
         return weights, None
+    if ids.shape[-1] == vocab:
+        return torch.zeros_like(weights).scatter_(1, ids, weights), None
     ids, order = ids.sort(-1)
     return weights.gather(1, order), ids
 

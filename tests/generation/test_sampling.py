@@ -49,7 +49,7 @@ def cases(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], Sampling]
     return logits, draw(counts), draw(counts), sampling
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(case=cases(), double=st.booleans())
 def test_filtered_equals_the_oracle(
     case: tuple[list[float], list[int], list[int], Sampling], double: bool
@@ -70,7 +70,7 @@ def test_filtered_equals_the_oracle(
     assert got[0].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(case=cases(), u=st.floats(0, 1, exclude_max=True))
 def test_choose_is_sample_of_filtered(
     case: tuple[list[float], list[int], list[int], Sampling], u: float
@@ -154,7 +154,7 @@ def test_penalties_see_what_they_should() -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     scores=st.lists(st.floats(width=32, allow_nan=False) | grid, min_size=1, max_size=20),
     data=st.data(),
