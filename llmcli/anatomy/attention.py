@@ -58,11 +58,11 @@ def attention_activations(
     q = {"H": a.heads, "T": call.tokens, "dh": a.head_dim}
     k = {"Hk": a.kv_heads, "T": call.tokens, "dh": a.head_dim}
     v = {"Hk": a.kv_heads, "T": call.tokens, "dv": a.value_dim}
-    wide_q, wide_k, wide_v = (a.heads * a.head_dim, *_key_value_columns(a))
+    per_column = call.product_flops(width, 1)
     rows: list[tuple[str, dict[str, int], str, int]] = [
-        ("q", q, f"Q = X W_q{bias['q']}", call.product_flops(width, wide_q)),
-        ("k", k, f"K = X W_k{bias['k']}", call.product_flops(width, wide_k)),
-        ("v", v, f"V = X W_v{bias['v']}", call.product_flops(width, wide_v)),
+        ("q", q, f"Q = X W_q{bias['q']}", per_column * a.heads * a.head_dim),
+        ("k", k, f"K = X W_k{bias['k']}", per_column * a.kv_heads * a.head_dim),
+        ("v", v, f"V = X W_v{bias['v']}", per_column * a.kv_heads * a.value_dim),
     ]
     if a.qk_norm is not None:
         rows += [
@@ -131,7 +131,3 @@ def _mixed_values(a: AttentionConfig, prefix: str, call: Call, layer: int) -> Te
         masked_flops=per_pair * hidden,
         layer=layer,
     )
-
-
-def _key_value_columns(a: AttentionConfig) -> tuple[int, int]:
-    return a.kv_heads * a.head_dim, a.kv_heads * a.value_dim
