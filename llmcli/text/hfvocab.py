@@ -1,8 +1,8 @@
 """The tokenizer of a directory: tokenizer.json and the files that transformers reads beside it.
 
 tokenizer_config.json, special_tokens_map.json and chat_template.jinja say which tokens are
-special, whether BOS goes in front, and how a chat is written (transformers,
-tokenization_utils_base.py and tokenization_utils_tokenizers.py).
+special and how a chat is written (transformers, tokenization_utils_base.py and
+tokenization_utils_tokenizers.py).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def from_directory(
             special_ids=frozenset(i for i, token in added.items() if token.special),
             bos_id=ids.get("bos_token"),
             eos_ids=frozenset(index for index in eos if index is not None),
-            prefix=_prefix(backend, settings, ids.get("bos_token")),
+            prefix=_prefix(backend),
         ),
         name=f"tokenizer.json, {type(backend.model).__name__}",
         chat_template=_chat_template(directory, settings, named),
@@ -196,15 +196,12 @@ def _eos_ids(config: Mapping[str, Any] | None) -> list[int]:
     return ids
 
 
-def _prefix(
-    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], bos: int | None
-) -> tuple[int, ...]:
-    """What stands in front of text: the post-processor's ids, or what the settings say instead.
+def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """What the post-processor puts in front of text: BOS, nothing, or several tokens.
 
-    transformers replaces the post-processor as soon as either of the two settings is written.
+    The file decides; transformers drops `add_bos_token` of tokenizer_config.json where there is
+    a tokenizer.json. What comes behind the text (EOS) is not wanted in a prompt.
     """
-    if "add_bos_token" in settings or "add_eos_token" in settings:
-        return (bos,) if settings.get("add_bos_token") and bos is not None else ()
     probe = "a"
     plain = backend.encode(probe, add_special_tokens=False).ids
     full = backend.encode(probe, add_special_tokens=True).ids

@@ -8,32 +8,42 @@ from __future__ import annotations
 import random
 import unicodedata
 
-WORDS = """
-a I the Hello HELLO world don't DON'T we'll We'LL you're I'm they'd it's 'tis O'Neil camelCase
-XMLHttpRequest snake_case __init__ naïve café CAFÉ straße Ünïcödé señor ДОБРО добрый день
-Ελληνικά 中文 中文字符 日本語 ひらがな カタカナ 한국어 العربية עברית हिन्दी ไทย 👍 🙂 👨‍👩‍👧 🏳️‍🌈 é e\u0301 ﬁ ǅ
-""".split()
-NUMBERS = "0 1 12 123 1234 12345 1234567 3.14 -2.5e-10 1,000,000 0x1F ٣٤٥ Ⅷ ½ ² ५ 2024-01-31 10:45".split()
+WORDS = [
+    "a", "I", "the", "Hello", "HELLO", "world", "don't", "DON'T", "we'll", "We'LL",
+    "you're", "I'm", "they'd", "it's", "'tis", "O'Neil", "camelCase", "XMLHttpRequest",
+    "snake_case", "__init__", "naïve", "café", "CAFÉ", "straße", "Ünïcödé", "señor",
+    "ДОБРО", "добрый", "день", "Ελληνικά", "中文", "中文字符", "日本語", "ひらがな",
+    "カタカナ", "한국어", "العربية", "עברית", "हिन\u094dदी", "ไทย", "👍", "🙂",
+    "👨\u200d👩\u200d👧", "🏳️\u200d🌈", "é", "e\u0301", "ﬁ", "ǅ",
+]  # fmt: skip
+NUMBERS = [
+    "0", "1", "12", "123", "1234", "12345", "1234567", "3.14", "-2.5e-10", "1,000,000",
+    "0x1F", "٣٤٥", "Ⅷ", "½", "²", "५", "2024-01-31", "10:45",
+]  # fmt: skip
 SPACES = [
-    " ", "  ", "   ", "        ", "\n", "\n\n", "\n\n\n", "\r\n", "\r", "\t", "\t\t", " \n", "\n ",
-    " \n \n", "\u00a0", "\u2003", "\u3000", "\u2028", "\u200b", "\u0085", "\x0b", "\x0c", "\ufeff",
+    " ", "  ", "   ", "        ", "\n", "\n\n", "\n\n\n", "\r\n", "\r", "\t", "\t\t", " \n",
+    "\n ", " \n \n", "\xa0", "\u2003", "\u3000", "\u2028", "\u200b", "\x85", "\x0b", "\x0c",
+    "\ufeff",
 ]  # fmt: skip
 MARKS = [
-    ".", ",", "!", "?!", "...", "…", "--", "—", "/", "//", "/*", "*/", "()", "{}", "[]", "$", "+", "<=",
-    "=>", "^", "~", "|", "||", "`", "```", "'", "''", '"', "“", "”", "«", "。", "，", "、", "।", "€", "×",
-    "°", "_", "#", "##", "@", "&", "&&", "%", "\\", "\\n", ";", ":", "::", "->", "\x00", "\x01", "\x7f",
+    ".", ",", "!", "?!", "...", "…", "--", "—", "/", "//", "/*", "*/", "()", "{}", "[]",
+    "$", "+", "<=", "=>", "^", "~", "|", "||", "`", "```", "'", "''", "\"", "“", "”", "«",
+    "。", "，", "、", "।", "€", "×", "°", "_", "#", "##", "@", "&", "&&", "%", "\\", "\\n",
+    ";", ":", "::", "->", "\x00", "\x01", "\x7f",
 ]  # fmt: skip
 CODE = [
-    "def f(x):\n    return x", "for (int i = 0; i < n; ++i) {", "#include <stdio.h>\n", "x = a[i+1]",
-    "if (a && !b) { return; }", "SELECT * FROM t WHERE id = 3;", "<div class=\"a\">text</div>",
-    "http://a.example/b?c=1&d=2", "user@example.org", "lambda x: x**2", "println!(\"{}\", x)",
-    "\tgo func() {}()\n", "# heading\n\n- item\n- item 2\n", "{\"key\": [1, 2.5, null]}", "\\frac{1}{2}",
+    "def f(x):\n    return x", "for (int i = 0; i < n; ++i) {", "#include <stdio.h>\n",
+    "x = a[i+1]", "if (a && !b) { return; }", "SELECT * FROM t WHERE id = 3;",
+    "<div class=\"a\">text</div>", "http://a.example/b?c=1&d=2", "user@example.org",
+    "lambda x: x**2", "println!(\"{}\", x)", "\tgo func() {}()\n",
+    "# heading\n\n- item\n- item 2\n", "{\"key\": [1, 2.5, null]}", "\\frac{1}{2}",
 ]  # fmt: skip
 LOOKALIKES = [
-    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<reponame>", "<repo_name>", "<file_sep>",
-    "<filename>", "<empty_output>", "<|im_start|", "|im_end|>", "<|im_end|>>", "<<|im_end|>", "<|im_",
-    "< |im_end|>", "<|IM_END|>", "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<s>",
-    "</s>", "<unk>", "<0x0A>", "<|eot_id|>", "[INST]", "▁", "Ġ", "ĠĠ", "Ċ",
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<reponame>", "<repo_name>",
+    "<file_sep>", "<filename>", "<empty_output>", "<|im_start|", "|im_end|>", "<|im_end|>>",
+    "<<|im_end|>", "<|im_", "< |im_end|>", "<|IM_END|>", "<|im_start|>user\n",
+    "<|im_end|>\n<|im_start|>assistant\n", "<s>", "</s>", "<unk>", "<0x0A>", "<|eot_id|>",
+    "[INST]", "▁", "Ġ", "ĠĠ", "Ċ",
 ]  # fmt: skip
 
 
@@ -76,7 +86,8 @@ def comparable(pre: str, text: str) -> bool:
         return False
     beyond = [c for c in text if ord(c) > 127]
     if pre in ("tekken", "gpt-4o"):
-        return all(unicodedata.category(c) not in ("Lu", "Ll", "Lt", "Mn", "Mc", "Me") for c in beyond)
+        kept_apart = ("Lu", "Ll", "Lt", "Mn", "Mc", "Me")
+        return all(unicodedata.category(c) not in kept_apart for c in beyond)
     if pre in ("deepseek-llm", "deepseek-coder"):
         return not any(c.isspace() for c in beyond)
     return True

@@ -25,8 +25,11 @@ from llama_cpp_strings import comparable, strings
 from pair_vocabulary import pair_vocabulary
 
 DATA = Path(__file__).parent / "data"
-PRES = """default falcon gpt-2 smollm llama-bpe dbrx qwen2 qwen35 tekken gpt-4o deepseek-llm
-deepseek-coder deepseek-v3 bailingmoe seed-coder exaone-moe minicpm5 bloom viking""".split()
+PRES = [
+    "default", "falcon", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35",
+    "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "bailingmoe",
+    "seed-coder", "exaone-moe", "minicpm5", "bloom", "viking",
+]  # fmt: skip
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 

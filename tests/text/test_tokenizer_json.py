@@ -1,0 +1,217 @@
+"""tokenizer.json against transformers: ids, text, BOS rules; and files that are broken."""
+
+import json
+import os
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_cpp_strings import LOOKALIKES, strings
+from tokenizer_files import KINDS, write
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, processors
+
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text import StreamDecoder
+from llmcli.text.hfvocab import from_directory
+
+TEXTS = [*strings(500, seed=4), *LOOKALIKES, "<s> a </s>b", "  lead", " \n", "<|eot_id|> <s>"]
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def pair(request, tmp_path_factory):
+    """(ours, transformers') of one kind."""
+    from transformers import AutoTokenizer
+
+    directory = write(tmp_path_factory.mktemp(request.param), request.param)
+    return from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+
+
+def test_ids_equal_transformers(pair):
+    ours, theirs = pair
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text).input_ids, text
+        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
+    assert ours.add_bos == (theirs("a").input_ids[0] == theirs.bos_token_id)
+
+
+def test_text_equals_transformers(pair):
+    ours, theirs = pair
+    for text in TEXTS:
+        ids = theirs(text).input_ids
+        for skip in (True, False):
+            expected = theirs.decode(ids, skip_special_tokens=skip)
+            assert ours.decode(ids, skip_special=skip) == expected, text
+
+
+def test_facts_equal_transformers(pair):
+    ours, theirs = pair
+    assert ours.vocab_size == len(theirs)
+    assert ours.bos_id == theirs.bos_token_id
+    assert ours.eos_ids == {theirs.eos_token_id}
+    assert ours.special_ids == set(theirs.all_special_ids) | {
+        index for index, token in theirs.added_tokens_decoder.items() if token.special
+    }
+
+
+def test_stream_equals_decode_for_any_ids(pair):
+    ours, theirs = pair
+
+    @given(st.lists(st.integers(0, ours.vocab_size + 3), max_size=30), st.booleans())
+    def check(ids, skip):
+        stream = StreamDecoder(ours, skip_special=skip)
+        text = "".join([*map(stream.push, ids), stream.finish()])
+        assert text == ours.decode(ids, skip_special=skip)
+        expected = theirs.decode(ids, skip_special_tokens=skip)
+        if "\ufffd" not in expected:  # the library marks a whole run of byte tokens as broken
+            assert text == expected
+
+    check()
+
+
+def test_pieces_cover_the_text(pair):
+    ours, _ = pair
+    for text in TEXTS:
+        pieces = ours.pieces(text)
+        data = text.encode()
+        assert [piece.id for piece in pieces] == ours.encode(text)
+        ends = [piece.end for piece in pieces]
+        assert ends == sorted(ends)
+        assert all(piece.start <= piece.end <= len(data) for piece in pieces)
+        if ours.spelling.byte_level and ours._backend.normalizer is None:
+            covered = b"".join(data[piece.start : piece.end] for piece in pieces)
+            assert covered == data, text
+
+
+@pytest.mark.parametrize("kind", ["llama3", "gpt2"])
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_bos_is_what_the_file_says_not_the_settings(tmp_path, kind, asked):
+    from transformers import AutoTokenizer
+
+    directory = write(tmp_path, kind, add_bos_token=asked, add_eos_token=asked)
+    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert ours.encode("some text") == theirs("some text").input_ids
+    assert ours.add_bos is (kind == "llama3")
+
+
+def test_eos_of_the_post_processor_is_left_out(tmp_path):
+    directory = write(tmp_path, "llama2")
+    library = Library.from_file(str(directory / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    library.save(str(directory / "tokenizer.json"))
+    ids = from_directory(directory).encode("a b")
+    assert ids[0] == 1
+    assert 2 not in ids
+
+
+def test_special_tokens_as_objects_and_in_their_own_file(tmp_path):
+    from transformers import AutoTokenizer
+
+    token = {"content": "<s>", "lstrip": False, "rstrip": False, "normalized": False}
+    directory = write(tmp_path, "llama2", bos_token=None, eos_token=None)
+    names = {"bos_token": token, "eos_token": {**token, "content": "</s>"}}
+    (directory / "special_tokens_map.json").write_text(json.dumps(names))
+    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert (ours.bos_id, ours.eos_ids) == (1, {2}) == (theirs.bos_token_id, {theirs.eos_token_id})
+
+
+def test_extra_special_tokens_are_special(tmp_path):
+    from transformers import AutoTokenizer
+
+    directory = write(tmp_path, "gpt2", additional_special_tokens=["the", "not there"])
+    library = Library.from_file(str(directory / "tokenizer.json"))
+    assert library.token_to_id("the") is not None
+    ours, theirs = from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert ours.encode("other the") == theirs("other the").input_ids
+    assert library.token_to_id("the") in ours.special_ids
+    assert ours.vocab_size == library.get_vocab_size(), "an unknown token gets no id"
+
+
+def test_eos_from_all_configurations(tmp_path):
+    directory = write(tmp_path, "llama3")
+    more = {"eos_token_id": [1, 5]}
+    ours = from_directory(directory, config={"eos_token_id": 1}, generation=more)
+    assert ours.eos_ids == {1, 2, 5}
+    for wrong in ("1", [1, None], -1, True, {"a": 1}):
+        with pytest.raises(CheckpointError, match="eos_token_id"):
+            from_directory(directory, config={"eos_token_id": wrong})
+
+
+def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    library = Library(models.WordLevel({"a": 0, "b": 1, "<unk>": 2}, unk_token="<unk>"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    ours = from_directory(tmp_path)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert ours.decode([0, 1, 0]) == theirs.decode([0, 1, 0]) == "a b a"
+    stream = StreamDecoder(ours)
+    assert [stream.push(index) for index in (0, 99, 1)] == ["a", "", " b"]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [decoders.WordPiece(), decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)],
+)
+def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
+    directory = write(tmp_path, "gpt2")
+    library = Library.from_file(str(directory / "tokenizer.json"))
+    library.decoder = decoder
+    library.save(str(directory / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match=type(decoder).__name__):
+        from_directory(directory)
+
+
+def test_no_tokenizer_and_other_tokenizers(tmp_path):
+    assert from_directory(tmp_path) is None
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.model") as caught:
+        from_directory(tmp_path)
+    assert caught.value.code == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"\xff\xfe\x00"),
+        ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE"}}'),
+        ("tokenizer.json", b"[" * 100_000),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[1]"),
+        ("tokenizer_config.json", b"\xff"),
+        ("tokenizer_config.json", b"[" * 100_000),
+        ("special_tokens_map.json", b"nope"),
+        ("chat_template.jinja", b"\xff\xff"),
+        ("tokenizer_config.json", b'{"chat_template": 3}'),
+    ],
+)
+def test_broken_files_are_one_clear_error(tmp_path, name, content):
+    directory = write(tmp_path, "gpt2")
+    (directory / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        from_directory(directory)
+    assert caught.value.code == 4
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_chat_template_files(tmp_path):
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    directory = write(tmp_path, "llama3", chat_template=named)
+    assert from_directory(directory).chat_template.source == "D"
+    (directory / "chat_template.jinja").write_text("{{ bos_token }}J", encoding="utf-8")
+    ours = from_directory(directory)
+    assert ours.chat_template.render([]) == "<|begin_of_text|>J"
+    assert ours.encode_chat([]) == ours.encode("J"), "one BOS"
+    (directory / "chat_template.jinja").write_text("J", encoding="utf-8")
+    assert from_directory(directory).encode_chat([]) == ours.encode("J"), "the rule adds it"
+    directory = write(tmp_path / "plain", "llama3", chat_template="S{{ eos_token }}")
+    assert from_directory(directory).chat_template.render([]) == "S<|eot_id|>"
+    assert from_directory(write(tmp_path / "none", "gpt2")).chat_template is None
