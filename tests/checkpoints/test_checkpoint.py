@@ -138,6 +138,13 @@ def test_a_tensor_that_is_not_in_its_shard(sharded):
     assert "model-00001" in error.message
 
 
+def test_a_tensor_that_is_in_another_shard(sharded):
+    one, two = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    save_file({"v": V, "x": W}, sharded / two)
+    place(sharded, w=one, v=one, x=two)
+    assert "no tensor `v`" in refused(sharded).message
+
+
 def test_a_tensor_in_two_shards(sharded):
     save_file({"v": V, "w": W}, sharded / "model-00002-of-00002.safetensors")
     assert "`w` is in" in refused(sharded).message

@@ -133,15 +133,20 @@ def test_any_offsets(path, layout, size):
     same(path, json.dumps(entries).encode(), bytes(size))
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=4), st.integers(-1, 6))
-def test_places_that_fit_their_tensors(path, layout, size):
-    """Only the arrangement may be wrong: holes, overlaps, gaps at either end."""
-    entries = {
-        f"t{i}": {"dtype": "U8", "shape": [length], "data_offsets": [start, start + length]}
-        for i, (start, length) in enumerate(layout)
-    }
-    end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    same(path, json.dumps(entries).encode(), bytes(end if size < 0 else size))
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 0, -1, 1]), st.integers(0, 3)), max_size=4),
+    st.sampled_from([0, 0, 0, -1, 1]),
+    st.data(),
+)
+def test_places_that_fit_their_tensors(path, layout, rest, data):
+    """Only the arrangement may be wrong: holes, overlaps, and gaps at the end."""
+    entries, end = {}, 0
+    for i, (gap, length) in enumerate(layout):
+        start = max(0, end + gap)
+        end = start + length
+        entries[f"t{i}"] = {"dtype": "U8", "shape": [length], "data_offsets": [start, end]}
+    shuffled = dict(data.draw(st.permutations(list(entries.items()))))
+    same(path, json.dumps(shuffled).encode(), bytes(max(0, end + rest)))
 
 
 VALID = (
