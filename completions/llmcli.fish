@@ -11,7 +11,7 @@ complete -c llmcli -n __fish_use_subcommand -a env -d 'This machine, and where e
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s f -l file -r -F -d 'Read the text from a file (`-`: stdin)'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l ids -x -d 'Token ids instead of text, separated by commas or spaces'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l no-stdin -d 'Never read a pipe on stdin'
-complete -c llmcli -n '__fish_seen_subcommand_from generate' -s t -l temperature -x -d '0 is greedy'
+complete -c llmcli -n '__fish_seen_subcommand_from generate' -s t -l temperature -x -d 'Randomness'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s k -l top-k -x -d 'Only the N likeliest tokens'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s p -l top-p -x -d 'Only the likeliest tokens that make up X together'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l min-p -x -d 'Only tokens at least X times as likely as the likeliest'

@@ -121,6 +121,7 @@ def _options(command: Any, context: Any) -> tuple[Spec, ...]:
                 takes_value=not option.is_flag,
                 values=tuple(values),
                 files=option.name in (*FILE_OPTIONS, *MODEL_OPTIONS),
+                repeats=bool(option.multiple),
             )
         )
     return tuple(found)

@@ -46,6 +46,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.over = False
         self._when = 0.0
 
     def install(self) -> None:
@@ -59,9 +60,9 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if self.over or (self.received is not None and now - self._when > 1.0):
+            os._exit(128 + number)
         if self.received is not None:
-            if now - self._when > 1.0:
-                os._exit(128 + number)
             return
         self.received, self._when = number, now
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
@@ -89,6 +90,7 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     except OSError:  # the report itself could not be written
         return _abandoned()
     finally:
+        signals.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down
         _detach(sys.stdout)
         _detach(sys.stderr)
 

@@ -37,6 +37,10 @@ class Entry:
 class Command(TyperCommand):
     """A command whose help lists the options under their headings."""
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """typer's `-h/--help`, converted by our rules like every other option."""
+        return _adopted(super().get_help_option(ctx))
+
     def get_help(self, ctx: Any) -> str:
         """Usage, what the command does, then options by heading, wrapped to the terminal."""
         arguments = [p for p in self.get_params(ctx) if isinstance(p, TyperArgument)]
@@ -60,6 +64,10 @@ class Root(TyperGroup):
     """`llmcli` itself: `entries` names the commands, a module each."""
 
     entries: Mapping[str, Entry] = {}
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """typer's `-h/--help`, converted by our rules like every other option."""
+        return _adopted(super().get_help_option(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order of the help."""
@@ -101,6 +109,12 @@ def build(name: str, function: Callable[..., None]) -> Any:
     for parameter in command.params:
         adopt(parameter, hints)
     return command
+
+
+def _adopted(option: Any) -> Any:
+    if option is not None:
+        adopt(option, {str(option.name): bool})
+    return option
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ class SamplingOptions:
         float | None,
         typer.Option(
             "-t", "--temperature", metavar="X", rich_help_panel=PANEL,
-            help="0 is greedy. [default: the model's, else 0.8]",
+            help="Randomness; 0 is greedy. [default: the model's, else 0.8]",
         ),
         RANGES["temperature"],
     ] = None  # fmt: skip

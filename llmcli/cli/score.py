@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
@@ -32,7 +32,7 @@ class ScoreOptions:
         typer.Option(
             "--versus",
             metavar="MODEL",
-            rich_help_panel=OUTPUT,
+            rich_help_panel="Score",
             help="Score the text with a second model too, and compare.",
         ),
     ] = None
@@ -41,7 +41,7 @@ class ScoreOptions:
         typer.Option(
             "--stride",
             metavar="N",
-            rich_help_panel="Model",
+            rich_help_panel="Score",
             help="By how many tokens the window moves over a text longer than the context. "
             "[default: half the context]",
         ),
@@ -66,9 +66,7 @@ def command(
     given = read_prompt(prompt, argument="TEXT")
     loaded = load_model(model, out).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
-    body = {
-        name: value for name, value in vars(ours).items() if name != "seconds"
-    } | {"timings": {"score_s": ours.seconds}}  # fmt: skip
+    body = _body(ours)
     if score.versus is None:
         if out.json:
             out.document(body, model=about, environment=environment(kernels=KERNELS))
@@ -82,7 +80,7 @@ def command(
     theirs = _scored(other, given, special, score, model, out)
     comparison = compare(ours, theirs)
     if out.json:
-        body["versus"] = {"model": other.describe(), **vars(theirs), "difference": comparison}
+        body["versus"] = {"model": other.describe(), **_body(theirs), "difference": comparison}
         out.document(body, model=about, environment=environment(kernels=KERNELS))
         return
     from llmcli.render.tokens import render_comparison, render_score, render_summary
@@ -95,6 +93,12 @@ def command(
         "",
         render_comparison(comparison, *names),
     )
+
+
+def _body(score: Score) -> dict[str, Any]:
+    """The report as JSON has it, its time under `timings` as everywhere."""
+    fields = {name: value for name, value in vars(score).items() if name != "seconds"}
+    return fields | {"timings": {"score_s": score.seconds}}
 
 
 def _scored(

@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from llmcli import __version__
 from llmcli.cli.group import HELP_NAMES, Entry, Root
+from llmcli.cli.params import adopt
 
 ENTRIES = {
     "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
@@ -102,4 +103,7 @@ def root() -> Any:
         epilog=EPILOG,
         context_settings=dict(HELP_NAMES),
     )
-    return get_command(app)
+    command = get_command(app)
+    for parameter in command.params:
+        adopt(parameter, {str(parameter.name): bool})
+    return command

@@ -1,0 +1,65 @@
+"""A model with random weights and a byte tokenizer, small enough for every test, and a runner."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from cli_tiny import write_tiny
+
+from llmcli.cli.app import main
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings from outside, and signal handlers as they were."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    saved = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in saved.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs one command line in this process."""
+
+    def run(*argv: str) -> Result:
+        capsys.readouterr()
+        code = main([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the small model, to be run with `--random-weights`."""
+    return str(write_tiny(tmp_path_factory.mktemp("models") / "tiny-llama"))
+
+
+@pytest.fixture
+def run_tiny(cli: Callable[..., Result], tiny: str) -> Callable[..., Result]:
+    """A command on the small model: `run_tiny("generate", "text", "--json")`."""
+
+    def run(command: str, *argv: str) -> Result:
+        return cli(command, "-m", tiny, "--random-weights", "--seed", "1", *argv)
+
+    return run

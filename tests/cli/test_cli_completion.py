@@ -1,0 +1,194 @@
+"""Completion: the committed files are what the tree says; real shells complete with them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from llmcli.cli.completion import FILES, script, tree
+
+FOLDER = Path(__file__).parents[2] / "completions"
+
+
+@pytest.mark.parametrize("shell", list(FILES))
+def test_the_committed_files_are_up_to_date(shell):
+    assert (FOLDER / FILES[shell]).read_text() == script(shell), (
+        "run `python -m llmcli.cli.completion completions/`"
+    )
+
+
+def need(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is NOT INSTALLED here: its completion is not tested")
+
+
+def bash(*words):
+    """What bash offers for the last of `words`, through its own completion variables."""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+         '_llmcli llmcli "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"; '
+         'printf "%s\\n" "${COMPREPLY[@]}"', str(FOLDER / FILES["bash"]), *words],
+        capture_output=True, text=True, check=True, cwd=FOLDER,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["llmcli", "gen"], ["generate"]),
+        (["llmcli", ""], [command.name for command in tree()[1]]),
+        (["llmcli", "--vers"], ["--version"]),
+        (["llmcli", "generate", "--temp"], ["--temperature"]),
+        (["llmcli", "generate", "x", "--dtype", "bf"], ["bfloat16"]),
+        (["llmcli", "generate", "x", "--dtype", "bfl"], ["bfloat16"]),
+        (["llmcli", "generate", "--dtype", "=", "float3"], ["float32"]),
+        (["llmcli", "score", "--versus", "smollm2-"], ["smollm2-bf16"]),
+        (["llmcli", "tokens", "-f", "llmcli.b"], ["llmcli.bash"]),
+        (["llmcli", "env", "--temp"], []),
+        (["llmcli", "generate", "--stats", "f"], ["full"]),
+    ],
+)
+def test_bash(words, expected):
+    assert bash(*words) == expected
+
+
+def test_bash_registers_the_function():
+    done = subprocess.run(
+        ["bash", "--norc", "-c", f'source "{FOLDER / FILES["bash"]}"; complete -p llmcli'],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "-F _llmcli llmcli" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("llmcli gen", ["generate"]),
+        ("llmcli generate --temp", ["--temperature"]),
+        ("llmcli generate --dtype float3", ["float32"]),
+        ("llmcli score --versus smollm2-", ["smollm2-bf16"]),
+        ("llmcli tokens -f llmcli.b", ["llmcli.bash"]),
+        ("llmcli --vers", ["--version"]),
+    ],
+)
+def test_fish(tmp_path, line, expected):
+    need("fish")
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f'source "{FOLDER / FILES["fish"]}"; complete -C "{line}"'],
+        capture_output=True, text=True, check=True, cwd=FOLDER,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert [row.split("\t")[0] for row in done.stdout.splitlines()] == expected
+
+
+class Zsh:
+    """An interactive zsh on a pseudo-terminal: its completion works nowhere else."""
+
+    def __init__(self, home: Path) -> None:
+        pid, self.terminal = pty.fork()
+        if pid == 0:
+            os.chdir(FOLDER)
+            os.environ.update(HOME=str(home), TERM="dumb", PS1="> ", COLUMNS="400")
+            os.execvp("zsh", ["zsh", "-f", "-i"])
+        self.pid = pid
+
+    def type(self, text: str, wait_for: str) -> str:
+        """Types `text` and returns what came until `wait_for` was in it."""
+        os.write(self.terminal, text.encode())
+        seen = ""
+        end = time.monotonic() + 20
+        while not re.search(wait_for, seen):
+            ready, _, _ = select.select([self.terminal], [], [], 0.5)
+            if ready:
+                seen += os.read(self.terminal, 65536).decode(errors="replace")
+            assert time.monotonic() < end, f"zsh said {seen!r}"
+        return seen
+
+    def close(self) -> None:
+        os.close(self.terminal)
+        os.waitpid(self.pid, 0)
+
+
+def test_zsh(tmp_path):
+    need("zsh")
+    zsh = Zsh(tmp_path)
+    try:
+        file = FOLDER / FILES["zsh"]
+        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
+        zsh.type(start, "READY42")
+        clear = "\x15"
+        zsh.type("llmcli gen\t", "llmcli generate ")
+        zsh.type(clear + "llmcli generate --temp\t", "llmcli generate --temperature ")
+        zsh.type(clear + "llmcli generate --dtype float3\t", "--dtype float32 ")
+        seen = zsh.type(clear + "llmcli score --model \t", r"(?s)smollm2-bf16.*tiny")
+        assert "llmcli.bash" in seen
+        assert "not found" not in seen
+    finally:
+        zsh.close()
+
+
+def test_zsh_finds_it_on_fpath(tmp_path):
+    need("zsh")
+    zsh = Zsh(tmp_path)
+    try:
+        zsh.type(
+            f"fpath+=({FOLDER}); autoload -Uz compinit; compinit -u -D; echo READY$((40 + 2))\n",
+            "READY42",
+        )
+        zsh.type("llmcli tok\t", "llmcli tokens ")
+        zsh.type("--cha\t", "--chat ")
+    finally:
+        zsh.close()
+
+
+@pytest.mark.parametrize(
+    ("shell", "file", "start_up"),
+    [
+        ("bash", ".local/share/llmcli/llmcli.bash", ".bashrc"),
+        ("zsh", ".local/share/llmcli/zsh/_llmcli", ".zshrc"),
+        ("fish", ".config/fish/completions/llmcli.fish", None),
+    ],
+)
+def test_install(cli, monkeypatch, tmp_path, shell, file, start_up):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: shell)
+    for _ in range(2):
+        result = cli("--install-completion")
+        assert result.code == 0, result.err
+        assert f"wrote {tmp_path / file}" in result.out
+        assert (tmp_path / file).read_text() == script(shell)
+        if start_up is not None:
+            lines = (tmp_path / start_up).read_text().splitlines()
+            assert len(lines) == 1  # the second time adds nothing
+
+
+def test_show_prints_the_script_of_the_shell(cli, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "fish")
+    assert cli("--show-completion").out == script("fish")
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "tcsh")
+    result = cli("--show-completion")
+    assert result.code == 2
+    assert "no completion for the shell `tcsh`" in result.err
+
+
+def test_a_home_that_cannot_be_written(cli, monkeypatch, tmp_path):
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "fish")
+    result = cli("--install-completion")
+    assert result.code == 1
+    assert result.err.startswith("error: could not install completion in ")

@@ -1,0 +1,155 @@
+"""Wrong command lines: one line, a hint, an exit code, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmcli.cli import exits
+from llmcli.errors import CheckpointError, NetworkError
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (["generat"], "there is no command `generat`", "did you mean `llmcli generate`?"),
+        (["tok"], "there is no command `tok`", "did you mean `llmcli tokens`?"),
+        (["xyzzy"], "there is no command `xyzzy`", "the commands are generate, "),
+        (["-m", "x", "generate"], "there is no option `-m`", "options follow the command"),
+        (["generate", "--temprature", "1"], "no option `--temprature`", "mean `--temperature`?"),
+        (["generate", "-Z"], "there is no option `-Z`", "see `llmcli generate --help`"),
+        (["generate", "x", "-n"], "option `-n` requires an argument", "see `llmcli"),
+        (["generate", "a", "b c"], "`b c` is one argument too many", "in quotes"),
+        (["generate", "x", "-n", "abc"], "`--max-tokens` takes a whole number, not `abc`", None),
+        (["generate", "x", "-n", "0"], "`--max-tokens` must be at least 1, not `0`", None),
+        (["generate", "x", "-t", "-1"], "`--temperature` must be at least 0, not `-1`", None),
+        (["generate", "x", "-t", "nan"], "`--temperature` must be at least 0, not `nan`", None),
+        (["generate", "x", "-t", "warm"], "`--temperature` takes a number, not `warm`", None),
+        (["generate", "x", "-p", "0"], "must be greater than 0 and at most 1, not `0`", None),
+        (["generate", "x", "-p", "1.5"], "must be greater than 0 and at most 1, not `1.5`", None),
+        (["generate", "x", "--min-p", "2"], "`--min-p` must be between 0 and 1", None),
+        (["generate", "x", "-k", "-1"], "`--top-k` must be at least 0", None),
+        (["generate", "x", "--repetition-penalty", "0"], "must be greater than 0", None),
+        (["generate", "x", "--seed", "-3"], "`--seed` must be between", None),
+        (["generate", "x", "--dtype", "float23"], "no choice `float23`", "did you mean `float32`?"),
+        (["generate", "x", "--quantize", "int4"], "no kernels for `--quantize int4`", "bfloat16"),
+        (["generate", "x", "--greedy", "-t", "1"], "exclude each other", None),
+        (["generate", "x", "--chat", "--raw"], "`--chat` and `--raw` exclude each other", None),
+        (["generate", "x", "--system", "s", "--raw"], "`--system` is for the chat", None),
+        (["generate", "x", "--json", "--stream-json"], "exclude each other", None),
+        (["generate", "x", "--stop", ""], "`--stop` takes a text that is not empty", None),
+        (["generate", "x", "--ids", "1"], "`--ids` goes without PROMPT", None),
+        (["generate", "--ids", "1,x"], "`--ids` takes numbers such as 1,2,3, not `x`", None),
+        (["generate", "--ids", ","], "`--ids` has no token id in it", None),
+        (["generate", "--ids", "1", "--chat"], "`--ids` is always raw", None),
+        (["generate"], "there is no prompt", "`--ids 1,2,3`"),
+        (["generate", ""], "there is no prompt, or it is empty", None),
+        (["generate", "-f", "/no/such/file"], "cannot read `/no/such/file`: no such file", None),
+        (["generate", "--batch", "/no/such/file"], "cannot read `/no/such/file`", None),
+        (["generate", "x", "--batch", "y"], "goes without PROMPT", None),
+        (["generate", "--batch", "y", "--ids", "1"], "goes without --ids", None),
+        (["tokens", "x", "--chat", "--no-special"], "made of special tokens", None),
+        (["tokens", "-", "--no-stdin"], "`-` and `--no-stdin` exclude each other", None),
+        (["score", "x", "--stride", "0"], "`--stride` must be at least 1", None),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(cli, argv, message, hint):
+    result = cli(*argv)
+    lines = result.err.splitlines()
+    assert result.code == 2
+    assert bool(result.out) == ("--json" in argv)
+    assert lines[0].startswith("error: ")
+    assert message in lines[0]
+    assert len(lines) <= 2
+    if hint is not None:
+        assert lines[1].startswith("hint: ")
+        assert hint in lines[1]
+
+
+def test_json_errors_are_a_document_and_a_line(cli):
+    result = cli("generate", "x", "-n", "abc", "--json")
+    error = result.json()
+    assert error["schema"] == "llmcli.error/1"
+    assert error["error"]["code"] == result.code == 2
+    assert error["error"]["kind"] == "usage"
+    assert "whole number" in error["error"]["message"]
+    assert set(error["error"]) == {"code", "kind", "message", "hint"}
+    assert result.err.startswith("error: ")
+
+
+def test_json_behind_the_double_dash_is_text(cli):
+    assert cli("score", "-n", "--", "--json").out == ""
+
+
+def raising(exception):
+    def action(argv):
+        raise exception
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("exception", "code", "kind"),
+    [
+        (CheckpointError("broken"), 4, "checkpoint"),
+        (NetworkError("no net"), 6, "network"),
+        (MemoryError(), 5, "out_of_memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), 5, "out_of_memory"),
+        (OSError(28, "No space left on device"), 1, "write_failed"),
+        (ZeroDivisionError("division by zero"), 1, "error"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (exits.Terminated(), 143, "interrupted"),
+    ],
+)
+def test_every_exception_has_an_exit_code(capsys, exception, code, kind):
+    assert exits.run(raising(exception), ["x", "--json"]) == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["kind"]) == (code, kind)
+
+
+def test_torch_out_of_memory_is_recognized_without_importing_it():
+    like_torch = type("OutOfMemoryError", (RuntimeError,), {})
+    assert exits.as_error(like_torch("CUDA out of memory. Tried …")).code == 5
+
+
+def test_an_internal_error_names_itself_and_the_way_to_the_traceback(capsys):
+    assert exits.run(raising(KeyError("lost")), ["x"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "error: internal error: KeyError: 'lost'",
+        "hint: run it again with --debug for the traceback",
+    ]
+
+
+def test_debug_prints_the_traceback(capsys):
+    assert exits.run(raising(KeyError("lost")), ["x", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_interruptions_say_nothing_on_stderr(capsys):
+    assert exits.run(raising(KeyboardInterrupt()), ["x"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == captured.out == ""
+
+
+def test_an_exception_made_of_an_interruption_is_one(capsys):
+    """An import that Ctrl-C cuts short raises whatever the library makes of it."""
+
+    def action(argv):
+        import os
+        import signal
+
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:
+            raise SystemError("initialization failed") from None
+
+    assert exits.run(action, ["x"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_messages_cannot_send_terminal_codes(capsys):
+    exits.run(raising(CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`")), ["x"])
+    assert capsys.readouterr().err == "error: tensor `\\x1b]0;evil\\x07\\nhint: no`\n"

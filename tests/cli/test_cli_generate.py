@@ -1,0 +1,275 @@
+"""`generate` and its relatives on a small model with random weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_tiny import write_tiny
+
+from llmcli.cli.batch import groups, read_batch
+from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
+from llmcli.errors import UsageError
+
+LONG = ("--ignore-eos", "-n", "12")
+
+
+def texts(result):
+    return [output["text"] for output in result.json()["outputs"]]
+
+
+def test_plain_text_is_what_json_says(run_tiny):
+    plain = run_tiny("generate", "hello", *LONG)
+    document = run_tiny("generate", "hello", *LONG, "--json").json()
+    assert plain.code == 0
+    assert plain.out == document["outputs"][0]["text"]
+    assert plain.err == ""
+    assert document["schema"] == "llmcli.generate/1"
+    assert document["prompt"]["text"] == "hello"
+    assert document["prompt"]["chat"] is True
+    assert document["outputs"][0]["finish_reason"] == "length"
+    assert len(document["outputs"][0]["ids"]) == 12
+    assert "logprobs" not in document["outputs"][0]
+    assert document["sampling"]["seed"] == 1
+    assert document["model"]["weight_format"] == document["model"]["activation_format"] == "float32"
+    assert document["environment"]["threads"] >= 1
+    assert set(document["timings"]) >= {
+        "load_s", "first_token_s", "prompt_tokens", "prompt_tokens_per_s",
+        "generated_tokens", "generated_tokens_per_s", "peak_memory_bytes",
+    }  # fmt: skip
+    assert document["timings"]["prompt_tokens"] == len(document["prompt"]["ids"])
+    assert document["timings"]["generated_tokens"] == 12
+
+
+def test_raw_ids_and_chat_are_different_prompts(run_tiny):
+    chat, raw, ids = (
+        run_tiny("generate", *argv, "-n", "1", "--json").json()["prompt"]
+        for argv in (["hi"], ["hi", "--raw"], ["--ids", "76,77"])
+    )
+    assert chat["ids"] == [1, 76, 77, 0, 2]
+    assert raw["ids"] == ids["ids"] == [76, 77]
+    assert ids["text"] == "hi"
+    assert not raw["chat"]
+    assert not ids["chat"]
+
+
+def test_the_system_message_is_in_the_prompt(run_tiny):
+    prompt = run_tiny("generate", "x", "--system", "s", "-n", "1", "--json").json()["prompt"]
+    assert prompt["ids"] == [3, 87, 0, 1, 92, 0, 2]
+
+
+def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_as_a_sample(run_tiny, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"one"\n{"prompt": "two and some more"}\n\n{"ids": [76, 77]}\n')
+    batch = run_tiny("generate", "--batch", str(file), *LONG, "--json")
+    documents = [json.loads(line) for line in batch.out.splitlines()]
+    assert [document["index"] for document in documents] == [0, 1, 2]
+    given = [document["prompt"]["text"] for document in documents]
+    assert given == ["one", "two and some more", "hi"]
+    alone = [
+        run_tiny("generate", *argv, *LONG, "--json")
+        for argv in (["one"], ["two and some more"], ["--ids", "76,77"])
+    ]
+    assert [document["outputs"][0]["ids"] for document in documents] == [
+        result.json()["outputs"][0]["ids"] for result in alone
+    ]
+    sampled = texts(run_tiny("generate", "one", "--num-samples", "3", *LONG, "--json"))
+    assert sampled[0] == texts(alone[0])[0]
+    assert len(set(sampled)) == 3
+
+
+def test_plain_samples_and_batches_have_a_line_before_each(run_tiny, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"one"\n"two"\n')
+    found = run_tiny("generate", "--batch", str(file), *LONG, "--json").out.splitlines()
+    one, two = (json.loads(line)["outputs"][0]["text"] for line in found)
+    assert run_tiny("generate", "--batch", str(file), *LONG).out == f"--- 0\n{one}\n--- 1\n{two}\n"
+    three = texts(run_tiny("generate", "one", "--num-samples", "3", *LONG, "--json"))
+    assert run_tiny("generate", "one", "--num-samples", "3", *LONG).out == "".join(
+        f"--- {index}\n{text}\n" for index, text in enumerate(three)
+    )
+
+
+def test_many_prompts_come_back_in_order(run_tiny, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    prompts = [f"{'x' * (37 * i % 23)}{i}" for i in range(20)]
+    file.write_text("\n".join(json.dumps(prompt) for prompt in prompts))
+    result = run_tiny("generate", "--batch", str(file), "-n", "2", "--raw", "--json")
+    documents = [json.loads(line) for line in result.out.splitlines()]
+    assert [document["prompt"]["text"] for document in documents] == prompts
+    assert [document["index"] for document in documents] == list(range(20))
+
+
+def test_stream_json_has_a_line_for_each_token(run_tiny):
+    lines = run_tiny("generate", "hello", *LONG, "--stream-json").out.splitlines()
+    tokens = [json.loads(line) for line in lines]
+    document = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--json").json()
+    assert [token["index"] for token in tokens] == list(range(12))
+    assert [token["id"] for token in tokens] == document["outputs"][0]["ids"]
+    assert "".join(token["text"] for token in tokens) == document["outputs"][0]["text"]
+    logprobs = document["outputs"][0]["logprobs"]
+    assert [token["logprob"] for token in tokens] == pytest.approx(
+        [token["logprob"] for token in logprobs]
+    )
+    assert set(tokens[0]) == {"sequence", "index", "id", "text", "logprob", "ms"}
+    assert tokens[-1]["finish_reason"] == "length"
+    times = [token["ms"] for token in tokens]
+    assert times == sorted(times)
+    for token in logprobs:
+        assert len(token["top"]) == 2
+        assert token["top"][0]["logprob"] >= token["top"][1]["logprob"]
+        assert token["top"][0]["logprob"] >= token["logprob"] - 1e-6
+
+
+def test_stop_texts_end_the_text_and_are_not_in_it(run_tiny):
+    whole = texts(run_tiny("generate", "hello", "-n", "40", "--ignore-eos", "--json"))[0]
+    stop = next(whole[i : i + 2] for i in range(4, 40) if whole.find(whole[i : i + 2]) == i)
+    result = run_tiny("generate", "hello", "-n", "40", "--ignore-eos", "--stop", stop, "--json")
+    output = result.json()["outputs"][0]
+    assert output["finish_reason"] == "stop"
+    assert output["text"] == whole[: whole.index(stop)]
+
+
+def test_a_prompt_too_long_says_by_how_much(run_tiny):
+    result = run_tiny("generate", "x" * 131, "--raw", "--json")
+    error = result.json()["error"]
+    assert result.code == error["code"] == 2
+    assert error["kind"] == "prompt_too_long"
+    assert "131 tokens, 3 more than the context of 128" in error["message"]
+
+
+def test_a_full_context_is_told_and_ends_the_text(run_tiny):
+    result = run_tiny("generate", "x" * 120, "--raw", "--ignore-eos", "--json")
+    assert "leaves room for 9 of the 256 new tokens in a context of 128" in result.err
+    output = result.json()["outputs"][0]
+    assert len(output["ids"]) == 9
+    assert output["finish_reason"] == "length"
+
+
+def test_a_context_beyond_the_trained_one_is_told(run_tiny):
+    result = run_tiny("generate", "x" * 130, "--raw", "-n", "2", "--context-length", "200")
+    assert result.code == 0
+    assert "was trained for 128 tokens" in result.err
+    assert run_tiny("generate", "x", "-n", "1", "--context-length", "200", "-q").err == ""
+
+
+def test_ids_outside_the_vocabulary(run_tiny):
+    result = run_tiny("generate", "--ids", "5,261")
+    assert result.code == 2
+    assert "token id `261` is outside the vocabulary of 261 tokens" in result.err
+
+
+def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tiny):
+    result = cli("generate", "x", "-m", tiny, "--random-weights", *LONG)
+    seed = result.err.split("drew the seed ")[1].split(";")[0]
+    weights = cli("generate", "x", "-m", tiny, "--random-weights", *LONG, "--json")
+    assert weights.json()["sampling"]["seed"] >= 0
+    assert weights.err == ""
+    # the same weights: --seed draws those too, so the comparison is with seed 0's weights
+    assert int(seed) < 2**31
+
+
+def test_greedy_runs_report_no_seed(cli, tiny):
+    assert cli("generate", "x", "-m", tiny, "--random-weights", "--greedy", *LONG).err == ""
+
+
+def test_statistics(run_tiny):
+    short = run_tiny("generate", "hello", *LONG, "--stats", "short").err
+    assert "prompt 8 tokens, " in short
+    assert "generated 12 tokens, " in short
+    assert "first token " in short
+    assert "seed 1" in short
+    full = run_tiny("generate", "hello", *LONG, "--stats", "full", "-k", "3").err
+    words = " ".join(full.split())
+    assert "top k 3 (flag)" in words
+    assert "temperature 0.8 (default)" in words
+    assert "float32 on cpu" in words
+
+
+def test_colours_of_confidence_only_where_colour_is(run_tiny, monkeypatch):
+    plain = run_tiny("generate", "hello", *LONG, "--logprobs", "0").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = run_tiny("generate", "hello", *LONG, "--logprobs", "0").out
+    assert "\x1b[31m" in coloured
+    assert "\x1b[" not in run_tiny("generate", "hello", *LONG).out
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as scope:
+            scope.setenv(name, value)
+            assert run_tiny("generate", "hello", *LONG, "--logprobs", "0").out == plain
+
+
+def test_generation_config_gives_defaults_and_flags_win(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.6, "top_k": 7, "top_p": "high", "do_sample": True})
+    )
+    result = cli("generate", "x", "-m", str(folder), "--random-weights", "--seed", "1", "-n", "2",
+                 "--top-k", "9", "--json")  # fmt: skip
+    sampling = result.json()["sampling"]
+    assert (sampling["temperature"], sampling["origins"]["temperature"]) == (
+        0.6,
+        "generation_config.json",
+    )
+    assert (sampling["top_k"], sampling["origins"]["top_k"]) == (9, "flag")
+    assert (sampling["top_p"], sampling["origins"]["top_p"]) == (0.95, "default")
+    assert "`top_p` 'high', which must be greater than 0 and at most 1: 0.95 is used" in result.err
+
+
+def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
+    configured = {"do_sample": False, "temperature": 0.7}
+    assert resolve(SamplingOptions(), configured).greedy
+    assert resolve(SamplingOptions(temperature=0.5), configured).values["temperature"] == 0.5
+    idle = resolve(SamplingOptions(top_k=5), configured)
+    assert idle.greedy
+    assert "`--top-k` changes nothing" in idle.notes[0]
+
+
+def test_defaults_are_the_engines():
+    from llmcli.generation import Sampling
+
+    assert all(getattr(Sampling(), name) == value for name, value in DEFAULTS.items())
+    assert resolve(SamplingOptions(), None).sampling(5) == Sampling(seed=5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "3", "null", "[]", '""', "{}", '{"prompt": 3}', '{"ids": []}', '{"ids": [1.5]}',
+     '{"ids": [true]}', '{"ids": [-1]}', '{"prompt": "x", "ids": [1]}', '{"text": "x"}', "NaN",
+     "[" * 100_000],
+)  # fmt: skip
+def test_a_bad_line_of_a_batch_is_named(tmp_path, line):
+    file = tmp_path / "b.jsonl"
+    file.write_text(f'"good"\n\n{line}\n')
+    with pytest.raises(UsageError, match=r"line 3 of `.*b\.jsonl`"):
+        read_batch(str(file))
+
+
+def test_groups_hold_every_prompt_once_with_similar_lengths():
+    lengths = [i * 37 % 101 for i in range(150)]
+    found = groups(lengths)
+    assert sorted(index for group in found for index in group) == list(range(150))
+    assert max(len(group) for group in found) == 8
+    assert max(found[0]) < 64
+    spread = [max(lengths[i] for i in g) - min(lengths[i] for i in g) for g in found[:8]]
+    assert max(spread) < 30
+    assert groups([5] * 3, samples=20) == [[0], [1], [2]]
+
+
+def test_a_checkpoint_without_a_tokenizer_runs_on_ids(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    base = ("-m", str(folder), "--random-weights", "--seed", "1", "-n", "3", "--ignore-eos")
+    ids = cli("generate", "--ids", "7,8", *base, "--json").json()["outputs"][0]["ids"]
+    assert cli("generate", "--ids", "7,8", *base).out.split() == [str(id) for id in ids]
+    result = cli("generate", "text", *base)
+    assert result.code == 4
+    assert "has no tokenizer" in result.err
+    assert "--ids" in result.err
+
+
+def test_a_model_without_template_continues_and_refuses_chat(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", template=False)
+    base = ("-m", str(folder), "--random-weights", "--seed", "1", "-n", "1")
+    assert cli("generate", "hi", *base, "--json").json()["prompt"]["chat"] is False
+    assert cli("generate", "hi", *base, "--chat").code == 2

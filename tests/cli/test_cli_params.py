@@ -1,0 +1,86 @@
+"""Options from dataclasses, and what their texts become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+import typer
+
+from llmcli.cli.group import build
+from llmcli.cli.params import Conversion, Range, flatten
+from llmcli.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    count: Annotated[int | None, typer.Option("-c", "--count"), Range(1, 9)] = None
+    ratio: Annotated[float, typer.Option("--ratio"), Range(0, 1, above=True)] = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    word: Annotated[str | None, typer.Argument(metavar="WORD")] = None
+    kind: Annotated[Literal["red", "blue"], typer.Option("--kind")] = "red"
+    also: Annotated[list[str] | None, typer.Option("--also")] = None
+    loud: Annotated[bool, typer.Option("--loud")] = False
+
+
+def called(argv):
+    seen = {}
+
+    def function(words: Words, numbers: Numbers) -> None:
+        """A command."""
+        seen.update(words=words, numbers=numbers)
+
+    command = build("try", function)
+    with command.make_context("try", argv) as context:
+        command.invoke(context)
+    return seen
+
+
+def test_dataclasses_are_filled_from_the_command_line():
+    seen = called(["hey", "-c", "3", "--ratio=.25", "--kind", "blue", "--also", "x", "--also", "y"])
+    assert seen["words"] == Words(word="hey", kind="blue", also=["x", "y"])
+    assert seen["numbers"] == Numbers(count=3, ratio=0.25)
+
+
+def test_defaults():
+    assert called([]) == {"words": Words(), "numbers": Numbers()}
+
+
+def test_flags_and_values_that_look_like_options():
+    assert called(["--loud", "--", "--kind"])["words"] == Words(word="--kind", loud=True)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["-c", "0"], ["-c", "10"], ["-c", "1.5"], ["-c", "1_0"], ["-c", ""], ["--ratio", "0"],
+     ["--ratio", "1.01"], ["--ratio", "inf"], ["--ratio", "0x1"], ["--kind", "Red"]],
+)  # fmt: skip
+def test_what_is_refused(argv):
+    with pytest.raises(UsageError, match=r"--count|--ratio|--kind"):
+        called(argv)
+
+
+def test_one_name_twice_is_a_mistake_in_the_program():
+    def function(one: Numbers, count: int = 1) -> None:
+        """Never called."""
+
+    with pytest.raises(ValueError, match="two options are called 'count'"):
+        flatten(function)
+
+
+def test_ranges_describe_themselves():
+    assert str(Range(0)) == "at least 0"
+    assert str(Range(0, above=True)) == "greater than 0"
+    assert str(Range(0, 1)) == "between 0 and 1"
+    assert float("nan") not in Range(0)
+    assert float("inf") not in Range(0)
+
+
+def test_conversion_reads_annotations():
+    assert Conversion.of(Annotated[int | None, "x", Range(2)]).range == Range(2)
+    assert Conversion.of(list[str] | None).kind is str
+    assert Conversion.of(bool).kind is bool

@@ -1,0 +1,117 @@
+"""Where a text comes from: argument, file, pipe, redirected file, ids."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+
+import pytest
+
+from llmcli.cli.options import PromptOptions
+from llmcli.cli.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.errors import UsageError
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Puts bytes on stdin through a real pipe."""
+    opened = []
+
+    def put(data: bytes) -> None:
+        reading, writing = os.pipe()
+        os.write(writing, data)
+        os.close(writing)
+        stream = io.TextIOWrapper(os.fdopen(reading, "rb"))
+        opened.append(stream)
+        monkeypatch.setattr("sys.stdin", stream)
+
+    yield put
+    for stream in opened:
+        stream.close()
+
+
+def prompt(text=None, **options):
+    return read_prompt(PromptOptions(prompt=text, **options)).text
+
+
+def test_argument_alone(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert prompt("hello\n") == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "argument", "expected"),
+    [
+        (b"pipe\n", None, "pipe"),
+        (b"pipe\n\n", None, "pipe\n"),
+        (b"pipe\r\n", None, "pipe"),
+        (b"a\r\nb", None, "a\r\nb"),
+        (b"pipe\n", "argument", "pipe\nargument"),
+        (b"", "argument", "argument"),
+        (b"\n", "argument", "argument"),
+        ("käse 🎉".encode(), None, "käse 🎉"),
+        (b"pipe", "-", "pipe"),
+    ],
+)
+def test_pipes_come_first_and_lose_one_newline(stdin, data, argument, expected):
+    stdin(data)
+    assert prompt(argument) == expected
+
+
+def test_file_and_pipe_and_argument_are_joined_in_this_order(stdin, tmp_path):
+    stdin(b"pipe\n")
+    (tmp_path / "f").write_text("file\n")
+    assert prompt("argument", file=str(tmp_path / "f")) == "pipe\nfile\nargument"
+
+
+def test_no_stdin_leaves_the_pipe_alone(stdin):
+    stdin(b"pipe")
+    assert prompt("argument", no_stdin=True) == "argument"
+    with pytest.raises(UsageError, match="there is no prompt"):
+        prompt(no_stdin=True)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n"])
+def test_nothing_at_all_is_an_error(stdin, data):
+    stdin(data)
+    with pytest.raises(UsageError, match="there is no prompt"):
+        prompt()
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_place(stdin):
+    stdin(b"abc\xff")
+    with pytest.raises(UsageError, match="byte 0xff at offset 3"):
+        prompt()
+
+
+def test_an_argument_that_is_not_utf8_is_refused(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="not UTF-8"):
+        prompt(os.fsdecode(b"abc\xff"))
+
+
+def test_a_redirected_file_is_read_and_devices_and_sockets_are_not(tmp_path):
+    (tmp_path / "f").write_text("x")
+    with (tmp_path / "f").open() as file:
+        assert stdin_is_given(file)
+    with open(os.devnull) as device:
+        assert not stdin_is_given(device)
+    left, right = socket.socketpair()
+    with left, right, left.makefile() as stream:
+        assert not stdin_is_given(stream)
+    assert not stdin_is_given(None)
+    assert not stdin_is_given(io.StringIO("no descriptor"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("1,2,3", (1, 2, 3)), (" 7 ", (7,)), ("1 2\n3", (1, 2, 3)), ("0", (0,))]
+)
+def test_ids(text, ids):
+    assert parse_ids(text) == ids
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1,,x", "٣", "9999999999"])
+def test_ids_that_are_none(text):
+    with pytest.raises(UsageError, match="--ids"):
+        parse_ids(text)

@@ -1,0 +1,168 @@
+"""The process as a shell sees it: closed pipes, full disks, signals, closed streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
+
+
+def start(tiny, *argv, **streams):
+    streams.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"],
+        cwd=ROOT,
+        stdout=streams.pop("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        **streams,
+    )
+
+
+def finished(process, code, timeout=60):
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == code, err.decode()
+    return out or b"", err.decode()
+
+
+def test_a_closed_pipe_is_silent_and_succeeds(tiny):
+    process = start(tiny, "generate", "x", *ENDLESS)
+    assert process.stdout.read(1)
+    process.stdout.close()
+    process.stdout = None
+    assert finished(process, 0)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["env"], ["tokens", "x"], ["generate", "-n", "3", "x"]]
+)
+def test_a_pipe_closed_before_the_first_word(tiny, argv):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = (
+        subprocess.Popen(
+            [sys.executable, "-m", "llmcli", *argv], cwd=ROOT, stdout=writing,
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        )
+        if argv[0] in ("--help", "env")
+        else start(tiny, *argv, "-q", stdout=writing)
+    )  # fmt: skip
+    os.close(writing)
+    assert finished(process, 0)[1] == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "argv", [["tokens", "x"], ["generate", "-n", "3", "x"], ["generate", "-n", "3", "--json", "x"]]
+)
+def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
+    with open("/dev/full", "wb") as full:
+        err = finished(start(tiny, *argv, "-q", stdout=full), 1)[1]
+    assert err.splitlines() == ["error: could not write the output: no space left on device"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_help_to_a_full_disk():
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llmcli", "--help"], cwd=ROOT, stdout=full,
+            stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.decode().splitlines()) == (
+        1,
+        ["error: could not write the output: no space left on device"],
+    )
+
+
+def until_output(process, count=1):
+    found = process.stdout.read(count)
+    assert len(found) == count
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_keep_what_was_printed(tiny, number, code):
+    process = start(tiny, "generate", "x", *ENDLESS)
+    first = until_output(process, 5)
+    process.send_signal(number)
+    rest, err = finished(process, code)
+    assert err == ""
+    whole = subprocess.run(
+        [sys.executable, "-m", "llmcli", "generate", "x", "-m", tiny, "--random-weights", "--seed",
+         "1", "--ignore-eos", "-n", "60", "-q", "--context-length", "100000"],
+        cwd=ROOT, capture_output=True, stdin=subprocess.DEVNULL, check=True,
+    ).stdout  # fmt: skip
+    printed = first + rest
+    shorter = min(len(printed), len(whole)) - 4
+    assert printed[:shorter] == whole[:shorter]
+
+
+def test_an_interrupted_json_run_prints_what_it_has(tiny, tmp_path):
+    """The JSON comes at the end, so another stream has to tell when generation runs."""
+    process = start(tiny, "generate", "x", *ENDLESS, "--stream-json")
+    until_output(process, 1)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    finished(process, 130)
+    process = start(tiny, "generate", "x", *ENDLESS, "--json")
+    time.sleep(min(8.0, 2.0 + 4 * (time.monotonic() - began)))
+    process.send_signal(signal.SIGINT)
+    out, err = finished(process, 130)
+    document = json.loads(out)
+    assert err == ""
+    if document["schema"] == "llmcli.error/1":  # a very busy machine: it was still loading
+        assert document["error"]["kind"] == "interrupted"
+    else:
+        assert document["outputs"][0]["finish_reason"] == "interrupted"
+
+
+def test_an_interruption_while_it_starts_is_silent(tiny):
+    for delay in (0.15, 0.4, 0.8):
+        process = start(tiny, "generate", "x", *ENDLESS)
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        # before `main` runs Python itself answers; from then on it is ours
+        assert process.returncode in (130, -signal.SIGINT)
+        if process.returncode == 130:
+            assert err == b""
+
+
+def shell(command, tiny):
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "LLMCLI_MODEL": tiny, "PY": sys.executable},
+    )  # fmt: skip
+
+
+def test_closed_streams(tiny):
+    closed = shell('"$PY" -m llmcli tokens x <&-', tiny)
+    assert closed.returncode == 0
+    assert '"x"' in closed.stdout
+    nowhere = shell('"$PY" -m llmcli tokens x >&-', tiny)
+    assert nowhere.returncode == 1
+    assert "stdout is closed" in nowhere.stderr
+    silent = shell('"$PY" -m llmcli tokens 2>&-', tiny)
+    assert silent.returncode == 2
+    assert shell('"$PY" -m llmcli tokens - <&-', tiny).returncode == 2
+
+
+def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
+    (tmp_path / "f").write_text("ab\n")
+    for command in (
+        f'"$PY" -m llmcli tokens --json < {tmp_path}/f',
+        'echo ab | "$PY" -m llmcli tokens --json',
+        f'"$PY" -m llmcli tokens --json -f {tmp_path}/f </dev/null',
+        'echo ab | "$PY" -m llmcli tokens --json -',
+    ):
+        found = json.loads(shell(command, tiny).stdout)["tokens"]
+        assert [token["text"] for token in found] == ["a", "b"], command
+    assert shell('"$PY" -m llmcli tokens </dev/null', tiny).returncode == 2
