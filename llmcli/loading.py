@@ -74,6 +74,11 @@ def load_checkpoint(
     arithmetic = devices.resolve_dtype(dtype, on, formats)
     todo = None
     if random_weights is None:
+        if not checkpoint.tensors:
+            raise CheckpointError(
+                f"`{checkpoint.name}` has a configuration but no weights",
+                hint="fetch its safetensors, or try the architecture with --random-weights",
+            )
         todo = plan(checkpoint.tensors, rules, config)
         check_fit(todo, config)
     weights = weight_bytes(config, arithmetic)
