@@ -87,7 +87,7 @@ def zsh(root: CommandSpec, commands: list[CommandSpec]) -> str:
     """`_arguments` specifications, for the root and for every command."""
     listed = "\n".join(f"        {_zsh_quoted(f'{c.name}:{c.help}')}" for c in commands)
     cases = "\n".join(
-        f"        {c.name})\n            _arguments -s {_zsh_specs(c.options)} '*:text: '\n"
+        f"        {c.name})\n            _arguments -s {_zsh_specs(c.options)} '*:text:( )'\n"
         "            ;;"
         for c in commands
     )
