@@ -11,7 +11,7 @@ import typer
 from llmcli.cli.batch import groups, read_batch
 from llmcli.cli.encoding import ChatOptions, Encoded, check_fits, encode
 from llmcli.cli.exits import Stopped
-from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions, drawn_seed
+from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
@@ -118,11 +118,11 @@ def command(
     loaded = load_model(model, out)
     resolved = resolve(sampling, loaded.model.checkpoint.generation_config)
     encoded = [encode(item, chat, loaded.model) for item in given]
-    seed = drawn_seed() if model.seed is None else model.seed
+    seed, drawn = model.sampling_seed()
     run = Run(loaded, encoded, resolved, text, seed, model.context_length, out)
     for note in (*resolved.notes, *check_fits(run.encoded, text.max_tokens, run.room)):
         out.note(note)
-    run.write(drawn=model.seed is None)
+    run.write(drawn=drawn)
 
 
 def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:
@@ -165,15 +165,18 @@ class Run:
     def write(self, *, drawn: bool) -> None:
         """Generates and writes; an interruption keeps what there is and ends with Stopped."""
         writer = self._writer()
+        level = self._level()
+        if drawn and level == "off" and not (self.out.json or self.resolved.greedy):
+            self.out.note(f"drew the seed {self.seed}: `--seed {self.seed}` gives the same text")
         try:
             for number, token in self._tokens():
                 writer.token(number, token, self.watch.elapsed * 1000)
         except KeyboardInterrupt as stop:
             writer.close()
-            self._statistics(drawn)
+            self._statistics(level)
             raise Stopped(stop, told=True) from stop
         writer.close()
-        self._statistics(drawn)
+        self._statistics(level)
 
     def _tokens(self) -> Iterator[tuple[int, Token]]:
         """All tokens with the number of their sequence: prompt · samples + sample."""
@@ -251,17 +254,18 @@ class Run:
         header = environment(kernels=KERNELS)
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
 
-    def _statistics(self, drawn: bool) -> None:
-        """The lines on stderr, or where there are none the seed that was drawn."""
-        seed = None if self.resolved.greedy else self.seed
-        level = self.text.stats
-        if level is None:
-            on = self.out.err.terminal and not self.out.quiet
-            level = "short" if on and not self.out.json and not self.text.stream_json else "off"
+    def _level(self) -> str:
+        """How much is told on stderr: what was asked for, else one line on a terminal."""
+        if self.text.stats is not None:
+            return self.text.stats
+        text = not (self.out.json or self.text.stream_json or self.out.quiet)
+        return "short" if text and self.out.err.terminal else "off"
+
+    def _statistics(self, level: str) -> None:
+        """Speed, memory and settings on stderr."""
         if level == "off":
-            if drawn and seed is not None and not self.out.json:
-                self.out.note(f"drew the seed {seed}; `--seed {seed}` gives the same text again")
             return
+        seed = None if self.resolved.greedy else self.seed
         from llmcli.render.stats import confidence_legend, full_stats, short_stats
 
         timings = self.watch.timings(device_peak_bytes(self.model))

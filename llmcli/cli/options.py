@@ -95,7 +95,8 @@ class ModelOptions:
         typer.Option(
             "--random-weights",
             rich_help_panel=MODEL,
-            help="Seeded random weights: the model from its configuration alone.",
+            help="The model from its configuration alone, its weights drawn with --seed "
+            "(everything with 0 where that is not given).",
         ),
     ] = False
     revision: Annotated[
@@ -126,6 +127,16 @@ class ModelOptions:
     def weights_seed(self) -> int | None:
         """The seed of random weights, None where the checkpoint's own are used."""
         return (self.seed or 0) if self.random_weights else None
+
+    def sampling_seed(self) -> tuple[int, bool]:
+        """The seed of the text, and whether it was drawn for this run.
+
+        Random weights without a seed take 0 for both: a drawn one could not be given again
+        without changing the weights too.
+        """
+        if self.seed is not None or self.random_weights:
+            return self.seed or 0, False
+        return secrets.randbelow(2**31), True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +193,3 @@ class OutputOptions:
         bool,
         typer.Option("--debug", rich_help_panel=OUTPUT, help="Tracebacks with error messages."),
     ] = False
-
-
-def drawn_seed() -> int:
-    """A seed for a run without `--seed`: short enough to be typed again."""
-    return secrets.randbelow(2**31)

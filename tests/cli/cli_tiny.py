@@ -12,8 +12,10 @@ TEMPLATE = (
 )
 
 
-def write_tiny(folder: Path, *, template: bool = True, **config: Any) -> Path:
-    """A Llama of 2 layers over the 256 bytes and 5 special tokens; no weights, no file of ours."""
+def write_tiny(
+    folder: Path, *, template: bool = True, weights: bool = False, **config: Any
+) -> Path:
+    """A Llama of 2 layers over the 256 bytes and 5 special tokens, with or without weights."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|begin|>"]
@@ -50,5 +52,37 @@ def write_tiny(folder: Path, *, template: bool = True, **config: Any) -> Path:
         "eos_token_id": 0,
         "bos_token_id": 4,
     }
-    (folder / "config.json").write_text(json.dumps(values | config))
+    values |= config
+    (folder / "config.json").write_text(json.dumps(values))
+    if weights:
+        _write_weights(folder, values)
     return folder
+
+
+def _write_weights(folder: Path, config: dict[str, Any]) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    draw = np.random.default_rng(0)
+    width, hidden = config["hidden_size"], config["intermediate_size"]
+    kv = width // config["num_attention_heads"] * config["num_key_value_heads"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width)
+    }
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}"
+        for part, rows in (("q", width), ("k", kv), ("v", kv), ("o", width)):
+            shapes[f"{name}.self_attn.{part}_proj.weight"] = (rows, width)
+        for part in ("gate", "up"):
+            shapes[f"{name}.mlp.{part}_proj.weight"] = (hidden, width)
+        shapes[f"{name}.mlp.down_proj.weight"] = (width, hidden)
+        shapes[f"{name}.input_layernorm.weight"] = (width,)
+        shapes[f"{name}.post_attention_layernorm.weight"] = (width,)
+    shapes["model.norm.weight"] = (width,)
+    tensors = {
+        name: np.ones(shape, np.float32)
+        if len(shape) == 1
+        else draw.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")

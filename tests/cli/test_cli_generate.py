@@ -159,14 +159,23 @@ def test_ids_outside_the_vocabulary(run_tiny):
     assert "token id `261` is outside the vocabulary of 261 tokens" in result.err
 
 
-def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tiny):
-    result = cli("generate", "x", "-m", tiny, "--random-weights", *LONG)
-    seed = result.err.split("drew the seed ")[1].split(";")[0]
-    weights = cli("generate", "x", "-m", tiny, "--random-weights", *LONG, "--json")
-    assert weights.json()["sampling"]["seed"] >= 0
-    assert weights.err == ""
-    # the same weights: --seed draws those too, so the comparison is with seed 0's weights
-    assert int(seed) < 2**31
+def test_a_seed_that_was_drawn_is_reported_and_gives_the_same_again(cli, tmp_path):
+    folder = str(write_tiny(tmp_path / "m", weights=True))
+    first = cli("generate", "x", "-m", folder, *LONG)
+    seed = first.err.split("`--seed ")[1].split("`")[0]
+    again = cli("generate", "x", "-m", folder, *LONG, "--seed", seed)
+    assert (again.out, again.err) == (first.out, "")
+    document = cli("generate", "x", "-m", folder, *LONG, "--json")
+    assert document.err == ""
+    seed = str(document.json()["sampling"]["seed"])
+    assert texts(document)[0] == cli("generate", "x", "-m", folder, *LONG, "--seed", seed).out
+
+
+def test_random_weights_without_a_seed_are_those_of_seed_0(cli, tiny):
+    base = ("generate", "x", "-m", tiny, "--random-weights", *LONG, "--json")
+    first, second = cli(*base).json(), cli(*base, "--seed", "0").json()
+    assert first["outputs"] == second["outputs"]
+    assert first["sampling"]["seed"] == first["model"]["random_weights_seed"] == 0
 
 
 def test_greedy_runs_report_no_seed(cli, tiny):
