@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ChatTemplate:
                     raise OverflowError(f"it writes more than {limit} characters")
                 chunks.append(chunk)
         except Exception as error:  # a template can raise anything that Python can
-            reason = " ".join((str(error) or type(error).__name__).split())[:200]
+            reason = shown(" ".join((str(error) or type(error).__name__).split()), 200)
             raise CheckpointError(f"the chat template failed: {reason}", hint=_HINT) from error
         return "".join(chunks)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.endings import (
@@ -47,7 +48,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
     if kind != "gpt2":
         known = _LATER.get(str(kind))
         raise UnsupportedModel(
-            f"the tokenizer kind `{str(kind)[:60]}`{f' ({known})' if known else ''} inside a GGUF "
+            f"the tokenizer kind `{shown(kind)}`{f' ({known})' if known else ''} inside a GGUF "
             "file is not supported yet",
             hint="known: gpt2 (byte-level BPE); use a checkpoint with a tokenizer.json",
         )
@@ -106,7 +107,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     if len(set(named)) != len(named):
         last = {token: index for index, token in enumerate(named)}
         twice = next(token for index, token in enumerate(named) if last[token] != index)
-        raise CheckpointError(f"the vocabulary has the token `{twice[:60]}` twice", hint=_BROKEN)
+        raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice", hint=_BROKEN)
     return named
 
 
@@ -144,7 +145,7 @@ def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
         raise CheckpointError(
-            f"`{_KEY}{name}_token_id` is {str(value)[:40]}, which is no id below {count}",
+            f"`{_KEY}{name}_token_id` is {shown(value, 40)}, which is no id below {count}",
             hint=_BROKEN,
         )
     return value
@@ -191,7 +192,7 @@ def _backend(
         )
     except Exception as error:
         raise CheckpointError(
-            f"the tokenizer's merges do not fit its vocabulary: {str(error)[:120]}", hint=_BROKEN
+            f"the tokenizer's merges do not fit its vocabulary: {shown(error, 120)}", hint=_BROKEN
         ) from error
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = build_pre_tokenizer(rule)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 from llmcli.text.spelling import spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
@@ -47,22 +48,36 @@ def from_directory(
             f"the tokenizer is only there as `{other}`, which llmcli does not read",
             hint="load it with transformers' AutoTokenizer and save it: that writes tokenizer.json",
         )
+    try:
+        return _build(directory, _read(path), config, generation)
+    except (KeyboardInterrupt, SystemExit, LlmcliError):
+        raise
+    except BaseException as error:  # the library's panics are no `Exception`
+        raise CheckpointError(
+            f"`{path.name}` cannot be read: {shown(error, 120)}", hint=_BROKEN
+        ) from error
+
+
+def _build(
+    directory: Path,
+    backend: tokenizers.Tokenizer,
+    config: Mapping[str, Any] | None,
+    generation: Mapping[str, Any] | None,
+) -> Tokenizer:
     settings = _settings(directory)
-    backend = _read(path)
     named = _named_tokens(settings)
     _mark_special(backend, named, settings)
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
-    strings = _strings(backend)
     eos = {ids.get("eos_token"), *_eos_ids(config), *_eos_ids(generation)}
     return Tokenizer(
         backend,
         Vocabulary(
-            strings=strings,
+            strings=_strings(backend),
             spelling=spelling_of(_decoder(backend)),
             literal=frozenset(),
             silent=frozenset(),
-            special_ids=frozenset(i for i, token in added.items() if token.special),
+            special_ids=frozenset(index for index, token in added.items() if token.special),
             bos_id=ids.get("bos_token"),
             eos_ids=frozenset(index for index in eos if index is not None),
             prefix=_prefix(backend),
@@ -77,14 +92,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
     if path.stat().st_size > MAX_FILE:
         raise CheckpointError(f"`{path.name}` has more than {MAX_FILE} bytes", hint=_BROKEN)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are no `Exception`
-        raise CheckpointError(
-            f"`{path.name}` cannot be read: {str(error)[:120]}", hint=_BROKEN
-        ) from error
+    backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -107,7 +115,7 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"`{path.name}` is no JSON: {str(error)[:120]}", hint=_BROKEN
+            f"`{path.name}` is no JSON: {shown(error, 120)}", hint=_BROKEN
         ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path.name}` is not a JSON object", hint=_BROKEN)
@@ -168,8 +176,8 @@ def _add(backend: tokenizers.Tokenizer, token: Any, *, special: bool) -> None:
 def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
     vocab = backend.get_vocab(with_added_tokens=True)
     size = 1 + max(vocab.values(), default=-1)
-    if size > MAX_FILE:
-        raise CheckpointError(f"a token has the id {size - 1}", hint=_BROKEN)
+    if size > 2 * len(vocab) + (1 << 20):  # some have holes; this one would fill the memory
+        raise CheckpointError(f"one of {len(vocab)} tokens has the id {size - 1}", hint=_BROKEN)
     strings: list[str | None] = [None] * size
     for string, index in vocab.items():
         strings[index] = string
@@ -190,7 +198,7 @@ def _eos_ids(config: Mapping[str, Any] | None) -> list[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in ids):
         raise CheckpointError(
-            f"`eos_token_id` is {str(value)[:60]}, which is no token id",
+            f"`eos_token_id` is {shown(value, 60)}, which is no token id",
             hint="it must be a number or a list of numbers",
         )
     return ids

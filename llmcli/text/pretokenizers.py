@@ -5,8 +5,11 @@
 left; both what matches and what lies between matches become pieces. Most are the expressions of
 the models' own tokenizer.json. llama.cpp's engine knows neither `(?i:…)` nor the letter classes
 Lu, Lt, Lm, Lo and Ll, and approximates them: there the model's own expression stands here, since
-that is what the model was trained with (the two differ on cased letters outside ASCII, and on
-combining marks, for `tekken` and `gpt-4o`; on `'ſ` and the like for the others).
+that is what the model was trained with. The two differ on cased letters outside ASCII and on
+combining marks for `tekken` and `gpt-4o`, on spaces outside ASCII for `deepseek-llm` and
+`deepseek-coder`, on `'ſ` for the others, and on characters that only one of the two engines'
+Unicode tables knows. On everything else every rule is tested to split as llama.cpp does.
+No Unicode normalization happens, as in llama.cpp: what is encoded can be decoded.
 
 A name that is not in the table is an error: a wrong split gives plausible ids and worse text.
 """
@@ -17,6 +20,7 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -186,7 +190,7 @@ def find_rule(name: str) -> PreTokenizerRule:
     close = difflib.get_close_matches(name, known, n=3)
     listed = f"close: {', '.join(close)}; " if close else ""
     raise UnsupportedModel(
-        f"the pre-tokenizer `{name[:60]}` is not one that llmcli knows",
+        f"the pre-tokenizer `{shown(name)}` is not one that llmcli knows",
         hint=f"{listed}known: {', '.join(known)}",
     )
 

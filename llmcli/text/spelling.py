@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
 
@@ -100,7 +101,7 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
             strip += int(step.get("start", 0))
         else:
             raise UnsupportedModel(
-                f"the tokenizer's decoder step `{kind}` is not one that llmcli knows",
+                f"the tokenizer's decoder step `{shown(kind)}` is not one that llmcli knows",
                 hint="known: ByteLevel, Metaspace, and Replace, ByteFallback, Fuse, Strip in a row",
             )
     return Spelling(

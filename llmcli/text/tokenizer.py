@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import ByteStream
@@ -184,9 +185,10 @@ class Tokenizer:
                 ids.append(part)
                 chars.append((at, at + len(self._vocabulary.strings[part] or "")))
                 continue
-            kept = [i for i, token in enumerate(part.ids) if token != self._filler]
-            ids.extend(part.ids[i] for i in kept)
-            chars.extend((at + part.offsets[i][0], at + part.offsets[i][1]) for i in kept)
+            for token, (start, end) in zip(part.ids, part.offsets, strict=True):
+                if token != self._filler:
+                    ids.append(token)
+                    chars.append((at + start, at + end))
         chunks = [self.token_bytes(token) for token in ids]
         if b"".join(chunks) == text.encode():
             ends = list(accumulate(len(chunk) for chunk in chunks))
@@ -227,7 +229,7 @@ class Tokenizer:
             raise
         except BaseException as error:  # the library's panics are no `Exception`
             raise CheckpointError(
-                f"the tokenizer `{self.name}` fails on this text: {str(error)[:120]}",
+                f"the tokenizer `{self.name}` fails on this text: {shown(error, 120)}",
                 hint="its tokenizer.json is broken; fetch it again",
             ) from error
 

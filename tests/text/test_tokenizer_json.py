@@ -175,6 +175,36 @@ def test_no_tokenizer_and_other_tokenizers(tmp_path):
     assert caught.value.code == 4
 
 
+def test_an_id_far_out_is_an_error_not_a_huge_list(tmp_path):
+    directory = write(tmp_path, "gpt2")
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["model"]["vocab"]["zz"] = 4_000_000_000
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="has the id 4000000000"):
+        from_directory(directory)
+
+
+@given(st.data())
+def test_any_change_to_the_file_gives_a_tokenizer_or_an_error(tmp_path_factory, data):
+    directory = write(tmp_path_factory.mktemp("changed"), data.draw(st.sampled_from(list(KINDS))))
+    content = json.loads((directory / "tokenizer.json").read_text())
+    part = data.draw(st.sampled_from([content, content["model"], *_dicts(content)]))
+    key = data.draw(st.sampled_from(sorted(part)))
+    junk = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3)
+    part[key] = data.draw(junk | st.lists(junk, max_size=2) | st.dictionaries(st.text(), junk))
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+    try:
+        tokenizer = from_directory(directory)
+        tokenizer.decode(tokenizer.encode("some text"))
+    except CheckpointError:
+        pass  # the only kind of error that may come out
+
+
+def _dicts(content):
+    nodes = [content[key] for key in ("decoder", "post_processor", "pre_tokenizer", "normalizer")]
+    return [node for node in nodes if node]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
