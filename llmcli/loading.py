@@ -13,7 +13,7 @@ from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
 from llmcli.families import plan, translate
 from llmcli.model import Ledger, Model
 from llmcli.nn.decoder import Decoder
@@ -54,11 +54,13 @@ def load_checkpoint(
     dtype: str = "auto",
     quantize: str = "auto",
     random_weights: int | None = None,
+    text: bool = True,
     progress: Progress | None = None,
 ) -> Model:
     """Builds the decoder that the checkpoint's configuration describes and fills it.
 
-    With `random_weights` (a seed) the weights are drawn instead of read. Raises
+    With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
+    tokenizer of a kind that llmcli does not know is no error: ids need none. Raises
     UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     if quantize not in ("auto", "none"):
@@ -68,7 +70,7 @@ def load_checkpoint(
         )
     config, rules = translate(checkpoint)
     config = _with_frequency_factors(config, checkpoint)
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = _tokenizer(checkpoint, text)
     on = devices.resolve_device(device)
     formats = {info.format for info in checkpoint.tensors.values()}
     arithmetic = devices.resolve_dtype(dtype, on, formats)
@@ -99,6 +101,15 @@ def load_checkpoint(
         ledger=ledger,
         random_seed=random_weights,
     )
+
+
+def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
+    try:
+        return load_tokenizer(checkpoint)
+    except UnsupportedModel:
+        if text:
+            raise
+        return None
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -6,7 +6,13 @@ from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
-from llmcli.errors import CheckpointError, OutOfMemory, UsageError, WeightMismatch
+from llmcli.errors import (
+    CheckpointError,
+    OutOfMemory,
+    UnsupportedModel,
+    UsageError,
+    WeightMismatch,
+)
 from llmcli.loading import load, load_checkpoint, weight_bytes
 
 
@@ -120,3 +126,11 @@ def test_load_by_path(tmp_path):
     model = load(str(write_llama(tmp_path)), device="cpu", dtype="float64")
     assert model.dtype == torch.float64
     assert model.tokenizer is None
+
+
+def test_an_unknown_tokenizer_matters_only_for_text(tmp_path):
+    write_llama(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(UnsupportedModel, match="tokenizer"):
+        load_tiny(tmp_path)
+    assert load_tiny(tmp_path, text=False).tokenizer is None
