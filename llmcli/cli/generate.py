@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import typer
 
-from llmcli.cli.batch import groups, read_batch
-from llmcli.cli.encoding import ChatOptions, Encoded, check_fits, encode
-from llmcli.cli.exits import Stopped
+from llmcli.cli.batch import read_batch
+from llmcli.cli.encoding import ChatOptions, check_fits, encode
+from llmcli.cli.job import Job
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
-from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import read_prompt
-from llmcli.cli.running import KERNELS, Loaded, device_peak_bytes, load_model
-from llmcli.cli.sampling import Resolved, SamplingOptions, resolve
-from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
+from llmcli.cli.running import load_model
+from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.errors import UsageError
-from llmcli.measure.environment import environment
-from llmcli.measure.stopwatch import Stopwatch
-from llmcli.reports import Generated
-
-if TYPE_CHECKING:
-    from llmcli.generation import Token
 
 TEXT = "Text"
 
@@ -119,10 +110,10 @@ def command(
     resolved = resolve(sampling, loaded.model.checkpoint.generation_config)
     encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
-    run = Run(loaded, encoded, resolved, text, seed, model.context_length, out)
-    for note in (*resolved.notes, *check_fits(run.encoded, text.max_tokens, run.room)):
+    room = model.context_length or loaded.model.config.context
+    for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room)):
         out.note(note)
-    run.write(drawn=drawn)
+    Job(loaded, encoded, resolved, text, seed, room, out).write(drawn=drawn)
 
 
 def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:
@@ -137,155 +128,3 @@ def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) 
         ):  # fmt: skip
             if value is not None:
                 raise UsageError(f"`--batch` has its own prompts and goes without {flag}")
-
-
-class Run:
-    """One run of the command: everything is loaded, read and checked; `write` does it."""
-
-    def __init__(
-        self,
-        loaded: Loaded,
-        encoded: list[Encoded],
-        resolved: Resolved,
-        text: GenerateOptions,
-        seed: int,
-        context_length: int | None,
-        out: Output,
-    ) -> None:
-        self.model = loaded.model
-        self.encoded = encoded
-        self.resolved = resolved
-        self.text = text
-        self.seed = seed
-        self.room = context_length or loaded.model.config.context
-        self.out = out
-        self.watch = Stopwatch()
-        self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
-
-    def write(self, *, drawn: bool) -> None:
-        """Generates and writes; an interruption keeps what there is and ends with Stopped."""
-        writer = self._writer()
-        level = self._level()
-        if drawn and level == "off" and not (self.out.json or self.resolved.greedy):
-            self.out.note(f"drew the seed {self.seed}: `--seed {self.seed}` gives the same text")
-        try:
-            for number, token in self._tokens():
-                writer.token(number, token, self.watch.elapsed * 1000)
-        except KeyboardInterrupt as stop:
-            writer.close()
-            self._statistics(level)
-            raise Stopped(stop, told=True) from stop
-        writer.close()
-        self._statistics(level)
-
-    def _tokens(self) -> Iterator[tuple[int, Token]]:
-        """All tokens with the number of their sequence: prompt · samples + sample."""
-        from llmcli.generation import stream
-
-        samples = self.text.num_samples
-        sampling = self.resolved.sampling(self.seed)
-        for group in groups([len(item.ids) for item in self.encoded], samples=samples):
-            prompts = [self.encoded[index].ids for index in group]
-            with Progress(self.out) as progress:
-                tokens = stream(
-                    self.model,
-                    prompts,
-                    sampling,
-                    limit=self.text.max_tokens,
-                    stop=self.text.stop or (),
-                    ignore_eos=self.text.ignore_eos,
-                    logprobs=self._logprobs(),
-                    samples=samples,
-                    capacity=self.room,
-                    on_prefill=lambda done, total: progress("reading the prompt", done, total),
-                )
-                watched = self.watch.watch(tokens, sum(map(len, prompts)))
-                first = next(watched, None)
-            for token in _chained(first, watched):
-                row, sample = divmod(token.sequence, samples)
-                yield group[row] * samples + sample, token
-
-    def _logprobs(self) -> int | None:
-        return 0 if self.text.stream_json and self.text.logprobs is None else self.text.logprobs
-
-    def _writer(self) -> Writer:
-        samples, prompts = self.text.num_samples, len(self.encoded)
-        if self.text.stream_json:
-            return TokenWriter(self.out)
-        if self.out.json:
-            return Collector(
-                self._document,
-                prompts=prompts,
-                samples=samples,
-                tokenizer=self.model.tokenizer,
-                logprobs=self.text.logprobs is not None,
-            )
-        labels = None
-        if self.text.batch is not None or samples > 1:
-            labels = [
-                str(prompt if samples == 1 else sample if prompts == 1 else f"{prompt}.{sample}")
-                for prompt in range(prompts)
-                for sample in range(samples)
-            ]
-        return TextWriter(
-            self.out,
-            labels=labels,
-            colour=self.text.logprobs is not None and self.out.out.colour,
-            ids_only=self.model.tokenizer is None,
-        )
-
-    def _document(self, index: int, outputs: list[Generated]) -> None:
-        """One prompt's JSON document; a batch has one a line, each whole, with its `index`."""
-        batch = self.text.batch is not None
-        body: dict[str, Any] = {"index": index} if batch else {}
-        body |= {
-            "prompt": asdict(self.encoded[index]),
-            "outputs": [_without_none(output) for output in outputs],
-            "sampling": {
-                **self.resolved.values,
-                "seed": self.seed,
-                "greedy": self.resolved.greedy,
-                "max_tokens": self.text.max_tokens,
-                "stop": self.text.stop or [],
-                "origins": self.resolved.origins,
-            },
-            "timings": self.watch.timings(device_peak_bytes(self.model)),
-        }
-        header = environment(kernels=KERNELS)
-        self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
-
-    def _level(self) -> str:
-        """How much is told on stderr: what was asked for, else one line on a terminal."""
-        if self.text.stats is not None:
-            return self.text.stats
-        text = not (self.out.json or self.text.stream_json or self.out.quiet)
-        return "short" if text and self.out.err.terminal else "off"
-
-    def _statistics(self, level: str) -> None:
-        """Speed, memory and settings on stderr."""
-        if level == "off":
-            return
-        seed = None if self.resolved.greedy else self.seed
-        from llmcli.render.stats import confidence_legend, full_stats, short_stats
-
-        timings = self.watch.timings(device_peak_bytes(self.model))
-        if self.text.logprobs is not None and self.out.out.colour and not self.out.json:
-            self.out.aside(confidence_legend())
-        if level == "short":
-            self.out.aside(short_stats(timings, seed, self.out.err.width))
-            return
-        values, origins = self.resolved.values, self.resolved.origins
-        sampling = {name: (value, str(origins[name])) for name, value in values.items()}
-        described = self.model.describe()
-        model = f"{described['name']} ({described['weight_format']} on {described['device']})"
-        self.out.aside(full_stats(timings, sampling, seed, model))
-
-
-def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:
-    if first is not None:
-        yield first
-        yield from rest
-
-
-def _without_none(output: Generated) -> dict[str, Any]:
-    return {name: value for name, value in asdict(output).items() if value is not None}

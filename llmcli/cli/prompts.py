@@ -27,7 +27,7 @@ class Prompt:
     ids: tuple[int, ...] | None = None
 
 
-def read_prompt(options: PromptOptions, *, argument: str = "PROMPT") -> Prompt:
+def read_prompt(options: PromptOptions) -> Prompt:
     """The prompt that the options name; raises UsageError where there is none.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
@@ -35,7 +35,7 @@ def read_prompt(options: PromptOptions, *, argument: str = "PROMPT") -> Prompt:
     """
     if options.ids is not None:
         if options.prompt is not None or options.file is not None:
-            raise UsageError(f"`--ids` goes without {argument} and `--file`")
+            raise UsageError("`--ids` goes without PROMPT and `--file`")
         return Prompt(None, parse_ids(options.ids))
     asked = "-" in (options.prompt, options.file)
     if asked and options.no_stdin:
@@ -46,7 +46,7 @@ def read_prompt(options: PromptOptions, *, argument: str = "PROMPT") -> Prompt:
     if options.file not in (None, "-"):
         parts.append(read_text(str(options.file)))
     if options.prompt not in (None, "-"):
-        parts.append(_argument(str(options.prompt), argument))
+        parts.append(_argument(str(options.prompt)))
     parts = [part for part in parts if part]
     if not parts:
         raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT)
@@ -128,10 +128,10 @@ def _decoded(data: bytes, name: str) -> str:
     )
 
 
-def _argument(text: str, argument: str) -> str:
+def _argument(text: str) -> str:
     """The argument, which Python may hold with lone surrogates for bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise UsageError(f"{argument} is not UTF-8 text") from error
+        raise UsageError("PROMPT is not UTF-8 text") from error
     return text

@@ -63,7 +63,7 @@ def command(
     read in overlapping windows.
     """
     out = Output("score", output)
-    given = read_prompt(prompt, argument="TEXT")
+    given = read_prompt(prompt)
     loaded = load_model(model, out).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
     body = _body(ours)
@@ -112,10 +112,13 @@ def _scored(
     """The score of one model, with its own tokens; raises UsageError for a bad window."""
     window = common.context_length or model.config.context
     stride = options.stride or max(1, window // 2)
-    if stride > window:
-        raise UsageError(f"`--stride {stride}` is more than the context of {window} tokens")
     if window < 2:
         raise UsageError("a context of 1 token leaves nothing to predict from")
+    if stride >= window:
+        raise UsageError(
+            f"`--stride {stride}` is not less than the context of {window} tokens",
+            hint="windows have to overlap, for a token needs others before it",
+        )
     if given.ids is not None:
         check_ids(given.ids, model.config.vocab)
         ids = list(given.ids)

@@ -71,7 +71,7 @@ def command(
     chat.check(ids=prompt.ids is not None)
     if chat.chat and special.no_special:
         raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
-    given = read_prompt(prompt, argument="TEXT")
+    given = read_prompt(prompt)
     checkpoint = open_checkpoint_of(model, out)
     tokenizer = need_tokenizer(load_tokenizer(checkpoint), checkpoint.name)
     report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)

@@ -33,7 +33,7 @@ def measure_score(
 
     `texts[i]` is what token i is shown as and `nbytes[i]` how many bytes of the text it stands
     for. A text longer than `window` tokens is read in windows that begin `stride` tokens apart
-    (1 ≤ stride ≤ window); a token is scored in the first window that has it, so that each but
+    (1 ≤ stride < window); a token is scored in the first window that has it, so that each but
     the first window's tokens see at least window - stride tokens before them (the sliding
     window of Press et al. 2021, arXiv 2012.15832, section 3). Raises NotFinite.
     """
@@ -56,7 +56,8 @@ def measure_score(
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(start, first token to score, stop) of each window over `count` tokens.
 
-    Every token but token 0 is scored exactly once.
+    Every token but token 0 is scored exactly once; with 1 ≤ stride < window at least one token
+    comes before it.
     """
     start, first = 0, 1
     while first < count:

@@ -1,0 +1,75 @@
+"""The environment header and the stopwatch."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from llmcli.measure import environment as module
+from llmcli.measure.environment import environment, memory_bytes, peak_memory_bytes
+from llmcli.measure.stopwatch import Stopwatch
+
+
+def test_the_header_says_what_torch_says():
+    header = environment(kernels=("k",))
+    assert header.torch == torch.__version__
+    assert header.threads == torch.get_num_threads()
+    assert header.python == platform.python_version()
+    assert header.kernels == ("k",)
+    assert header.cores >= 1
+    assert header.processor
+
+
+def test_memory_is_at_least_what_this_process_used():
+    assert 2**24 < peak_memory_bytes() < memory_bytes()
+
+
+def test_a_container_limit_is_the_memory(monkeypatch):
+    real = module._read
+    monkeypatch.setattr(
+        module, "_read", lambda path: "1048576\n" if path.endswith("memory.max") else real(path)
+    )
+    assert memory_bytes() == 2**20
+
+
+def test_gpus_come_from_the_drivers_files(monkeypatch):
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  555.42.06  Tue Jun 4"
+    monkeypatch.setattr(module, "_read", lambda path: text if "nvidia/version" in path else "")
+    assert module._nvidia_driver() == "555.42.06"
+
+
+@dataclass
+class Tick:
+    index: int
+
+
+def test_the_stopwatch_counts_only_what_the_engine_took(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("llmcli.measure.stopwatch.perf_counter", lambda: clock[0])
+
+    def engine():
+        for index, seconds in enumerate((2.0, 0.5, 0.5)):
+            clock[0] += seconds
+            yield Tick(index)
+
+    watch = Stopwatch()
+    for _ in watch.watch(engine(), prompt_tokens=10):
+        clock[0] += 100  # the consumer prints slowly
+    timings = watch.timings()
+    assert timings.first_token_s == 2.0
+    assert timings.prompt_tokens_per_s == 5.0
+    assert timings.generated_tokens == 3
+    assert timings.generated_tokens_per_s == pytest.approx(2.0)
+    assert watch.elapsed == 3.0
+
+
+def test_a_stopwatch_without_tokens_has_no_rates():
+    watch = Stopwatch()
+    assert list(watch.watch(iter(()), prompt_tokens=10)) == []
+    timings = watch.timings()
+    assert timings.first_token_s is timings.prompt_tokens_per_s is None
+    assert timings.generated_tokens_per_s is None
+    assert timings.prompt_tokens == 0

@@ -1,0 +1,139 @@
+"""Scoring against one plain pass over the whole text, and windows against a list of rules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.errors import NotFinite
+from llmcli.loading import randomize
+from llmcli.measure import score as scoring
+from llmcli.measure.score import compare, measure_score, windows
+from llmcli.nn.decoder import Decoder
+
+
+class SmallModel:
+    """What scoring uses of a model: a decoder with random weights, in float64."""
+
+    def __init__(self) -> None:
+        norm = NormConfig(kind="rms", eps=1e-5)
+        layer = LayerConfig(
+            mixer=AttentionConfig(
+                heads=2, kv_heads=1, head_dim=8, value_dim=8, scale=8**-0.5,
+                rope=RopeConfig(theta=1e4, dims=8),
+            ),
+            ffn=MlpConfig(hidden=24, activation="silu", gated=True),
+            ln1=norm, ln2=norm,
+        )  # fmt: skip
+        config = ModelConfig(
+            family="test", model_type="test", vocab=50, width=16, context=64, layers=(layer, layer),
+            embedding=EmbeddingConfig(), final_norm=norm, head=HeadConfig(tied=True),
+        )  # fmt: skip
+        self.device = torch.device("cpu")
+        self.decoder = Decoder(config, device="cpu", dtype=torch.float64)
+        randomize(self.decoder, 1)
+        for slot in self.decoder.slots.values():
+            slot.mul_(5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return SmallModel()
+
+
+def ids_of(count):
+    return [(7 * i * i + 3 * i) % 50 for i in range(count)]
+
+
+def scored(model, ids, window=64, stride=32):
+    return measure_score(model, ids, [""] * len(ids), [2] * len(ids), window=window, stride=stride)
+
+
+def plainly(model, ids):
+    """Log-probabilities of ids[1:] from one pass, and how many tokens were likelier."""
+    logprobs = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
+    found = [logprobs[i, id].item() for i, id in enumerate(ids[1:])]
+    ranks = [1 + int((logprobs[i] > found[i]).sum()) for i in range(len(found))]
+    return found, ranks
+
+
+@pytest.mark.parametrize("count", [2, 3, 17, 60])
+def test_scores_are_those_of_one_plain_pass(model, monkeypatch, count):
+    monkeypatch.setattr(scoring, "CHUNK", 8)  # several forward calls
+    ids = ids_of(count)
+    score = scored(model, ids)
+    expected, ranks = plainly(model, ids)
+    assert score.tokens[0].logprob is score.tokens[0].rank is None
+    assert [token.logprob for token in score.tokens[1:]] == pytest.approx(expected, abs=1e-12)
+    assert [token.rank for token in score.tokens[1:]] == ranks
+    mean = sum(expected) / len(expected)
+    assert score.tokens_scored == count - 1
+    assert score.mean_logprob == pytest.approx(mean)
+    assert score.perplexity == pytest.approx(math.exp(-mean))
+    assert score.bits_per_byte == pytest.approx(-mean / math.log(2) / 2)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(20, 8), (20, 19), (2, 1), (7, 1)])
+def test_long_texts_are_scored_in_their_windows(model, monkeypatch, window, stride):
+    monkeypatch.setattr(scoring, "CHUNK", 5)
+    ids = ids_of(50)
+    score = scored(model, ids, window=window, stride=stride)
+    for start, first, stop in windows(50, window, stride):
+        expected, _ = plainly(model, ids[start:stop])
+        for position in range(first, stop):
+            logprob = score.tokens[position].logprob
+            assert logprob == pytest.approx(expected[position - start - 1], abs=1e-12)
+    whole, _ = plainly(model, ids)
+    assert score.tokens[40].logprob != pytest.approx(whole[39], abs=1e-6)
+
+
+@given(st.integers(0, 300), st.integers(2, 70), st.data())
+def test_windows_score_every_token_once_with_enough_before_it(count, window, data):
+    stride = data.draw(st.integers(1, window - 1))
+    seen = []
+    for start, first, stop in windows(count, window, stride):
+        assert stop - start <= window
+        assert start <= first < stop <= count
+        if start:
+            assert first - start == window - stride
+        seen += range(first, stop)
+    assert seen == list(range(1, count))
+
+
+def test_one_token_leaves_nothing_to_score(model):
+    score = scored(model, [3])
+    assert score.tokens_scored == 0
+    assert all(map(math.isnan, (score.mean_logprob, score.perplexity, score.bits_per_byte)))
+
+
+def test_nan_weights_are_found(model):
+    broken = SmallModel()
+    broken.decoder.slots["blocks.1.mlp.W_down"][0, 0] = math.nan
+    with pytest.raises(NotFinite, match="not finite"):
+        scored(broken, ids_of(5))
+
+
+def test_comparison(model):
+    one, other = scored(model, ids_of(9)), scored(model, ids_of(9), window=4, stride=2)
+    same = compare(one, one)
+    assert (same.same_tokens, same.bits_per_byte, same.largest_difference) == (True, 0, 0)
+    different = compare(one, other)
+    assert different.largest_difference > 0
+    assert different.mean_logprob == pytest.approx(other.mean_logprob - one.mean_logprob)
+    unlike = compare(one, scored(model, ids_of(8)))
+    assert not unlike.same_tokens
+    assert unlike.mean_logprob is unlike.largest_difference is None

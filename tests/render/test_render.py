@@ -1,0 +1,205 @@
+"""What is shown, printed to a console of fixed width and compared as text."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from llmcli.render import stats, theme, tokens
+from llmcli.render.environment import render_environment
+from llmcli.reports import (
+    Comparison,
+    Environment,
+    EnvironmentReport,
+    Score,
+    ScoredToken,
+    Setting,
+    Timings,
+    TokenPiece,
+    TokensReport,
+)
+
+
+def shown(renderable, width=80):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+TIMINGS = Timings(
+    import_s=1.0, load_s=0.24, first_token_s=0.0521, prompt_tokens=12, prompt_tokens_per_s=230.3,
+    generated_tokens=64, generated_tokens_per_s=41.234, peak_memory_bytes=432 * 2**20,
+)  # fmt: skip
+
+
+def test_short_statistics_are_one_line_where_there_is_room():
+    assert shown(stats.short_stats(TIMINGS, 7, 200), 200) == (
+        "prompt 12 tokens, 230 tok/s · first token 52.1 ms · generated 64 tokens, 41.2 tok/s · "
+        "peak memory 432 MiB · load 1.24 s · seed 7"
+    )
+
+
+def test_short_statistics_break_between_parts():
+    assert shown(stats.short_stats(TIMINGS, None, 60), 60).splitlines() == [
+        "prompt 12 tokens, 230 tok/s · first token 52.1 ms",
+        "generated 64 tokens, 41.2 tok/s · peak memory 432 MiB",
+        "load 1.24 s",
+    ]
+
+
+def test_statistics_of_a_run_that_wrote_nothing():
+    nothing = replace(
+        TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
+        generated_tokens_per_s=None, peak_memory_bytes=None,
+    )  # fmt: skip
+    assert shown(stats.short_stats(nothing, None, 99), 99) == (
+        "prompt 12 tokens · generated 0 tokens · load 1.24 s"
+    )
+
+
+def test_full_statistics_say_where_values_come_from():
+    text = shown(stats.full_stats(TIMINGS, {"top_k": (40, "default")}, None, "m (bfloat16 on cpu)"))
+    assert "model            m (bfloat16 on cpu)" in text
+    assert "top k            40  (default)" in text
+    assert "seed             none: greedy" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0000123, "0.0123 ms"), (0.0521, "52.1 ms"), (0.4, "400 ms"), (0.9996, "1.00 s"),
+     (12.345, "12.35 s"), (125.9, "2 min 5 s")],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert stats.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (432 * 2**20, "432 MiB"),
+     (1023 * 2**20, "0.999 GiB"), (25276510208, "23.5 GiB"), (2**41, "2048 GiB")],
+)  # fmt: skip
+def test_sizes(nbytes, text):
+    assert stats.size(nbytes) == text
+
+
+def test_tokens():
+    report = TokensReport(
+        text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),
+        tokens=(
+            TokenPiece(id=1, text="<s>", start=0, end=0, special=True),
+            TokenPiece(id=40, text="hi", start=0, end=2, special=False),
+            TokenPiece(id=41, text=" [b]\n\x1b", start=2, end=6, special=False),
+        ),
+    )  # fmt: skip
+    assert shown(report and tokens.render_tokens(report), 90).splitlines() == [
+        "#   id   token            bytes",
+        "───────────────────────────────",
+        '0    1   "<s>"  special     0–0',
+        '1   40   "hi"               0–2',
+        '2   41   " [b]\\n\\x1b"       2–6',
+        "3 tokens · 6 bytes, 2.00 a token · vocabulary 99 · BOS 1 is put in front · ends at 2, 5",
+    ]
+
+
+SCORE = Score(
+    tokens=(
+        ScoredToken(id=4, text="[red]", logprob=None, rank=None),
+        ScoredToken(id=5, text=" é", logprob=math.log(0.5), rank=2),
+    ),
+    tokens_scored=1, bytes_scored=3, mean_logprob=math.log(0.5), perplexity=2.0,
+    bits_per_byte=1 / 3, window=64, stride=32, seconds=0.1,
+)  # fmt: skip
+
+
+def test_score():
+    assert shown(tokens.render_score(SCORE), 70).splitlines() == [
+        "#   id   token     logprob   probability   rank",
+        "───────────────────────────────────────────────",
+        '0    4   "[red]"         –             –      –',
+        '1    5   " é"      -0.6931        50.00%      2',
+        "",
+        "scored         1 of 2 tokens, 3 bytes",
+        "mean logprob   -0.6931",
+        "perplexity     2.0000",
+        "bits per byte  0.3333",
+    ]
+
+
+def test_score_of_nothing_and_of_windows():
+    nothing = replace(SCORE, tokens_scored=0, perplexity=math.nan)
+    assert "perplexity     undefined: nothing was scored" in shown(tokens.render_summary(nothing))
+    windows = shown(tokens.render_summary(replace(SCORE, window=1), "name"))
+    assert windows.startswith("name\n")
+    assert "context        windows of 1 tokens, 32 apart" in windows
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "second"),
+    [
+        ((0.25, -0.5, 0.7, True), "a needs 0.2500 bits per byte fewer", "mean logprob differs by"),
+        ((-0.25, None, None, False), "b needs 0.2500 bits per byte fewer", "their tokens differ"),
+        ((0.0, 0.0, 0.0, True), "both need the same bits per byte", "at most 0.000000"),
+        ((math.nan, None, None, False), "nothing was scored", "their tokens differ"),
+    ],
+)
+def test_comparison(values, first, second):
+    bits, mean, largest, same = values
+    comparison = Comparison(
+        bits_per_byte=bits, mean_logprob=mean, largest_difference=largest, same_tokens=same
+    )
+    lines = shown(tokens.render_comparison(comparison, "a", "b")).splitlines()
+    assert first in lines[0]
+    assert second in lines[1]
+
+
+def test_environment_never_reads_markup_or_codes():
+    environment = Environment(
+        llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
+        features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
+    )  # fmt: skip
+    settings = (
+        Setting(name="model", value="evil\x1b[2J", source="environment", origin="LLMCLI_MODEL"),
+        Setting(name="seed", value="3", source="flag", origin="--seed"),
+        Setting(name="dtype", value="auto", source="default", origin=""),
+    )
+    text = shown(render_environment(EnvironmentReport(environment=environment, settings=settings)))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "processor CPU [bold]" in lines
+    assert "memory 16 GiB" in lines
+    assert "PyTorch not installed" in lines
+    assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
+    assert "seed 3 flag --seed" in lines
+    assert "dtype auto default" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain ü 🎉", "plain ü 🎉"),
+        ("a\tb\n", "a\tb\n"),
+        ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"),
+        ("\x9b2J", "\\x9b2J"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_text_for_a_terminal_cannot_drive_it(text, expected):
+    assert theme.printable(text) == expected
+
+
+def test_quoted_tokens_show_what_is_invisible():
+    assert theme.quoted(" Paris\n") == '" Paris\\n"'
+    assert theme.quoted("\u202eevil\u200b\u2028") == '"\\u202eevil\\u200b\\u2028"'
+    assert theme.quoted("\U000e0001") == '"\\U000e0001"'
+
+
+def test_confidence_has_a_colour_for_every_probability():
+    assert [theme.confidence_style(p) for p in (1.0, 0.75, 0.3, 0.06, 0.01, 0.0, math.nan)] == [
+        "green", "green", "cyan", "yellow", "red", "red", "red",
+    ]  # fmt: skip
+    assert shown(stats.confidence_legend()) == (
+        "probability of each token: 75 % and more · 25 % · 5 % · less"
+    )
