@@ -14,6 +14,7 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.running import KERNELS, Loaded, device_peak_bytes
 from llmcli.cli.sampling import Resolved
 from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
+from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
 from llmcli.measure.stopwatch import Stopwatch
 from llmcli.reports import Generated
@@ -62,6 +63,10 @@ class Job:
             writer.close()
             self._statistics(level)
             raise Stopped(stop, told=True) from stop
+        except LlmcliError:
+            if isinstance(writer, TextWriter):
+                writer.close()  # the error begins on a line of its own
+            raise
         writer.close()
         self._statistics(level)
 
