@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from llmcli.cli.exits import run
+from llmcli.cli.exits import SIGNALS, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,8 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> None:
-    from llmcli.cli.tree import root
+    with SIGNALS.abrupt():
+        from llmcli.cli.tree import root
 
-    command: Any = root()
-    with command.make_context("llmcli", argv or ["--help"]) as context:
+        command: Any = root()
+        context: Any = command.make_context("llmcli", argv or ["--help"])
+    with context:
         command.invoke(context)

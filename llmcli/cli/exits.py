@@ -5,19 +5,23 @@ Imported before anything heavy, so that Ctrl-C during an import already ends pro
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError, WriteFailed
 
-ISSUES_HINT = "run it again with --debug for the traceback"
+# what a write to stdout fails with; typer writes the help itself, past our own `Output`
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+TRACEBACK_HINT = "run it again with --debug for the traceback"
 
 
 class Terminated(KeyboardInterrupt):
@@ -39,24 +43,52 @@ class Stopped(LlmcliError):
 class Signals:
     """SIGINT and SIGTERM raise where the program is; `received` remembers the first of them.
 
-    Libraries can turn the exception into another one (an import cut short does), so the
-    memory decides, not the type. A second signal within a second is the same one (`timeout`
-    signals the process and its group); a later one ends the process on the spot.
+    The exception can get lost on its way: raised in a callback of the import system it is
+    printed and ignored, and libraries turn it into another one. So imports are `abrupt`: the
+    process ends on the spot. Elsewhere `check` raises again, and `cause` finds the reason of
+    whatever arrived. A second signal within a second is the same one (`timeout` signals the
+    process and its group); a later one ends the process at once.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
         self.over = False
+        self._argv: Sequence[str] = ()
+        self._abrupt = False
         self._when = 0.0
 
-    def install(self) -> None:
+    def install(self, argv: Sequence[str]) -> None:
         """Takes both signals over, except where the parent had them ignored (`nohup`)."""
+        self.received, self.over, self._argv, self._abrupt = None, False, argv, False
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._handle)
             except ValueError:  # not the main thread: an embedder's own affair
                 return
+
+    @contextmanager
+    def abrupt(self) -> Iterator[None]:
+        """For imports: nothing has been written yet that would have to be kept or tidied up."""
+        self._abrupt = True
+        try:
+            yield
+        finally:
+            self._abrupt = False
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt or Terminated where a signal came and its exception got lost."""
+        if self.received is not None:
+            raise self._exception()
+
+    def cause(self, exception: BaseException) -> BaseException:
+        """The interruption behind `exception`, where there was one, else `exception`."""
+        if self.received is None or isinstance(exception, LlmcliError | KeyboardInterrupt):
+            return exception
+        return self._exception()
+
+    def _exception(self) -> KeyboardInterrupt:
+        return KeyboardInterrupt() if self.received == signal.SIGINT else Terminated()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -65,32 +97,27 @@ class Signals:
         if self.received is not None:
             return
         self.received, self._when = number, now
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+        if self._abrupt:
+            os._exit(_report(self._exception(), self._argv))
+        raise self._exception()
 
-    def cause(self, exception: BaseException) -> BaseException:
-        """The interruption behind `exception`, where there was one, else `exception`."""
-        if self.received is None or isinstance(exception, LlmcliError | KeyboardInterrupt):
-            return exception
-        return KeyboardInterrupt() if self.received == signal.SIGINT else Terminated()
+
+SIGNALS = Signals()
 
 
 def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
-    signals = Signals()
-    signals.install()
+    SIGNALS.install(argv)
     _tolerate(sys.stdout)
     try:
-        try:
-            action(list(argv))
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            return 0
-        except BaseException as exception:
-            return _report(signals.cause(exception), argv)
-    except OSError:  # the report itself could not be written
-        return _abandoned()
+        action(list(argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return 0
+    except BaseException as exception:
+        return _report(SIGNALS.cause(exception), argv)
     finally:
-        signals.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down
+        SIGNALS.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down
         _detach(sys.stdout)
         _detach(sys.stderr)
 
@@ -105,9 +132,10 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
         return exception.code if isinstance(exception.code, int) else 1
     error = as_error(exception)
     flags = argv[: argv.index("--")] if "--" in argv else argv
-    if "--debug" in flags and not isinstance(error, Stopped):
-        traceback.print_exception(exception, file=sys.stderr)
     if not isinstance(error, Stopped):
+        if "--debug" in flags:
+            for line in "".join(traceback.format_exception(exception)).splitlines():
+                tell(line)
         tell(f"error: {error.message}")
         if error.hint:
             tell(f"hint: {error.hint}")
@@ -129,10 +157,10 @@ def as_error(exception: BaseException) -> LlmcliError:
             f"out of memory: {_first_line(exception)}",
             hint="use a smaller model, --context-length or --dtype bfloat16",
         )
-    if isinstance(exception, OSError) and exception.filename is None and exception.strerror:
-        return WriteFailed(f"could not write the output: {exception.strerror.lower()}")
+    if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:
+        return WriteFailed(f"could not write the output: {os.strerror(exception.errno).lower()}")
     name = type(exception).__name__
-    return LlmcliError(f"internal error: {name}: {_first_line(exception)}", hint=ISSUES_HINT)
+    return LlmcliError(f"internal error: {name}: {_first_line(exception)}", hint=TRACEBACK_HINT)
 
 
 def tell(line: str) -> None:
@@ -151,8 +179,11 @@ def _write_error(error: LlmcliError) -> None:
 
     body = {"code": error.code, "kind": error.kind, "message": error.message, "hint": error.hint}
     document = {"schema": "llmcli.error/1", "error": body}
-    if sys.stdout is not None:
-        print(json.dumps(document), flush=True)
+    try:
+        if sys.stdout is not None:
+            print(json.dumps(document), flush=True)
+    except OSError:  # the pipe is closed or the disk full: the exit code still tells
+        pass
 
 
 def _usage(exception: Any) -> UsageError:
@@ -199,18 +230,6 @@ def _tolerate(stream: TextIO | None) -> None:
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and getattr(stream, "errors", "") == "strict":
         reconfigure(errors="replace")
-
-
-def _abandoned() -> int:
-    """Neither result nor error could be written: the pipe is closed (0) or the disk full (1)."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        return 0
-    except OSError:
-        return 1
-    return 1
 
 
 def _detach(stream: TextIO | None) -> None:

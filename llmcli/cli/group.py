@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
+from llmcli.cli.exits import SIGNALS
 from llmcli.cli.params import adopt, flatten
 from llmcli.errors import UsageError
 
@@ -78,7 +79,8 @@ class Root(TyperGroup):
         entry = self.entries.get(cmd_name)
         if entry is None:
             return None
-        return build(cmd_name, import_module(entry.module).command)
+        with SIGNALS.abrupt():
+            return build(cmd_name, import_module(entry.module).command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with our message: raises UsageError with the closest names."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.batch import groups
 from llmcli.cli.encoding import Encoded
-from llmcli.cli.exits import Stopped
+from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import KERNELS, Loaded, device_peak_bytes
@@ -58,6 +58,7 @@ class Job:
             self.out.note(f"drew the seed {self.seed}: `--seed {self.seed}` gives the same text")
         try:
             for number, token in self._tokens():
+                SIGNALS.check()
                 writer.token(number, token, self.watch.elapsed * 1000)
         except KeyboardInterrupt as stop:
             writer.close()

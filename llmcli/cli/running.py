@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
@@ -42,14 +43,16 @@ def load_model(options: ModelOptions, out: Output, *, spec: str | None = None) -
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
-        begin = perf_counter()
+    begin = perf_counter()
+    with SIGNALS.abrupt():
         import torch
 
         from llmcli.loading import load_checkpoint
 
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        imported = perf_counter()
+    imported = perf_counter()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with Progress(out) as progress:
         model = load_checkpoint(
             checkpoint,
             device=options.device,
@@ -59,6 +62,7 @@ def load_model(options: ModelOptions, out: Output, *, spec: str | None = None) -
             progress=progress,
         )
     load_s = open_s + perf_counter() - imported
+    SIGNALS.check()
     _check_context(options, model.config, out)
     return Loaded(model, imported - begin, load_s)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -136,9 +138,6 @@ def test_an_exception_made_of_an_interruption_is_one(capsys):
     """An import that Ctrl-C cuts short raises whatever the library makes of it."""
 
     def action(argv):
-        import os
-        import signal
-
         try:
             os.kill(os.getpid(), signal.SIGINT)
             for _ in range(1000):
@@ -153,3 +152,34 @@ def test_an_exception_made_of_an_interruption_is_one(capsys):
 def test_messages_cannot_send_terminal_codes(capsys):
     exits.run(raising(CheckpointError("tensor `\x1b]0;evil\x07\nhint: no`")), ["x"])
     assert capsys.readouterr().err == "error: tensor `\\x1b]0;evil\\x07\\nhint: no`\n"
+
+
+def test_an_interruption_that_got_lost_is_raised_again(capsys):
+    """Raised in a callback of the import system, the exception is printed and ignored."""
+    seen = []
+
+    def action(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:
+            seen.append("lost")
+        exits.SIGNALS.check()
+        seen.append("went on")
+
+    assert exits.run(action, ["x"]) == 130
+    assert seen == ["lost"]
+
+
+def test_a_second_signal_right_after_the_first_is_the_same_one():
+    def action(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt as first:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise exits.Stopped(first, told=True) from first
+
+    assert exits.run(action, ["x", "--json"]) == 143

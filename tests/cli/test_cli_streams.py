@@ -82,6 +82,17 @@ def test_help_to_a_full_disk():
     )
 
 
+def test_an_error_keeps_its_code_where_nobody_reads_it():
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", "generate", "-n", "x", "--json"], cwd=ROOT, stdout=writing,
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(writing)
+    assert "takes a whole number" in finished(process, 2)[1]
+
+
 def until_output(process, count=1):
     found = process.stdout.read(count)
     assert len(found) == count
@@ -122,7 +133,7 @@ def test_an_interrupted_json_run_prints_what_it_has(tiny):
 
 
 def test_an_interruption_while_it_starts_is_silent(tiny):
-    for delay in (0.15, 0.4, 0.8):
+    for delay in (0.1, 0.2, 0.4, 0.7, 1.0):
         process = start(tiny, "generate", "x", *ENDLESS)
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
