@@ -167,6 +167,8 @@ CASES: tuple[Case, ...] = (
         {"hidden_size": 51, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 34},
     ),
     Case("llama-theta", "llama", _rope("default", 500_000.0)),
+    # transformers' Llama rotates whole heads whatever this says
+    Case("llama-partial", "llama", {"partial_rotary_factor": 0.5}),
     Case("llama-gelu", "llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-2}),
     Case("llama-tanh-gelu", "llama", {"hidden_act": "gelu_pytorch_tanh"}),
     Case("llama-relu", "llama", {"hidden_act": "relu"}),
