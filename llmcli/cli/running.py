@@ -34,11 +34,14 @@ class Loaded:
     load_s: float
 
 
-def load_model(options: ModelOptions, out: Output, *, spec: str | None = None) -> Loaded:
+def load_model(
+    options: ModelOptions, out: Output, *, text: bool, spec: str | None = None
+) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
 
-    The headers are read before torch is imported: a name that does not exist fails at once.
-    Raises the errors of `open_model` and `load_checkpoint`.
+    `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
+    no error then. The headers are read before torch is imported: a name that does not exist
+    fails at once. Raises the errors of `open_model` and `load_checkpoint`.
     """
     options.check()
     with Progress(out) as progress:
@@ -59,6 +62,7 @@ def load_model(options: ModelOptions, out: Output, *, spec: str | None = None) -
             dtype=options.dtype,
             quantize=options.quantize,
             random_weights=options.weights_seed,
+            text=text,
             progress=progress,
         )
     load_s = open_s + perf_counter() - imported

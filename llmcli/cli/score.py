@@ -64,7 +64,7 @@ def command(
     """
     out = Output("score", output)
     given = read_prompt(prompt)
-    loaded = load_model(model, out).model
+    loaded = load_model(model, out, text=given.ids is None).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
     body = _body(ours)
     if score.versus is None:
@@ -76,7 +76,7 @@ def command(
         out.show(render_score(ours))
         return
     del loaded
-    other = load_model(model, out, spec=score.versus).model
+    other = load_model(model, out, text=given.ids is None, spec=score.versus).model
     theirs = _scored(other, given, special, score, model, out)
     comparison = compare(ours, theirs)
     if out.json:

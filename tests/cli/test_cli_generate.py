@@ -275,6 +275,10 @@ def test_a_checkpoint_without_a_tokenizer_runs_on_ids(cli, tmp_path):
     assert result.code == 4
     assert "has no tokenizer" in result.err
     assert "--ids" in result.err
+    (folder / "tokenizer.model").write_bytes(b"a kind that is not read")
+    assert cli("generate", "--ids", "7,8", *base, "--json").json()["outputs"][0]["ids"] == ids
+    assert cli("score", "--ids", "7,8", *base[:5], "--json").json()["tokens_scored"] == 1
+    assert cli("generate", "text", *base).code == 4
 
 
 def test_a_model_without_template_continues_and_refuses_chat(cli, tmp_path):
