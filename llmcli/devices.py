@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from llmcli.errors import OutOfMemory, UsageError
+from llmcli.ops import processor
 
 DTYPES = {
     "float64": torch.float64,
@@ -55,30 +56,13 @@ def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dt
             raise UsageError("the device `mps` has no float64", hint="use --device cpu")
         return DTYPES[name]
     if device.type == "cpu":
-        return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        return torch.bfloat16 if processor.has_bfloat16() else torch.float32
     matrices = stored - {"F32"} or stored
     if matrices == {"F32"} or "F64" in matrices:
         return torch.float32
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.float16
     return torch.float16 if matrices == {"F16"} else torch.bfloat16
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself: AVX512-BF16 or AMX."""
-    flags = cpu_flags()
-    return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags as Linux names them; empty where they cannot be read."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return frozenset()
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -30,6 +30,7 @@ BESIDE = {
     ("families", "checkpoints"),
     ("text", "checkpoints"),
     ("ops", "kernels"),
+    ("devices", "ops"),
     ("weights", "model"),
     ("loading", "model"),
     ("loading", "weights"),

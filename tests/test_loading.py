@@ -14,6 +14,7 @@ from llmcli.errors import (
     WeightMismatch,
 )
 from llmcli.loading import load, load_checkpoint, weight_bytes
+from llmcli.ops import processor
 
 
 def load_tiny(folder, **options):
@@ -107,9 +108,9 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path, monkeypat
 def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
     assert devices.resolve_dtype("float64", cpu, set()) == torch.float64
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"}))
     assert devices.resolve_dtype("auto", cpu, {"BF16"}) == torch.bfloat16
-    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx2"}))
     assert devices.resolve_dtype("auto", cpu, {"F16"}) == torch.float32
     with pytest.raises(UsageError, match="`float8` is not a dtype"):
         devices.resolve_dtype("float8", cpu, set())

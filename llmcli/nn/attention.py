@@ -58,16 +58,15 @@ class Attention:
     def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`, the new keys and values appended to `cache`."""
         config = self.config
-        q_BHTd, k_BKTd, v_BKTe = self._project(x_BTD, step)
+        qk_BTNd, v_BKTe = self._project(x_BTD, step)
         if config.rope is not None:
-            cos, sin = step.rope(config.rope)
-            q_BHTd, k_BKTd = rotate(q_BHTd, cos, sin), rotate(k_BKTd, cos, sin)
-            step.emit(f"{self.name}.q_rot", q_BHTd)
-            step.emit(f"{self.name}.k_rot", k_BKTd)
-        k_BKSd, v_BKSe = k_BKTd, v_BKTe
+            qk_BTNd = rotate(qk_BTNd, *step.rope(config.rope))
+            self._emit_qk("_rot", qk_BTNd, step)
+        q_BHTd, k_BKSd = self._heads(qk_BTNd)
+        v_BKSe = v_BKTe
         visible = step.visible(config.window)
         if cache is not None:
-            step.write(cache, k_BKTd, v_BKTe)
+            step.write(cache, k_BKSd, v_BKTe)
             k_BKSd = cache.k[:, :, visible.first : visible.last]
             v_BKSe = cache.v[:, :, visible.first : visible.last]
         z_BHTe = attend(
@@ -76,22 +75,37 @@ class Attention:
         step.emit(f"{self.name}.z", z_BHTe)
         return self.out(z_BHTe.transpose(1, 2).flatten(2))
 
-    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values per head, normalized where the model does that."""
+    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Queries and keys as the N = H + K heads of one tensor, so that what is done to both
+        is done once; values `[B, K, T, e]`. Normalized where the model does that.
+        """
         config = self.config
-        q, k, v = self.qkv.split(self.qkv(x_BTD))
         batch, tokens, _ = x_BTD.shape
-        q_BTHd = q.view(batch, tokens, config.heads, config.head_dim)
-        k_BTKd = k.view(batch, tokens, config.kv_heads, config.head_dim)
+        heads = config.heads + config.kv_heads
+        qk, v = self.qkv(x_BTD).split_with_sizes(
+            [heads * config.head_dim, config.kv_heads * config.value_dim], -1
+        )
+        qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
-        step.emit(f"{self.name}.q", q_BTHd.transpose(1, 2))
-        step.emit(f"{self.name}.k", k_BTKd.transpose(1, 2))
+        self._emit_qk("", qk_BTNd, step)
         step.emit(f"{self.name}.v", v_BKTe)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHd, k_BTKd = self.q_norm(q_BTHd), self.k_norm(k_BTKd)
-            step.emit(f"{self.name}.q_norm", q_BTHd.transpose(1, 2))
-            step.emit(f"{self.name}.k_norm", k_BTKd.transpose(1, 2))
-        return q_BTHd.transpose(1, 2), k_BTKd.transpose(1, 2), v_BKTe
+            q_BTHd, k_BTKd = qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2)
+            qk_BTNd = torch.cat((self.q_norm(q_BTHd), self.k_norm(k_BTKd)), 2)
+            self._emit_qk("_norm", qk_BTNd, step)
+        return qk_BTNd, v_BKTe
+
+    def _heads(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[B, H, T, d]` and keys `[B, K, T, d]`, views of both."""
+        q_BHTd, k_BKTd = qk_BTNd.transpose(1, 2).split_with_sizes(
+            [self.config.heads, self.config.kv_heads], 1
+        )
+        return q_BHTd, k_BKTd
+
+    def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> None:
+        if step.tap is not None:
+            for letter, heads in zip("qk", self._heads(qk_BTNd), strict=True):
+                step.emit(f"{self.name}.{letter}{suffix}", heads)
 
     def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.

@@ -20,6 +20,7 @@ from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
 from llmcli.nn.step import RopeTables, Step, Tap
+from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 
 
@@ -36,7 +37,8 @@ class Decoder:
         self.device = torch.device(device)
         self.dtype = dtype
         parameters = Parameters(anatomy.parameters(config), device=self.device, dtype=dtype)
-        self.embed = parameters.one("embed.W")
+        tied = config.head.tied  # then the table is the head's matrix, too
+        self.embed = parameters.matrix(("embed.W",)) if tied else parameters.one("embed.W")
         self.pos_embed = None
         if config.embedding.positions is not None:
             self.pos_embed = parameters.one("pos_embed.W")
@@ -44,7 +46,7 @@ class Decoder:
             Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
         ]
         self.ln_final = Norm(config.final_norm, "ln_final", parameters)
-        self.head = None if config.head.tied else Linear(parameters, ("head.W",))
+        self.head = None if tied else Linear(parameters, ("head.W",))
         self.head_bias = parameters.one("head.b") if config.head.bias else None
         if parameters.unclaimed():
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
@@ -127,7 +129,7 @@ class Decoder:
 
     def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
         weight_VD = self.embed if self.head is None else self.head.weight
-        raw_BTV = F.linear(self.ln_final.observed(x_BTD, step), weight_VD, self.head_bias)
+        raw_BTV = linear(self.ln_final.observed(x_BTD, step), weight_VD, self.head_bias)
         step.emit("logits_raw", raw_BTV)
         logits_BTV = at_least_float32(raw_BTV)
         step.emit("logits", logits_BTV)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.nn.parameters import Parameters
+from llmcli.ops.linear import linear
 
 
 class Linear:
@@ -20,13 +20,13 @@ class Linear:
     def __init__(
         self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
     ) -> None:
-        self.weight = parameters.stacked(weights)
+        self.weight = parameters.matrix(weights)
         self.bias = parameters.stacked(biases) if biases else None
         self.rows = [parameters.slots[name].shape[0] for name in weights]
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """All segments at once: `[B, T, D]` → `[B, T, rows]`."""
-        return F.linear(x_BTD, self.weight, self.bias)
+        return linear(x_BTD, self.weight, self.bias)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from llmcli.anatomy import TensorSpec
+from llmcli.ops.linear import lies_by_columns
 
 
 class Parameters:
@@ -38,11 +39,25 @@ class Parameters:
 
     def stacked(self, names: Sequence[str]) -> Tensor:
         """Parameters of equal width in one tensor, row after row in the order given."""
-        shapes = [self._shapes[name] for name in names]
-        rows = [shape[0] for shape in shapes]
-        tensor = torch.empty(
-            (sum(rows), *shapes[0][1:]), device=self.device, dtype=self.dtype
+        rows, *rest = self._stacked_shape(names)
+        return self._claim(
+            names, torch.empty(rows, *rest, device=self.device, dtype=self.dtype)
         )
+
+    def matrix(self, names: Sequence[str]) -> Tensor:
+        """The same `[rows, columns]` for a matrix that is multiplied with: see `ops.linear`."""
+        rows, columns = self._stacked_shape(names)
+        if not lies_by_columns(rows, self.device, self.dtype):
+            return self.stacked(names)
+        lying = torch.empty(columns, rows, device=self.device, dtype=self.dtype)
+        return self._claim(names, lying.t())
+
+    def _stacked_shape(self, names: Sequence[str]) -> tuple[int, ...]:
+        shapes = [self._shapes[name] for name in names]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def _claim(self, names: Sequence[str], tensor: Tensor) -> Tensor:
+        rows = [self._shapes[name][0] for name in names]
         for name, part in zip(names, tensor.split_with_sizes(rows), strict=True):
             self.slots[name] = part
         return tensor

@@ -98,7 +98,7 @@ class Step:
         return self._positions
 
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
-        """cos and sin of the new tokens, `[T, R]` or `[B, 1, T, R]`."""
+        """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`: the same for all heads."""
         if config not in self._tables:
             self._tables[config] = self._rope(config)
         return self._tables[config]
@@ -110,13 +110,13 @@ class Step:
                 tables.between(start, start + self.tokens, start + length)
                 for start, length in zip(self.starts, self.lengths, strict=True)
             ]
-            cos, sin = (torch.stack(table).unsqueeze(1) for table in zip(*parts, strict=True))
+            cos, sin = (torch.stack(table).unsqueeze(-2) for table in zip(*parts, strict=True))
             return cos, sin
         cos, sin = tables.upto(self.keys)
         if self.uniform:
             rows = slice(self.starts[0], self.starts[0] + self.tokens)
-            return cos[rows], sin[rows]
-        return cos[self.positions].unsqueeze(1), sin[self.positions].unsqueeze(1)
+            return cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)
+        return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
     def visible(self, window: int | None) -> Visible:
         """What the new tokens see under a window of that many keys (None: all before them)."""

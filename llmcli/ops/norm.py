@@ -19,6 +19,12 @@ def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float) -> Tensor:
     """
     if x_BTD.is_cuda:
         return F.rms_norm(x_BTD, w_D.shape, w_D, eps)
+    size = x_BTD.shape[-1]
+    if x_BTD.numel() == size:
+        # one row: what counts is the number of calls. (x, -x) has mean 0 and variance mean(x²),
+        # so that the fused LayerNorm does it: 12 µs for bfloat16 instead of 25
+        both = torch.cat((x_BTD, -x_BTD), -1)
+        return F.layer_norm(both, (2 * size,), None, None, eps)[..., :size] * w_D
     return (x_BTD * _inverse_rms(x_BTD, eps)).mul_(w_D).to(x_BTD.dtype)
 
 

@@ -65,17 +65,16 @@ def tables(frequencies_N: Tensor, positions: Tensor, factor: float) -> tuple[Ten
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 
-def rotate(x_BHTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first R numbers of every head; `cos`, `sin` `[T, R]` or `[B, 1, T, R]`.
+def rotate(x_BTHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the first R numbers of every head; `cos`, `sin` `[T, 1, R]` or `[B, T, 1, R]`.
 
     Computed in the tables' dtype (at least float32) and returned in that of `x`.
     """
     rotated = cos.shape[-1]
-    head = x_BHTd if rotated == x_BHTd.shape[-1] else x_BHTd[..., :rotated]
-    turned = torch.addcmul(head * cos, head.roll(rotated // 2, -1), sin).to(x_BHTd.dtype)
-    if rotated == x_BHTd.shape[-1]:
-        return turned
-    return torch.cat((turned, x_BHTd[..., rotated:]), -1)
+    whole = rotated == x_BTHd.shape[-1]
+    head = (x_BTHd if whole else x_BTHd[..., :rotated]).to(cos.dtype)
+    turned = torch.addcmul(head * cos, head.roll(rotated // 2, -1), sin).to(x_BTHd.dtype)
+    return turned if whole else torch.cat((turned, x_BTHd[..., rotated:]), -1)
 
 
 def _powers(theta: float, dims: int) -> Tensor:

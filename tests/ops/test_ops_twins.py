@@ -91,7 +91,8 @@ def test_rotate_equals_its_twin(kind, length):
     x = torch.randn(2, 3, 5, 20, dtype=F64, generator=torch.Generator().manual_seed(1))
     positions = torch.arange(length - 5, length)
     cos, sin = rope.tables(frequencies, positions, factor)
-    fast = rope.rotate(x, cos, sin)
+    heads_last = x.transpose(1, 2)
+    fast = rope.rotate(heads_last, cos.unsqueeze(-2), sin.unsqueeze(-2)).transpose(1, 2)
     for t, position in enumerate(positions.tolist()):
         for b in range(2):
             for h in range(3):
