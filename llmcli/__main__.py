@@ -1,8 +1,6 @@
 """`python -m llmcli` is `llmcli`."""
 
-import sys
-
-from llmcli.cli.app import main
+from llmcli.cli.app import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -135,3 +135,16 @@ def test_an_unknown_tokenizer_matters_only_for_text(tmp_path):
     with pytest.raises(UnsupportedModel, match="tokenizer"):
         load_tiny(tmp_path)
     assert load_tiny(tmp_path, text=False).tokenizer is None
+
+
+def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
+    by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
+    monkeypatch.setattr("llmcli.nn.parameters.lies_by_columns", lambda rows, device, dtype: True)
+    monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", 300)
+    by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
+    assert by_columns.blocks[0].ffn.gate_up.weight.stride(0) == 1
+    for name, slot in by_rows.slots.items():
+        assert torch.equal(slot, by_columns.slots[name]), name
+    assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1

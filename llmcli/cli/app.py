@@ -6,11 +6,21 @@ before typer is imported.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from llmcli.cli.exits import SIGNALS, run
+
+
+def script() -> NoReturn:
+    """The `llmcli` of the command line: `main`, and then an end on the spot.
+
+    Everything is written and closed by then; Python's own end takes torch down module by
+    module, which is half a second before the prompt comes back.
+    """
+    os._exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

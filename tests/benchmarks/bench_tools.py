@@ -15,15 +15,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # The child prints its own high-water mark when it ends: its parent's getrusage would count the
-# parent's memory too, since fork and exec carry the old mark over.
+# parent's memory too, since fork and exec carry the old mark over. Every child ends as llmcli
+# does, on the spot, without taking its modules down.
 _CHILD = """
-import atexit, runpy, sys
-def report():
+import os, runpy, sys
+leave = os._exit
+def report(code):
     with open("/proc/self/status") as status:
         mark = [line.split()[1] for line in status if line.startswith("VmHWM")]
     sys.stderr.write(f"\\nVmHWM {mark[0]}\\n")
-atexit.register(report)
+    sys.stderr.flush()
+    leave(code)
+os._exit = report
 """
+_END = "\nsys.stdout.flush()\nsys.stderr.flush()\nos._exit(0)"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Ran:
 
 def run_python(code: str, *, threads: int | None = None) -> Ran:
     """Runs `code` in a fresh interpreter; raises RuntimeError with its stderr where it fails."""
-    return _run([sys.executable, "-c", _CHILD + code], threads)
+    return _run([sys.executable, "-c", _CHILD + code + _END], threads)
 
 
 def run_llmcli(arguments: Sequence[str], *, threads: int | None = None) -> Ran:
