@@ -57,7 +57,7 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch):
 def test_missing_unexpected_and_misshapen_tensors(tmp_path):
     tensors = llama_tensors()
     del tensors["model.norm.weight"]
-    with pytest.raises(WeightMismatch, match="no tensor for `ln_final.w`") as caught:
+    with pytest.raises(WeightMismatch, match=r"no tensor for `ln_final\.w`") as caught:
         load_tiny(write_llama(tmp_path / "a", tensors))
     assert caught.value.code == 4
     tensors = llama_tensors() | {"model.layers.0.self_attn.extra": torch.ones(2)}
