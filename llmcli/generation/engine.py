@@ -66,6 +66,7 @@ def stream(
     outputs = [
         Output(
             number,
+            prompts[number // samples],
             room=min(limit, room - len(prompts[number // samples]) + 1),
             tokenizer=model.tokenizer,
             stop=stop,

@@ -45,12 +45,14 @@ class Token:
 class Output:
     """Turns the choices of one sequence into tokens, up to `room` of them.
 
-    `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text.
+    `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text. The text
+    goes on behind `prompt`, unless that ends with a special token: then it begins.
     """
 
     def __init__(
         self,
         sequence: int,
+        prompt: Sequence[int],
         *,
         room: int,
         tokenizer: Tokenizer | None,
@@ -62,7 +64,10 @@ class Output:
         self._room = room
         self._eos_ids = eos_ids
         self._index = 0
-        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer)
+        self._decoder = None
+        if tokenizer is not None:
+            begins = prompt[-1] in tokenizer.special_ids
+            self._decoder = StreamDecoder(tokenizer, first=begins)
         self._stop = StopMatcher(stop)
 
     def add(self, choice: Choice) -> Token:

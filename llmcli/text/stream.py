@@ -10,13 +10,19 @@ if TYPE_CHECKING:
 
 
 class ByteStream:
-    """The bytes of a text, token by token: separators and the lead are applied as they come."""
+    """The bytes of a text, token by token: separators and the lead are applied as they come.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    `first`: the text begins here, where some vocabularies drop a space; false for tokens that
+    continue a text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, first: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if skip_special else frozenset()
-        self._first = True
-        self._strip = tokenizer.spelling.strip
+        self._first = first
+        self._strip = tokenizer.spelling.strip if first else 0
 
     def push(self, token: int) -> bytes:
         """The bytes that `token` adds to the text; empty for hidden and unknown ids."""
@@ -38,13 +44,16 @@ class ByteStream:
 class StreamDecoder:
     """Text of a growing token sequence.
 
-    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)`. Bytes
+    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)`; with
+    `first` false, it is what decoding them behind an earlier text would add to it. Bytes
     that begin a character are held back until it is whole; bytes that can never be one become
     U+FFFD, one for each maximal invalid part (as Unicode recommends).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._bytes = ByteStream(tokenizer, skip_special=skip_special)
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, first: bool = True
+    ) -> None:
+        self._bytes = ByteStream(tokenizer, skip_special=skip_special, first=first)
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:

@@ -245,3 +245,13 @@ def test_chat_template_files(tmp_path):
     directory = write(tmp_path / "plain", "llama3", chat_template="S{{ eos_token }}")
     assert from_directory(directory).chat_template.render([]) == "S<|eot_id|>"
     assert from_directory(write(tmp_path / "none", "gpt2")).chat_template is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_keeps_the_space_that_a_beginning_drops(tmp_path, kind):
+    ours = from_directory(write(tmp_path, kind))
+    ids = ours.encode("the quick brown fox", add_bos=False)
+    for cut in range(1, len(ids)):
+        stream = StreamDecoder(ours, first=False)
+        rest = "".join(map(stream.push, ids[cut:])) + stream.finish()
+        assert ours.decode(ids[:cut]) + rest == ours.decode(ids) == "the quick brown fox"
