@@ -82,7 +82,7 @@ class Decoder:
         `lengths[b]` of row b's tokens are real, the rest is padding on the right. `last`
         gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
         after layer i and returns the residual stream `[B, T, D]`. Raises ValueError where
-        the tokens do not fit the state or the table of learned positions.
+        the tokens, padding included, do not fit the state or the table of learned positions.
         """
         step = self._step(ids_BT, state, lengths, tap)
         x_BTD = self._embed(ids_BT, step)
