@@ -50,6 +50,13 @@ def read_folder(path: Path, *, only: Path | None = None) -> Folder:
         shards = tuple(dict.fromkeys(index.values()))
     else:
         shards = _one(path, names, ".safetensors")
+    others = _visible(names, ".gguf")
+    if shards and config is None and others:
+        raise CheckpointError(
+            f"the directory `{shown(path)}` has safetensors without a config.json, "
+            f"and {_listed(others)}",
+            hint=f"name a .gguf file, as in `{shown(path / others[0], 200)}`",
+        )
     gguf = () if shards else _one(path, names, ".gguf")
     if not shards and not gguf:
         pickles = sorted(name for name in names if name.lower().endswith(PICKLE_SUFFIXES))
@@ -106,12 +113,19 @@ def _names(path: Path) -> set[str]:
 
 def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
     """The one file with that ending, or none; CheckpointError lists several."""
-    found = sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")
+    found = _visible(names, suffix)
     if len(found) > 1:
-        listed = ", ".join(f"`{shown(name)}`" for name in found[:4])
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         raise CheckpointError(
-            f"the directory `{shown(path)}` has several {suffix} files: {listed}{more}",
+            f"the directory `{shown(path)}` has several {suffix} files: {_listed(found)}",
             hint=f"name one, as in `{shown(path / found[0], 200)}`",
         )
     return tuple(path / name for name in found)
+
+
+def _visible(names: set[str], suffix: str) -> list[str]:
+    return sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{shown(name)}`" for name in names[:4]) + more

@@ -194,7 +194,10 @@ def _counts(header: _Header) -> tuple[int, int]:
     if magic != b"GGUF":
         if header.data[: min(23, header.size)] == b"version https://git-lfs":
             raise header.fail("it is a git-lfs pointer", hint="run `git lfs pull` beside it")
-        raise header.fail(f"it begins with {magic!r} instead of b'GGUF'")
+        raise header.fail(
+            "it does not begin with the letters GGUF",
+            hint="it may be another format, or an error page: fetch or copy the file again",
+        )
     header.at = 4
     version = header.u32("its header")
     if version & 0xFFFF == 0 and version:

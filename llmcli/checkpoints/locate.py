@@ -91,7 +91,8 @@ def locate(
     found = parse(spec, revision=revision)
     if isinstance(found, Path):
         return _existing(found, spec)
-    if note is not None and os.path.isdir(spec):
+    known = isinstance(found, HubId) or found in CATALOG
+    if note is not None and known and os.path.isdir(spec):
         note(f"a directory `{shown(spec)}` exists too; write `./{shown(spec)}` for that one")
     offline = offline or offline_from_environment()
     if isinstance(found, HubId):
@@ -133,8 +134,9 @@ def _listing(folder: Path) -> list[str]:
 def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
     entry = CATALOG.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name.partition("@")[0], CATALOG, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
+        names = [known.name for known in CATALOG.values() if known.wheel or known.repository]
+        near = difflib.get_close_matches(name.partition("@")[0], names, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(names)}"
         if os.path.exists(name) and "\0" not in name:
             hint = f"for the file or directory of that name write `./{shown(name)}`"
         raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)

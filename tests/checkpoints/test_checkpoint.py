@@ -120,6 +120,12 @@ def test_several_files_are_listed(tmp_path):
     error = refused(tmp_path)
     assert "`a.gguf`, `b.gguf`" in error.message
     assert "a.gguf" in error.hint
+    save_file({"w": W}, tmp_path / "model.safetensors")
+    error = refused(tmp_path)
+    assert "without a config.json, and `a.gguf`, `b.gguf`" in error.message
+    assert "a.gguf" in error.hint
+    write_json(tmp_path / "config.json", CONFIG)
+    assert open_checkpoint(tmp_path).kind == "safetensors"
 
 
 def test_a_missing_shard_is_named(sharded):

@@ -128,8 +128,8 @@ HUGE = text("k") + struct.pack("<IIQ", ARRAY, STRING, 1 << 63)
 LONG = text("k") + struct.pack("<IQ", STRING, 1 << 63)
 
 HOSTILE = {
-    "not gguf": (b"GGUX" + bytes(40), "begins with b'GGUX'"),
-    "one byte": (b"G", "begins with b'G'"),
+    "not gguf": (b"GGUX" + bytes(40), "not begin with the letters GGUF"),
+    "one byte": (b"G", "not begin with the letters GGUF"),
     "lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha", "git-lfs"),
     "no version": (b"GGUF", "ends inside"),
     "no counts": (b"GGUF\3\0\0\0\1", "ends inside"),
