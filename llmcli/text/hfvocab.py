@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.chat import MAX_SOURCE, ChatTemplate
 from llmcli.text.spelling import spelling_of
@@ -69,17 +69,19 @@ def _build(
     _mark_special(backend, named, settings)
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
-    eos = {ids.get("eos_token"), *_eos_ids(config), *_eos_ids(generation)}
+    strings = _strings(backend)
+    named_eos = ids.get("eos_token")
+    eos = {*_eos_ids(config), *_eos_ids(generation), *([] if named_eos is None else [named_eos])}
     return Tokenizer(
         backend,
         Vocabulary(
-            strings=_strings(backend),
+            strings=strings,
             spelling=spelling_of(_decoder(backend)),
             literal=frozenset(),
             silent=frozenset(),
             special_ids=frozenset(index for index, token in added.items() if token.special),
             bos_id=ids.get("bos_token"),
-            eos_ids=frozenset(index for index in eos if index is not None),
+            eos_ids=frozenset(index for index in eos if 0 <= index < len(strings)),
             prefix=_prefix(backend),
         ),
         name=f"tokenizer.json, {type(backend.model).__name__}",
@@ -107,24 +109,19 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise ValueError(f"more than {MAX_FILE} bytes")
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"`{path.name}` is no JSON: {shown(error, 120)}", hint=_BROKEN
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path.name}` is not a JSON object", hint=_BROKEN)
-    return content
+        return read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or _BROKEN) from error
 
 
 def _text(token: Any) -> str | None:
-    """A special token's text: a string, or a serialized AddedToken with its `content`."""
-    if isinstance(token, dict):
+    """A special token's text: a string, an AddedToken, or a serialized one with its `content`."""
+    from tokenizers import AddedToken
+
+    if isinstance(token, AddedToken):
+        token = token.content
+    elif isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) and token else None
 
@@ -140,37 +137,41 @@ def _mark_special(
     """Make the named tokens special, as transformers does when it loads.
 
     Only tokens that the vocabulary has: a new one would get an id that no model was trained on.
+    One call for all of them, because the library builds its search anew with every call.
     """
+    registered = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    wanted: dict[str, tokenizers.AddedToken] = {}
+
+    def want(token: Any, *, special: bool) -> None:
+        text = _text(token)
+        if text is not None and backend.token_to_id(text) is not None:
+            wanted[text] = _added(text, token, special=special)
+
     listed = settings.get("added_tokens_decoder")
     for token in listed.values() if isinstance(listed, dict) else ():
         if isinstance(token, dict):
-            _add(backend, token, special=bool(token.get("special", False)))
-    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+            want(token, special=bool(token.get("special", False)))
     for role, text in named.items():
-        _add(backend, added.get(text, settings[role]), special=True)
+        want(wanted.get(text, registered.get(text, settings[role])), special=True)
     for key in ("additional_special_tokens", "extra_special_tokens"):
         more = settings.get(key)
         for token in more if isinstance(more, list) else ():
-            _add(backend, token, special=True)
+            want(token, special=True)
+    changed = [token for text, token in wanted.items() if token != registered.get(text)]
+    backend.add_tokens([token for token in changed if not token.special])
+    backend.add_special_tokens([token for token in changed if token.special])
 
 
-def _add(backend: tokenizers.Tokenizer, token: Any, *, special: bool) -> None:
-    """Add a token by its text, by its serialized form, or again with other flags."""
+def _added(text: str, token: Any, *, special: bool) -> tokenizers.AddedToken:
+    """The token as the library wants it, with the flags of `token` where that has any."""
     from tokenizers import AddedToken
 
-    text = token.content if isinstance(token, AddedToken) else _text(token)
-    if text is None or backend.token_to_id(text) is None:
-        return
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
     if isinstance(token, AddedToken):
         flags = {name: getattr(token, name) for name in flags}
     elif isinstance(token, dict):
         flags = {name: bool(token.get(name, default)) for name, default in flags.items()}
-    added = AddedToken(text, special=special, **flags)
-    if special:
-        backend.add_special_tokens([added])
-    else:
-        backend.add_tokens([added])
+    return AddedToken(text, special=special, **flags)
 
 
 def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:
@@ -193,15 +194,13 @@ def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
 
 
 def _eos_ids(config: Mapping[str, Any] | None) -> list[int]:
-    """`eos_token_id` of config.json or generation_config.json: absent, a number, or a list."""
+    """`eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
+
+    What is no number is ignored: whether a configuration is wrong is said where it is read.
+    """
     value = (config or {}).get("eos_token_id")
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in ids):
-        raise CheckpointError(
-            f"`eos_token_id` is {shown(value, 60)}, which is no token id",
-            hint="it must be a number or a list of numbers",
-        )
-    return ids
+    listed = value if isinstance(value, list) else [value]
+    return [index for index in listed if isinstance(index, int) and not isinstance(index, bool)]
 
 
 def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:

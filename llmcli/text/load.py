@@ -21,8 +21,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """
     if checkpoint.kind == "gguf":
         return from_gguf(checkpoint.config or {})
-    path = checkpoint.path
-    directory = path if path.is_dir() else path.parent
     return from_directory(
-        directory, config=checkpoint.config, generation=checkpoint.generation_config
+        checkpoint.folder, config=checkpoint.config, generation=checkpoint.generation_config
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -137,9 +138,44 @@ def test_eos_from_all_configurations(tmp_path):
     more = {"eos_token_id": [1, 5]}
     ours = from_directory(directory, config={"eos_token_id": 1}, generation=more)
     assert ours.eos_ids == {1, 2, 5}
-    for wrong in ("1", [1, None], -1, True, {"a": 1}):
-        with pytest.raises(CheckpointError, match="eos_token_id"):
-            from_directory(directory, config={"eos_token_id": wrong})
+
+
+@pytest.mark.parametrize("junk", ["1", None, [None, "1", 1.0], -1, True, [False], {"a": 1}, 10**9])
+def test_what_is_no_id_ends_nothing(tmp_path, junk):
+    directory = write(tmp_path, "llama3")
+    ours = from_directory(directory, config={"eos_token_id": junk}, generation=None)
+    assert ours.eos_ids == {2}
+    ours = from_directory(directory, config=None, generation={"eos_token_id": [5, junk]})
+    assert ours.eos_ids == {2, 5}
+    assert all(type(index) is int for index in ours.eos_ids)
+
+
+def test_thousands_of_listed_tokens_load_at_once(tmp_path):
+    vocab = {f"<t{index}>": index for index in range(8000)} | {"a": 8000, "<unk>": 8001}
+    library = Library(models.WordLevel(vocab, unk_token="<unk>"))
+    library.save(str(tmp_path / "tokenizer.json"))
+    listed = {
+        str(index): {"content": text, "special": index % 2 == 0, "lstrip": index % 3 == 0}
+        for text, index in vocab.items()
+        if index < 8000
+    }
+    settings = {"added_tokens_decoder": listed, "eos_token": "<t1>", "pad_token": "<t3>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    began = time.monotonic()
+    ours = from_directory(tmp_path)
+    assert time.monotonic() - began < 5, "one call per token took 26 s"
+    assert ours.special_ids == {*range(0, 8000, 2), 1, 3}
+    assert ours.eos_ids == {1}
+    assert ours.encode("<t7>a<t8>a <t9>") == [7, 8000, 8, 8000, 9]
+
+
+def test_of_two_entries_for_one_token_the_last_counts(tmp_path):
+    token = {"content": "the", "special": True}
+    listed = {"1": {**token, "lstrip": True}, "2": token}
+    directory = write(tmp_path, "gpt2", added_tokens_decoder=listed)
+    added = from_directory(directory)._backend.get_added_tokens_decoder().values()
+    (the,) = [token for token in added if token.content == "the"]
+    assert (the.special, the.lstrip) == (True, False)
 
 
 def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
