@@ -66,16 +66,20 @@ def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dt
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Free memory of `device` in bytes, None where it cannot be asked."""
+    """Free memory of `device` in bytes, within a container's limit; None where unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    free = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                free.append(int(line.split()[1]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())  # "max" is no number: no limit
+        free.append(limit - int((group / "memory.current").read_text()))
     except (OSError, ValueError):
         pass
-    return None
+    return min(free, default=None)
 
 
 def require_memory(nbytes: int, device: torch.device, what: str, hint: str) -> None:

@@ -75,7 +75,7 @@ class WeightMismatch(CheckpointError):
     """Checkpoint tensors and model parameters do not match one to one (exit 4).
 
     `missing`: parameters that nothing fills; `unexpected`: checkpoint tensors that no rule
-    names; `misshapen`: (parameter, shape expected, shape found).
+    names; `misshapen`: (parameter, checkpoint tensor, shape expected, shape found).
     """
 
     kind = "weight_mismatch"
@@ -85,7 +85,7 @@ class WeightMismatch(CheckpointError):
         *,
         missing: Sequence[str] = (),
         unexpected: Sequence[str] = (),
-        misshapen: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = (),
+        misshapen: Sequence[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = (),
         hint: str | None = None,
     ) -> None:
         self.missing = tuple(missing)
@@ -96,9 +96,11 @@ class WeightMismatch(CheckpointError):
             parts.append(f"no tensor for {_some(self.missing)}")
         if self.unexpected:
             parts.append(f"no parameter for {_some(self.unexpected)}")
-        for name, expected, found in self.misshapen[:1]:
+        for name, source, expected, found in self.misshapen[:1]:
             rest = f" (and {len(self.misshapen) - 1} more)" if len(self.misshapen) > 1 else ""
-            parts.append(f"`{name}` should be {list(expected)} but is {list(found)}{rest}")
+            parts.append(
+                f"`{name}` from `{source}` should be {list(expected)} but is {list(found)}{rest}"
+            )
         super().__init__(
             "the checkpoint does not fit its own configuration: " + "; ".join(parts), hint=hint
         )

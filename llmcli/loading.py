@@ -13,7 +13,7 @@ from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
-from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import plan, translate
 from llmcli.model import Ledger, Model
 from llmcli.nn.decoder import Decoder
@@ -60,7 +60,7 @@ def load_checkpoint(
     """Builds the decoder that the checkpoint's configuration describes and fills it.
 
     With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
-    tokenizer of a kind that llmcli does not know is no error: ids need none. Raises
+    tokenizer that is broken or of an unknown kind is no error: ids need none. Raises
     UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     if quantize not in ("auto", "none"):
@@ -82,7 +82,7 @@ def load_checkpoint(
                 hint="fetch its safetensors, or try the architecture with --random-weights",
             )
         todo = plan(checkpoint.tensors, rules, config)
-        check_fit(todo, config)
+        check_fit(todo, checkpoint.tensors, config)
     weights = weight_bytes(config, arithmetic)
     devices.require_memory(weights, on, "the weights", "try --dtype bfloat16 or a smaller model")
     decoder = Decoder(config, device=on, dtype=arithmetic)
@@ -106,7 +106,7 @@ def load_checkpoint(
 def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
     try:
         return load_tokenizer(checkpoint)
-    except UnsupportedModel:
+    except CheckpointError:
         if text:
             raise
         return None

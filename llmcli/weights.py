@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import AddConstant, Load, Op, Plan, Rows, Transpose, UnpairRows
+from llmcli.families import Load, Op, Plan, Rows, Transpose, UnpairRows
 from llmcli.model import Ledger, LedgerEntry
 from llmcli.nn.decoder import Decoder
-from llmcli.ops.quant import PLAIN, dequantize
+from llmcli.ops.quant import PLAIN, check_format, dequantize
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -25,11 +26,7 @@ _CHUNK_BYTES = 4 << 20  # read at a time: bounds what loading needs beyond the w
 def load_weights(
     decoder: Decoder, checkpoint: Checkpoint, todo: Plan, *, progress: Progress | None = None
 ) -> Ledger:
-    """Streams every planned tensor into its slot, a bounded number of rows at a time.
-
-    Every parameter is filled and every tensor used, or WeightMismatch says which is not.
-    """
-    check_fit(todo, decoder.config)
+    """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time."""
     entries = []
     total = sum(slot.nbytes for slot in decoder.slots.values())
     done = 0
@@ -57,28 +54,60 @@ def randomize(decoder: Decoder, seed: int) -> None:
             slot.normal_(0.0, 0.02, generator=generator)
 
 
-def check_fit(todo: Plan, config: ModelConfig) -> None:
-    """Raises WeightMismatch where names do not match one to one, CheckpointError at a double."""
+def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig) -> None:
+    """Holds the plan against names, shapes and formats of the headers, before anything is read.
+
+    Raises WeightMismatch where parameters and tensors do not match one to one, CheckpointError
+    where one is filled twice or a part of a tensor would be ignored, UnsupportedModel for a
+    format without a decoder.
+    """
+    expected = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
     times = Counter(load_.target for load_ in todo.loads)
-    missing = [spec.name for spec in parameters(config) if spec.name not in times]
+    missing = [name for name in expected if name not in times]
     if missing or todo.unexpected:
         raise WeightMismatch(missing=missing, unexpected=todo.unexpected)
     twice = [name for name, count in times.items() if count > 1]
     if twice:
         raise CheckpointError(f"two tensors of the checkpoint are both `{twice[0]}`")
+    misshapen, used = [], Counter[str]()
+    for load_ in todo.loads:
+        info, wanted = tensors[load_.source], expected[load_.target]
+        check_format(info.format)
+        used[load_.source] += math.prod(wanted)
+        found = _shape_after(info.shape, load_.ops)
+        if found != wanted:
+            misshapen.append((load_.target, load_.source, wanted, found or info.shape))
+    if misshapen:
+        raise WeightMismatch(misshapen=misshapen)
+    for source, count in used.items():
+        shape = list(tensors[source].shape)
+        if count != math.prod(shape):
+            raise CheckpointError(f"`{source}` is {shape}, of which {count} numbers have a use")
+
+
+def _shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:
+    """The shape that a rule's operations leave; None where they cannot be done on it."""
+    for op in ops:
+        match op:
+            case Rows(start=start, stop=stop) if shape and stop <= shape[0]:
+                shape = (stop - start, *shape[1:])
+            case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
+                pass
+            case Transpose() if len(shape) == 2:
+                shape = (shape[1], shape[0])
+            case _:
+                return None
+    return shape
 
 
 def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load) -> None:
     """Copies one checkpoint tensor through its operations into its slot."""
     info = checkpoint.tensors[load_.source]
-    if any(isinstance(op, Transpose | AddConstant) for op in load_.ops) or len(info.shape) != 2:
-        values = _with_operations(read_values(checkpoint, info, slot), load_.ops)
-        _require_shape(load_.target, slot.shape, values.shape)
-        slot.copy_(values)
-        return
-    rows = _row_order(info.shape[0], load_.ops)
-    _require_shape(load_.target, slot.shape, (len(rows), info.shape[1]))
-    _fill_rows(slot, checkpoint, info, rows)
+    if len(info.shape) == 2 and Transpose() not in load_.ops:
+        rows = _with_operations(torch.arange(info.shape[0]), load_.ops)
+        _fill_rows(slot, checkpoint, info, rows)
+    else:
+        slot.copy_(_with_operations(read_values(checkpoint, info, slot), load_.ops))
 
 
 def _fill_rows(slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Tensor) -> None:
@@ -99,28 +128,22 @@ def _fill_rows(slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Ten
             slot[index] = dequantize(raw, info.format, dtype=slot.dtype)
 
 
-def _row_order(rows: int, ops: Sequence[Op]) -> Tensor:
-    """Which of the stored rows become rows 0, 1, 2 … once the row operations are done."""
-    return _with_operations(torch.arange(rows), ops)
-
-
 def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
-    """The operations of a rule, from left to right, on a tensor's first axis or its numbers."""
+    """The operations of a rule, from left to right; `check_fit` has seen that they can be done.
+
+    On the numbers 0, 1, 2 … they give the order of the stored rows.
+    """
     for op in ops:
         match op:
             case Rows(start=start, stop=stop):
                 values = values[start:stop]
             case UnpairRows(heads=heads, dims=dims):
-                if values.shape[0] % heads:
-                    raise CheckpointError(f"{values.shape[0]} rows are not {heads} equal heads")
                 groups = values.reshape(heads, -1, *values.shape[1:])
                 turned = groups[:, :dims]
                 parts = (turned[:, 0::2], turned[:, 1::2], groups[:, dims:])
                 values = torch.cat(parts, 1).reshape(values.shape)
             case Transpose():
                 values = values.transpose(0, 1)
-            case AddConstant(value=value):
-                values = values + value
     return values
 
 
@@ -140,11 +163,6 @@ def _raw_rows(
     row_bytes = info.nbytes // rows
     data = checkpoint.read(info.name, start * row_bytes, stop * row_bytes)
     return torch.frombuffer(data, dtype=torch.uint8).view(stop - start, row_bytes).to(device)
-
-
-def _require_shape(name: str, expected: Sequence[int], found: Sequence[int]) -> None:
-    if tuple(expected) != tuple(found):
-        raise WeightMismatch(misshapen=[(name, tuple(expected), tuple(found))])
 
 
 def _entry(load_: Load, info: TensorInfo) -> LedgerEntry:

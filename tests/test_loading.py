@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_checkpoints import llama_tensors, write_llama
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
@@ -65,10 +65,10 @@ def test_missing_unexpected_and_misshapen_tensors(tmp_path):
         load_tiny(write_llama(tmp_path / "b", tensors))
     tensors = llama_tensors()
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(47, 32)
-    with pytest.raises(WeightMismatch, match=r"W_up` should be \[48, 32\] but is \[47, 32\]"):
+    with pytest.raises(WeightMismatch, match=r"up_proj.*` should be \[48, 32\] but is \[47, 32\]"):
         load_tiny(write_llama(tmp_path / "c", tensors))
     tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(48 * 32)
-    with pytest.raises(WeightMismatch, match="W_up` should be"):
+    with pytest.raises(WeightMismatch, match=r"W_up` from .* should be"):
         load_tiny(write_llama(tmp_path / "d", tensors))
 
 
@@ -148,3 +148,50 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     for name, slot in by_rows.slots.items():
         assert torch.equal(slot, by_columns.slots[name]), name
     assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("h.0.attn.c_attn.weight", (16, 49), "of which 768 numbers have a use"),
+        ("h.0.attn.c_attn.weight", (16, 47), r"W_v` from `h\.0\.attn\.c_attn\.weight`"),
+        ("h.0.attn.c_attn.weight", (768,), "should be"),
+        ("h.0.attn.c_attn.bias", (), "b_q` from"),
+        ("h.0.attn.c_attn.bias", (50,), "of which 48 numbers have a use"),
+        ("ln_f.weight", (0,), r"ln_final\.w` from `ln_f\.weight` should be \[16\] but is \[0\]"),
+        ("wte.weight", (53, 16, 1), r"should be \[53, 16\] but is \[53, 16, 1\]"),
+    ],
+)
+def test_shapes_are_held_against_the_headers(tmp_path, monkeypatch, name, shape, says):
+    monkeypatch.setattr("llmcli.loading.Decoder", None)  # refused before anything is allocated
+    tensors = gpt2_tensors() | {name: torch.ones(shape)}
+    with pytest.raises(CheckpointError, match=says) as caught:
+        load_tiny(write_gpt2(tmp_path, tensors))
+    assert caught.value.code == 4
+
+
+def test_a_configuration_that_lies_about_sizes_is_no_matter_of_memory(tmp_path):
+    with pytest.raises(WeightMismatch, match="should be"):
+        load_tiny(write_gpt2(tmp_path, n_embd=1 << 18))
+
+
+def test_gpt2_slices_of_the_fused_matrix(tmp_path):
+    tensors = gpt2_tensors()
+    slots = load_tiny(write_gpt2(tmp_path), dtype="float32").decoder.slots
+    for i, part in enumerate("qkv"):
+        fused = tensors["h.0.attn.c_attn.weight"][:, 16 * i : 16 * (i + 1)]
+        assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused.t())
+        bias = tensors["h.0.attn.c_attn.bias"][16 * i : 16 * (i + 1)]
+        assert torch.equal(slots[f"blocks.0.attn.b_{part}"], bias)
+
+
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
+    texts = {
+        "/proc/meminfo": "MemTotal: 99 kB\nMemAvailable: 8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "5000000\n",
+        "/sys/fs/cgroup/memory.current": "1000000\n",
+    }
+    monkeypatch.setattr(devices.Path, "read_text", lambda path: texts[str(path)])
+    assert devices.available_bytes(torch.device("cpu")) == 4_000_000
+    texts["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert devices.available_bytes(torch.device("cpu")) == 8_192_000

@@ -47,3 +47,30 @@ def write_llama(folder, tensors=None, **config):
     (folder / "config.json").write_text(json.dumps(LLAMA | config))
     save_file(llama_tensors() if tensors is None else tensors, folder / "model.safetensors")
     return folder
+
+
+GPT2 = {
+    "model_type": "gpt2", "vocab_size": 53, "n_positions": 32, "n_embd": 16, "n_layer": 1,
+    "n_head": 2, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def gpt2_tensors():
+    g = torch.Generator().manual_seed(0)
+    shapes = {
+        "wte.weight": (53, 16), "wpe.weight": (32, 16), "ln_f.weight": (16,), "ln_f.bias": (16,),
+        "h.0.ln_1.weight": (16,), "h.0.ln_1.bias": (16,), "h.0.ln_2.weight": (16,),
+        "h.0.ln_2.bias": (16,), "h.0.attn.c_attn.weight": (16, 48), "h.0.attn.c_attn.bias": (48,),
+        "h.0.attn.c_proj.weight": (16, 16), "h.0.attn.c_proj.bias": (16,),
+        "h.0.mlp.c_fc.weight": (16, 64), "h.0.mlp.c_fc.bias": (64,),
+        "h.0.mlp.c_proj.weight": (64, 16), "h.0.mlp.c_proj.bias": (16,),
+    }  # fmt: skip
+    return {name: torch.randn(*shape, generator=g) for name, shape in shapes.items()}
+
+
+def write_gpt2(folder, tensors=None, **config):
+    """The same for GPT-2, whose query, key and value weights are one transposed matrix."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(GPT2 | config))
+    save_file(gpt2_tensors() if tensors is None else tensors, folder / "model.safetensors")
+    return folder

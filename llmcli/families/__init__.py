@@ -2,7 +2,6 @@
 
 from llmcli.families.family import Family, families, find, translate
 from llmcli.families.rules import (
-    AddConstant,
     Drop,
     Load,
     Op,
@@ -16,7 +15,6 @@ from llmcli.families.rules import (
 )
 
 __all__ = [
-    "AddConstant",
     "Drop",
     "Family",
     "Load",

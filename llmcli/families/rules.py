@@ -53,17 +53,7 @@ class Transpose:
         return "transposed"
 
 
-@dataclass(frozen=True)
-class AddConstant:
-    """Value operation: a constant added to every number."""
-
-    value: float
-
-    def __str__(self) -> str:
-        return f"plus {self.value:g}"
-
-
-Op = Rows | UnpairRows | Transpose | AddConstant
+Op = Rows | UnpairRows | Transpose
 
 
 class Rename:

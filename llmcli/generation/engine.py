@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from llmcli.devices import require_memory
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
@@ -96,6 +97,14 @@ def _run(
     capacity: int,
     on_prefill: Callable[[int, int], None] | None,
 ) -> Iterator[Token]:
+    # forking samples and dropping finished rows copies the caches of those that go on
+    copies = 1 if len(outputs) == 1 else 2
+    require_memory(
+        model.decoder.state_bytes(copies * len(outputs), capacity),
+        model.device,
+        f"the caches of {len(outputs)} × {capacity} tokens",
+        "lower --max-tokens, --context-length or --num-samples",
+    )
     state = model.decoder.new_state(len(prompts), capacity)
     logits_BV = _prefill(model, prompts, state, on_prefill)
     samples = len(outputs) // len(prompts)
@@ -125,14 +134,15 @@ def _prefill(
 ) -> Tensor:
     """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`."""
     last_PV: Tensor | None = None
-    done, total = 0, sum(map(len, prompts))
-    for start in range(0, max(map(len, prompts)), _CHUNK):
+    totals = [len(prompt) for prompt in prompts]
+    done, total = 0, sum(totals)
+    for start in range(0, max(totals), _CHUNK):
         parts = [list(prompt[start : start + _CHUNK]) for prompt in prompts]
         lengths = [len(part) for part in parts]
         width = max(lengths)
         ids_PT = torch.tensor([part + [0] * (width - len(part)) for part in parts])
         logits_PV = model.decoder(
-            ids_PT.to(model.device), state, lengths=lengths, logits="last"
+            ids_PT.to(model.device), state, lengths=lengths, totals=totals, logits="last"
         )[:, 0]
         if last_PV is None:
             last_PV = logits_PV

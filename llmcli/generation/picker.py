@@ -100,7 +100,8 @@ class Picker:
             raise NotFinite(
                 f"the logits of sequence {self._sequences[row]} for its token {self._step}"
                 " are not finite",
-                hint="try `--dtype float32`: half precision overflows in some models",
+                hint="try `--dtype float32` where it was half precision, which overflows in some "
+                "models; else the checkpoint may hold NaN",
             )
         if not logprobs:
             return Choice(int(id), None, ())

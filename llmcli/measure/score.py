@@ -96,13 +96,14 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
     import torch
 
     state = model.decoder.new_state(1, len(ids))
+    totals = [len(ids) - 1]
     for start in range(0, len(ids) - 1, CHUNK):
         part = ids[start : min(start + CHUNK, len(ids) - 1)]
         inputs = torch.tensor([part], device=model.device)
         if start + len(part) < first:
-            model.decoder(inputs, state, logits="last")
+            model.decoder(inputs, state, totals=totals, logits="last")
             continue
-        logits_TV = model.decoder(inputs, state)[0]
+        logits_TV = model.decoder(inputs, state, totals=totals)[0]
         targets_T = torch.tensor(ids[start + 1 : start + 1 + len(part)], device=model.device)
         logprobs_TV = torch.log_softmax(logits_TV, -1)
         chosen_T = logprobs_TV.gather(1, targets_T[:, None])

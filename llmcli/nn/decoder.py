@@ -58,6 +58,11 @@ class Decoder:
             if layer.mixer.rope is not None
         }
 
+    def state_bytes(self, batch: int, capacity: int) -> int:
+        """Bytes of the caches that `new_state` would allocate."""
+        specs = anatomy.states(self.config, batch=batch, capacity=capacity)
+        return sum(spec.count for spec in specs) * self.dtype.itemsize
+
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
         layers = [
@@ -73,18 +78,21 @@ class Decoder:
         state: State | None = None,
         *,
         lengths: Sequence[int] | None = None,
+        totals: Sequence[int] | None = None,
         tap: Tap | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
     ) -> Tensor:
         """Logits of the new tokens, `[B, T, V]`, at least float32; `state` grows by them.
 
-        `lengths[b]` of row b's tokens are real, the rest is padding on the right. `last`
+        `lengths[b]` of row b's tokens are real, the rest is padding on the right. A prompt that
+        comes in chunks says in `totals[b]` how long sequence b will be with all of them: the
+        rotations of dynamic NTK and LongRoPE depend on it. `last`
         gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
         after layer i and returns the residual stream `[B, T, D]`. Raises ValueError where
         the tokens, padding included, do not fit the state or the table of learned positions.
         """
-        step = self._step(ids_BT, state, lengths, tap)
+        step = self._step(ids_BT, state, lengths, totals, tap)
         x_BTD = self._embed(ids_BT, step)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
@@ -97,7 +105,12 @@ class Decoder:
         return self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
 
     def _step(
-        self, ids_BT: Tensor, state: State | None, lengths: Sequence[int] | None, tap: Tap | None
+        self,
+        ids_BT: Tensor,
+        state: State | None,
+        lengths: Sequence[int] | None,
+        totals: Sequence[int] | None,
+        tap: Tap | None,
     ) -> Step:
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
@@ -108,6 +121,7 @@ class Decoder:
             tokens,
             [tokens] * batch if lengths is None else lengths,
             self._ropes,
+            totals=totals,
             device=self.device,
             tap=tap,
         )

@@ -55,7 +55,10 @@ class RopeTables:
 
 
 class Step:
-    """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones."""
+    """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones.
+
+    `totals[b]` is how long it will be once its whole prompt is in (default: after this call).
+    """
 
     def __init__(
         self,
@@ -64,12 +67,15 @@ class Step:
         lengths: Sequence[int],
         ropes: dict[RopeConfig, RopeTables],
         *,
+        totals: Sequence[int] | None = None,
         device: torch.device,
         tap: Tap | None = None,
     ) -> None:
         self.starts = starts
         self.tokens = tokens
         self.lengths = lengths
+        after = [start + length for start, length in zip(starts, lengths, strict=True)]
+        self.totals = after if totals is None else totals
         self.device = device
         self.tap = tap
         # one shared start: keys are a slice and positions a range, no index tensors needed
@@ -107,8 +113,8 @@ class Step:
         tables = self._ropes[config]
         if rope.depends_on_length(config):
             parts = [
-                tables.between(start, start + self.tokens, start + length)
-                for start, length in zip(self.starts, self.lengths, strict=True)
+                tables.between(start, start + self.tokens, total)
+                for start, total in zip(self.starts, self.totals, strict=True)
             ]
             cos, sin = (torch.stack(table).unsqueeze(-2) for table in zip(*parts, strict=True))
             return cos, sin

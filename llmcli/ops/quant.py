@@ -36,6 +36,15 @@ PLAIN = {
 }
 
 
+def check_format(format: str) -> None:
+    """Raises `UnsupportedModel` for a format that `dequantize` does not know."""
+    if format not in PLAIN and format not in DECODERS:
+        raise UnsupportedModel(
+            f"tensors in the format `{format}` cannot be read",
+            hint="formats that can: " + ", ".join((*PLAIN, *DECODERS)),
+        )
+
+
 def dequantize(
     raw: Tensor, format: str, *, dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
@@ -47,11 +56,7 @@ def dequantize(
     result's shape and `dtype`. Raises `UnsupportedModel` for a format without a decoder and
     `CheckpointError` for rows that are no whole number of blocks.
     """
-    if format not in PLAIN and format not in DECODERS:
-        raise UnsupportedModel(
-            f"tensors in the format `{format}` cannot be read",
-            hint="formats that can: " + ", ".join((*PLAIN, *DECODERS)),
-        )
+    check_format(format)
     elements, size = FORMATS[format]
     if raw.dtype != torch.uint8 or raw.ndim != 2 or raw.shape[1] % size:
         raise CheckpointError(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.families import AddConstant, Drop, Load, Rename, Rows, Transpose, UnpairRows, plan
+from llmcli.families import Drop, Load, Rename, Rows, Transpose, UnpairRows, plan
 
 MODEL = SimpleNamespace(layers=(None,) * 12)
 
@@ -74,9 +74,8 @@ def test_any_name_is_loaded_dropped_or_unexpected(names):
 
 
 def test_operations_are_named_for_the_ledger():
-    assert [str(op) for op in (Rows(0, 8), UnpairRows(9, 64), Transpose(), AddConstant(1.0))] == [
+    assert [str(op) for op in (Rows(0, 8), UnpairRows(9, 64), Transpose())] == [
         "rows 0:8",
         "unpaired rows of 9 heads",
         "transposed",
-        "plus 1",
     ]

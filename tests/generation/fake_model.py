@@ -61,6 +61,9 @@ class FakeDecoder:
         self.calls: list[tuple[int, ...]] = []  # the shapes of ids
         self.capacities: list[tuple[int, int]] = []
 
+    def state_bytes(self, batch: int, capacity: int) -> int:
+        return 8 * batch * capacity
+
     def new_state(self, batch: int, capacity: int) -> FakeState:
         self.capacities.append((batch, capacity))
         return FakeState([()] * batch, capacity)
@@ -72,6 +75,7 @@ class FakeDecoder:
         state: FakeState,
         *,
         lengths: Sequence[int] | None = None,
+        totals: Sequence[int] | None = None,
         logits: str,
     ) -> torch.Tensor:
         assert logits == "last"

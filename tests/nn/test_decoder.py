@@ -90,6 +90,18 @@ def test_chunks_and_steps_equal_the_whole(model):
         assert state.lengths == [13, 13]
 
 
+def test_a_prompt_in_chunks_may_say_how_long_it_will_be():
+    scaling = DynamicScaling(factor=2.0, original=6)
+    model = decoder(model_config(rope=RopeConfig(theta=500.0, dims=8, scaling=scaling)))
+    tokens = ids(2, 13)
+    whole = model(tokens)
+    for said in (True, False):
+        state = model.new_state(2, 13)
+        totals = [13, 13] if said else None
+        parts = [model(part, state, totals=totals) for part in tokens.split([5, 8], 1)]
+        assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10) is said
+
+
 def test_unequal_batch_equals_each_alone(model):
     lengths, more = [9, 3, 1, 6], [1, 2, 1, 0]
     prompt, rest = ids(4, 9, 1), ids(4, 2, 2)
@@ -114,6 +126,7 @@ def test_state_forks_truncates_and_grows(model):
     fork.grow(9)
     assert fork.capacity == 9
     assert fork.nbytes * 2 * 6 == state.nbytes * 3 * 9
+    assert (state.nbytes, fork.nbytes) == (model.state_bytes(2, 6), model.state_bytes(3, 9))
     forked = model(step, fork)
     fork.truncate([5, 5, 5])
     again = model(step, fork)
