@@ -29,13 +29,17 @@ class Terminated(KeyboardInterrupt):
 
 
 class Stopped(LlmcliError):
-    """Interrupted (exit 130) or terminated (143). `told`: stdout already has the document."""
+    """Interrupted (exit 130) or terminated (143). `told`: stdout already has the document.
+
+    `where`: what was cut short, which is said on stderr even where that is no terminal.
+    """
 
     kind = "interrupted"
 
-    def __init__(self, cause: BaseException, *, told: bool = False) -> None:
+    def __init__(self, cause: BaseException, *, told: bool = False, where: str = "") -> None:
         terminated = isinstance(cause, Terminated)
-        super().__init__("terminated" if terminated else "interrupted")
+        super().__init__(("terminated" if terminated else "interrupted") + where)
+        self.where = where
         self.code = 143 if terminated else 130
         self.told = told
 
@@ -132,16 +136,38 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
         return exception.code if isinstance(exception.code, int) else 1
     error = as_error(exception)
     flags = argv[: argv.index("--")] if "--" in argv else argv
-    if not isinstance(error, Stopped):
+    json = "--json" in flags or "--stream-json" in flags
+    if isinstance(error, Stopped):
+        _tell_stopped(error, json)
+    else:
         if "--debug" in flags:
             for line in "".join(traceback.format_exception(exception)).splitlines():
                 tell(line)
         tell(f"error: {error.message}")
         if error.hint:
             tell(f"hint: {error.hint}")
-    if ("--json" in flags or "--stream-json" in flags) and not getattr(error, "told", False):
+    if json and not getattr(error, "told", False):
         _write_error(error)
     return error.code
+
+
+def _tell_stopped(error: Stopped, json: bool) -> None:
+    """On a terminal the `^C` and an unfinished line of ours go, and text ends with the word."""
+    terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+    if terminal:
+        erase_line()
+    if error.where or (terminal and not json):
+        tell(error.message)
+
+
+def erase_line() -> None:
+    """Takes back what stands on the current line of stderr; only for a terminal."""
+    try:
+        dumb = os.environ.get("TERM") == "dumb"
+        sys.stderr.write("\n" if dumb else "\r\x1b[K")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
 
 
 def as_error(exception: BaseException) -> LlmcliError:
@@ -193,19 +219,27 @@ def _usage(exception: Any) -> UsageError:
     hint = f"see `{path} --help`"
     option = getattr(exception, "option_name", None)
     message = exception.format_message().rstrip(".")
-    if option is not None and type(exception).__name__ == "NoSuchOption":
-        message = f"there is no option `{option}`"
-        if path == "llmcli":
-            hint = "options follow the command: `llmcli COMMAND [OPTIONS]`"
-        close = sorted(getattr(exception, "possibilities", None) or [])
-        if close:
-            hint = f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
+    if option is not None and context is not None:
+        if type(exception).__name__ == "NoSuchOption":
+            return _no_option(option, context)
+        if message.endswith("requires an argument"):
+            message = f"`{option}` takes a value"
     extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
     if extra:
         message = f"`{extra[1]}` is one argument too many"
         hint = f"put a text of several words in quotes; see `{path} --help`"
     message = re.sub(r"'([^']*)'", r"`\1`", message)
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _no_option(option: str, context: Any) -> UsageError:
+    """`-s` of the word `-seed` is that word."""
+    from llmcli.cli.params import WORDS, unknown_option
+
+    words = context.meta.get(WORDS, ())
+    if len(option) == 2:
+        option = next((word for word in words if word.startswith(option)), option)
+    return unknown_option(option, context)
 
 
 def _out_of_memory(exception: BaseException) -> bool:

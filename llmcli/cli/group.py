@@ -19,7 +19,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
 from llmcli.cli.exits import SIGNALS
-from llmcli.cli.params import adopt, flatten
+from llmcli.cli.params import WORDS, adopt, flatten
 from llmcli.errors import UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -37,6 +37,16 @@ class Entry:
 
 class Command(TyperCommand):
     """A command whose help lists the options under their headings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """typer's; the words are kept for messages, and every error knows its command."""
+        ctx.meta[WORDS] = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
 
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, converted by our rules like every other option."""
@@ -86,7 +96,10 @@ class Root(TyperGroup):
         """As typer's, with our message: raises UsageError with the closest names."""
         name = args[0]
         if name not in self.entries:
-            raise UsageError(f"there is no command `{name}`", hint=_suggestion(name, self.entries))
+            hint = "did you mean `llmcli --help`?"
+            if name != "help":
+                hint = _suggestion(name, self.entries)
+            raise UsageError(f"there is no command `{name}`", hint=hint)
         return name, self.get_command(ctx, name), args[1:]
 
     def get_help(self, ctx: Any) -> str:

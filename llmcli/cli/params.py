@@ -43,10 +43,14 @@ class Range:
 
     def __str__(self) -> str:
         if self.high is None:
-            return f"{'greater than' if self.above else 'at least'} {self.low:g}"
+            return f"{'greater than' if self.above else 'at least'} {_plain(self.low)}"
         if self.above:
-            return f"greater than {self.low:g} and at most {self.high:g}"
-        return f"between {self.low:g} and {self.high:g}"
+            return f"greater than {_plain(self.low)} and at most {_plain(self.high)}"
+        return f"between {_plain(self.low)} and {_plain(self.high)}"
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,20 @@ _NUMBERS: Mapping[type, tuple[str, str]] = {
 }
 
 
+# what other programs call the same thing: suggested, not accepted
+ALIASES: Mapping[str, str] = {
+    "fp16": "float16", "f16": "float16", "half": "float16", "bf16": "bfloat16",
+    "fp32": "float32", "f32": "float32", "float": "float32", "single": "float32",
+    "fp64": "float64", "f64": "float64", "double": "float64",
+}  # fmt: skip
+
+
 def _choice(name: str, text: str, choices: tuple[str, ...]) -> str:
     if text in choices:
         return text
-    close = get_close_matches(text, choices, 1)
+    close = [ALIASES.get(text.lower(), text)]
+    if close[0] not in choices:
+        close = get_close_matches(text, choices, 1)
     listed = ", ".join(choices)
     raise UsageError(
         f"`{name}` has no choice `{text}`",
@@ -114,8 +128,52 @@ class Option(TyperOption):
 
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion; a callback (eager options have one) still runs."""
-        value = _converted(self.conversion, self.display, value)
+        words = ctx.meta.get(WORDS, ())
+        short = min(self.opts, key=len)
+        word = next((w for w in words if value and w == f"{short}{value}"), "")
+        if word and f"-{word}" in _names(ctx):  # `-model x` is no `-m odel`
+            raise unknown_option(word, ctx)
+        try:
+            value = _converted(self.conversion, self.display, value)
+        except UsageError as error:
+            if word:
+                raise unknown_option(word, ctx) from error
+            hint = f"see `{ctx.command_path} --help`"
+            if self.name == "top_p" and short in words and value[:1].isalpha():
+                hint = _prompt_hint(ctx)
+            raise UsageError(error.message, hint=error.hint or hint) from error
         return value if self.callback is None else self.callback(ctx, self, value)
+
+
+WORDS = "llmcli.words"  # in a context's `meta`: the command's words as they were typed
+
+
+def unknown_option(word: str, ctx: Any) -> UsageError:
+    """The error for an option that the command of `ctx` does not have, with the closest ones."""
+    name = "--" + word.split("=")[0].lstrip("-").replace("_", "-")
+    known = [known for known in _names(ctx) if known.startswith("--")]
+    close = [name] if name in known else [long for long in known if long.startswith(name)]
+    if len(name) > 3:
+        # what is asked of the root is most likely an option of a command
+        close = close or get_close_matches(name, known, 3, 0.6 if ctx.parent else 0.8)
+    if close:
+        hint = f"did you mean {' or '.join(f'`{long}`' for long in close[:3])}?"
+    elif ctx.parent is None:
+        hint = "options follow the command: `llmcli COMMAND [OPTIONS]`"
+    elif name == "--prompt" and any(isinstance(p, TyperArgument) for p in ctx.command.params):
+        hint = _prompt_hint(ctx)
+    else:
+        hint = f"see `{ctx.command_path} --help`"
+    return UsageError(f"there is no option `{word}`", hint=hint)
+
+
+def _prompt_hint(ctx: Any) -> str:
+    return f'the prompt is an argument: `{ctx.command_path} "TEXT"`'
+
+
+def _names(ctx: Any) -> list[str]:
+    params = ctx.command.get_params(ctx)
+    return [name for p in params if isinstance(p, TyperOption) for name in p.opts]
 
 
 class Argument(TyperArgument):

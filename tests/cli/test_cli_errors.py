@@ -21,10 +21,27 @@ from llmcli.errors import CheckpointError, NetworkError
         (["-m", "x", "generate"], "there is no option `-m`", "options follow the command"),
         (["generate", "--temprature", "1"], "no option `--temprature`", "mean `--temperature`?"),
         (["generate", "-Z"], "there is no option `-Z`", "see `llmcli generate --help`"),
-        (["generate", "x", "-n"], "option `-n` requires an argument", "see `llmcli"),
+        (["generate", "x", "-n"], "`-n` takes a value", "see `llmcli generate --help`"),
+        (["score", "x", "--versus"], "`--versus` takes a value", "see `llmcli score --help`"),
+        (["help"], "there is no command `help`", "did you mean `llmcli --help`?"),
+        (["--json"], "there is no option `--json`", "options follow the command"),
+        (["--versoin"], "there is no option `--versoin`", "did you mean `--version`?"),
+        (["generate", "-temp", "3"], "there is no option `-temp`", "mean `--temperature`?"),
+        (["generate", "-ngl", "99"], "there is no option `-ngl`", "see `llmcli generate --help`"),
+        (["generate", "-seed", "3", "x"], "there is no option `-seed`", "mean `--seed`?"),
+        (["generate", "-model", "x"], "there is no option `-model`", "did you mean `--model`?"),
+        (["generate", "--top_k", "3"], "no option `--top_k`", "did you mean `--top-k`?"),
+        (["generate", "-p", "hi"], "takes a number, not `hi`", 'argument: `llmcli generate "T'),
+        (["generate", "--prompt", "hi"], "no option `--prompt`", 'argument: `llmcli generate "T'),
         (["generate", "a", "b c"], "`b c` is one argument too many", "in quotes"),
         (["generate", "x", "-n", "abc"], "`--max-tokens` takes a whole number, not `abc`", None),
-        (["generate", "x", "-n", "0"], "`--max-tokens` must be at least 1, not `0`", None),
+        (["generate", "x", "-n", "0"], "`--max-tokens` must be at least 1, not `0`",
+         "see `llmcli generate --help`"),
+        (["generate", "x", "--seed", "-1"], "between 0 and 9223372036854775807, not `-1`", "see"),
+        (["generate", "x", "--dtype", "fp16"], "no choice `fp16`", "did you mean `float16`?"),
+        (["generate", "x", "--dtype", "bf16"], "no choice `bf16`", "did you mean `bfloat16`?"),
+        (["generate", "x", "--dtype", "f32"], "no choice `f32`", "did you mean `float32`?"),
+        (["generate", "x", "--dtype", "half"], "no choice `half`", "did you mean `float16`?"),
         (["generate", "x", "-t", "-1"], "`--temperature` must be at least 0, not `-1`", None),
         (["generate", "x", "-t", "nan"], "`--temperature` must be at least 0, not `nan`", None),
         (["generate", "x", "-t", "warm"], "`--temperature` takes a number, not `warm`", None),
@@ -55,7 +72,7 @@ from llmcli.errors import CheckpointError, NetworkError
         (["tokens", "-", "--no-stdin"], "`-` and `--no-stdin` exclude each other", None),
         (["score", "x", "--stride", "0"], "`--stride` must be at least 1", None),
     ],
-)
+)  # fmt: skip
 def test_usage_errors_are_one_line_and_exit_2(cli, argv, message, hint):
     result = cli(*argv)
     lines = result.err.splitlines()
