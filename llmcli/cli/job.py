@@ -47,6 +47,7 @@ class Job:
         self.seed = seed
         self.room = room
         self.out = out
+        self.read = 0  # tokens of the first prompts that the model has read
         self.watch = Stopwatch()
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
 
@@ -62,8 +63,9 @@ class Job:
                 writer.token(number, token, self.watch.elapsed * 1000)
         except KeyboardInterrupt as stop:
             writer.close()
-            self._statistics(level)
-            raise Stopped(stop, told=True) from stop
+            if self.watch.generated:
+                self._statistics(level)
+            raise Stopped(stop, told=True, where=self._where()) from stop
         except LlmcliError:
             if isinstance(writer, TextWriter):
                 writer.close()  # the error begins on a line of its own
@@ -79,7 +81,12 @@ class Job:
         sampling = self.resolved.sampling(self.seed)
         for group in groups([len(item.ids) for item in self.encoded], samples=samples):
             prompts = [self.encoded[index].ids for index in group]
-            with Progress(self.out) as progress:
+            with Progress(self.out, tokens=True) as progress:
+
+                def read(done: int, total: int, progress: Progress = progress) -> None:
+                    self.read = done
+                    progress("reading the prompt", done, total)
+
                 tokens = stream(
                     self.model,
                     prompts,
@@ -90,7 +97,7 @@ class Job:
                     logprobs=self._logprobs(),
                     samples=samples,
                     capacity=self.room,
-                    on_prefill=lambda done, total: progress("reading the prompt", done, total),
+                    on_prefill=read,
                 )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))
                 first = next(watched, None)
@@ -98,13 +105,27 @@ class Job:
                 row, sample = divmod(token.sequence, samples)
                 yield group[row] * samples + sample, token
 
+    def _where(self) -> str:
+        """What an interruption before the first token cut short; nothing with `--quiet`."""
+        if self.watch.generated or self.out.quiet:
+            return ""
+        lengths = [len(item.ids) for item in self.encoded]
+        first = groups(lengths, samples=self.text.num_samples)[0]
+        total = sum(lengths[index] for index in first)
+        return f" while reading the prompt ({self.read} of {total} tokens)"
+
     def _logprobs(self) -> int | None:
         return 0 if self.text.stream_json and self.text.logprobs is None else self.text.logprobs
 
     def _writer(self) -> Writer:
         samples, prompts = self.text.num_samples, len(self.encoded)
         if self.text.stream_json:
-            return TokenWriter(self.out)
+            return TokenWriter(
+                self.out,
+                tokenizer=self.model.tokenizer,
+                top=self.text.logprobs is not None,
+                begun=samples if prompts == 1 else 0,
+            )
         if self.out.json:
             return Collector(
                 self._document,
@@ -113,6 +134,9 @@ class Job:
                 tokenizer=self.model.tokenizer,
                 logprobs=self.text.logprobs is not None,
             )
+        colour = self.text.logprobs is not None and self.out.out.colour
+        if self.text.logprobs is not None and not colour:
+            self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
         labels = None
         if self.text.batch is not None or samples > 1:
             labels = [
@@ -123,7 +147,7 @@ class Job:
         return TextWriter(
             self.out,
             labels=labels,
-            colour=self.text.logprobs is not None and self.out.out.colour,
+            colour=colour,
             ids_only=self.model.tokenizer is None,
         )
 
@@ -162,7 +186,8 @@ class Job:
         from llmcli.render.stats import confidence_legend, full_stats, short_stats
 
         timings = self.watch.timings(device_peak_bytes(self.model))
-        if self.text.logprobs is not None and self.out.out.colour and not self.out.json:
+        coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
+        if self.text.logprobs is not None and coloured:
             self.out.aside(confidence_legend())
         if level == "short":
             self.out.aside(short_stats(timings, seed, self.out.err.width))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from llmcli.cli.exits import erase_line
 from llmcli.cli.output import Output, make_console
+from llmcli.render.theme import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -18,10 +21,18 @@ PATIENCE_S = 0.4  # what is over sooner needs no bar, and rich.progress costs 60
 class Progress:
     """Callable with (what, done, total or None), as loading and downloading report it.
 
-    A context manager: at its end the bar is gone and stderr is as it was.
+    A context manager: at its end the bar is gone and stderr is as it was. `opening` is written
+    at once, without rich, and stands until the bar comes or the end. `tokens`: what is counted
+    are tokens, and the bar says how many; else it says the share.
     """
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: Output, opening: str = "", *, tokens: bool = False) -> None:
+        self._opening = opening
+        self._amount = (
+            "{task.completed:.0f} / {task.total:.0f} tokens"
+            if tokens
+            else "{task.percentage:>3.0f} %"
+        )
         self._screen = out.err
         self._wanted = out.err.animate and not out.quiet
         self._begin = monotonic()
@@ -29,6 +40,11 @@ class Progress:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Progress:
+        if self._opening and self._wanted and sys.stderr is not None:
+            sys.stderr.write(one_line(self._opening)[: self._screen.width - 1])
+            sys.stderr.flush()
+        else:
+            self._opening = ""
         return self
 
     def __exit__(
@@ -37,6 +53,7 @@ class Progress:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._erase_opening()
         if self._bar is not None:
             self._bar.stop()
 
@@ -53,18 +70,22 @@ class Progress:
             task = self._tasks[what] = self._bar.add_task(what, total=total)
         self._bar.update(task, completed=done, total=total)
 
-    def _started(self) -> RichProgress:
-        import sys
+    def _erase_opening(self) -> None:
+        if self._opening:
+            erase_line()
+        self._opening = ""
 
+    def _started(self) -> RichProgress:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
+        self._erase_opening()
         console = make_console(self._screen)
         console.file = sys.stderr
         bar = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn(self._amount),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,

@@ -46,8 +46,9 @@ def load_model(
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
+    loading = f"loading {checkpoint.name} …"
     begin = perf_counter()
-    with SIGNALS.abrupt():
+    with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
         from llmcli.loading import load_checkpoint
@@ -55,7 +56,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    with Progress(out) as progress:
+    with Progress(out, loading) as progress:
         model = load_checkpoint(
             checkpoint,
             device=options.device,

@@ -59,7 +59,15 @@ class TextWriter:
             self._live += 1
 
     def close(self) -> None:
-        """Ends the last line: on a terminal, and wherever a label follows or went before."""
+        """Writes what is held back of later sequences (after an interruption) and ends the line."""
+        self._end_line()
+        for number in sorted(self._waiting):
+            self._live = number
+            self._write(self._waiting.pop(number))
+            self._end_line()
+
+    def _end_line(self) -> None:
+        """On a terminal, and wherever a label follows or went before."""
         if not self._column_zero and (self._labels is not None or self._out.out.terminal):
             self._out.write("\n")
             self._column_zero = True
@@ -85,14 +93,22 @@ class TextWriter:
 
     def _end_sequence(self) -> None:
         if self._labels is not None:
-            self.close()
+            self._end_line()
 
 
 class TokenWriter:
-    """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}."""
+    """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}.
 
-    def __init__(self, out: Output) -> None:
+    `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
+    their first token comes.
+    """
+
+    def __init__(self, out: Output, *, tokenizer: Tokenizer | None, top: bool, begun: int) -> None:
         self._out = out
+        self._tokenizer = tokenizer
+        self._top = top
+        self._unfinished = dict.fromkeys(range(begun), 0)  # sequence → index of its next token
+        self._ms = 0.0
 
     def token(self, number: int, token: Token, ms: float) -> None:
         """Writes the line at once; the last of a sequence also has its `finish_reason`."""
@@ -104,12 +120,29 @@ class TokenWriter:
             "logprob": token.logprob,
             "ms": round(ms, 3),
         }
+        if self._top:
+            line["top"] = _alternatives(token, self._tokenizer)
+        self._ms = ms
+        self._unfinished[number] = token.index + 1
         if token.finish is not None:
             line["finish_reason"] = token.finish
+            del self._unfinished[number]
         self._out.write(dumps(line) + "\n")
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """A last line, without a token, for every sequence that was interrupted."""
+        for number, index in sorted(self._unfinished.items()):
+            line = {
+                "sequence": number,
+                "index": index,
+                "id": None,
+                "text": "",
+                "logprob": None,
+                "ms": round(self._ms, 3),
+                "finish_reason": "interrupted",
+            }
+            self._out.write(dumps(line) + "\n")
+        self._unfinished.clear()
 
 
 class Collector:
@@ -169,13 +202,22 @@ class Collector:
         return self._outputs[number]
 
     def _logprob(self, token: Token) -> TokenLogprob:
-        top = tuple(
-            Alternative(id=id, text=self._text(id), logprob=logprob) for id, logprob in token.top
+        return TokenLogprob(
+            id=token.id,
+            text=_text(token.id, self._tokenizer),
+            logprob=token.logprob,
+            top=_alternatives(token, self._tokenizer),
         )
-        return TokenLogprob(id=token.id, text=self._text(token.id), logprob=token.logprob, top=top)
 
-    def _text(self, token: int) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.token_text(token)
+
+def _alternatives(token: Token, tokenizer: Tokenizer | None) -> tuple[Alternative, ...]:
+    return tuple(
+        Alternative(id=id, text=_text(id, tokenizer), logprob=logprob) for id, logprob in token.top
+    )
+
+
+def _text(id: int, tokenizer: Tokenizer | None) -> str:
+    return "" if tokenizer is None else tokenizer.token_text(id)
 
 
 def _painter(out: Output) -> Callable[[str, float], str]:

@@ -1,0 +1,151 @@
+"""What is left of a run that Ctrl-C ends, and what a terminal shows meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import llmcli.generation
+
+ROOT = Path(__file__).parents[2]
+LONG = ("--ignore-eos", "-n", "12")
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch):
+    """`ctrl_c(n)`: the next run is interrupted before its token number n."""
+    stream = llmcli.generation.stream
+
+    def after(count):
+        def cut(*args, **options):
+            for number, token in enumerate(stream(*args, **options)):
+                if number == count:
+                    raise KeyboardInterrupt
+                yield token
+
+        monkeypatch.setattr(llmcli.generation, "stream", cut)
+
+    return after
+
+
+def test_text_has_what_there_is_of_every_sample(run_tiny, ctrl_c):
+    argv = ("generate", "one", "--num-samples", "3", *LONG)
+    whole = [output["text"] for output in run_tiny(*argv, "--json").json()["outputs"]]
+    ctrl_c(12)
+    result = run_tiny(*argv)
+    assert result.code == 130
+    parts = result.out.split("--- ")[1:]
+    for index, (part, text) in enumerate(zip(parts, whole, strict=True)):
+        shown = part.removeprefix(f"{index}\n").removesuffix("\n")
+        assert shown
+        assert text.startswith(shown)
+
+
+def test_json_lines_end_with_a_line_for_every_unfinished_sequence(run_tiny, ctrl_c):
+    ctrl_c(7)
+    result = run_tiny("generate", "one", "--num-samples", "3", *LONG, "--stream-json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert result.code == 130
+    assert len(lines) == 7 + 3
+    assert [line["sequence"] for line in lines[7:]] == [0, 1, 2]
+    assert [line["index"] for line in lines[7:]] == [3, 2, 2]
+    assert all("finish_reason" not in line for line in lines[:7])
+    last = {"sequence": 2, "index": 2, "id": None, "text": "", "logprob": None}
+    assert lines[-1] == {**last, "ms": lines[6]["ms"], "finish_reason": "interrupted"}
+
+
+def test_while_the_prompt_is_read_there_are_no_statistics(run_tiny, ctrl_c):
+    ctrl_c(0)
+    argv = ("generate", "hello", *LONG, "--stats", "short")
+    result = run_tiny(*argv)
+    assert (result.code, result.out) == (130, "")
+    read = result.err.removeprefix("interrupted while reading the prompt (").split()
+    assert read[1:] == ["of", "8", "tokens)"]
+    assert len(result.err.splitlines()) == 1
+    (line,) = run_tiny(*argv, "--stream-json").out.splitlines()
+    assert json.loads(line)["finish_reason"] == "interrupted"
+    assert run_tiny(*argv, "-q").err == ""
+
+
+def on_terminal(tiny, *argv, until, send=None):
+    """A run on a pseudo-terminal; `send` a signal once `until` was shown. Code and what it showed.
+
+    The text of a model with random weights can be anything, so stdout goes elsewhere.
+    """
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal, stdin=terminal,
+        env={**os.environ, "TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    os.close(terminal)
+    seen, end = "", time.monotonic() + 60
+    while time.monotonic() < end:
+        if select.select([controller], [], [], 0.2)[0]:
+            try:
+                seen += os.read(controller, 65536).decode(errors="replace")
+            except OSError:  # Linux: nobody has the terminal open any more
+                break
+        elif process.poll() is not None:
+            break
+        if until in seen and send is not None:
+            send(process, controller)
+            send = None
+    os.close(controller)
+    return process.wait(timeout=60), seen
+
+
+def interrupted_after(number):
+    def send(process, controller):
+        time.sleep(0.5)
+        process.send_signal(number)
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_terminal_is_left_on_a_new_line_with_a_word(tiny, number, code, word):
+    argv = ("generate", "x", "--ignore-eos", "-n", "100000", "--context-length", "100000")
+    send = interrupted_after(number)
+    got, seen = on_terminal(tiny, *argv, until="leaves room", send=send)
+    assert got == code
+    assert seen.endswith(f"\r\x1b[K{word}\r\n")
+    got, seen = on_terminal(tiny, *argv, "--json", until="leaves room", send=send)
+    assert got == code
+    assert word not in seen
+    assert seen.endswith("\r\x1b[K")
+
+
+def test_a_terminal_sees_the_loading_and_the_legend(tiny):
+    argv = ("generate", "x", "-n", "3", "--logprobs", "0")
+    code, seen = on_terminal(tiny, *argv, until="never")
+    assert code == 0
+    name = Path(tiny).name
+    shown, erased, rest = seen.partition("\r\x1b[K")
+    assert shown.startswith("loading ")
+    assert name in shown
+    assert erased
+    assert "probability of each token" in rest
+    code, seen = on_terminal(tiny, *argv, "-q", until="never")
+    assert (code, seen) == (0, "")
+
+
+def test_a_prompt_from_the_terminal_says_how_it_ends(tiny):
+    def finish(process, controller):
+        os.write(controller, b"hello\n\x04")
+
+    code, seen = on_terminal(tiny, "tokens", "-", until="end it with Ctrl-D", send=finish)
+    assert code == 0
+    assert "note: reading the prompt from the terminal" in seen
