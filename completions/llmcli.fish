@@ -50,6 +50,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from score' -l no-stdin -d 'Never 
 complete -c llmcli -n '__fish_seen_subcommand_from score' -l no-special -d 'Special tokens written in the text are plain text'
 complete -c llmcli -n '__fish_seen_subcommand_from score' -l versus -r -F -a 'smollm2 smollm2-bf16 tiny' -d 'Score the text with a second model too, and compare'
 complete -c llmcli -n '__fish_seen_subcommand_from score' -l stride -x -d 'By how many tokens the window moves over a text longer than the context'
+complete -c llmcli -n '__fish_seen_subcommand_from score' -l all -d 'Show all tokens of a long text'
 complete -c llmcli -n '__fish_seen_subcommand_from score' -s m -l model -r -F -a 'smollm2 smollm2-bf16 tiny' -d 'A catalog name (smollm2), a path to a directory, .gguf or .safetensors, or org/name[@rev] on the hub'
 complete -c llmcli -n '__fish_seen_subcommand_from score' -l device -x -a 'auto cpu cuda mps' -d 'auto, cpu, cuda, cuda:1 … or mps'
 complete -c llmcli -n '__fish_seen_subcommand_from score' -l dtype -x -a 'auto float64 float32 bfloat16 float16' -d 'Arithmetic'

@@ -23,7 +23,7 @@ def read_batch(path: str) -> list[Prompt]:
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            prompts.append(_prompt(line, f"line {number} of `{path}`"))
+            prompts.append(_prompt(line, f"line {number}", f"`{path}`"))
     if not prompts:
         raise UsageError(f"`{path}` has no prompt in it", hint="write one JSON value per line")
     return prompts
@@ -44,11 +44,20 @@ def groups(lengths: Sequence[int], *, samples: int = 1) -> list[list[int]]:
     return found
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _prompt(line: str, place: str, file: str) -> Prompt:
+    where = f"{place} of {file}"
     try:
         value = json.loads(line)
+    except json.JSONDecodeError as error:
+        reason = error.msg[:1].lower() + error.msg[1:]
+        message = f"{place}, column {error.colno} of {file} is not JSON: {reason}"
+        raise UsageError(message, hint=_HINT) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}", hint=_HINT) from error
+    if isinstance(value, dict):
+        for key in value:
+            if key not in ("prompt", "ids"):
+                raise UsageError(f"{where} has the unknown key `{key}`", hint=_HINT)
     if isinstance(value, dict) and set(value) == {"prompt"}:
         value = value["prompt"]
     if isinstance(value, str):
@@ -56,7 +65,7 @@ def _prompt(line: str, where: str) -> Prompt:
             raise UsageError(f"{where} is an empty prompt", hint=_HINT)
         return Prompt(value)
     if isinstance(value, dict) and set(value) == {"ids"} and _is_ids(value["ids"]):
-        return Prompt(None, tuple(value["ids"]))
+        return Prompt(None, tuple(value["ids"]), where)
     raise UsageError(f"{where} is not a prompt", hint=_HINT)
 
 

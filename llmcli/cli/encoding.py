@@ -80,7 +80,7 @@ class Encoded:
 def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
     """The ids of one prompt; raises UsageError, or CheckpointError without a tokenizer."""
     if prompt.ids is not None:
-        check_ids(prompt.ids, model.config.vocab)
+        check_ids(prompt.ids, model.config.vocab, prompt.where)
         text = None if model.tokenizer is None else model.tokenizer.decode(
             prompt.ids, skip_special=False
         )
@@ -106,7 +106,8 @@ def check_fits(encoded: Sequence[Encoded], limit: int, room: int) -> Iterator[st
         count = len(item.ids)
         if count > room:
             raise PromptTooLong(
-                f"{which} has {count} tokens, {count - room} more than the context of {room}",
+                f"{which} has {count} tokens{' with the chat template' if item.chat else ''}, "
+                f"{count - room} more than the context of {room}",
                 hint="shorten it, or give more room with `--context-length`",
             )
     for index, item in enumerate(encoded):

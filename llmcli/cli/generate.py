@@ -22,6 +22,20 @@ TEXT = "Text"
 
 
 @dataclass(frozen=True, kw_only=True)
+class GenerateOutputOptions(OutputOptions):
+    """As everywhere, but `--json` and `--batch` together are JSON lines."""
+
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            rich_help_panel=OUTPUT,
+            help="One JSON document on stdout; with --batch one per prompt, one a line.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """How much is written, where it ends, and how it is shown."""
 
@@ -60,7 +74,8 @@ class GenerateOptions:
             "--batch",
             metavar="FILE.jsonl",
             rich_help_panel=TEXT,
-            help='Many prompts, one a line: "text", {"prompt": "text"} or {"ids": [1, 2]}.',
+            help='Many prompts, one a line: "text", {"prompt": "text"} or {"ids": [1, 2]}. '
+            "With --json one document per prompt, one a line.",
         ),
     ] = None
     logprobs: Annotated[
@@ -94,7 +109,7 @@ def command(
     text: GenerateOptions,
     chat: ChatOptions,
     model: ModelOptions,
-    output: OutputOptions,
+    output: GenerateOutputOptions,
 ) -> None:
     """Write text with a model, token by token.
 

@@ -57,7 +57,7 @@ class ModelOptions:
             "--quantize",
             metavar="FORMAT",
             rich_help_panel=MODEL,
-            help="Weight format: auto or none (int8 and int4 have no kernels yet).",
+            help="Weight format: auto or none.",
         ),
     ] = "auto"
     threads: Annotated[

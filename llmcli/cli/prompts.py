@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from llmcli.cli.exits import tell
 from llmcli.cli.options import PromptOptions
 from llmcli.errors import CheckpointError, UsageError
 
@@ -21,10 +22,11 @@ NOTHING_HINT = 'give a text ("…"), `-f FILE`, a pipe, or token ids with `--ids
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the user gave: a text, or token ids."""
+    """What the user gave: a text, or token ids. `where`: its line of a batch."""
 
     text: str | None
     ids: tuple[int, ...] | None = None
+    where: str = ""
 
 
 def read_prompt(options: PromptOptions) -> Prompt:
@@ -64,12 +66,13 @@ def parse_ids(text: str) -> tuple[int, ...]:
     return tuple(int(item) for item in items)
 
 
-def check_ids(ids: tuple[int, ...], vocabulary: int) -> None:
-    """Raises UsageError for an id that the model has no embedding for."""
+def check_ids(ids: tuple[int, ...], vocabulary: int, where: str = "") -> None:
+    """Raises UsageError for an id that the model has no embedding for; `where` it stands."""
     for token in ids:
         if token >= vocabulary:
             raise UsageError(
-                f"token id `{token}` is outside the vocabulary of {vocabulary} tokens",
+                f"{where and where + ': '}token id `{token}` is outside the vocabulary of "
+                f"{vocabulary} tokens",
                 hint=f"ids go from 0 to {vocabulary - 1}",
             )
 
@@ -102,6 +105,8 @@ def read_stdin(stream: TextIO | None) -> str:
     """All of stdin as text, less one trailing newline; raises UsageError where it is closed."""
     if stream is None:
         raise UsageError("stdin is closed, so `-` cannot be read")
+    if stream.isatty():
+        tell("note: reading the prompt from the terminal: end it with Ctrl-D")
     return _decoded(stream.buffer.read(), "stdin")
 
 

@@ -119,6 +119,9 @@ def test_stream_json_has_a_line_for_each_token(run_tiny):
         assert len(token["top"]) == 2
         assert token["top"][0]["logprob"] >= token["top"][1]["logprob"]
         assert token["top"][0]["logprob"] >= token["logprob"] - 1e-6
+    lines = run_tiny("generate", "hello", *LONG, "--logprobs", "2", "--stream-json").out
+    tops = [json.loads(line)["top"] for line in lines.splitlines()]
+    assert tops == [token["top"] for token in logprobs]
 
 
 def test_stop_texts_end_the_text_and_are_not_in_it(run_tiny):
@@ -136,6 +139,8 @@ def test_a_prompt_too_long_says_by_how_much(run_tiny):
     assert result.code == error["code"] == 2
     assert error["kind"] == "prompt_too_long"
     assert "131 tokens, 3 more than the context of 128" in error["message"]
+    result = run_tiny("generate", "x" * 128)
+    assert "131 tokens with the chat template, 3 more" in result.err
 
 
 def test_a_full_context_is_told_and_ends_the_text(run_tiny):
@@ -196,7 +201,9 @@ def test_statistics(run_tiny):
 
 
 def test_colours_of_confidence_only_where_colour_is(run_tiny, monkeypatch):
-    plain = run_tiny("generate", "hello", *LONG, "--logprobs", "0").out
+    result = run_tiny("generate", "hello", *LONG, "--logprobs", "0")
+    assert result.err.startswith("note: `--logprobs` shows colours, which are off here: --json")
+    plain = result.out
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = run_tiny("generate", "hello", *LONG, "--logprobs", "0").out
     assert "\x1b[31m" in coloured
@@ -249,8 +256,21 @@ def test_defaults_are_the_engines():
 def test_a_bad_line_of_a_batch_is_named(tmp_path, line):
     file = tmp_path / "b.jsonl"
     file.write_text(f'"good"\n\n{line}\n')
-    with pytest.raises(UsageError, match=r"line 3 of `.*b\.jsonl`"):
+    with pytest.raises(UsageError, match=r"line 3(, column \d+)? of `.*b\.jsonl`"):
         read_batch(str(file))
+
+
+def test_a_bad_line_says_what_is_wrong_and_where(run_tiny, tmp_path):
+    file = tmp_path / "b.jsonl"
+    for line, message in (
+        ('{"prompt": "x"', f"line 2, column 15 of `{file}` is not JSON: expecting ',' delimiter"),
+        ('{"prompt": "x", "n": 1}', f"line 2 of `{file}` has the unknown key `n`"),
+        ('{"ids": [5, 261]}', f"line 2 of `{file}`: token id `261` is outside the vocabulary"),
+    ):
+        file.write_text(f'"good"\n{line}\n')
+        result = run_tiny("generate", "--batch", str(file))
+        assert result.code == 2
+        assert message in result.err
 
 
 def test_groups_hold_every_prompt_once_with_similar_lengths():
