@@ -113,7 +113,7 @@ class Output:
         console = make_console(screen)
         with console.capture() as capture:
             for renderable in renderables:
-                console.print(renderable)
+                console.print(renderable, crop=False)
         text = capture.get()
         return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
 

@@ -47,6 +47,10 @@ class ScoreOptions:
         ),
         Range(1),
     ] = None
+    every: Annotated[
+        bool,
+        typer.Option("--all", rich_help_panel="Score", help="Show all tokens of a long text."),
+    ] = False
 
 
 def command(
@@ -71,9 +75,10 @@ def command(
         if out.json:
             out.document(body, model=about, environment=environment(kernels=KERNELS))
             return
+        from llmcli.render.stats import model_line
         from llmcli.render.tokens import render_score
 
-        out.show(render_score(ours))
+        out.show(render_score(ours, model_line(about), every=score.every))
         return
     del loaded
     other = load_model(model, out, text=given.ids is None, spec=score.versus).model
@@ -83,15 +88,15 @@ def command(
         body["versus"] = {"model": other.describe(), **_body(theirs), "difference": comparison}
         out.document(body, model=about, environment=environment(kernels=KERNELS))
         return
+    from llmcli.render.stats import model_line
     from llmcli.render.tokens import render_comparison, render_score, render_summary
 
-    names = str(about["name"]), other.name
     out.show(
-        render_score(ours),
+        render_score(ours, model_line(about), every=score.every),
         "",
-        render_summary(theirs, names[1]),
+        render_summary(theirs, model_line(other.describe())),
         "",
-        render_comparison(comparison, *names),
+        render_comparison(comparison, str(about["name"]), other.name),
     )
 
 

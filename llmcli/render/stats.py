@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from llmcli.render.layout import SEPARATOR, filled
 from llmcli.render.theme import CONFIDENCE, FAINT
-from llmcli.reports import Timings
+from llmcli.reports import Environment, Timings
 
-SEPARATOR = " · "
+_SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
 def short_stats(timings: Timings, seed: int | None, width: int) -> Text:
@@ -31,12 +33,19 @@ def short_stats(timings: Timings, seed: int | None, width: int) -> Text:
 
 
 def full_stats(
-    timings: Timings, sampling: Mapping[str, tuple[float, str]], seed: int | None, model: str
+    timings: Timings,
+    sampling: Mapping[str, tuple[float, str]],
+    seed: int | None,
+    model: str,
+    environment: Environment | None = None,
 ) -> RenderableType:
     """Everything in two columns: timings, then each sampling value with where it comes from."""
     table = Table.grid(padding=(0, 2))
-    rows = [
-        ("model", model),
+    rows = [("model", model)]
+    if environment is not None:
+        rows.append(("threads", str(environment.threads)))
+        rows.append(("PyTorch", str(environment.torch)))
+    rows += [
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),
         ("prompt", f"{_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}"),
@@ -56,23 +65,20 @@ def full_stats(
     return Group(table)
 
 
+def model_line(model: Mapping[str, Any]) -> str:
+    """`smollm2 (Q4_1, Q8_0 → float32 on cpu)` from the `model` object of the JSON documents."""
+    used = model["weight_format"]
+    stored = [name for name in model["stored_formats"] if name not in ("F32", _SHORT.get(used))]
+    formats = f"{', '.join(stored)} → {used}" if stored else used
+    return f"{model['name']} ({formats} on {model['device']})"
+
+
 def confidence_legend() -> Text:
     """What the colours of `--logprobs` mean."""
     legend = Text("probability of each token: ", style=FAINT)
     for position, (_, style, words) in enumerate(CONFIDENCE):
         legend.append((SEPARATOR if position else "") + words, style=style)
     return legend
-
-
-def filled(parts: Sequence[str], width: int) -> list[str]:
-    """`parts` joined by dots into as few lines as fit `width`, never cut inside a part."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
-            lines[-1] += SEPARATOR + part
-        else:
-            lines.append(part)
-    return lines
 
 
 def duration(seconds: float) -> str:

@@ -4,98 +4,138 @@ from __future__ import annotations
 
 import math
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmcli.render.stats import SEPARATOR
-from llmcli.render.theme import FAINT, HEADING, SPECIAL, confidence_style, printable, quoted
-from llmcli.reports import Comparison, Score, TokensReport
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.theme import (
+    FAINT,
+    HEADING,
+    SPECIAL,
+    confidence_style,
+    one_line,
+    printable,
+    quoted,
+)
+from llmcli.reports import Comparison, Score, ScoredToken, TokensReport
+
+TOKEN = Column("token", right=False, cut=True)
+MOST_ROWS, ENDS = 60, 20  # a longer table shows so many rows at each end
 
 
 def render_tokens(report: TokensReport) -> RenderableType:
     """The rendered template where there is one, a row per token, and a line of totals."""
-    table = _table(("#", "right"), ("id", "right"), ("token", "left"), ("bytes", "right"))
-    for number, token in enumerate(report.tokens):
-        mark = Text("  special", style=SPECIAL) if token.special else Text()
-        table.add_row(
-            str(number),
-            str(token.id),
-            Text.assemble(Text(quoted(token.text), overflow="fold"), mark),
-            f"{token.start}–{token.end}",
-        )
+    columns = [Column("#"), Column("id"), TOKEN, Column("", right=False), Column("bytes")]
+    rows = [
+        [
+            Text(str(number)),
+            Text(str(token.id)),
+            Text(quoted(token.text)),
+            Text("special" if token.special else "", style=SPECIAL),
+            Text(f"{token.start}–{token.end}"),
+        ]
+        for number, token in enumerate(report.tokens)
+    ]
+    if not any(token.special for token in report.tokens):
+        columns, rows = _without(3, columns, rows)
     count = len(report.tokens)
     parts = [
-        f"{count} token{'' if count == 1 else 's'}",
-        f"{report.bytes} bytes, {report.bytes / count:.2f} a token" if count else "no tokens",
+        _plural(count, "token"),
+        f"{_plural(report.bytes, 'byte')}, {report.bytes / count:.2f} a token"
+        if count
+        else "no tokens",
         f"vocabulary {report.vocabulary}",
-        _bos(report),
-        f"ends at {', '.join(map(str, report.eos)) or 'no token'}",
+        f"BOS {report.bos} is put in front" if report.adds_bos else "no BOS is put in front",
+        _end_of_text(report.eos),
     ]
-    parts_text = Text(SEPARATOR.join(parts), style=FAINT)
-    shown: list[RenderableType] = [table, parts_text]
+    shown: list[RenderableType] = [Rows(columns, rows), Dotted(parts, FAINT)]
     if report.rendered is not None:
         text = printable(report.rendered).removesuffix("\n")
         shown = [Text("rendered template", style=HEADING), Text(text), Text(), *shown]
     return Group(*shown)
 
 
-def _bos(report: TokensReport) -> str:
-    if report.adds_bos:
-        return f"BOS {report.bos} is put in front"
-    return "no BOS is put in front"
+def _end_of_text(eos: tuple[int, ...]) -> str:
+    if not eos:
+        return "no end-of-text id"
+    return f"end-of-text id{'s' if len(eos) > 1 else ''} {', '.join(map(str, eos))}"
 
 
-def render_score(score: Score) -> RenderableType:
-    """A row per token with its log-probability, probability and rank, then the totals."""
-    table = _table(
-        ("#", "right"), ("id", "right"), ("token", "left"),
-        ("logprob", "right"), ("probability", "right"), ("rank", "right"),
-    )  # fmt: skip
-    for number, token in enumerate(score.tokens):
-        text = Text(quoted(token.text), overflow="fold")
-        if token.logprob is None:
-            row = ("–", "–", "–")
-        else:
-            probability = math.exp(token.logprob)
-            text.stylize(confidence_style(probability))
-            row = (f"{token.logprob:.4f}", f"{probability:.2%}", str(token.rank))
-        table.add_row(str(number), str(token.id), text, *row)
-    return Group(table, Text(), render_summary(score))
+def render_score(score: Score, title: str, *, every: bool = False) -> RenderableType:
+    """A row per token with its log-probability, probability and rank, then the totals.
+
+    Of more than 60 tokens the middle is left out, unless `every`. Without a tokenizer there is
+    no column of tokens. Where the width is too little, the probability goes first: the
+    log-probability says the same.
+    """
+    columns = [
+        Column("#"), Column("id"), TOKEN, Column("logprob"),
+        Column("prob", first_to_go=True), Column("rank"),
+    ]  # fmt: skip
+    rows = [_score_row(number, token) for number, token in enumerate(score.tokens)]
+    if not _has_text(score):
+        columns, rows = _without(2, columns, rows)
+    gap = (0, 0, "")
+    if not every and len(rows) > MOST_ROWS:
+        words = f"… {len(rows) - 2 * ENDS} tokens not shown: --all or --json has them all"
+        gap = (ENDS, len(rows) - ENDS, words)
+    heading = Text(one_line(title), style=HEADING)
+    return Group(heading, Rows(columns, rows, gap), Text(), render_summary(score))
 
 
-def render_summary(score: Score, name: str | None = None) -> RenderableType:
+def _score_row(number: int, token: ScoredToken) -> list[Text]:
+    text = Text(quoted(token.text))
+    values = ("–", "–", "–")
+    if token.logprob is not None:
+        probability = math.exp(token.logprob)
+        text.stylize(confidence_style(probability))
+        values = (f"{token.logprob:.4f}", percent(probability), str(token.rank))
+    return [Text(str(number)), Text(str(token.id)), text, *map(Text, values)]
+
+
+def render_summary(score: Score, title: str | None = None) -> RenderableType:
     """Perplexity, bits per byte and mean log-probability of one model."""
-    grid = Table.grid(padding=(0, 2))
-    if name is not None:
-        grid.add_row(Text(name, style=HEADING), Text())
-    scored = f"{score.tokens_scored} of {len(score.tokens)} tokens, {score.bytes_scored} bytes"
-    for label, value in (
-        ("scored", scored),
-        ("mean logprob", _number(score.mean_logprob)),
-        ("perplexity", _number(score.perplexity)),
-        ("bits per byte", _number(score.bits_per_byte)),
-    ):
-        grid.add_row(Text(label), Text(value))
+    known = _has_text(score)
+    scored = f"{score.tokens_scored} of {_plural(len(score.tokens), 'token')}"
+    nothing = "undefined: nothing was scored"
+    no_bytes = "undefined: the scored tokens have no bytes"
+    if not known and score.tokens_scored:
+        no_bytes = "undefined: no tokenizer, so no bytes"
+    facts = [
+        ("scored", f"{scored}, {_plural(score.bytes_scored, 'byte')}" if known else scored),
+        ("mean logprob", _number(score.mean_logprob, nothing)),
+        ("perplexity", _number(score.perplexity, nothing)),
+        (
+            "bits per byte",
+            _number(score.bits_per_byte, no_bytes if score.tokens_scored else nothing),
+        ),
+    ]
     if score.tokens_scored and len(score.tokens) > score.window:
-        windows = f"windows of {score.window} tokens, {score.stride} apart"
-        grid.add_row(Text("context"), Text(windows))
-    return grid
+        windows = f"windows of {_plural(score.window, 'token')}, {score.stride} apart"
+        facts.append(("context", windows))
+    grid = Table.grid(padding=(0, 2))
+    for label, value in facts:
+        grid.add_row(Text(label, no_wrap=True), Text(value))
+    return grid if title is None else Group(Text(one_line(title), style=HEADING), grid)
 
 
 def render_comparison(comparison: Comparison, ours: str, theirs: str) -> RenderableType:
     """Which of two models predicts the text better, and by how much."""
-    bits = comparison.bits_per_byte
-    better = theirs if bits < 0 else ours
-    lines = [f"{better} needs {abs(bits):.4f} bits per byte fewer"]
-    if not bits:
-        lines = ["both need the same bits per byte"]
-    if not math.isfinite(bits):
-        lines = ["nothing was scored, so there is nothing to compare"]
-    if comparison.same_tokens and comparison.mean_logprob is not None:
+    bits, mean = comparison.bits_per_byte, comparison.mean_logprob
+    ours, theirs = one_line(ours), one_line(theirs)
+    if comparison.same_tokens and comparison.largest_difference == 0:
+        return Text("identical: every token has the same logprob in both")
+    if math.isfinite(bits):
+        better = f"{theirs if bits < 0 else ours} needs {abs(bits):.4f} bits per byte fewer"
+        lines = [better if bits else "both need the same bits per byte"]
+    elif mean is not None and math.isfinite(mean):
+        lines = [f"{theirs if mean > 0 else ours} has the higher mean logprob"]
+    else:
+        lines = ["nothing was scored that could be compared"]
+    if comparison.same_tokens and mean is not None:
         lines.append(
-            f"mean logprob differs by {comparison.mean_logprob:+.6f}, "
+            f"mean logprob differs by {mean:+.6f}, "
             f"a single token by at most {comparison.largest_difference or 0.0:.6f}"
         )
     elif not comparison.same_tokens:
@@ -103,12 +143,34 @@ def render_comparison(comparison: Comparison, ours: str, theirs: str) -> Rendera
     return Text("\n".join(lines))
 
 
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style=HEADING, pad_edge=False, show_edge=False)
-    for name, justify in columns:
-        table.add_column(name, justify="right" if justify == "right" else "left")
-    return table
+def percent(probability: float) -> str:
+    """`50.00%`, and two significant digits of what is less than a tenth of a percent: `0.0082%`."""
+    value = 100 * probability
+    return f"{value:.2f}%" if value >= 0.1 else f"{value:.2g}%"
 
 
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "undefined: nothing was scored"
+def _number(value: float, undefined: str) -> str:
+    """Four decimals, of large numbers fewer: six digits say it all."""
+    if math.isnan(value):
+        return undefined
+    if math.isinf(value):
+        return "infinite"
+    digits = len(str(int(abs(value))))
+    return f"{value:.6g}" if digits > 9 else f"{value:.{min(4, max(0, 6 - digits))}f}"
+
+
+def _has_text(score: Score) -> bool:
+    return any(token.text for token in score.tokens)
+
+
+def _without(
+    index: int, columns: list[Column], rows: list[list[Text]]
+) -> tuple[list[Column], list[list[Text]]]:
+    return (
+        columns[:index] + columns[index + 1 :],
+        [row[:index] + row[index + 1 :] for row in rows],
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -26,7 +26,7 @@ from llmcli.reports import (
 
 def shown(renderable, width=80):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(renderable)
+    console.print(renderable, crop=False)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
@@ -86,29 +86,46 @@ def test_sizes(nbytes, text):
     assert stats.size(nbytes) == text
 
 
+REPORT = TokensReport(
+    text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),
+    tokens=(
+        TokenPiece(id=1, text="<s>", start=0, end=0, special=True),
+        TokenPiece(id=40, text="hi", start=0, end=2, special=False),
+        TokenPiece(id=41, text=" [b]\n\x1b", start=2, end=6, special=False),
+    ),
+)  # fmt: skip
+
+
 def test_tokens():
-    report = TokensReport(
-        text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),
-        tokens=(
-            TokenPiece(id=1, text="<s>", start=0, end=0, special=True),
-            TokenPiece(id=40, text="hi", start=0, end=2, special=False),
-            TokenPiece(id=41, text=" [b]\n\x1b", start=2, end=6, special=False),
-        ),
-    )  # fmt: skip
-    assert shown(report and tokens.render_tokens(report), 90).splitlines() == [
-        "#   id   token            bytes",
-        "───────────────────────────────",
-        '0    1   "<s>"  special     0–0',
-        '1   40   "hi"               0–2',
-        '2   41   " [b]\\n\\x1b"       2–6',
-        "3 tokens · 6 bytes, 2.00 a token · vocabulary 99 · BOS 1 is put in front · ends at 2, 5",
+    assert shown(tokens.render_tokens(REPORT), 99).splitlines() == [
+        "#   id   token                    bytes",
+        "───────────────────────────────────────",
+        '0    1   "<s>"          special     0–0',
+        '1   40   "hi"                       0–2',
+        '2   41   " [b]\\n\\x1b"               2–6',
+        "3 tokens · 6 bytes, 2.00 a token · vocabulary 99 · BOS 1 is put in front"
+        " · end-of-text ids 2, 5",
+    ]
+
+
+def test_tokens_in_few_columns():
+    one = replace(REPORT, tokens=REPORT.tokens[2:], bytes=1, adds_bos=False, eos=(2,))
+    assert shown(tokens.render_tokens(one), 25).splitlines() == [
+        "#   id   token      bytes",
+        "─────────────────────────",
+        '0   41   " [b]\\n…     2–6',
+        "1 token",
+        "1 byte, 1.00 a token",
+        "vocabulary 99",
+        "no BOS is put in front",
+        "end-of-text id 2",
     ]
 
 
 SCORE = Score(
     tokens=(
         ScoredToken(id=4, text="[red]", logprob=None, rank=None),
-        ScoredToken(id=5, text=" é", logprob=math.log(0.5), rank=2),
+        ScoredToken(id=5, text=" é internationalis", logprob=math.log(0.5), rank=2),
     ),
     tokens_scored=1, bytes_scored=3, mean_logprob=math.log(0.5), perplexity=2.0,
     bits_per_byte=1 / 3, window=64, stride=32, seconds=0.1,
@@ -116,11 +133,12 @@ SCORE = Score(
 
 
 def test_score():
-    assert shown(tokens.render_score(SCORE), 70).splitlines() == [
-        "#   id   token     logprob   probability   rank",
-        "───────────────────────────────────────────────",
-        '0    4   "[red]"         –             –      –',
-        '1    5   " é"      -0.6931        50.00%      2',
+    assert shown(tokens.render_score(SCORE, "m (float32 on cpu)"), 70).splitlines() == [
+        "m (float32 on cpu)",
+        "#   id   token                  logprob     prob   rank",
+        "───────────────────────────────────────────────────────",
+        '0    4   "[red]"                      –        –      –',
+        '1    5   " é internationalis"   -0.6931   50.00%      2',
         "",
         "scored         1 of 2 tokens, 3 bytes",
         "mean logprob   -0.6931",
@@ -129,12 +147,72 @@ def test_score():
     ]
 
 
+@pytest.mark.parametrize(
+    ("width", "last"),
+    [
+        (50, '1    5   " é internatio…   -0.6931   50.00%      2'),
+        (38, '1    5   " é interna…   -0.6931      2'),
+        (20, '1    5   " é int…   -0.6931      2'),
+    ],
+)
+def test_a_narrow_score_cuts_tokens_and_never_numbers(width, last):
+    lines = shown(tokens.render_score(SCORE, "m"), width).splitlines()
+    assert lines[4] == last
+    assert max(map(len, lines[1:5])) <= max(width, 34)
+
+
+def test_a_score_without_a_tokenizer_has_no_column_of_tokens():
+    bare = tuple(replace(token, text="") for token in SCORE.tokens)
+    score = replace(SCORE, tokens=bare, bytes_scored=0, bits_per_byte=math.nan)
+    assert shown(tokens.render_score(score, "m")).splitlines()[1:] == [
+        "#   id   logprob     prob   rank",
+        "────────────────────────────────",
+        "0    4         –        –      –",
+        "1    5   -0.6931   50.00%      2",
+        "",
+        "scored         1 of 2 tokens",
+        "mean logprob   -0.6931",
+        "perplexity     2.0000",
+        "bits per byte  undefined: no tokenizer, so no bytes",
+    ]
+
+
+def test_the_middle_of_a_long_score_is_left_out_unless_asked_for():
+    long = replace(SCORE, tokens=(SCORE.tokens[1],) * 61)
+    lines = shown(tokens.render_score(long, "m")).splitlines()
+    assert lines[22].startswith("19 ")
+    assert lines[23] == "… 21 tokens not shown: --all or --json has them all"
+    assert lines[24].startswith("41 ")
+    assert lines[43].startswith("60 ")
+    assert len(shown(tokens.render_score(long, "m", every=True)).splitlines()) == 69
+    sixty = replace(long, tokens=long.tokens[1:])
+    assert "not shown" not in shown(tokens.render_score(sixty, "m"))
+
+
 def test_score_of_nothing_and_of_windows():
     nothing = replace(SCORE, tokens_scored=0, perplexity=math.nan)
     assert "perplexity     undefined: nothing was scored" in shown(tokens.render_summary(nothing))
     windows = shown(tokens.render_summary(replace(SCORE, window=1), "name"))
     assert windows.startswith("name\n")
-    assert "context        windows of 1 tokens, 32 apart" in windows
+    assert "context        windows of 1 token, 32 apart" in windows
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.0, "2.0000"), (33.31931, "33.3193"), (42042.156, "42042.2"), (7654321.9, "7654322"),
+     (1e300, "1e+300"), (math.inf, "infinite")],
+)  # fmt: skip
+def test_perplexities_have_the_digits_that_mean_something(value, text):
+    line = shown(tokens.render_summary(replace(SCORE, perplexity=value))).splitlines()[2]
+    assert line == f"perplexity     {text}"
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(1.0, "100.00%"), (0.0034, "0.34%"), (0.000082, "0.0082%"), (1.6e-7, "1.6e-05%"), (0, "0%")],
+)
+def test_small_probabilities_keep_two_digits(probability, text):
+    assert tokens.percent(probability) == text
 
 
 @pytest.mark.parametrize(
@@ -142,7 +220,8 @@ def test_score_of_nothing_and_of_windows():
     [
         ((0.25, -0.5, 0.7, True), "a needs 0.2500 bits per byte fewer", "mean logprob differs by"),
         ((-0.25, None, None, False), "b needs 0.2500 bits per byte fewer", "their tokens differ"),
-        ((0.0, 0.0, 0.0, True), "both need the same bits per byte", "at most 0.000000"),
+        ((0.0, 0.0, 0.1, True), "both need the same bits per byte", "at most 0.100000"),
+        ((math.nan, 0.5, 0.7, True), "b has the higher mean logprob", "differs by +0.500000"),
         ((math.nan, None, None, False), "nothing was scored", "their tokens differ"),
     ],
 )
@@ -154,6 +233,25 @@ def test_comparison(values, first, second):
     lines = shown(tokens.render_comparison(comparison, "a", "b")).splitlines()
     assert first in lines[0]
     assert second in lines[1]
+
+
+def test_comparison_with_itself():
+    same = Comparison(bits_per_byte=0.0, mean_logprob=0.0, largest_difference=0.0, same_tokens=True)
+    assert shown(tokens.render_comparison(same, "a", "b")).startswith("identical")
+
+
+@pytest.mark.parametrize(
+    ("stored", "used", "line"),
+    [
+        (["F32", "Q4_1", "Q8_0"], "float32", "m (Q4_1, Q8_0 → float32 on cpu)"),
+        (["F32"], "float32", "m (float32 on cpu)"),
+        (["BF16"], "bfloat16", "m (bfloat16 on cpu)"),
+        ([], "float32", "m (float32 on cpu)"),
+    ],
+)
+def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line):
+    model = {"name": "m", "stored_formats": stored, "weight_format": used, "device": "cpu"}
+    assert stats.model_line(model) == line
 
 
 def test_environment_never_reads_markup_or_codes():
