@@ -54,10 +54,15 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPiece:
-    """One token of a text: bytes `start` to `end` of its UTF-8 form; BOS has none."""
+    """One token of a text: bytes `start` to `end` of its UTF-8 form; BOS has none.
+
+    `text` is for people: bytes that are no whole character are spelled out. `bytes` are those
+    that the token stands for, in hexadecimal.
+    """
 
     id: int
     text: str
+    bytes: str
     start: int
     end: int
     special: bool

@@ -10,9 +10,9 @@ import typer
 from llmcli.cli.encoding import ChatOptions
 from llmcli.cli.options import PROMPT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
-from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
+from llmcli.cli.prompts import Prompt, check_ids, read_prompt
 from llmcli.cli.running import open_checkpoint_of
-from llmcli.errors import UsageError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports import TokenPiece, TokensReport
 
@@ -73,7 +73,11 @@ def command(
         raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
     given = read_prompt(prompt)
     checkpoint = open_checkpoint_of(model, out)
-    tokenizer = need_tokenizer(load_tokenizer(checkpoint), checkpoint.name)
+    tokenizer = load_tokenizer(checkpoint)
+    if tokenizer is None:
+        raise CheckpointError(
+            f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
+        )
     report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
     if out.json:
         about = {
@@ -107,8 +111,8 @@ def _report(
             add_bos = False if tokenizer.begins_with_bos(rendered) else None
         found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
         pieces = [
-            TokenPiece(id=p.id, text=p.text, start=p.start, end=p.end, special=p.special)
-            for p in found
+            TokenPiece(**vars(piece), bytes=tokenizer.token_bytes(piece.id).hex())
+            for piece in found
         ]
         size = len(text.encode())
     return TokensReport(
@@ -133,6 +137,7 @@ def _of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> list[TokenPiece]:
             TokenPiece(
                 id=token,
                 text=tokenizer.token_text(token),
+                bytes=tokenizer.token_bytes(token).hex(),
                 start=at,
                 end=end,
                 special=token in tokenizer.special_ids,

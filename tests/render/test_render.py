@@ -89,9 +89,9 @@ def test_sizes(nbytes, text):
 REPORT = TokensReport(
     text="hi [b]", rendered=None, bytes=6, vocabulary=99, bos=1, adds_bos=True, eos=(2, 5),
     tokens=(
-        TokenPiece(id=1, text="<s>", start=0, end=0, special=True),
-        TokenPiece(id=40, text="hi", start=0, end=2, special=False),
-        TokenPiece(id=41, text=" [b]\n\x1b", start=2, end=6, special=False),
+        TokenPiece(id=1, text="<s>", bytes="", start=0, end=0, special=True),
+        TokenPiece(id=40, text="hi", bytes="6869", start=0, end=2, special=False),
+        TokenPiece(id=41, text=" [b]\n\x1b", bytes="205b625d0a1b", start=2, end=6, special=False),
     ),
 )  # fmt: skip
 

@@ -1,0 +1,26 @@
+"""What `tokens` prints: exact bytes, and nothing to show without a tokenizer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cli_tiny import write_tiny
+
+
+def test_tokens_have_their_exact_bytes(cli, tiny):
+    document = cli("tokens", "-m", tiny, "hé", "--json").json()
+    assert [token["bytes"] for token in document["tokens"]] == ["68", "c3", "a9"]
+    assert document["tokens"][1]["text"] == "\\xc3"
+    ids = ",".join(str(token["id"]) for token in document["tokens"])
+    assert cli("tokens", "-m", tiny, "--ids", ids, "--json").json()["tokens"] == document["tokens"]
+
+
+@pytest.mark.parametrize("given", [("hi",), ("--ids", "70")])
+def test_without_a_tokenizer_there_is_nothing_to_show(cli, tmp_path, given):
+    folder = write_tiny(tmp_path / "m")
+    os.remove(folder / "tokenizer.json")
+    result = cli("tokens", "-m", str(folder), *given)
+    assert result.code == 4
+    assert "no tokenizer, so there is nothing for `tokens` to show" in result.err
+    assert "--ids" not in result.err
