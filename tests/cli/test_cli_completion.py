@@ -30,16 +30,43 @@ def need(shell):
         pytest.skip(f"{shell} is NOT INSTALLED here: its completion is not tested")
 
 
-def bash(*words):
+def bash(*words, cwd=FOLDER):
     """What bash offers for the last of `words`, through its own completion variables."""
     done = subprocess.run(
         ["bash", "--norc", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
          '_llmcli llmcli "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"; '
          'printf "%s\\n" "${COMPREPLY[@]}"', str(FOLDER / FILES["bash"]), *words],
-        capture_output=True, text=True, check=True, cwd=FOLDER,
+        capture_output=True, text=True, check=True, cwd=cwd,
     )  # fmt: skip
     assert done.stderr == ""
     return done.stdout.split()
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A directory with models, and something else, in it."""
+    for name in ("gpt2t", "smooth", ".hidden"):
+        (tmp_path / name).mkdir()
+    for name in ("gguf.gguf", "w.safetensors", "notes.txt", "gpt2t/x.gguf", "gpt2t/y.txt"):
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("", "smollm2 smollm2-bf16 ./gpt2t ./smooth gguf.gguf w.safetensors"),
+        ("smo", "smollm2 smollm2-bf16 ./smooth"),
+        ("g", "./gpt2t gguf.gguf"),
+        ("gp", "./gpt2t"),
+        ("./g", "./gpt2t ./gguf.gguf"),
+        ("gpt2t/", "gpt2t/x.gguf"),
+        ("t", ""),
+    ],
+)
+def test_bash_offers_models_that_work(models, word, expected):
+    found = bash("llmcli", "generate", "-m", word, cwd=models)
+    assert sorted(found) == sorted(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -56,6 +83,7 @@ def bash(*words):
         (["llmcli", "tokens", "-f", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "env", "--temp"], []),
         (["llmcli", "generate", "--stats", "f"], ["full"]),
+        (["llmcli", "generate", "--quantize", ""], ["auto", "none"]),
     ],
 )
 def test_bash(words, expected):
@@ -82,23 +110,43 @@ def test_bash_registers_the_function():
     ],
 )
 def test_fish(tmp_path, line, expected):
+    assert fish(tmp_path, line, FOLDER) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("smollm2-", "smollm2-bf16"),
+        ("gp", ""),
+        ("./gp", "./gpt2t/"),
+        ("./gpt2t/", "./gpt2t/x.gguf"),
+        ("gguf", "gguf.gguf"),
+        ("not", ""),
+    ],
+)
+def test_fish_offers_models_that_work(models, word, expected):
+    assert fish(models, f"llmcli generate -m {word}", models) == expected.split()
+
+
+def fish(home, line, cwd):
+    """What fish offers for the end of `line`."""
     need("fish")
     done = subprocess.run(
         ["fish", "--no-config", "-c", f'source "{FOLDER / FILES["fish"]}"; complete -C "{line}"'],
-        capture_output=True, text=True, check=True, cwd=FOLDER,
-        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, check=True, cwd=cwd,
+        env={**os.environ, "HOME": str(home)},
     )  # fmt: skip
     assert done.stderr == ""
-    assert [row.split("\t")[0] for row in done.stdout.splitlines()] == expected
+    return [row.split("\t")[0] for row in done.stdout.splitlines()]
 
 
 class Zsh:
     """An interactive zsh on a pseudo-terminal: its completion works nowhere else."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, cwd: Path = FOLDER) -> None:
         pid, self.terminal = pty.fork()
         if pid == 0:
-            os.chdir(FOLDER)
+            os.chdir(cwd)
             os.environ.update(HOME=str(home), TERM="dumb", PS1="> ", COLUMNS="400")
             os.execvp("zsh", ["zsh", "-f", "-i"])
         self.pid = pid
@@ -131,8 +179,26 @@ def test_zsh(tmp_path):
         zsh.type("llmcli gen\t", "llmcli generate ")
         zsh.type(clear + "llmcli generate --temp\t", "llmcli generate --temperature ")
         zsh.type(clear + "llmcli generate --dtype float3\t", "--dtype float32 ")
-        seen = zsh.type(clear + "llmcli score --model \t", r"(?s)smollm2-bf16.*tiny")
-        assert "llmcli.bash" in seen
+    finally:
+        zsh.close()
+
+
+def test_zsh_offers_models_that_work(models):
+    need("zsh")
+    zsh = Zsh(models, models)
+    try:
+        file = FOLDER / FILES["zsh"]
+        start = f"autoload -Uz compinit; compinit -u -D; source {file}; echo READY$((40 + 2))\n"
+        zsh.type(start, "READY42")
+        clear = "\x15"
+        zsh.type("llmcli score --model gp\t", r"\./gpt2t/")
+        zsh.type(clear + "llmcli score -m ./gp\t", r"-m \./gpt2t/")
+        zsh.type(clear + "llmcli generate -m gg\t", r"-m gguf\.gguf ")
+        seen = zsh.type(clear + "llmcli score --model \t", r"(?s)w\.safetensors.*\n")
+        for name in ("./gpt2t", "./smooth", "gguf.gguf", "smollm2", "smollm2-bf16"):
+            assert name in seen
+        assert "tiny" not in seen
+        assert "notes" not in seen
         assert "not found" not in seen
     finally:
         zsh.close()
