@@ -36,10 +36,15 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting: its value, and whether a flag, an environment variable or nobody set it."""
+    """One setting: its value, and whether a flag, an environment variable or nobody set it.
+
+    `value` is None where nothing is set and something else decides, which `words` name; a path
+    is absolute there, and in words begins with `~` where it can. A secret is only True.
+    """
 
     name: str
-    value: str
+    value: str | bool | None
+    words: str
     source: Literal["flag", "environment", "default"]
     origin: str
 

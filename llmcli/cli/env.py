@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from llmcli.cli.options import ModelOptions, OutputOptions
@@ -20,15 +21,21 @@ def command(model: ModelOptions, output: OutputOptions) -> None:
     """
     out = Output("env", output)
     model.check()
-    report = EnvironmentReport(
-        environment=environment(), settings=settings(model, output, os.environ)
-    )
+    found = settings(model, output, os.environ)
+    threads = next(str(setting.value) for setting in found if setting.name == "threads")
+    machine = environment()
+    if threads.isdecimal():
+        machine = replace(machine, threads=int(threads))
     if out.json:
-        out.document({"settings": report.settings}, model=None, environment=report.environment)
+        listed = [
+            {name: value for name, value in vars(setting).items() if name != "words"}
+            for setting in found
+        ]
+        out.document({"settings": listed}, model=None, environment=machine)
         return
     from llmcli.render.environment import render_environment
 
-    out.show(render_environment(report))
+    out.show(render_environment(EnvironmentReport(environment=machine, settings=found)))
 
 
 def settings(
@@ -42,57 +49,69 @@ def settings(
         name: str,
         flag: tuple[str, object],
         variables: tuple[str, ...],
-        default: str,
-        shown: Callable[[str], str] = str,
+        default: str | None,
+        words: str = "",
     ) -> Setting:
         option, value = flag
         if value not in (None, False):
             text = "on" if value is True else str(value)
-            return Setting(name=name, value=text, source="flag", origin=option)
+            return Setting(name=name, value=text, words=text, source="flag", origin=option)
         for variable in variables:
-            if environ.get(variable):
-                text = shown(environ[variable])
-                return Setting(name=name, value=text, source="environment", origin=variable)
-        return Setting(name=name, value=default, source="default", origin="")
+            if text := environ.get(variable, ""):
+                return Setting(
+                    name=name, value=text, words=text, source="environment", origin=variable
+                )
+        return Setting(
+            name=name, value=default, words=default or words, source="default", origin=""
+        )
+
+    def place(name: str, path: Path, variables: tuple[str, ...]) -> Setting:
+        picked = pick(name, none, variables, str(path))
+        whole = path.expanduser().absolute()
+        return replace(picked, value=str(whole), words=_short(whole))
 
     none = ("", None)
-    home = "~/.cache/huggingface"
-    hub = environ.get("HF_HOME") or home
+    home = Path(environ.get("HF_HOME") or "~/.cache/huggingface")
+    hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    token = pick("hub token", none, ("HF_TOKEN",), None, "not set")
+    if token.value is not None:
+        token = replace(token, value=True, words="set, not shown")
     chosen = [
         pick("model", ("--model", model.model), ("LLMCLI_MODEL",), DEFAULT_MODEL),
-        pick(
-            "llmcli cache",
-            none,
-            ("LLMCLI_CACHE", "XDG_CACHE_HOME"),
-            str(cache_dir()),
-            lambda _: str(cache_dir()),
-        ),
-        pick("hub cache", none, ("HF_HUB_CACHE",), str(Path(hub) / "hub")),
-        pick("hub home", none, ("HF_HOME",), home),
-        pick("hub token", none, ("HF_TOKEN",), "not set", lambda _: "set, not shown"),
+        place("llmcli cache", cache_dir(), ("LLMCLI_CACHE", "XDG_CACHE_HOME")),
+        place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME")),
+        place("hub home", home, ("HF_HOME",)),
+        token,
         pick(
             "offline",
             ("--offline", model.offline),
             ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"),
             "off",
         ),
-        pick("revision", ("--revision", model.revision), (), "the hub's default branch"),
+        pick("revision", ("--revision", model.revision), (), None, "the hub's default branch"),
         pick("device", ("--device", _unless(model.device, "auto")), (), "auto"),
-        pick("visible GPUs", none, ("CUDA_VISIBLE_DEVICES",), "all"),
+        pick("visible GPUs", none, ("CUDA_VISIBLE_DEVICES",), None, "all"),
         pick("dtype", ("--dtype", _unless(model.dtype, "auto")), (), "auto"),
         pick("quantize", ("--quantize", _unless(model.quantize, "auto")), (), "auto"),
         pick(
             "threads",
             ("--threads", model.threads),
             ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+            None,
             f"PyTorch's choice for {usable_cores()} cores",
         ),
-        pick("context length", ("--context-length", model.context_length), (), "the model's"),
-        pick("seed", ("--seed", model.seed), (), "drawn for each run"),
-        pick("weights", ("--random-weights", model.random_weights), (), "the checkpoint's"),
+        pick("context length", ("--context-length", model.context_length), (), None, "the model's"),
+        pick("seed", ("--seed", model.seed), (), None, "drawn for each run"),
+        pick("weights", ("--random-weights", model.random_weights), (), None, "the checkpoint's"),
         _colour(environ),
     ]
     return tuple(chosen)
+
+
+def _short(path: Path) -> str:
+    """`path` from the home directory where it lies in there."""
+    home = Path.home()
+    return str("~" / path.relative_to(home)) if path.is_relative_to(home) else str(path)
 
 
 def _unless(value: str, default: str) -> str | None:
@@ -101,7 +120,7 @@ def _unless(value: str, default: str) -> str | None:
 
 def _colour(environ: Mapping[str, str]) -> Setting:
     """What decides about colour, in the order of precedence."""
-    value, variable = "on terminals", ""
+    value, variable = None, ""
     if environ.get("NO_COLOR"):
         value, variable = "off", "NO_COLOR"
     elif environ.get("TERM") == "dumb":
@@ -109,5 +128,7 @@ def _colour(environ: Mapping[str, str]) -> Setting:
     elif environ.get("FORCE_COLOR", "0") not in ("", "0"):
         value, variable = "on", "FORCE_COLOR"
     if variable:
-        return Setting(name="colour", value=value, source="environment", origin=variable)
-    return Setting(name="colour", value=value, source="default", origin="")
+        return Setting(
+            name="colour", value=value, words=str(value), source="environment", origin=variable
+        )
+    return Setting(name="colour", value=None, words="on terminals", source="default", origin="")

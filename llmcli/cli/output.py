@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
@@ -33,6 +32,7 @@ class Screen:
     terminal: bool
     animate: bool
     colour: bool
+    width: int = UNLIMITED  # columns: the terminal's, or as many as anything needs elsewhere
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> Screen:
@@ -41,12 +41,18 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        return cls(terminal, terminal and smart, colour)
+        width = _columns(stream, environ) if stream is not None and terminal else UNLIMITED
+        return cls(terminal, terminal and smart, colour, width)
 
-    @property
-    def width(self) -> int:
-        """Columns: the terminal's, or as many as anything needs in a pipe or file."""
-        return shutil.get_terminal_size((80, 24)).columns if self.terminal else UNLIMITED
+
+def _columns(stream: TextIO, environ: Mapping[str, str]) -> int:
+    """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
+    if (given := environ.get("COLUMNS", "")).isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 class Output:

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports import Environment, EnvironmentReport
+from llmcli.reports import Environment, EnvironmentReport, Setting
 
 
 def render_environment(report: EnvironmentReport) -> RenderableType:
     """The machine in two columns, then each setting with its source."""
-    settings = Table.grid(padding=(0, 2))
-    for setting in report.settings:
-        kind = "flag" if setting.source == "flag" else "variable"
-        source = f"{kind} {setting.origin}" if setting.origin else setting.source
-        settings.add_row(
-            Text(setting.name), Text(one_line(setting.value), overflow="fold"),
-            Text(source, style=FAINT),
-        )  # fmt: skip
+    settings = [
+        (setting.name, one_line(setting.words), _source(setting)) for setting in report.settings
+    ]
     heading = Text("\nsettings", style=HEADING)
-    return Group(Text("machine", style=HEADING), _machine(report.environment), heading, settings)
+    return Group(
+        Text("machine", style=HEADING), _machine(report.environment), heading, Settings(settings)
+    )
+
+
+def _source(setting: Setting) -> str:
+    kind = "flag" if setting.source == "flag" else "variable"
+    return f"{kind} {setting.origin}" if setting.origin else setting.source
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Name, value and source in columns; in few columns a long value has a line of its own."""
+
+    rows: Sequence[tuple[str, str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names, sources = (max(cell_len(row[i]) for row in self.rows) for i in (0, 2))
+        room = options.max_width - names - sources - 4
+        values = max((n for row in self.rows if (n := cell_len(row[1])) <= room), default=0)
+        for name, value, source in self.rows:
+            if cell_len(value) <= room:
+                parts = [f"{name:{names}}  {set_cell_size(value, values)}  ", source]
+            else:
+                parts = [f"{name:{names}}  ", source, f"\n  {value}"]
+            line = Text(no_wrap=True, overflow="ignore")
+            for part in parts:
+                line.append(part, style=FAINT if part is source else "")
+            yield line
 
 
 def _machine(environment: Environment) -> RenderableType:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from llmcli.render import stats, theme, tokens
-from llmcli.render.environment import render_environment
+from llmcli.render.environment import Settings, render_environment
 from llmcli.reports import (
     Comparison,
     Environment,
@@ -260,10 +260,16 @@ def test_environment_never_reads_markup_or_codes():
         features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
     )  # fmt: skip
     settings = (
-        Setting(name="model", value="evil\x1b[2J", source="environment", origin="LLMCLI_MODEL"),
-        Setting(name="seed", value="3", source="flag", origin="--seed"),
-        Setting(name="dtype", value="auto", source="default", origin=""),
-    )
+        Setting(
+            name="model",
+            value=None,
+            words="evil\x1b[2J",
+            source="environment",
+            origin="LLMCLI_MODEL",
+        ),
+        Setting(name="seed", value=None, words="3", source="flag", origin="--seed"),
+        Setting(name="dtype", value=None, words="auto", source="default", origin=""),
+    )  # fmt: skip
     text = shown(render_environment(EnvironmentReport(environment=environment, settings=settings)))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "processor CPU [bold]" in lines
@@ -272,6 +278,17 @@ def test_environment_never_reads_markup_or_codes():
     assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
     assert "seed 3 flag --seed" in lines
     assert "dtype auto default" in lines
+
+
+def test_a_long_setting_has_a_line_of_its_own():
+    path = "/a folder/" + "x" * 40
+    rows = [("model", "smollm2", "default"), ("hub cache", path, "variable HF_HOME")]
+    assert shown(Settings(rows), 50).splitlines() == [
+        "model      smollm2  default",
+        "hub cache  variable HF_HOME",
+        f"  {path}",
+    ]
+    assert shown(Settings(rows), 90).splitlines()[1] == f"hub cache  {path}  variable HF_HOME"
 
 
 @pytest.mark.parametrize(

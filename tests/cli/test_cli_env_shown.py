@@ -1,0 +1,75 @@
+"""What `env` says about paths, about what is not set, and about threads."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from llmcli.cli.output import Screen
+
+VARIABLES = (
+    "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def values(cli, *argv):
+    document = cli("env", "--json", *argv).json()
+    return {setting["name"]: setting["value"] for setting in document["settings"]}, document
+
+
+def test_paths_are_absolute_in_json_and_short_in_text(cli, monkeypatch, tmp_path):
+    found, _ = values(cli)
+    assert found["llmcli cache"] == f"{tmp_path}/.cache/llmcli"
+    assert found["hub home"] == f"{tmp_path}/.cache/huggingface"
+    assert found["hub cache"] == f"{tmp_path}/.cache/huggingface/hub"
+    text = cli("env").out
+    assert "~/.cache/llmcli " in text
+    assert "~/.cache/huggingface/hub " in text
+    monkeypatch.setenv("HF_HUB_CACHE", "here")
+    assert values(cli)[0]["hub cache"] == str(Path("here").absolute())
+    monkeypatch.setenv("LLMCLI_CACHE", "/else/where")
+    assert "  /else/where  " in cli("env").out
+
+
+def test_what_is_not_set_is_null(cli, monkeypatch):
+    found, document = values(cli)
+    for name in ("hub token", "revision", "visible GPUs", "threads", "context length", "seed"):
+        assert found[name] is None
+    assert found["weights"] is found["colour"] is None
+    assert set(document["settings"][0]) == {"name", "value", "source", "origin"}
+    assert "PyTorch's choice for" in cli("env").out
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert values(cli)[0]["hub token"] is True
+
+
+def test_the_threads_of_the_header_are_those_of_the_setting(cli, monkeypatch):
+    assert values(cli, "--threads", "3")[1]["environment"]["threads"] == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    found, document = values(cli)
+    assert (found["threads"], document["environment"]["threads"]) == ("5", 5)
+
+
+def test_the_width_is_that_of_the_stream_itself(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def fileno(self):
+            return 77
+
+    sizes = {77: os.terminal_size((50, 9))}
+    monkeypatch.setattr(os, "get_terminal_size", sizes.__getitem__)
+    assert Screen.of(Terminal(), {}).width == 50
+    assert Screen.of(Terminal(), {"COLUMNS": "33"}).width == 33
+    assert Screen.of(io.StringIO(), {}).width == 10_000
