@@ -101,6 +101,8 @@ class WeightMismatch(CheckpointError):
             parts.append(
                 f"`{name}` from `{source}` should be {list(expected)} but is {list(found)}{rest}"
             )
+        if self.misshapen and hint is None:
+            hint = "its config.json and its weights belong to different models: fetch both again"
         super().__init__(
             "the checkpoint does not fit its own configuration: " + "; ".join(parts), hint=hint
         )
