@@ -152,8 +152,11 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
     """The error for an option that the command of `ctx` does not have, with the closest ones."""
     name = "--" + word.split("=")[0].lstrip("-").replace("_", "-")
     known = [known for known in _names(ctx) if known.startswith("--")]
-    close = [name] if name in known else [long for long in known if long.startswith(name)]
-    if len(name) > 3:
+    close: list[str] = []
+    if name in known:
+        close = [name]
+    elif len(name) > 3:  # one letter could be anything
+        close = [long for long in known if long.startswith(name)]
         # what is asked of the root is most likely an option of a command
         close = close or get_close_matches(name, known, 3, 0.6 if ctx.parent else 0.8)
     if close:

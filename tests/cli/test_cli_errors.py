@@ -27,6 +27,7 @@ from llmcli.errors import CheckpointError, NetworkError
         (["--json"], "there is no option `--json`", "options follow the command"),
         (["--versoin"], "there is no option `--versoin`", "did you mean `--version`?"),
         (["generate", "-temp", "3"], "there is no option `-temp`", "mean `--temperature`?"),
+        (["generate", "-s", "3"], "there is no option `-s`", "see `llmcli generate --help`"),
         (["generate", "-ngl", "99"], "there is no option `-ngl`", "see `llmcli generate --help`"),
         (["generate", "-seed", "3", "x"], "there is no option `-seed`", "mean `--seed`?"),
         (["generate", "-model", "x"], "there is no option `-model`", "did you mean `--model`?"),

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 import llmcli.generation
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output, Screen
+from llmcli.cli.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 LONG = ("--ignore-eos", "-n", "12")
@@ -149,3 +152,15 @@ def test_a_prompt_from_the_terminal_says_how_it_ends(tiny):
     code, seen = on_terminal(tiny, "tokens", "-", until="end it with Ctrl-D", send=finish)
     assert code == 0
     assert "note: reading the prompt from the terminal" in seen
+
+
+def test_reading_a_prompt_is_counted_in_tokens(capsys, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
+    out = Output("generate", OutputOptions())
+    out.err = Screen(terminal=True, animate=True, colour=True)
+    with Progress(out, "loading x …", tokens=True) as progress:
+        progress("reading the prompt", 1024, 3001)
+    shown, _, bar = capsys.readouterr().err.partition("\r\x1b[K")
+    assert shown == "loading x …"
+    assert "reading the prompt" in bar
+    assert "1024 / 3001 tokens" in bar
