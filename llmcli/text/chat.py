@@ -1,27 +1,31 @@
 """Chat templates: the Jinja program that a checkpoint brings to write down a conversation.
 
 A template is a program from a stranger. It runs in Jinja's immutable sandbox, sees nothing but
-the messages and the special tokens, and its source, its strings and its output are bounded.
-The environment is transformers' (utils/chat_template_utils.py): the same template gives the
-same text.
+the messages and the special tokens, and a meter (`llmcli.text.meter`) bounds its source, its
+output, every string and list that an operator, a method, a filter or a slice makes, all of them
+together, the items of its ranges, and its time: 2 seconds, and one
+more for every million characters of the messages.
+
+Not bounded: the time to parse a source of the permitted size; a single operation of Python on
+values of the permitted size, which nothing interrupts (comparing deeply nested lists can take
+for ever); lists and dicts written out in the source, which count only by their time.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
+from llmcli.text.meter import CURRENT, Meter
+from llmcli.text.sandbox import environment
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 MAX_SOURCE = 1 << 20  # characters; the longest known templates have some 30,000
-MAX_OUTPUT = 1 << 24  # characters beyond what the messages themselves bring
 _HINT = "use `--raw`, which continues the text as it stands"
 
 
@@ -44,13 +48,17 @@ class ChatTemplate:
 
         `messages` have `role` and `content`; `add_generation_prompt` ends the text where the
         assistant's answer begins. Raises `CheckpointError` where the template is no valid
-        Jinja, refuses the messages, leaves the sandbox, or writes without end.
+        Jinja, refuses the messages, leaves the sandbox, or passes one of the bounds.
         """
-        limit = MAX_OUTPUT + 8 * sum(len(str(m.get("content", ""))) for m in messages)
+        content = sum(len(str(m.get("content", ""))) for m in messages)
         chunks: list[str] = []
         size = 0
+        before = CURRENT.set(Meter(content))
         try:
-            for chunk in _compile(self.source).generate(
+            template = _compile(self.source)
+            meter = Meter(content)  # compiling is not what a template's time is for
+            CURRENT.set(meter)
+            for chunk in template.generate(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
@@ -58,75 +66,18 @@ class ChatTemplate:
                 **self.special_tokens,
             ):
                 size += len(chunk)
-                if size > limit:
-                    raise OverflowError(f"it writes more than {limit} characters")
+                if size > meter.limit:
+                    raise OverflowError(f"it writes more than {meter.limit} characters")
+                meter.tick()
                 chunks.append(chunk)
         except Exception as error:  # a template can raise anything that Python can
             reason = shown(" ".join((str(error) or type(error).__name__).split()), 200)
             raise CheckpointError(f"the chat template failed: {reason}", hint=_HINT) from error
+        finally:
+            CURRENT.reset(before)
         return "".join(chunks)
 
 
 @lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
-    """Parse a template in transformers' environment. Imports jinja2 (0.07 s) on first use."""
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """Jinja's sandbox, with a bound on the strings, lists and powers that `*` makes."""
-
-        intercepted_binops = frozenset(["*", "**"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**" and (abs(left) > 1 << 32 or abs(right) > 64):
-                raise OverflowError("a power that is too large")
-            for item, count in ((left, right), (right, left)):
-                if isinstance(item, (str, list, tuple)) and isinstance(count, int):
-                    _bounded(len(item) * count)
-            return super().call_binop(context, operator, left, right)
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; here it is only text."""
-
-        tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def fail(message: str) -> str:
-        raise TemplateError(message)
-
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = fail
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(source)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the HTML escapes of Jinja's own filter: the model reads it as it stands."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _bounded(size: int) -> None:
-    if size > MAX_OUTPUT:
-        raise OverflowError(f"a string of {size} characters")
+    return environment().from_string(source)

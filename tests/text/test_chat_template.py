@@ -1,11 +1,13 @@
 """Chat templates give transformers' text, and a hostile one gives one clear error."""
 
+import resource
 import time
 
 import pytest
 
 from llmcli.errors import CheckpointError
-from llmcli.text.chat import MAX_OUTPUT, MAX_SOURCE, ChatTemplate
+from llmcli.text.chat import MAX_SOURCE, ChatTemplate
+from llmcli.text.meter import MAX_OUTPUT
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -39,6 +41,27 @@ TEMPLATES = {
     "{% for m in messages %}{{ say(m) }}{% endfor %}",
     "methods": "{% for m in messages %}{{ m.content.split(' ')[-1].upper() * 2 }}"
     "{{ m.get('x', 'none') }}{{ m.items() | list | length }}{% endfor %}{{ 2 ** 5 }}{{ 3 * 4 }}",
+    "loops": "{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }}"
+    "{{ loop.last }}{{ loop.previtem is defined }}{% else %}none{% endfor %}"
+    "{% for m in messages recursive %}{% if m is string %}{{ m }}{% else %}"
+    "{{ loop([m.role]) }}{% endif %}{% endfor %}{% for i in range(3) %}{{ i }}{% endfor %}",
+    "filters": "{{ messages | map(attribute='role') | join(', ') }}"
+    "{{ '-'.join(messages[0] or []) }}"
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+    "{{ ['b', 'a'] | sort | join }}{{ 'a\nb' | indent(2) }}{{ 'x' | center(5) }}"
+    "{{ '%05.1f|%s' | format(2, 'a') }}{{ 'a-b' | replace('-', '+') }}"
+    "{{ [[1], [2]] | sum(start=[]) }}"
+    "{{ messages | groupby('role') | length }}{{ ' a ' | upper | trim | string }}"
+    "{{ 2.5 | round(1) }}"
+    "{{ messages | tojson(indent=1, separators=(',', ':')) }}{{ {'b': 1} | dictsort }}"
+    "{{ 'a b c' | wordwrap(2) }}{{ messages | batch(2) | list | length }}",
+    "strings": "{% set ns = namespace(s='') %}"
+    "{% for m in messages %}{% set ns.s = ns.s ~ m.role ~ 1 %}"
+    "{% endfor %}{{ ns.s[1:-1] }}{{ ns.s[::-1] }}{{ messages[1:] | length }}{{ 'a' ~ none }}"
+    "{{ '%s is %d' % ('x', 3) }}{{ '{:>5}{}{{'.format('x', 3) }}{{ 7 % 4 }}{{ 'ab'.ljust(4) }}|"
+    "{% set x %}<{{ ns.s }}>{% endset %}{{ x + x }}{{ [1] + [2] }}{{ 'a\tb'.expandtabs(4) }}"
+    "{{ ns }}"
+    "{% filter upper %}ab{% endfilter %}",
     "dict": "{% set d = dict(a=1) %}{{ d.a }}{{ {'b': 2}.b }}",
 }
 CHATS = [
@@ -114,6 +137,7 @@ def test_the_sandbox_holds(source):
     assert "function" not in text
 
 
+MEMORY = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB
 HOSTILE = [
     "{% for i in range(10 ** 9) %}x{% endfor %}",
     "{{ 'x' * 10 ** 10 }}",
@@ -129,6 +153,40 @@ HOSTILE = [
     "{{ 1 / 0 }}",
     "{{ strftime_now(3) }}",
     "{% for m in messages %}{% endfor",
+    # Doubling, by everything that joins.
+    *(
+        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}{% set ns.s = " + twice
+        + " %}{% endfor %}{{ ns.s | length }}"
+        for twice in (
+            "ns.s + ns.s", "ns.s ~ ns.s", "[ns.s, ns.s] | join", "''.join([ns.s, ns.s])",
+            "'%s%s' % (ns.s, ns.s)", "'{0}{0}'.format(ns.s)", "ns.s | replace('x', 'xx')",
+            "ns.s.replace('x', 'xx')", "[ns.s, ns.s] | string", "'%s%s' | format(ns.s, ns.s)",
+            "[ns.s, ns.s] | tojson", "'-'.join([ns.s, ns.s] | map('string'))",
+        )
+    ),
+    "{% set s = 'x' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 40 + "{{ s | length }}",
+    "{% macro d(s) %}{{ s }}{{ s }}{% endmacro %}{{ " + "d(" * 40 + "'x'" + ")" * 40 + "}}",
+    "{% set ns = namespace(l=['x']) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}"
+    "{% endfor %}{{ ns.l }}",
+    "{% set ns = namespace(l=[], s='x' * 2 ** 23) %}{% for i in range(9999) %}"
+    "{% set ns.l = ns.l + [ns.s[i:]] %}{% endfor %}",
+    # Widths and counts.
+    "{{ 'x'.ljust(10**9) }}", "{{ 'x'.rjust(10**9) }}", "{{ 'x'.center(10**9) }}",
+    "{{ 'x'.zfill(10**9) }}", "{{ 'x' | center(10**9) }}", "{{ '\t'.expandtabs(10**9) }}",
+    "{{ '%01000000000d' % 1 }}", "{{ '%.1000000000f' % 1 }}", "{{ '%*d' % (10**9, 1) }}",
+    "{{ '%01000000000d' | format(1) }}", "{{ '{:1000000000}'.format(1) }}",
+    "{{ '{:{w}}'.format(1, w=10**9) }}", "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
+    "{{ 'a' | indent(10**9, true) }}", "{{ [1] | batch(10**9, 0) | list }}",
+    "{{ [1] | slice(10**9) | list }}", "{{ (1).to_bytes(10**9, 'big') | length }}",
+    "{{ 1.5 | round(10**9, 'ceil') }}", "{{ [1] | tojson(indent=10**9) }}",
+    "{{ ('x' * 10**6).replace('', 'x' * 10**6) }}", "{{ lipsum(n=10**9) }}",
+    "{{ ('x' * 10**6) | list | join('x' * 10**6) }}", "{{ strftime_now('%1000000000d' * 500) }}",
+    "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    # Time.
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l %}{% endfor %}{% endfor %}",
+    "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l if false %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
 ]
 
@@ -139,6 +197,7 @@ def test_a_hostile_template_is_one_clear_error(source):
     with pytest.raises(CheckpointError, match="chat template failed") as caught:
         ChatTemplate(source).render([])
     assert time.monotonic() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < MEMORY + 3 * 2**20
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
 
