@@ -1,10 +1,10 @@
 """Chat templates: the Jinja program that a checkpoint brings to write down a conversation.
 
 A template is a program from a stranger. It runs in Jinja's immutable sandbox, sees nothing but
-the messages and the special tokens, and a meter (`llmcli.text.meter`) bounds its source, its
-output, every string and list that an operator, a method, a filter or a slice makes, all of them
-together, the items of its ranges, and its time: 2 seconds, and one
-more for every million characters of the messages.
+the messages and the special tokens, and has bounds (`llmcli.text.meter`) on its source, its
+output, every string and list that an operator, a method, a filter or a slice makes, all of these
+together (some hundred megabytes), the items of its ranges, and its time: 2 seconds, and one more
+for every million characters of the messages.
 
 Not bounded: the time to parse a source of the permitted size; a single operation of Python on
 values of the permitted size, which nothing interrupts (comparing deeply nested lists can take
