@@ -3,12 +3,13 @@
 A template is a program from a stranger. It runs in Jinja's immutable sandbox, sees nothing but
 the messages and the special tokens, and has bounds (`llmcli.text.meter`) on its source, its
 output, every string and list that an operator, a method, a filter or a slice makes, all of these
-together (some hundred megabytes), the items of its ranges, and its time: 2 seconds, and one more
+together (about a gigabyte at worst), the items of its ranges, and its time: 2 seconds, and one more
 for every million characters of the messages.
 
-Not bounded: the time to parse a source of the permitted size; a single operation of Python on
-values of the permitted size, which nothing interrupts (comparing deeply nested lists can take
-for ever); lists and dicts written out in the source, which count only by their time.
+Not bounded: the time to parse a source of the permitted size; the time and the memory that a
+single operation of Python takes on values of the permitted size, which nothing interrupts
+(`urlize` of 8 million brackets takes a gigabyte, comparing deeply nested lists may take for
+ever); lists and dicts written out in the source, which count only by their time.
 """
 
 from __future__ import annotations
