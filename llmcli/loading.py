@@ -143,7 +143,7 @@ def _eos_ids(
     ids = set(config.eos)
     settings: Mapping[str, Any] = checkpoint.generation_config or {}
     named = settings.get("eos_token_id")
-    ids.update(i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int))
+    ids.update(i for i in (named if isinstance(named, list) else [named]) if type(i) is int)
     if tokenizer is not None:
         ids |= tokenizer.eos_ids
     return frozenset(ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.options import PROMPT
-from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer
+from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer
 from llmcli.errors import PromptTooLong, UsageError
 
 if TYPE_CHECKING:
@@ -88,18 +88,25 @@ def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
     tokenizer = need_tokenizer(model.tokenizer, model.name)
     text = prompt.text or ""
     if options.wants_template(tokenizer, model.name):
-        return Encoded(text, tuple(tokenizer.encode_chat(options.messages(text))), True)
-    ids = tuple(tokenizer.encode(text))
+        ids = tuple(tokenizer.encode_chat(options.messages(text)))
+        chat = True
+    else:
+        ids = tuple(tokenizer.encode(text))
+        chat = False
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
-    return Encoded(text, ids, False)
+    check_tokenized(ids, model.config.vocab, model.name)
+    return Encoded(text, ids, chat)
 
 
-def check_fits(encoded: Sequence[Encoded], limit: int, room: int) -> Iterator[str]:
+def check_fits(
+    encoded: Sequence[Encoded], limit: int, room: int, *, largest: int | None = None
+) -> Iterator[str]:
     """Notes on prompts that leave room for fewer than `limit` tokens of the `room` there is.
 
     Raises PromptTooLong, saying by how much, for one that does not fit at all. The last new
-    token is never read again, so a prompt of n tokens leaves room for room - n + 1.
+    token is never read again, so a prompt of n tokens leaves room for room - n + 1. `largest`
+    is a context that cannot be exceeded.
     """
     for index, item in enumerate(encoded):
         which = "the prompt" if len(encoded) == 1 else f"prompt {index}"
@@ -108,7 +115,8 @@ def check_fits(encoded: Sequence[Encoded], limit: int, room: int) -> Iterator[st
             raise PromptTooLong(
                 f"{which} has {count} tokens{' with the chat template' if item.chat else ''}, "
                 f"{count - room} more than the context of {room}",
-                hint="shorten it, or give more room with `--context-length`",
+                hint="shorten it"
+                + ("" if room == largest else ", or give more room with `--context-length`"),
             )
     for index, item in enumerate(encoded):
         which = "the prompt" if len(encoded) == 1 else f"prompt {index}"

@@ -126,7 +126,8 @@ def command(
     encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
-    for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room)):
+    largest = loaded.model.config.embedding.positions
+    for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
         out.note(note)
     Job(loaded, encoded, resolved, text, seed, room, out).write(drawn=drawn)
 

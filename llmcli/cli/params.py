@@ -24,6 +24,9 @@ from typer.core import TyperArgument, TyperOption
 from llmcli.errors import UsageError
 
 
+LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyond
+
+
 @dataclass(frozen=True)
 class Range:
     """The numbers that an option accepts: from `low` to `high`, ends included unless `above`.
@@ -36,7 +39,9 @@ class Range:
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        if abs(value) > LARGEST:
             return False
         low = value > self.low if self.above else value >= self.low
         return low and (self.high is None or value <= self.high)
@@ -88,13 +93,15 @@ class Conversion:
         if not re.fullmatch(pattern, text, re.ASCII):
             raise UsageError(f"`{name}` takes {what}, not `{text}`")
         value = self.kind(text)
+        if self.kind is int and abs(value) > LARGEST:
+            raise UsageError(f"`{name}` is too large: `{text}`")
         if self.range is not None and value not in self.range:
             raise UsageError(f"`{name}` must be {self.range}, not `{text}`")
         return value
 
 
 _NUMBERS: Mapping[type, tuple[str, str]] = {
-    int: (r"[+-]?\d+", "a whole number"),
+    int: (r"[+-]?\d{1,99}", "a whole number"),  # int() itself refuses 4,300 digits
     float: (r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)", "a number"),
 }
 

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -75,6 +76,16 @@ def check_ids(ids: tuple[int, ...], vocabulary: int, where: str = "") -> None:
                 f"{vocabulary} tokens",
                 hint=f"ids go from 0 to {vocabulary - 1}",
             )
+
+
+def check_tokenized(ids: Sequence[int], vocabulary: int, name: str) -> None:
+    """Raises CheckpointError where the tokenizer's ids go beyond the model's embeddings."""
+    if ids and max(ids) >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer of `{name}` gives the id {max(ids)}, but the model has {vocabulary} "
+            "embeddings",
+            hint="its weights and its tokenizer belong to different models",
+        )
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, name: str) -> Tokenizer:

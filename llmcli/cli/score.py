@@ -11,7 +11,7 @@ from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
+from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer, read_prompt
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
@@ -134,6 +134,7 @@ def _scored(
         tokenizer = need_tokenizer(model.tokenizer, model.name)
         pieces = tokenizer.pieces(given.text or "", parse_special=not special.no_special)
         ids = [piece.id for piece in pieces]
+        check_tokenized(ids, model.config.vocab, model.name)
         texts = [piece.text for piece in pieces]
         sizes = [piece.end - piece.start for piece in pieces]
     if len(ids) < 2:

@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from cli_tiny import write_tiny
 
 from llmcli.cli import exits
 from llmcli.errors import CheckpointError, NetworkError
@@ -201,3 +202,30 @@ def test_a_second_signal_right_after_the_first_is_the_same_one():
             raise exits.Stopped(first, told=True) from first
 
     assert exits.run(action, ["x", "--json"]) == 143
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", vocab_size=100, eos_token_id=0, bos_token_id=0)
+    for command in ("generate", "score"):
+        result = cli(command, "日本", "-m", str(folder), "--random-weights")
+        assert result.code == 4
+        assert "the model has 100 embeddings" in result.err
+        assert cli(command, "--ids", "100,1", "-m", str(folder), "--random-weights").code == 2
+
+
+@pytest.mark.parametrize("option", ["-k", "-n", "--seed", "--context-length"])
+@pytest.mark.parametrize("digits", [19, 400, 5000])
+def test_numbers_of_many_digits(cli, option, digits):
+    result = cli("generate", "hi", option, "9" * digits)
+    assert result.code == 2
+    assert result.err.startswith("error: ")
+
+
+def test_many_digits_in_the_models_own_settings(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m")
+    many = "9" * 400
+    text = f'{{"do_sample": true, "top_k": {many}, "temperature": {many}}}'
+    (folder / "generation_config.json").write_text(text)
+    result = cli("generate", "hi", "-m", str(folder), "--random-weights", "-n", "1")
+    assert result.code in (0, 4)
+    assert "internal" not in result.err
