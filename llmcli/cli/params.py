@@ -23,7 +23,6 @@ from typer.core import TyperArgument, TyperOption
 
 from llmcli.errors import UsageError
 
-
 LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyond
 
 
