@@ -48,6 +48,7 @@ COMPUTES = ("ops", "kernels", "devices", "nn", "model", "weights", "loading", "g
 AT_TOP = {
     "cli": {"typer"},
     "render": {"rich"},
+    "text": {"jinja2"},  # `text.sandbox`, which is imported when a template is rendered
     **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder")},
 }
 # … and what may be imported inside a function, wherever that is.

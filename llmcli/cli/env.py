@@ -43,6 +43,7 @@ def settings(
 ) -> tuple[Setting, ...]:
     """Every setting with its value and its source; secrets are only said to be set."""
     from llmcli.checkpoints import cache_dir
+    from llmcli.checkpoints.catalog import offline_from_environment
     from llmcli.checkpoints.locate import DEFAULT_MODEL
 
     def pick(
@@ -53,7 +54,7 @@ def settings(
         words: str = "",
     ) -> Setting:
         option, value = flag
-        if value not in (None, False):
+        if value is not None and value is not False:  # a seed of 0 is a seed
             text = "on" if value is True else str(value)
             return Setting(name=name, value=text, words=text, source="flag", origin=option)
         for variable in variables:
@@ -73,6 +74,11 @@ def settings(
     none = ("", None)
     home = Path(environ.get("HF_HOME") or "~/.cache/huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
+    offline = pick(
+        "offline", ("--offline", model.offline), ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"), "off"
+    )
+    asked = model.offline or offline_from_environment()
+    offline = replace(offline, value=asked, words="on" if asked else "off")
     token = pick("hub token", none, ("HF_TOKEN",), None, "not set")
     if token.value is not None:
         token = replace(token, value=True, words="set, not shown")
@@ -82,12 +88,7 @@ def settings(
         place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME")),
         place("hub home", home, ("HF_HOME",)),
         token,
-        pick(
-            "offline",
-            ("--offline", model.offline),
-            ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"),
-            "off",
-        ),
+        offline,
         pick("revision", ("--revision", model.revision), (), None, "the hub's default branch"),
         pick("device", ("--device", _unless(model.device, "auto")), (), "auto"),
         pick("visible GPUs", none, ("CUDA_VISIBLE_DEVICES",), None, "all"),
@@ -129,6 +130,10 @@ def _colour(environ: Mapping[str, str]) -> Setting:
         value, variable = "on", "FORCE_COLOR"
     if variable:
         return Setting(
-            name="colour", value=value, words=str(value), source="environment", origin=variable
+            name="colour",
+            value=value == "on",
+            words=str(value),
+            source="environment",
+            origin=variable,
         )
     return Setting(name="colour", value=None, words="on terminals", source="default", origin="")

@@ -183,7 +183,8 @@ class Job:
         if level == "off":
             return
         seed = None if self.resolved.greedy else self.seed
-        from llmcli.render.stats import confidence_legend, full_stats, short_stats
+        from llmcli.measure.environment import environment
+        from llmcli.render.stats import confidence_legend, full_stats, model_line, short_stats
 
         timings = self.watch.timings(device_peak_bytes(self.model))
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
@@ -194,9 +195,8 @@ class Job:
             return
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
-        described = self.model.describe()
-        model = f"{described['name']} ({described['weight_format']} on {described['device']})"
-        self.out.aside(full_stats(timings, sampling, seed, model))
+        model = model_line(self.model.describe())
+        self.out.aside(full_stats(timings, sampling, seed, model, environment()))
 
 
 def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:

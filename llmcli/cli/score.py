@@ -21,6 +21,7 @@ from llmcli.reports import Score
 
 if TYPE_CHECKING:
     from llmcli.model import Model
+    from llmcli.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def command(
     given = read_prompt(prompt)
     loaded = load_model(model, out, text=given.ids is None).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
-    body = _body(ours)
+    body = _body(ours, loaded.tokenizer)
     if score.versus is None:
         if out.json:
             out.document(body, model=about, environment=environment(kernels=KERNELS))
@@ -85,7 +86,11 @@ def command(
     theirs = _scored(other, given, special, score, model, out)
     comparison = compare(ours, theirs)
     if out.json:
-        body["versus"] = {"model": other.describe(), **_body(theirs), "difference": comparison}
+        body["versus"] = {
+            "model": other.describe(),
+            **_body(theirs, other.tokenizer),
+            "difference": comparison,
+        }
         out.document(body, model=about, environment=environment(kernels=KERNELS))
         return
     from llmcli.render.stats import model_line
@@ -100,9 +105,13 @@ def command(
     )
 
 
-def _body(score: Score) -> dict[str, Any]:
-    """The report as JSON has it, its time under `timings` as everywhere."""
+def _body(score: Score, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The report as JSON has it: tokens with their bytes, its time under `timings`."""
     fields = {name: value for name, value in vars(score).items() if name != "seconds"}
+    fields["tokens"] = [
+        vars(token) | {"bytes": tokenizer.token_bytes(token.id).hex() if tokenizer else None}
+        for token in score.tokens
+    ]
     return fields | {"timings": {"score_s": score.seconds}}
 
 

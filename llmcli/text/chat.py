@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
 from llmcli.text.meter import CURRENT, Meter
-from llmcli.text.sandbox import environment
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -81,4 +80,6 @@ class ChatTemplate:
 
 @lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
+    from llmcli.text.sandbox import environment  # here: it imports jinja2
+
     return environment().from_string(source)

@@ -49,6 +49,9 @@ def test_what_is_not_set_is_null(cli, monkeypatch):
     assert found["weights"] is found["colour"] is None
     assert set(document["settings"][0]) == {"name", "value", "source", "origin"}
     assert "PyTorch's choice for" in cli("env").out
+    assert found["offline"] is False
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert values(cli)[0]["colour"] is False
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert values(cli)[0]["hub token"] is True
 
@@ -73,3 +76,8 @@ def test_the_width_is_that_of_the_stream_itself(monkeypatch):
     assert Screen.of(Terminal(), {}).width == 50
     assert Screen.of(Terminal(), {"COLUMNS": "33"}).width == 33
     assert Screen.of(io.StringIO(), {}).width == 10_000
+
+
+def test_a_seed_of_zero_is_a_seed(cli):
+    shown = {item["name"]: item for item in cli("env", "--seed", "0", "--json").json()["settings"]}
+    assert (shown["seed"]["value"], shown["seed"]["source"]) == ("0", "flag")

@@ -79,7 +79,7 @@ def test_env_says_where_settings_come_from(cli, monkeypatch):
     assert (found["model"]["value"], found["model"]["origin"]) == ("./somewhere", "LLMCLI_MODEL")
     assert (found["threads"]["value"], found["threads"]["source"]) == ("3", "environment")
     assert (found["seed"]["value"], found["seed"]["origin"]) == ("5", "--seed")
-    assert (found["offline"]["value"], found["offline"]["source"]) == ("on", "flag")
+    assert (found["offline"]["value"], found["offline"]["source"]) == (True, "flag")
     assert found["dtype"]["source"] == "default"
     assert found["llmcli cache"]["value"] == "/tmp/some-cache"
     assert "secret" not in json.dumps(document)
@@ -113,7 +113,9 @@ def test_score(cli, tmp_path):
     folder = str(write_tiny(tmp_path / "m", weights=True))
     document = cli("score", "-m", folder, "hello wörld", "--dtype", "float32", "--json").json()
     assert document["schema"] == "llmcli.score/1"
-    assert document["tokens"][0] == {"id": 76, "text": "h", "logprob": None, "rank": None}
+    assert document["tokens"][0] == {
+        "id": 76, "text": "h", "logprob": None, "rank": None, "bytes": "68",
+    }  # fmt: skip
     assert document["tokens_scored"] == document["bytes_scored"] == 11
     logprobs = [token["logprob"] for token in document["tokens"][1:]]
     assert document["mean_logprob"] == pytest.approx(sum(logprobs) / 11)

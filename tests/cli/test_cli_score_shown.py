@@ -18,6 +18,7 @@ def test_ids_without_a_tokenizer_are_scored_but_not_in_bytes(cli, folder):
     base = ("score", "-m", str(folder), "--ids", "70,71,72,73", "--dtype", "float64")
     shown = cli(*base).out
     assert "undefined: no tokenizer, so no bytes" in shown
+    assert {token["bytes"] for token in cli(*base, "--json").json()["tokens"]} == {None}
     assert "nothing was scored" not in shown
     assert '""' not in shown
     assert "token " not in shown.splitlines()[1]
