@@ -87,7 +87,7 @@ def locate(
     where the file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE).
     Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
     """
-    spec = os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL if spec is None else spec
+    spec = default_model() if spec is None else spec
     found = parse(spec, revision=revision)
     if isinstance(found, Path):
         return _existing(found, spec)
@@ -110,8 +110,12 @@ def open_model(
 ) -> Checkpoint:
     """`locate`, then `open_checkpoint`: the checkpoint of what a person typed."""
     path = locate(spec, revision=revision, offline=offline, progress=progress, note=note)
-    name = os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL if spec is None else spec
-    return open_checkpoint(path, name=name)
+    return open_checkpoint(path, name=default_model() if spec is None else spec)
+
+
+def default_model() -> str:
+    """The model where none is named: $LLMCLI_MODEL, else `smollm2`."""
+    return os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL
 
 
 def _existing(path: Path, spec: str) -> Path:

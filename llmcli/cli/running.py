@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -84,6 +83,7 @@ def _opened(
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
     from llmcli.checkpoints import locate, open_checkpoint
+    from llmcli.checkpoints.locate import default_model
 
     spec = spec or options.model
     revision = options.revision if spec == options.model else None
@@ -92,13 +92,6 @@ def _opened(
     )
     begin = perf_counter()
     return open_checkpoint(path, name=spec or default_model()), perf_counter() - begin
-
-
-def default_model() -> str:
-    """The model where none is named: $LLMCLI_MODEL, else `smollm2`."""
-    from llmcli.checkpoints.locate import DEFAULT_MODEL
-
-    return os.environ.get("LLMCLI_MODEL") or DEFAULT_MODEL
 
 
 def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> None:

@@ -30,9 +30,6 @@ class Parameters:
         self.slots: dict[str, Tensor] = {}
         self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._shapes
-
     def one(self, name: str) -> Tensor:
         """The parameter `name` in a tensor of its own, of the spec's stored shape."""
         return self.stacked((name,))

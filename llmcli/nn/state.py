@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -38,14 +39,8 @@ class KVCache:
 
     def grow(self, capacity: int) -> None:
         """More slots, what is there kept."""
-        for name in ("k", "v"):
-            old: Tensor = self.k if name == "k" else self.v
-            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-            new[:, :, : old.shape[2]] = old
-            if name == "k":
-                self.k = new
-            else:
-                self.v = new
+        more = (0, 0, 0, capacity - self.k.shape[2])  # zeros behind the last slot
+        self.k, self.v = F.pad(self.k, more), F.pad(self.v, more)
 
     def select(self, rows: Tensor) -> KVCache:
         """A copy with those rows of the batch, in that order; a row may be taken repeatedly."""
