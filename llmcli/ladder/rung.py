@@ -15,13 +15,13 @@ Value = Tensor | Sequence[float] | Sequence[Sequence[float]] | float
 
 
 class Show(Protocol):
-    """Is told what a rung computes, in the order in which it does.
+    """Is told what a rung computes, in the order in which it does."""
 
-    `formula` is the step in the seeds' letters (`Q = T W_q`), `value` its result, and `source`
-    what it was made from where that only changed its shape: then `value` is a view or a copy.
-    """
+    def __call__(self, formula: str, value: Value, source: Tensor | None = None) -> None:
+        """`formula` is the step in the seeds' letters (`Q = T W_q`), `value` its result.
 
-    def __call__(self, formula: str, value: Value, source: Tensor | None = None) -> None: ...
+        `source` is what it was made from where only the shape changed: a view or a copy.
+        """
 
 
 def silent(formula: str, value: Value, source: Tensor | None = None) -> None:
@@ -47,6 +47,10 @@ class Rung(ABC):
         self.config = weights.config
         self.show = show
         self.ids = torch.empty(0, dtype=torch.long)
+
+    def prepare(self, until: int | None = None) -> None:
+        """Converts what `forward` needs, so that timing it measures the arithmetic alone."""
+        return
 
     @abstractmethod
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
