@@ -1,4 +1,4 @@
-"""The non-linearities of feed-forward layers, element by element."""
+"""Non-linearities, element by element: of feed-forward layers, of gates and of logits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config import Activation
+from llmcli.ops.norm import at_least_float32
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """`0.5 x (1 + tanh(√(2/π)(x + 0.044715 x³)))`: the tanh form of GELU (GPT-2, Gemma)."""
     return F.gelu(x, approximate="tanh")
+
+
+def softplus(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))` > 0: the step size dt of Mamba-2, the decay's rate of gated DeltaNet.
+
+    It makes dt positive; the decay itself is `exp(-dt · A)`. Above 20 it is x, at most 2.1e-9
+    too low, as the references compute it; below -20 the formula gives exp(x).
+    """
+    return F.softplus(x, threshold=20.0)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """`cap · tanh(x / cap)`: about x near 0 and never beyond ±cap (Gemma 2, arXiv 2408.00118).
+
+    For attention scores before the mask, and for logits. In at least float32: bfloat16 has
+    three digits, and a logit goes through three roundings here. The result has the dtype of x.
+    """
+    return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:

@@ -40,6 +40,17 @@ def layer_norm(x_BTD: Tensor, w_D: Tensor, b_D: Tensor | None, eps: float) -> Te
     return F.layer_norm(x_BTD, w_D.shape, w_D, b_D, eps)
 
 
+def l2_norm(x: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(Σ x² + eps)` over the last axis: a vector of length 1, and no weights.
+
+    eps stands inside the root, as in flash-linear-attention and Qwen3-Next, which norm the
+    queries and keys of gated DeltaNet so; `F.normalize` has `max(‖x‖, eps)` instead. A row of
+    zeros stays one.
+    """
+    wide = at_least_float32(x)
+    return (wide * (wide.square().sum(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+
+
 def rms_scale(x_BTD: Tensor, eps: float) -> Tensor:
     """What `rms_norm` divides by: `sqrt(mean(x²) + eps)`, `[B, T, 1]`, at least float32."""
     wide = at_least_float32(x_BTD)

@@ -1,0 +1,182 @@
+"""The causal convolution: formula, order of the weights, chunks, ring buffer, devices, dtypes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmcli.ops import conv, twins
+
+F64 = torch.float64
+DOCUMENT = [0.5, 0.3, 0.2]  # the document counts from the current token …
+STORED = [0.2, 0.3, 0.5]  # … a checkpoint from the oldest
+
+
+def inputs(batch, tokens, channels, taps, dtype=F64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(batch, tokens, channels, dtype=F64, generator=g).to(dtype),
+        torch.randn(channels, taps, dtype=F64, generator=g).to(dtype),
+        torch.randn(channels, dtype=F64, generator=g).to(dtype),
+    )
+
+
+def ring_for(x, w):
+    return conv.new_ring(x.shape[0], w.shape[1], x.shape[2], device=x.device, dtype=x.dtype)
+
+
+def step_by_step(x, w, b, ring, first, silu):
+    out = []
+    for t in range(x.shape[1]):
+        at = conv.ring_slots(first + t, w.shape[1])
+        out.append(conv.causal_conv_step(x[:, t], w, b, ring_BkC=ring, at=at, silu=silu))
+    return torch.stack(out, 1)
+
+
+def test_rows_of_the_document():
+    # five unit impulses a … e as channels: y[t] lists the weights that a … e have in it
+    expected = torch.tensor(
+        [[0.5, 0, 0, 0, 0], [0.3, 0.5, 0, 0, 0], [0.2, 0.3, 0.5, 0, 0], [0, 0.2, 0.3, 0.5, 0],
+         [0, 0, 0.2, 0.3, 0.5]], dtype=F64
+    )  # fmt: skip
+    impulses = torch.eye(5, dtype=F64)[None]
+    w = torch.tensor([STORED] * 5, dtype=F64)
+    assert torch.equal(conv.causal_conv(impulses, w)[0], expected)
+    ring, first = ring_for(impulses, w), torch.zeros(1, dtype=torch.long)
+    assert torch.equal(step_by_step(impulses, w, None, ring, first, False)[0], expected)
+    for i, letter in enumerate(torch.eye(5).tolist()):
+        assert twins.causal_conv(letter, STORED) == expected[:, i].tolist()
+    a, b, c = 1.0, 10.0, 100.0
+    out = twins.causal_conv([a, b, c], list(reversed(DOCUMENT)))
+    assert out == pytest.approx([0.5 * a, 0.5 * b + 0.3 * a, 0.5 * c + 0.3 * b + 0.2 * a])
+
+
+def test_the_weights_are_in_conv1ds_order():
+    x, w, b = inputs(2, 9, 3, 4)
+    layer = torch.nn.Conv1d(3, 3, 4, groups=3, padding=3, dtype=F64)  # as checkpoints are trained
+    with torch.no_grad():
+        layer.weight.copy_(w[:, None])
+        layer.bias.copy_(b)
+        expected = F.silu(layer(x.transpose(1, 2))[..., :9]).transpose(1, 2)
+    torch.testing.assert_close(conv.causal_conv(x, w, b, silu=True), expected, rtol=0, atol=1e-13)
+    assert not torch.allclose(conv.causal_conv(x, w.flip(1), b, silu=True), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    taps=st.integers(1, 5),
+    chunks=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    silu=st.booleans(),
+    bias=st.booleans(),
+    data=st.data(),
+)
+def test_twin_whole_chunks_and_steps_agree(taps, chunks, silu, bias, data):
+    tokens = sum(chunks)
+    x, w, b = inputs(2, tokens, 3, taps, seed=tokens)
+    b = b if bias else None
+    whole = conv.causal_conv(x, w, b, silu=silu)
+    for i in range(2):
+        for c in range(3):
+            column, weights = x[i, :, c].tolist(), w[c].tolist()
+            shift = b[c].item() if bias else 0.0
+            plain = twins.causal_conv(column, weights, shift)
+            ring = [0.0] * (taps - 1)
+            steps = [
+                twins.causal_conv_step(a, ring, t, weights, shift) for t, a in enumerate(column)
+            ]
+            assert steps == pytest.approx(plain, abs=1e-13)
+            slow = [twins.silu(a) for a in plain] if silu else plain
+            assert whole[i, :, c].tolist() == pytest.approx(slow, abs=1e-13)
+    ring, at, parts = ring_for(x, w), torch.zeros(2, dtype=torch.long), []
+    address = ring.data_ptr()
+    for part in x.split(chunks, 1):
+        if data.draw(st.booleans()):
+            parts.append(step_by_step(part, w, b, ring, at, silu))
+        else:
+            parts.append(
+                conv.causal_conv_chunk(part, w, b, ring_BkC=ring, positions_B=at, silu=silu)
+            )
+        at = at + part.shape[1]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-13)
+    assert ring.data_ptr() == address
+
+
+def test_sequences_of_unequal_length_never_see_padding():
+    x, w, b = inputs(4, 12, 3, 4)
+    lengths = torch.tensor([12, 5, 1, 0])
+    padded = x.masked_fill(torch.arange(12)[None, :, None] >= lengths[:, None, None], torch.nan)
+    ring, start = ring_for(x, w), torch.zeros(4, dtype=torch.long)
+    for first in (0, 7):  # two chunks: the second is padding only for all but the longest
+        here = (lengths - first).clamp(0, 7 if first == 0 else 5)
+        part = padded[:, first : first + 7]
+        out = conv.causal_conv_chunk(
+            part, w, b, ring_BkC=ring, positions_B=start, lengths_B=here
+        )
+        for i in range(4):
+            expected = conv.causal_conv(x[i : i + 1, : lengths[i]], w, b)[0, first : first + 7]
+            torch.testing.assert_close(out[i, : here[i]], expected, rtol=0, atol=1e-13)
+        start = start + here
+    assert ring.isfinite().all()
+    more, _, _ = inputs(4, 6, 3, 4, seed=1)
+    steps = step_by_step(more, w, b, ring, lengths, False)
+    for i in range(4):
+        alone = conv.causal_conv(torch.cat((x[i, : lengths[i]], more[i]))[None], w, b)
+        torch.testing.assert_close(steps[i], alone[0, lengths[i] :], rtol=0, atol=1e-13)
+
+
+def test_narrow_inputs_are_summed_in_float32_and_rounded_once():
+    x, w, b = inputs(2, 40, 16, 4, dtype=torch.bfloat16)
+    exact = conv.causal_conv(x.double(), w.double(), b.double(), silu=True)
+    first = torch.zeros(2, dtype=torch.long)
+    for out in (
+        conv.causal_conv(x, w, b, silu=True),
+        conv.causal_conv_chunk(
+            x, w, b, ring_BkC=ring_for(x, w), positions_B=first, silu=True
+        ),
+        step_by_step(x, w, b, ring_for(x, w), first, True),
+    ):
+        assert out.dtype == torch.bfloat16
+        error = (out.double() - exact).abs()
+        assert (error <= exact.abs() * 2**-8 + 1e-6).all()
+
+
+def test_runs_on_the_meta_device():
+    x, w, b = (t.to("meta") for t in inputs(2, 5, 3, 4, dtype=torch.bfloat16))
+    ring, first = ring_for(x, w), torch.zeros(2, dtype=torch.long, device="meta")
+    out = conv.causal_conv_chunk(
+        x, w, b, ring_BkC=ring, positions_B=first, lengths_B=first, silu=True
+    )
+    assert (out.shape, out.dtype, out.is_meta) == ((2, 5, 3), torch.bfloat16, True)
+    assert step_by_step(x, w, b, ring, first, True).shape == (2, 5, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_equals_cpu_and_a_step_can_be_captured():
+    x, w, b = inputs(3, 9, 8, 4)
+    first = torch.tensor([0, 1, 5])
+    on = [t.cuda() for t in (x, w, b)]
+    rings = ring_for(x, w), ring_for(on[0], w)
+    out = conv.causal_conv_chunk(x, w, b, ring_BkC=rings[0], positions_B=first)
+    cuda = conv.causal_conv_chunk(*on, ring_BkC=rings[1], positions_B=first.cuda())
+    torch.testing.assert_close(cuda.cpu(), out, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rings[1].cpu(), rings[0], rtol=0, atol=0)
+    token, at = on[0][:, 0].clone(), (first + 9).cuda()
+    kept = rings[1].clone()
+    conv.causal_conv_step(token, *on[1:], ring_BkC=rings[1], at=conv.ring_slots(at, 4))
+    rings[1].copy_(kept)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = conv.causal_conv_step(
+            token, *on[1:], ring_BkC=rings[1], at=conv.ring_slots(at, 4)
+        )
+    rings[1].copy_(kept)
+    for t in range(6):
+        token.copy_(on[0][:, t])
+        graph.replay()
+        expected = conv.causal_conv_step(
+            x[:, t], w, b, ring_BkC=rings[0], at=conv.ring_slots(first + 9 + t, 4)
+        )
+        torch.testing.assert_close(captured.cpu(), expected, rtol=0, atol=1e-12)
+        at += 1
