@@ -171,3 +171,216 @@ class Timings:
     generated_tokens: int
     generated_tokens_per_s: float | None
     peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Matrix products: calls with a single row or column, calls with more, FLOPs, bytes.
+
+    No whole numbers where they are a sequence's share of a batch, or estimated.
+    """
+
+    gemv: float
+    gemm: float
+    flops: float
+    bytes: float
+
+    def scaled(self, factor: float) -> Work:
+        """All of it, `factor` times."""
+        return Work(
+            gemv=self.gemv * factor,
+            gemm=self.gemm * factor,
+            flops=self.flops * factor,
+            bytes=self.bytes * factor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Seconds of repeated runs."""
+
+    median: float
+    lowest: float
+    highest: float
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One step that a rung shows. `strides` in numbers, empty where it is no tensor but a list.
+
+    Where only the shape changed, `source` has shape and strides before it, and `moved` says
+    whether numbers were copied for it. `values`: the last two axes, whole or their upper left
+    corner.
+    """
+
+    formula: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    source: tuple[tuple[int, ...], tuple[int, ...]] | None
+    moved: bool | None
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungReport:
+    """One rung: what it changes, what it computes, how long that takes.
+
+    Seconds and work are those of one sequence: of a batch, its share. `prompt` is the whole
+    prompt, `token` one more token. `estimated`: the part that was measured, where the times are
+    scaled up from it. `difference`: the largest from the rung below, in what is `compared`.
+    """
+
+    number: int
+    name: str
+    title: str
+    change: tuple[str, str]
+    idea: str
+    sequences: int
+    prompt_s: Spread
+    token_s: Spread
+    prompt_work: Work
+    token_work: Work
+    steps: tuple[Shown, ...]
+    estimated: str | None = None
+    prompt_speedup: float | None = None
+    token_speedup: float | None = None
+    compared: str | None = None
+    difference: float | None = None
+    allowed: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the difference is within rounding; NaN is not."""
+        if self.difference is None or self.allowed is None:
+            return True
+        return self.difference <= self.allowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderReport:
+    """The climb. `letters`: what n, d, h … are here; `more`: the tokens read one by one."""
+
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    more: tuple[str, ...]
+    letters: tuple[tuple[str, int], ...]
+    dtype: str
+    rungs: tuple[RungReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rung agrees with the one below."""
+        return all(rung.ok for rung in self.rungs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One line of arithmetic: `formula` has a `{}` for each of `parts`, and gives `value`."""
+
+    formula: str
+    parts: tuple[float, ...]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One term of a sum: `at` is what the sum runs over, `label` the token or part that it is.
+
+    `value` is the product of `parts`, or what the sum's formula makes of them.
+    """
+
+    at: int
+    parts: tuple[float, ...]
+    value: float
+    label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """What the terms of a step are: `Σᵢ T¹[7,i] · W_q[i,132]`, over `over`, and their sum.
+
+    `columns` name the parts of a term and, where it is more than their product, its value.
+    """
+
+    formula: str
+    over: str
+    columns: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One number of a derivation and how it follows from its inputs.
+
+    `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
+    and numbers, `where` says in words what the index means. `source`: `derived` by `before`, the
+    `terms` of `sum`, and `after`; taken from the `kernel`; `above`, where an earlier step derives
+    it; or `weights`, where it is a parameter. `origins`: what was added up to it, block by block.
+    `kernel` is what the fast kernel has there.
+    """
+
+    name: str
+    index: tuple[int, ...]
+    symbol: str
+    formula: str
+    shape: str
+    where: str
+    source: Literal["derived", "kernel", "above", "weights"]
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    note: str = ""
+    before: tuple[Fact, ...] = ()
+    sum: Sum | None = None
+    terms: tuple[Term, ...] = ()
+    after: tuple[Fact, ...] = ()
+    origins: tuple[Term, ...] = ()
+    children: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Two ways to the same number: what was compared, both values, and whether they agree."""
+
+    words: str
+    derived: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """A letter of the documents, what it means, and how many that are here."""
+
+    letter: str
+    words: str
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
+
+    `tensors` were derived as a whole, in float64, for the one number; `ok` where it, every step
+    and every check agree with the kernel.
+    """
+
+    name: str
+    index: tuple[int, ...]
+    tokens: tuple[tuple[int, str], ...]
+    letters: tuple[Letter, ...]
+    depth: int | None
+    dtype: str
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    tensors: int
+    checks: tuple[Check, ...]
+    steps: Step

@@ -7,7 +7,7 @@ A command names the dataclasses it wants; `params.flatten` spreads them out. The
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import typer
@@ -122,6 +122,18 @@ class ModelOptions:
                 f"there are no kernels for `--quantize {self.quantize}` yet",
                 hint="leave it out, or use --dtype bfloat16 for half the memory of float32",
             )
+
+    def proving(self) -> ModelOptions:
+        """These options for a command that proves numbers: float32, or float64 on request.
+
+        Raises UsageError for an arithmetic whose rounding hides a wrong number.
+        """
+        if self.dtype in ("bfloat16", "float16"):
+            raise UsageError(
+                f"`--dtype {self.dtype}` rounds too coarsely to prove that numbers are equal",
+                hint="use float32 (the default here) or float64",
+            )
+        return replace(self, dtype="float32") if self.dtype == "auto" else self
 
     @property
     def weights_seed(self) -> int | None:

@@ -5,13 +5,15 @@ One door for stdout: whatever goes wrong there (closed pipe, full disk) is the s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.cli.exits import tell
@@ -106,14 +108,20 @@ class Output:
         lines: bool = False,
     ) -> None:
         """Writes one JSON document; `lines`: on one line, as one of many."""
-        whole = {
+        indent = 2 if self.out.terminal and not lines else None
+        whole = self.envelope(body, model=model, environment=environment)
+        self.write(dumps(whole, indent=indent) + "\n")
+
+    def envelope(
+        self, body: Mapping[str, Any], *, model: Mapping[str, Any] | None, environment: Any
+    ) -> dict[str, Any]:
+        """The document that `document` writes."""
+        return {
             "schema": f"llmcli.{self.command}/1",
             "model": model,
             "environment": environment,
             **body,
         }
-        indent = 2 if self.out.terminal and not lines else None
-        self.write(dumps(whole, indent=indent) + "\n")
 
     def _rendered(self, screen: Screen, renderables: tuple[RenderableType, ...]) -> str:
         console = make_console(screen)
@@ -122,6 +130,19 @@ class Output:
                 console.print(renderable, crop=False)
         text = capture.get()
         return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Writes a file that the user asked for; raises WriteFailed and leaves no half of one."""
+    target = Path(path).expanduser()
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if target.is_file() and error.errno != errno.EACCES:
+                target.unlink()
+        reason = (error.strerror or str(error)).lower()
+        raise WriteFailed(f"could not write `{path}`: {reason}") from error
 
 
 def make_console(screen: Screen) -> Console:

@@ -6,8 +6,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -54,6 +54,18 @@ def read_prompt(options: PromptOptions) -> Prompt:
     if not parts:
         raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT)
     return Prompt("\n".join(parts))
+
+
+def prompt_or_builtin(options: PromptOptions, builtin: str, note: Callable[[str], None]) -> Prompt:
+    """The prompt, or `builtin`, which `note` then hears of, where none was given.
+
+    For commands that read stdin only where `-` asks for it.
+    """
+    given = (options.prompt, options.file)
+    if options.ids is None and given == (None, None):
+        note(f"no prompt was given: `{builtin}` is used")
+        return Prompt(builtin)
+    return read_prompt(options if "-" in given else replace(options, no_stdin=True))
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -13,6 +13,11 @@ from llmcli.cli.params import adopt
 
 ENTRIES = {
     "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
+    "ladder": Entry(
+        "llmcli.cli.ladder",
+        "The same model from nested loops to fused kernels, each step timed.",
+        "Measure",
+    ),
     "score": Entry(
         "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
     ),

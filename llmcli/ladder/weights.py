@@ -96,6 +96,23 @@ class Weights:
         return per_position.tolist(), factor
 
 
+def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str, int], ...]:
+    """What the letters of the formulas are for this model and prompt."""
+    config, first = weights.config, weights.config.layers[0]
+    grouped = first.mixer.kv_heads != first.mixer.heads
+    return (
+        ("n", tokens),
+        ("d", config.width),
+        ("h", first.mixer.heads),
+        *((("k", first.mixer.kv_heads),) if grouped else ()),
+        ("d/h", first.mixer.head_dim),
+        ("F", first.ffn.hidden),
+        ("v", config.vocab),
+        ("b", sequences),
+        ("layers", len(config.layers)),
+    )
+
+
 def _oriented(decoder: Decoder) -> dict[str, Tensor]:
     """Every parameter by name; the matrices of projections, stored `[out, in]`, transposed."""
     return {

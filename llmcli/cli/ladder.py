@@ -1,0 +1,217 @@
+"""`llmcli ladder`: the same model at every step from nested loops to fused kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.encoding import ChatOptions, encode
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output, dumps, write_file
+from llmcli.cli.params import Range
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import prompt_or_builtin
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.measure.environment import environment
+from llmcli.reports import LadderReport
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+LADDER = "Ladder"
+BUILTIN = "In the beginning"
+TOP = 8  # the number of the highest rung
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderOptions:
+    """Which rungs, how far, and where the chart goes."""
+
+    rung: Annotated[
+        str | None,
+        typer.Option(
+            "--rung",
+            metavar="N",
+            rich_help_panel=LADDER,
+            help="Climb only these rungs: 3, or 2,5-7. [default: 1-8]",
+        ),
+    ] = None
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            rich_help_panel=LADDER,
+            help="Print the derivation of one --rung with the prompt's own numbers.",
+        ),
+    ] = False
+    tokens: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--tokens",
+            metavar="N",
+            rich_help_panel=LADDER,
+            help="Tokens that are read one by one after the prompt.",
+        ),
+        Range(1, 256),
+    ] = 2
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            metavar="B",
+            rich_help_panel=LADDER,
+            help="Sequences of the rungs that take a batch: the prompt and its rotations.",
+        ),
+        Range(1, 256),
+    ] = 4
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget",
+            metavar="SECONDS",
+            rich_help_panel=LADDER,
+            help="A rung that would take longer is estimated from a part of it.",
+        ),
+        Range(0),
+    ] = 20.0
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            rich_help_panel=LADDER,
+            help="Write the climb to FILE.png (a chart) or FILE.json.",
+        ),
+    ] = None
+
+
+def command(
+    prompt: PromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
+) -> None:
+    """The same model with the same weights, climbed from nested loops to fused kernels.
+
+    Every rung changes one formula of the rung below and must give the same logits, to rounding,
+    or the command exits 1. Shown for each: the formula, what is a view and what a copy, the
+    products, and the time for the prompt and for every token after it.
+    """
+    out = Output("ladder", output)
+    rungs = _rungs(ladder)
+    _check_file(ladder.file)
+    given = prompt_or_builtin(prompt, BUILTIN, out.note)
+    loaded = load_model(model.proving(), out, text=given.ids is None).model
+    ids = encode(given, ChatOptions(raw=True), loaded).ids
+    _check_room(len(ids), ladder.tokens, model.context_length or loaded.config.context)
+    report = _climbed(loaded, ids, rungs, ladder, out)
+    from llmcli.render.ladder import render_ladder, render_rung
+    from llmcli.render.stats import model_line
+
+    about, machine = loaded.describe(), environment(kernels=KERNELS)
+    if out.json:
+        out.document(_body(report), model=about, environment=machine)
+    elif ladder.explain:
+        out.show(*render_rung(report.rungs[-1], report, model_line(about)))
+    else:
+        out.show(*render_ladder(report, model_line(about)))
+    if ladder.file is not None:
+        document = out.envelope(_body(report), model=about, environment=machine)
+        _save(document, report, model_line(about), ladder.file)
+    if not report.ok:
+        wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
+        raise CheckFailed(f"rung {wrong} differs from the rung below by more than rounding")
+
+
+def _rungs(options: LadderOptions) -> tuple[int, ...]:
+    """The numbers of the rungs to climb; for `--explain` the one below too, to compare with."""
+    if options.rung is None:
+        if options.explain:
+            raise UsageError(
+                "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
+            )
+        return tuple(range(1, TOP + 1))
+    numbers: set[int] = set()
+    for part in options.rung.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= TOP:
+            raise UsageError(
+                f"`--rung {options.rung}` names no rungs of the ladder",
+                hint=f"they go from 1 to {TOP}: for example `--rung 3` or `--rung 2,5-7`",
+            )
+        numbers.update(range(first, last + 1))
+    if options.explain:
+        if len(numbers) > 1:
+            raise UsageError("`--explain` explains one rung at a time")
+        numbers.add(max(1, min(numbers) - 1))
+    return tuple(sorted(numbers))
+
+
+def _climbed(
+    model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
+) -> LadderReport:
+    """The climb of a prompt, with the words that the report needs."""
+    from llmcli.ladder.climb import climb, plan_course
+    from llmcli.ladder.weights import Weights, letters
+
+    weights = Weights.of(model.decoder)
+    run = plan_course(
+        weights,
+        ids,
+        more=options.tokens,
+        sequences=options.batch,
+        budget=options.budget,
+        rounds=0 if options.explain else 5,
+    )
+    with Progress(out) as progress:
+        reports = climb(weights, run, numbers=rungs, progress=progress)
+    return LadderReport(
+        tokens=_texts(model, ids),
+        ids=ids,
+        more=_texts(model, run.more.tolist()),
+        letters=letters(weights, tokens=len(ids), sequences=options.batch),
+        dtype=str(model.describe()["weight_format"]),
+        rungs=reports,
+    )
+
+
+def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
+    known = model.tokenizer
+    return tuple(str(id) if known is None else known.token_text(id) for id in ids)
+
+
+def _body(report: LadderReport) -> dict[str, Any]:
+    """The report as JSON has it, with the verdicts."""
+    rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
+    return vars(report) | {"rungs": rungs, "ok": report.ok}
+
+
+def _check_room(count: int, more: int, room: int) -> None:
+    if count + more > room:
+        raise PromptTooLong(
+            f"the prompt's {count} tokens and the {more} after it do not fit the context of {room}",
+            hint=f"shorten it by {count + more - room} tokens, or take fewer with `-n`",
+        )
+
+
+def _check_file(file: str | None) -> None:
+    if file is not None and Path(file).suffix.lower() not in (".png", ".json"):
+        raise UsageError(
+            f"`-o {file}` ends neither in .png nor in .json", hint="for example `-o ladder.png`"
+        )
+
+
+def _save(document: dict[str, Any], report: LadderReport, title: str, file: str) -> None:
+    """Writes the chart or the document, by the file's ending."""
+    if Path(file).suffix.lower() == ".json":
+        write_file(file, (dumps(document, indent=2) + "\n").encode())
+        return
+    from llmcli.render.chart import ladder_png
+
+    write_file(file, ladder_png(report, title))

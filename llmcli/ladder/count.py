@@ -1,0 +1,122 @@
+"""Counts the matrix products that PyTorch runs: how many, of what kind, FLOPs and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llmcli import anatomy
+from llmcli.config import ModelConfig
+from llmcli.ladder.loops import multiply_adds
+from llmcli.reports import Work
+
+_ATEN = torch.ops.aten
+
+
+def count(call: Callable[[], object]) -> Work:
+    """The products that `call` runs."""
+    with _Products() as products:
+        call()
+    return Work(
+        gemv=products.gemv, gemm=products.gemm, flops=products.flops, bytes=products.bytes
+    )
+
+
+def loop_work(config: ModelConfig, tokens: int) -> Work:
+    """The work of the loops over a prompt: every multiply-add reads two numbers of 8 bytes."""
+    adds = multiply_adds(config, tokens)
+    return Work(gemv=0, gemm=0, flops=2 * adds, bytes=16 * adds)
+
+
+def matrix_multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
+    """Multiply-adds of a prompt's matrix products, up to layer `until` where that is given."""
+    specs = anatomy.activations(config, batch=1, tokens=tokens, past=0, phase="prefill")
+    return sum(
+        spec.flops // 2
+        for spec in specs
+        if until is None or (spec.layer is not None and spec.layer <= until)
+    )
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, adds up every product that a kernel is called for.
+
+    A call is a GEMV where one side has a single row or column (a dot product counts as one),
+    else a GEMM; a batched call counts once, as it is launched once. The fused attention kernel
+    is two products in one call, `Q Kᵀ` and `A V`, over the full square. Bytes are those of the
+    operands and results: nothing is assumed to stay in a cache.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.gemv = self.gemm = self.flops = self.bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Runs `func` and counts it where it is a product; composite ones are taken apart."""
+        kwargs = kwargs or {}
+        shape = _SHAPES.get(func.overloadpacket)
+        if shape is None:
+            # `matmul`, `linear` and `einsum` arrive whole in inference mode
+            with self:
+                taken_apart = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if taken_apart is NotImplemented else taken_apart
+        out = func(*args, **kwargs)
+        operands = [a for a in args if isinstance(a, Tensor)]
+        rows, flops = shape(*operands)
+        if rows == 1:
+            self.gemv += 1
+        else:
+            self.gemm += 1
+        self.flops += flops
+        self.bytes += sum(a.numel() * a.element_size() for a in (*operands, _first(out)))
+        return out
+
+
+def _first(out: Any) -> Tensor:
+    tensor: Tensor = out[0] if isinstance(out, tuple) else out
+    return tensor
+
+
+def _dot(a: Tensor, b: Tensor) -> tuple[int, int]:
+    return 1, 2 * a.numel()
+
+
+def _mv(a: Tensor, b: Tensor) -> tuple[int, int]:
+    return 1, 2 * a.numel()
+
+
+def _mm(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """`[…, m, k] × […, k, n]`: the smaller of m and n, and `2 · m · k · n` for each batch."""
+    return min(a.shape[-2], b.shape[-1]), 2 * a.numel() * b.shape[-1]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> tuple[int, int]:
+    pairs = math.prod(q.shape[:-1]) * k.shape[-2]
+    return q.shape[-2], 2 * pairs * (q.shape[-1] + v.shape[-1])
+
+
+def _after_bias(count: Callable[..., tuple[int, int]]) -> Callable[..., tuple[int, int]]:
+    return lambda bias, a, b: count(a, b)
+
+
+_SHAPES: dict[Any, Callable[..., tuple[int, int]]] = {
+    _ATEN.dot: _dot,
+    _ATEN.mv: _mv,
+    _ATEN.mm: _mm,
+    _ATEN.bmm: _mm,
+    _ATEN.addmv: _after_bias(_mv),
+    _ATEN.addmm: _after_bias(_mm),
+    _ATEN.baddbmm: _after_bias(_mm),
+    _ATEN.scaled_dot_product_attention: _attention,
+}

@@ -1,0 +1,53 @@
+"""Keeps what a rung shows: each step once, its shape, how it lies in memory, its numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.ladder.rung import Value
+from llmcli.reports import Shown
+
+WHOLE = 8  # rows and columns up to which a matrix is kept whole
+CORNER = 4  # … and how many of each are kept of a larger one
+
+
+class Trace:
+    """A `Show` that records every formula's first occurrence: layer 0, head 0, first token."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Shown] = {}
+
+    @property
+    def steps(self) -> tuple[Shown, ...]:
+        """The steps in the order in which they were first shown."""
+        return tuple(self._steps.values())
+
+    def __call__(self, formula: str, value: Value, source: Tensor | None = None) -> None:
+        """Records the step; copies only the corner of what it is shown."""
+        if formula in self._steps:
+            return
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        listed = not isinstance(value, Tensor)
+        self._steps[formula] = Shown(
+            formula=formula,
+            shape=tuple(tensor.shape),
+            strides=() if listed else tuple(tensor.stride()),
+            source=None if source is None else (tuple(source.shape), tuple(source.stride())),
+            moved=None if source is None else not shares_memory(tensor, source),
+            values=_corner(tensor),
+        )
+
+
+def shares_memory(tensor: Tensor, source: Tensor) -> bool:
+    """Whether `tensor` is a view of `source`'s storage: nothing was moved to make it."""
+    return tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+
+
+def _corner(tensor: Tensor) -> tuple[tuple[float, ...], ...]:
+    """The last two axes at the first index of the others, whole where they are small."""
+    while tensor.ndim > 2:
+        tensor = tensor[0]
+    matrix = tensor.reshape(1, -1) if tensor.ndim < 2 else tensor
+    rows, columns = (size if size <= WHOLE else CORNER for size in matrix.shape)
+    return tuple(tuple(row) for row in matrix[:rows, :columns].tolist())

@@ -1,0 +1,222 @@
+"""The ladder: what each rung changes, the table of times, the bars of the climb."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.stats import duration
+from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
+from llmcli.reports import LadderReport, RungReport, Shown, Work
+
+_GOOD, _BAD = "green", "bold red"
+_COLUMNS = (
+    Column("", right=True),
+    Column("rung", right=False, cut=True),
+    Column("prompt"),
+    Column("×"),
+    Column("next token"),
+    Column("×"),
+    Column("GEMV", first_to_go=True),
+    Column("GEMM", first_to_go=True),
+    Column("FLOPs", first_to_go=True),
+    Column("bytes", first_to_go=True),
+    Column("Δ below"),
+)
+
+
+def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
+    """Every rung's formula and shapes, then the table, then the bars."""
+    parts: list[RenderableType] = [*_heading(report, model)]
+    for rung in report.rungs:
+        parts += ["", *_change(rung)]
+    return [*parts, "", _table(report), *_footnotes(report), "", Bars(report.rungs)]
+
+
+def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
+    """One rung's derivation: why it gives the same numbers, and each step with its numbers."""
+    parts: list[RenderableType] = [*_heading(report, model), "", *_change(rung, shapes=False), ""]
+    parts.append(Text(rung.idea))
+    for step in rung.steps:
+        parts += ["", *_step(step)]
+    if rung.difference is not None:
+        parts += ["", _verdict(rung)]
+    return parts
+
+
+def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
+    tokens = " ".join(quoted(token) for token in report.tokens)
+    more = " ".join(quoted(token) for token in report.more)
+    letters = [f"{letter} = {value}" for letter, value in report.letters]
+    return (
+        Text(model, style=HEADING),
+        Text.assemble((tokens, NUMBER), " and then, one by one, " if more else "", (more, NUMBER)),
+        Dotted(letters, style=FAINT),
+    )
+
+
+def _change(rung: RungReport, *, shapes: bool = True) -> list[RenderableType]:
+    """The rung's title, the formula that it changes, and what only changes shape in it."""
+    before, after = rung.change
+    lines: list[RenderableType] = [
+        Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"),
+        _indented(Text.assemble(("before  ", FAINT), before)),
+        _indented(Text.assemble(("here    ", FAINT), (after, NUMBER))),
+    ]
+    if shapes:
+        lines += [_indented(_shape(step)) for step in rung.steps if step.source is not None]
+    lines.append(_indented(Text(f"next token: {_work_words(rung.token_work)}", style=FAINT)))
+    return lines
+
+
+def _indented(text: RenderableType) -> Padding:
+    return Padding(text, (0, 0, 0, 3))
+
+
+def _shape(step: Shown) -> Text:
+    """`Kᵀ  [4 32] → [32 4]  strides (32 1) → (1 32)  a view: nothing moves`."""
+    assert step.source is not None
+    shape, strides = step.source
+    line = Text.assemble(
+        f"{step.formula}  ",
+        (f"{listed(shape)} → {listed(step.shape)}", NUMBER),
+        (f"  strides {_strides(strides)} → {_strides(step.strides)}", FAINT),
+    )
+    return line.append("  a copy: every number moves" if step.moved else "  a view: nothing moves")
+
+
+def _step(step: Shown) -> list[RenderableType]:
+    """A step's formula and shape, and its numbers or their upper left corner."""
+    if step.source is not None:
+        head = _shape(step)
+    else:
+        head = Text.assemble((step.formula, HEADING), (f"  {listed(step.shape)}", NUMBER))
+    lines: list[RenderableType] = [head]
+    rows, columns = (1, *step.shape)[-2:] if step.shape else (1, 1)
+    cut = len(step.values[0]) < columns if step.values else False
+    for row in step.values:
+        cells = "".join(f"{_number(value):>11}" for value in row)
+        lines.append(_indented(Text(cells + (" …" if cut else ""), no_wrap=True)))
+    if len(step.values) < rows:
+        lines.append(_indented(Text(f"{'⋮':>11}", style=FAINT)))
+    return lines
+
+
+def _number(value: float) -> str:
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    return f"{value:.4g}"
+
+
+def listed(shape: Sequence[int]) -> str:
+    """`[4 8 32]`; a single number is `[]`."""
+    return f"[{' '.join(map(str, shape))}]"
+
+
+def _strides(strides: Sequence[int]) -> str:
+    return f"({' '.join(map(str, strides))})"
+
+
+def _table(report: LadderReport) -> Rows:
+    return Rows(_COLUMNS, [_row(rung) for rung in report.rungs])
+
+
+def _row(rung: RungReport) -> list[Text]:
+    about = "≈" if rung.estimated else ""
+    work = rung.token_work
+    difference = Text("-" if rung.difference is None else f"{rung.difference:.1e}")
+    difference.stylize(_GOOD if rung.ok else _BAD)
+    return [
+        Text(str(rung.number)),
+        Text(rung.name),
+        Text(about + duration(rung.prompt_s.median)),
+        Text(_times(rung.prompt_speedup), style=NUMBER),
+        Text(about + duration(rung.token_s.median)),
+        Text(_times(rung.token_speedup), style=NUMBER),
+        Text(_scaled(work.gemv)),
+        Text(_scaled(work.gemm)),
+        Text(_scaled(work.flops)),
+        Text(_scaled(work.bytes)),
+        difference,
+    ]
+
+
+def _footnotes(report: LadderReport) -> list[RenderableType]:
+    notes = ["× is the speed-up over the rung below, Δ the largest difference from it"]
+    for rung in report.rungs:
+        if rung.estimated:
+            notes.append(f"≈ rung {rung.number} is estimated from {rung.estimated}")
+        if rung.sequences > 1:
+            notes.append(f"rung {rung.number} is a sequence's share of {rung.sequences}")
+    lines: list[RenderableType] = [Dotted(notes, style=FAINT)]
+    lines += [_verdict(rung) for rung in report.rungs if not rung.ok]
+    if report.ok and any(rung.difference is not None for rung in report.rungs):
+        lines.append(Text(f"every rung agrees with the one below ({report.dtype})", style=_GOOD))
+    return lines
+
+
+def _verdict(rung: RungReport) -> Text:
+    words = (
+        f"rung {rung.number}: {rung.compared} differ from the rung below by "
+        f"{rung.difference:.1e}, rounding explains {rung.allowed:.1e}"
+    )
+    return Text(words, style=_GOOD if rung.ok else _BAD)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Tokens per second of each rung, one token after the other, on a logarithmic scale."""
+
+    rungs: Sequence[RungReport]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        names = [f"{rung.number} {rung.name}" for rung in self.rungs]
+        rates = [1 / rung.token_s.median for rung in self.rungs]
+        words = [
+            f"{'≈' if rung.estimated else ''}{_scaled(rate)} tok/s"
+            for rung, rate in zip(self.rungs, rates, strict=True)
+        ]
+        left, right = max(map(len, names)), max(map(len, words))
+        room = max(8, min(60, options.max_width - left - right - 2))
+        yield Text("next tokens per second, each step of the scale ten times the last", style=FAINT)
+        for name, length, word in zip(names, bar_lengths(rates), words, strict=True):
+            bar = "█" * max(1, round(length * room))
+            yield Text.assemble(f"{name:<{left}} ", (bar, NUMBER), f" {word}", no_wrap=True)
+
+
+def bar_lengths(rates: Sequence[float]) -> list[float]:
+    """0 … 1 for each rate: the logarithm's place between the power of ten below all and the most.
+
+    The scale begins at a power of ten so that equal factors are equal lengths and the shortest
+    bar is still seen.
+    """
+    lowest = math.floor(math.log10(min(rates)) - 0.1)
+    span = math.log10(max(rates)) - lowest
+    return [(math.log10(rate) - lowest) / span for rate in rates]
+
+
+def _times(speedup: float | None) -> str:
+    if speedup is None:
+        return ""
+    return f"{speedup:.2f}" if speedup < 10 else f"{speedup:,.0f}"
+
+
+def _work_words(work: Work) -> str:
+    products = f"{_scaled(work.gemv)} GEMVs, {_scaled(work.gemm)} GEMMs"
+    if not work.gemv and not work.gemm:
+        products = "no matrix product"
+    return f"{products}, {_scaled(work.flops)}FLOPs, {_scaled(work.bytes)}B read and written"
+
+
+def _scaled(value: float) -> str:
+    """`37`, `0.25`, `36.2 M`: three digits and a unit's prefix."""
+    for prefix, scale in ((" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3)):
+        if value >= scale * 0.9995:
+            return f"{value / scale:.3g}{prefix}"
+    return f"{value:.3g}"
