@@ -1,0 +1,232 @@
+"""Rung 2: one query at a time, `softmax(q Kᵀ / √(d/h)) V`.
+
+Vectors are tensors now, and what was a loop over key tokens is one product of a row with a
+matrix (a GEMV). Letters: n tokens, d width, h heads, d/h size of a head, F hidden size, v
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llmcli.config import Activation, AttentionConfig, NormConfig
+from llmcli.ladder.rung import Rung, Show, silent
+from llmcli.ladder.weights import LayerWeights
+
+
+class Rows(Rung):
+    """The forward pass token by token; each token's arithmetic is vectors times matrices."""
+
+    number: ClassVar[int] = 2
+    name: ClassVar[str] = "rows"
+    title: ClassVar[str] = "one query at a time: its scores and its context are one product each"
+    change: ClassVar[tuple[str, str]] = (
+        "for every t_k: k = t_k × W_k, score = q · k; for every t_v: context += weight v",
+        "k_i = t_i W_k and v_i = t_i W_v once, stacked as K and V; softmax(q Kᵀ / √(d/h)) V",
+    )
+    idea: ClassVar[str] = (
+        "A key depends on its own token only, so it is computed once instead of for every query; "
+        "the scores of one query are then the dot products of q with the rows of K, that is, with "
+        "the columns of Kᵀ, and the weighted sum of the values is a product as well. The same "
+        "multiplications and sums, but a product of a row with a matrix (GEMV) does d/h × n of "
+        "them in one call, and the n² computations of keys and values are n."
+    )
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
+        """Logits `[n, v]`; with `until=i` the rows `[n, d]` after layer i."""
+        X = self._embed(ids)
+        for layer in self.weights.layers[: None if until is None else until + 1]:
+            X = self._block(layer, X)
+        if until is not None:
+            return torch.stack(X)
+        of = self.weights
+        logits = []
+        for i, x in enumerate(X):
+            show = self._shows(i, X)
+            t = norm("t = norm(row of H)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
+            logits.append(times("logits = t W_head", t, of.W_head, of.b_head, show))
+        return torch.stack(logits)
+
+    def _embed(self, ids: Tensor) -> list[Tensor]:
+        """For every token its row of W_E, and where positions are learned that of its position."""
+        W_E, W_P = self.weights.W_E, self.weights.W_P
+        X = []
+        for position, token in enumerate(ids.tolist()):
+            x = W_E[token]
+            X.append(x if W_P is None else x + W_P[position])
+        learned = "" if W_P is None else " + W_P[position]"
+        self.show(f"x = W_E[id]{learned}", X[-1])
+        return X
+
+    def _block(self, layer: LayerWeights, X: list[Tensor]) -> list[Tensor]:
+        """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), T⁵ + T³."""
+        T1 = [
+            norm("t¹ = norm(x)", x, layer.ln1_w, layer.ln1_b, layer.config.ln1, self._shows(i, X))
+            for i, x in enumerate(X)
+        ]
+        T2 = self._attention(layer, T1)
+        H = []
+        for i, (t2, x) in enumerate(zip(T2, X, strict=True)):
+            show = self._shows(i, X)
+            t3 = t2 + x
+            show("t³ = t² + x", t3)
+            t4 = norm("t⁴ = norm(t³)", t3, layer.ln2_w, layer.ln2_b, layer.config.ln2, show)
+            t5 = feed_forward(layer, t4, show)
+            H.append(t5 + t3)
+            show("row of H = t⁵ + t³", H[-1])
+        return H
+
+    def _attention(self, layer: LayerWeights, T: list[Tensor]) -> list[Tensor]:
+        """Every head's contexts, concatenated token by token, through W_o."""
+        mixer = layer.config.mixer
+        keys_values = [self._keys_values(layer, T, head) for head in range(mixer.kv_heads)]
+        group = mixer.heads // mixer.kv_heads  # heads that share keys and values
+        T2 = []
+        for i, t in enumerate(T):
+            show = self._shows(i, T)
+            contexts = []
+            for head in range(mixer.heads):
+                q = self._query(layer, t, i, head, len(T))
+                K, V = keys_values[head // group]
+                contexts.append(attend(q, K, V, i, mixer, show))
+            c = torch.cat(contexts)
+            show("c = c¹ ⊕ … ⊕ cʰ", c)
+            T2.append(times("t² = c W_o", c, layer.W_o, layer.b_o, show))
+        return T2
+
+    def _query(self, layer: LayerWeights, t: Tensor, i: int, head: int, n: int) -> Tensor:
+        """The query of token i in one head: `q = t W_q`, W_q being the head's columns."""
+        mixer = layer.config.mixer
+        show = self.show if i == n - 1 else silent
+        cut = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
+        b_q = None if layer.b_q is None else layer.b_q[cut]
+        q = times("q = t W_q", t, layer.W_q[:, cut], b_q, show)
+        return self._placed("q", q, i, layer, layer.q_norm, n, show)
+
+    def _keys_values(
+        self, layer: LayerWeights, T: list[Tensor], head: int
+    ) -> tuple[Tensor, Tensor]:
+        """The keys `[n, d/h]` and values of all tokens in one key/value head, a row per token."""
+        mixer = layer.config.mixer
+        cut_k = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
+        cut_v = slice(head * mixer.value_dim, (head + 1) * mixer.value_dim)
+        b_k = None if layer.b_k is None else layer.b_k[cut_k]
+        b_v = None if layer.b_v is None else layer.b_v[cut_v]
+        keys, values = [], []
+        for i, t in enumerate(T):
+            show = self._shows(i, T)
+            k = times("k_i = t_i W_k", t, layer.W_k[:, cut_k], b_k, show)
+            keys.append(self._placed("k_i", k, i, layer, layer.k_norm, len(T), show))
+            values.append(times("v_i = t_i W_v", t, layer.W_v[:, cut_v], b_v, show))
+        K, V = torch.stack(keys), torch.stack(values)
+        self.show("K: k_i as rows", K)
+        self.show("V: v_i as rows", V)
+        return K, V
+
+    def _placed(
+        self,
+        name: str,
+        x: Tensor,
+        position: int,
+        layer: LayerWeights,
+        weight: Tensor | None,
+        n: int,
+        show: Show,
+    ) -> Tensor:
+        """A query or key normalized and rotated by its position, where the model does that."""
+        qk_norm = layer.config.mixer.qk_norm
+        if weight is not None and qk_norm is not None:
+            x = norm(f"{name} = norm({name})", x, weight, None, qk_norm, show)
+        angles = self.weights.angles(layer, n)
+        if angles is None:
+            return x
+        per_position, factor = torch.tensor(angles[0], dtype=torch.float64), angles[1]
+        cos = (torch.cos(position * per_position) * factor).to(x)
+        sin = (torch.sin(position * per_position) * factor).to(x)
+        half = len(per_position)
+        a, b, rest = x[:half], x[half : 2 * half], x[2 * half :]
+        x = torch.cat((a * cos - b * sin, b * cos + a * sin, rest))
+        show(f"{name} rotated by its position", x)
+        return x
+
+    def _shows(self, i: int, tokens: list[Tensor]) -> Show:
+        """Of the steps that every token takes, those of the last one: it sees all the others."""
+        return self.show if i == len(tokens) - 1 else silent
+
+
+def attend(q: Tensor, K: Tensor, V: Tensor, i: int, mixer: AttentionConfig, show: Show) -> Tensor:
+    """`softmax(q Kᵀ / √(d/h)) V` over the tokens that token i may see: the context `[d/h]`."""
+    first = 0 if mixer.window is None else max(0, i + 1 - mixer.window)
+    K, V = K[first : i + 1], V[first : i + 1]
+    show("Kᵀ", K.t(), source=K)
+    scores = q @ K.t()
+    show("scores = q Kᵀ", scores)
+    scores = scores * mixer.scale
+    usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
+    show("scores / √(d/h)" if usual else "scores · scale", scores)
+    weights = softmax(scores)
+    show("weights = softmax(scores)", weights)
+    context = weights @ V
+    show("context = weights V", context)
+    return context
+
+
+def feed_forward(layer: LayerWeights, t: Tensor, show: Show) -> Tensor:
+    """`t⁵ = FFN(t⁴)` of one token: each layer `Activation(t W + b)`, none after the last."""
+    kind = layer.config.ffn.activation
+    up = times("up = t⁴ W_up", t, layer.W_up, layer.b_up, show)
+    if layer.W_gate is None:
+        hidden = activate(kind, up)
+        show(f"hidden = {kind}(up)", hidden)
+    else:
+        gate = times("gate = t⁴ W_gate", t, layer.W_gate, layer.b_gate, show)
+        hidden = activate(kind, gate) * up
+        show(f"hidden = {kind}(gate) ∘ up", hidden)
+    return times("t⁵ = hidden W_down", hidden, layer.W_down, layer.b_down, show)
+
+
+def times(formula: str, t: Tensor, W: Tensor, b: Tensor | None, show: Show) -> Tensor:
+    """`t W + b`: a row times a matrix (GEMV), and the bias where there is one."""
+    y = t @ W
+    if b is not None:
+        y = y + b
+        formula += " + b" + formula[formula.rindex("_") :]
+    show(formula, y)
+    return y
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """`exp(s) / Σ exp(s)`; the largest is subtracted first so that nothing overflows."""
+    powers = (scores - scores.max()).exp()
+    return powers / powers.sum()
+
+
+def norm(
+    formula: str, x: Tensor, w: Tensor, b: Tensor | None, config: NormConfig, show: Show
+) -> Tensor:
+    """`scale · (x - mean) / √(variance + ε) + shift`; RMSNorm: `scale · x / √(mean(x²) + ε)`."""
+    if config.kind == "layer":
+        x = x - x.mean()
+    root = ((x * x).mean() + config.eps).sqrt()
+    show("√(variance + ε)" if config.kind == "layer" else "√(mean(x²) + ε)", root)
+    y = w * x / root
+    if b is not None:
+        y = y + b
+    show(formula.replace("norm", "LayerNorm" if config.kind == "layer" else "RMSNorm"), y)
+    return y
+
+
+def activate(kind: Activation, x: Tensor) -> Tensor:
+    """What each neuron does with its sum."""
+    if kind == "silu":
+        return x * torch.sigmoid(x)
+    if kind == "gelu":
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return torch.clamp(x, min=0)
