@@ -20,7 +20,7 @@ from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
-from llmcli.reports import RungReport, Spread, Shown, Work
+from llmcli.reports import RungReport, Shown, Spread, Work
 
 Progress = Callable[[str, int, int | None], None]
 

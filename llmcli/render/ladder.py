@@ -139,10 +139,10 @@ def _row(rung: RungReport) -> list[Text]:
         Text(_times(rung.prompt_speedup), style=NUMBER),
         Text(about + duration(rung.token_s.median)),
         Text(_times(rung.token_speedup), style=NUMBER),
-        Text(_scaled(work.gemv)),
-        Text(_scaled(work.gemm)),
-        Text(_scaled(work.flops)),
-        Text(_scaled(work.bytes)),
+        Text(scaled(work.gemv)),
+        Text(scaled(work.gemm)),
+        Text(scaled(work.flops)),
+        Text(scaled(work.bytes)),
         difference,
     ]
 
@@ -179,7 +179,7 @@ class Bars:
         names = [f"{rung.number} {rung.name}" for rung in self.rungs]
         rates = [1 / rung.token_s.median for rung in self.rungs]
         words = [
-            f"{'≈' if rung.estimated else ''}{_scaled(rate)} tok/s"
+            f"{'≈' if rung.estimated else ''}{scaled(rate)} tok/s"
             for rung, rate in zip(self.rungs, rates, strict=True)
         ]
         left, right = max(map(len, names)), max(map(len, words))
@@ -208,13 +208,13 @@ def _times(speedup: float | None) -> str:
 
 
 def _work_words(work: Work) -> str:
-    products = f"{_scaled(work.gemv)} GEMVs, {_scaled(work.gemm)} GEMMs"
+    products = f"{scaled(work.gemv)} GEMVs, {scaled(work.gemm)} GEMMs"
     if not work.gemv and not work.gemm:
         products = "no matrix product"
-    return f"{products}, {_scaled(work.flops)}FLOPs, {_scaled(work.bytes)}B read and written"
+    return f"{products}, {scaled(work.flops)}FLOPs, {scaled(work.bytes)}B read and written"
 
 
-def _scaled(value: float) -> str:
+def scaled(value: float) -> str:
     """`37`, `0.25`, `36.2 M`: three digits and a unit's prefix."""
     for prefix, scale in ((" T", 1e12), (" G", 1e9), (" M", 1e6), (" k", 1e3)):
         if value >= scale * 0.9995:
