@@ -18,6 +18,7 @@ from llmcli.config import (
 )
 from llmcli.ops import activations, norm, rope, twins
 from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.linear import linear
 
 F64 = torch.float64
 numbers = st.floats(-50, 50)
@@ -38,9 +39,23 @@ def test_norms(rows):
     )
 
 
-def test_norm_of_the_seed_document():
-    out = norm.rms_norm(torch.tensor([2.0, 4.0, 4.0]), torch.ones(3), 1e-6)
-    assert [round(v, 3) for v in out.tolist()] == [0.577, 1.155, 1.155]
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=9), st.sampled_from([1e-6, 0.5]))
+def test_l2_norm(x, eps):
+    tx = torch.tensor(x, dtype=F64)
+    fast = norm.l2_norm(tx, eps)
+    slow = torch.tensor(twins.l2_norm(x, eps), dtype=F64)
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+    length = tx.norm()
+    assert fast.norm() <= 1 + 1e-12
+    assert math.isclose(fast.norm(), length / (length**2 + eps).sqrt(), abs_tol=1e-12)
+
+
+def test_l2_norm_keeps_eps_inside_the_root():
+    tiny = torch.tensor([1e-3, 0.0], dtype=F64)  # as large as √eps: then which eps it is matters
+    assert math.isclose(norm.l2_norm(tiny, 1e-6)[0], 2**-0.5)
+    assert torch.nn.functional.normalize(tiny, dim=0, eps=1e-6)[0] == 1
+    assert norm.l2_norm(torch.zeros(2, 4), 1e-6).tolist() == [[0.0] * 4] * 2
 
 
 def test_norm_statistics_in_float32_for_bfloat16():
@@ -50,6 +65,10 @@ def test_norm_statistics_in_float32_for_bfloat16():
     error = (norm.rms_norm(x, w, 1e-6).double() - exact).abs() / exact
     assert error.max() < 2**-8  # one rounding of the result, no error of the statistic
     assert norm.rms_scale(x, 1e-6).dtype == torch.float32
+    exact = norm.l2_norm(x.double(), 1e-6)
+    narrow = norm.l2_norm(x, 1e-6)
+    assert narrow.dtype == torch.bfloat16
+    assert ((narrow.double() - exact).abs() / exact).max() < 2**-8
 
 
 @settings(deadline=None)
@@ -59,6 +78,35 @@ def test_activations(x):
         fast = activations.activation(name)(torch.tensor(x, dtype=F64)).item()
         assert math.isclose(fast, getattr(twins, name)(x), rel_tol=1e-9, abs_tol=1e-12)
     assert activations.activation("relu")(torch.tensor(x)).item() >= 0
+
+
+@settings(deadline=None)
+@given(st.floats(-800, 800), st.sampled_from([0.5, 30.0, 50.0]))
+def test_gates_and_caps(x, cap):
+    def same(fast, slow):
+        assert math.isclose(fast.item(), slow, rel_tol=1e-12, abs_tol=1e-13)
+
+    tx = torch.tensor(x, dtype=F64)
+    same(tx.sigmoid(), twins.sigmoid(x))
+    same(tx.tanh(), twins.tanh(x))
+    same(activations.soft_cap(tx, cap), twins.soft_cap(x, cap))
+    assert abs(twins.soft_cap(x, cap)) <= min(cap, abs(x))
+    fast, slow = activations.softplus(tx).item(), twins.softplus(x)
+    assert math.isclose(fast, slow, rel_tol=1e-12, abs_tol=2.1e-9 if x > 20 else 0)
+    assert fast >= max(x, 0)
+
+
+def test_caps_and_softplus_of_narrow_and_of_no_numbers():
+    x = torch.linspace(-90, 90, 4001).bfloat16()
+    for op in (activations.softplus, lambda x: activations.soft_cap(x, 30.0)):
+        exact, out = op(x.double()), op(x)
+        assert out.dtype == torch.bfloat16
+        assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-30).all()
+        assert op(x.to("meta")).dtype == torch.bfloat16
+    assert x[0] == -90  # the input is left alone
+    wide = x.float()
+    activations.soft_cap(wide, 30.0)
+    assert torch.equal(wide, x.float())
 
 
 def test_silu_is_no_s_curve():
@@ -149,3 +197,23 @@ def test_attention_equals_its_twin(heads, queries, past, window, sizes):
         torch.testing.assert_close(causal, fast, rtol=1e-10, atol=1e-10)
     if queries == 1 and window is None:
         torch.testing.assert_close(attend(q, k, v, scale=0.37), fast, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([(1, 1), (4, 4), (6, 2), (3, 1)]), st.integers(1, 5), st.integers(1, 4))
+def test_a_whole_layer_equals_its_twin(heads, tokens, size):
+    many, few = heads
+    g = torch.Generator().manual_seed(tokens)
+    x = torch.randn(1, tokens, 5, dtype=F64, generator=g)
+    rows = [many * size, few * size, few * size]
+    w_qkv = torch.randn(sum(rows), 5, dtype=F64, generator=g)
+    w_o = torch.randn(5, many * size, dtype=F64, generator=g)
+    q, k, v = (
+        part.view(1, tokens, -1, size).transpose(1, 2)
+        for part in linear(x, w_qkv, None).split(rows, -1)
+    )
+    z = attend(q, k, v, scale=size**-0.5, causal=True)
+    fast = linear(z.transpose(1, 2).flatten(2), w_o, None)[0]
+    matrices = (part.tolist() for part in (*w_qkv.split(rows), w_o))
+    slow = twins.attention_layer(x[0].tolist(), *matrices, size=size)
+    torch.testing.assert_close(fast, torch.tensor(slow, dtype=F64), rtol=1e-10, atol=1e-10)
