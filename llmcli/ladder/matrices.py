@@ -16,6 +16,8 @@ from llmcli.config import Activation, NormConfig
 from llmcli.ladder.rung import Rung
 from llmcli.ladder.weights import LayerWeights
 
+Turns = tuple[Tensor, Tensor]  # cos and sin
+
 
 class Matrices(Rung):
     """The forward pass on `[n, d]` matrices, with a loop over the heads."""
@@ -43,7 +45,7 @@ class Matrices(Rung):
         of = self.weights
         X = of.W_E[ids]
         if of.W_P is not None:
-            X = X + of.W_P[: len(ids)]
+            X = X + of.W_P[torch.arange(len(ids))]
         self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X)
         for layer in of.layers[: None if until is None else until + 1]:
             X = self._block(layer, X)
@@ -69,26 +71,29 @@ class Matrices(Rung):
         mixer = layer.config.mixer
         M = mask(len(T), mixer.window).to(T)
         self.show("mask M", M)
-        keys_values = [self._keys_values(layer, T, head) for head in range(mixer.kv_heads)]
+        turns = self._turns(layer, len(T))
+        keys_values = [self._keys_values(layer, T, head, turns) for head in range(mixer.kv_heads)]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         contexts = []
         for head in range(mixer.heads):
-            Q = self._queries(layer, T, head)
+            Q = self._queries(layer, T, head, turns)
             K, V = keys_values[head // group]
             contexts.append(self._attend(layer, Q, K, V, M))
         C = torch.cat(contexts, 1)
         self.show("C = C¹ ⊕ … ⊕ Cʰ", C)
         return self._product("T² = attention(T¹) = C W_o", C, layer.W_o, layer.b_o)
 
-    def _queries(self, layer: LayerWeights, T: Tensor, head: int) -> Tensor:
+    def _queries(self, layer: LayerWeights, T: Tensor, head: int, turns: Turns | None) -> Tensor:
         """`Q = T W_q` of one head, `[n, d/h]`: its W_q is d/h columns of the stored one, a view."""
         size = layer.config.mixer.head_dim
         cut = slice(head * size, (head + 1) * size)
         b_q = None if layer.b_q is None else layer.b_q[cut]
         Q = self._product("Q = T W_q", T, layer.W_q[:, cut], b_q)
-        return self._placed("Q", Q, layer, layer.q_norm)
+        return self._placed("Q", Q, layer, layer.q_norm, turns)
 
-    def _keys_values(self, layer: LayerWeights, T: Tensor, head: int) -> tuple[Tensor, Tensor]:
+    def _keys_values(
+        self, layer: LayerWeights, T: Tensor, head: int, turns: Turns | None
+    ) -> tuple[Tensor, Tensor]:
         """`K = T W_k` and `V = T W_v` of one key/value head."""
         mixer = layer.config.mixer
         cut_k = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
@@ -97,7 +102,7 @@ class Matrices(Rung):
         b_v = None if layer.b_v is None else layer.b_v[cut_v]
         K = self._product("K = T W_k", T, layer.W_k[:, cut_k], b_k)
         V = self._product("V = T W_v", T, layer.W_v[:, cut_v], b_v)
-        return self._placed("K", K, layer, layer.k_norm), V
+        return self._placed("K", K, layer, layer.k_norm, turns), V
 
     def _attend(self, layer: LayerWeights, Q: Tensor, K: Tensor, V: Tensor, M: Tensor) -> Tensor:
         """`softmax(mask(Q Kᵀ) / √(d/h)) V` of one head, `[n, d/h]`."""
@@ -116,22 +121,31 @@ class Matrices(Rung):
         self.show("C = A V", C)
         return C
 
-    def _placed(self, name: str, X: Tensor, layer: LayerWeights, weight: Tensor | None) -> Tensor:
+    def _placed(
+        self, name: str, X: Tensor, layer: LayerWeights, weight: Tensor | None, turns: Turns | None
+    ) -> Tensor:
         """Queries or keys normalized and rotated by position, where the model does that."""
         qk_norm = layer.config.mixer.qk_norm
         if weight is not None and qk_norm is not None:
             X = self._norm(f"{name} = norm({name})", X, weight, None, qk_norm)
-        angles = self.weights.angles(layer, len(X))
-        if angles is None:
+        if turns is None:
             return X
-        positions = torch.arange(len(X), dtype=torch.float64)
-        turns = torch.outer(positions, torch.tensor(angles[0], dtype=torch.float64))
-        cos, sin = (turns.cos() * angles[1]).to(X), (turns.sin() * angles[1]).to(X)
-        half = turns.shape[1]
-        a, b, rest = X[:, :half], X[:, half : 2 * half], X[:, 2 * half :]
-        X = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), 1)
+        cos, sin = turns
+        half = cos.shape[-1]
+        a, b, rest = X[..., :half], X[..., half : 2 * half], X[..., 2 * half :]
+        X = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
         self.show(f"{name} rotated by position", X)
         return X
+
+    def _turns(self, layer: LayerWeights, n: int) -> Turns | None:
+        """cos and sin of every position and pair, `[n, R/2]`; None where nothing rotates."""
+        angles = self.weights.angles(layer, n)
+        if angles is None:
+            return None
+        positions = torch.arange(n, dtype=torch.float64)
+        turns = torch.outer(positions, torch.tensor(angles[0], dtype=torch.float64))
+        like = layer.W_q
+        return (turns.cos() * angles[1]).to(like), (turns.sin() * angles[1]).to(like)
 
     def _feed_forward(self, layer: LayerWeights, T: Tensor) -> Tensor:
         """`T⁵ = FFN(T⁴)`: each layer `Activation(X W + B)`, no activation after the last."""
