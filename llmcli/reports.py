@@ -258,8 +258,29 @@ class RungReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A way to compute the decoder's step that the machine offers, or why it does not.
+
+    `speedup` is the median ratio of neighbouring runs of the decoder's own step and this one;
+    `divergence` KL(decoder ‖ variant) of the next token's distribution, in nats.
+    """
+
+    name: str
+    what: str
+    token_s: Spread | None = None
+    speedup: float | None = None
+    difference: float | None = None
+    divergence: float | None = None
+    same_token: bool | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LadderReport:
-    """The climb. `letters`: what n, d, h … are here; `more`: the tokens read one by one."""
+    """The climb. `letters`: what n, d, h … are here; `more`: the tokens read one by one.
+
+    `beyond`: what the machine offers beyond rung 8, where that was asked for.
+    """
 
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
@@ -267,6 +288,7 @@ class LadderReport:
     letters: tuple[tuple[str, int], ...]
     dtype: str
     rungs: tuple[RungReport, ...]
+    beyond: tuple[Variant, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -310,11 +332,20 @@ class Sum:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """One entry of an index: the axis in words, the place on it, the token that it means if any."""
+
+    axis: str
+    at: int
+    token: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One number of a derivation and how it follows from its inputs.
 
     `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
-    and numbers, `where` says in words what the index means. `source`: `derived` by `before`, the
+    and numbers, `where` what the index means. `source`: `derived` by `before`, the
     `terms` of `sum`, and `after`; taken from the `kernel`; `above`, where an earlier step derives
     it; or `weights`, where it is a parameter. `origins`: what was added up to it, block by block.
     `kernel` is what the fast kernel has there.
@@ -325,7 +356,7 @@ class Step:
     symbol: str
     formula: str
     shape: str
-    where: str
+    where: tuple[Coordinate, ...]
     source: Literal["derived", "kernel", "above", "weights"]
     value: float
     kernel: float

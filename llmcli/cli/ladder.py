@@ -81,6 +81,15 @@ class LadderOptions:
         ),
         Range(0),
     ] = 20.0
+    beyond: Annotated[
+        bool,
+        typer.Option(
+            "--beyond",
+            rich_help_panel=LADDER,
+            help="Time what the machine offers beyond rung 8, too: bfloat16, int8, compiled (which "
+            "takes a minute), a CUDA graph.",
+        ),
+    ] = False
     file: Annotated[
         str | None,
         typer.Option(
@@ -157,6 +166,7 @@ def _climbed(
     model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
 ) -> LadderReport:
     """The climb of a prompt, with the words that the report needs."""
+    from llmcli.ladder.beyond import beyond
     from llmcli.ladder.climb import climb, plan_course
     from llmcli.ladder.weights import Weights, letters
 
@@ -171,6 +181,7 @@ def _climbed(
     )
     with Progress(out) as progress:
         reports = climb(weights, run, numbers=rungs, progress=progress)
+        variants = beyond(weights, run, progress=progress) if options.beyond else ()
     return LadderReport(
         tokens=_texts(model, ids),
         ids=ids,
@@ -178,6 +189,7 @@ def _climbed(
         letters=letters(weights, tokens=len(ids), sequences=options.batch),
         dtype=str(model.describe()["weight_format"]),
         rungs=reports,
+        beyond=variants,
     )
 
 

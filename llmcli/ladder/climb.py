@@ -6,21 +6,20 @@ d width.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.count import count, loop_work, matrix_multiply_adds
 from llmcli.ladder.loops import Loops, multiply_adds
 from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
-from llmcli.reports import RungReport, Shown, Spread, Work
+from llmcli.reports import RungReport, Shown, Work
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -94,11 +93,11 @@ class _Climbed:
 
     def _read(self, prompt: Tensor, more: Tensor) -> Tensor:
         share = prompt.shape[0] if self.rung.batched else 1
-        first, seconds = _timed(lambda: self.rung.start(prompt))
+        first, seconds = timed(lambda: self.rung.start(prompt))
         self.prompt_s.append(seconds / share)
         rows = [first]
         for id in more:
-            row, seconds = _timed(lambda id=id: self.rung.extend(id))  # type: ignore[misc]
+            row, seconds = timed(lambda id=id: self.rung.extend(id))  # type: ignore[misc]
             self.token_s.append(seconds / share)
             rows.append(row.unsqueeze(-2))
         return torch.cat(rows, -2)
@@ -142,6 +141,7 @@ def _run(rung: Rung, run: Course, rows: int) -> _Climbed:
     done = _part(rung, run)
     if done is None:
         rung.prepare()
+        rung.show = trace
         done = _Climbed(rung=rung, out=torch.empty(0))
         done.out = done.read(run.prompts[:rows], run.more)
     done.steps = trace.steps
@@ -161,7 +161,10 @@ def _part(rung: Rung, run: Course) -> _Climbed | None:
             tokens -= 1
     rung.prepare(0)
     ids = run.prompts[:1, :tokens] if rung.batched else run.prompts[0, :tokens]
-    out, seconds = _timed(lambda: rung.forward(ids, 0))
+    if not isinstance(rung, Loops):
+        rung.forward(ids, 0)  # a warm-up
+        rung.show = silent
+    out, seconds = timed(lambda: rung.forward(ids, 0))
     whole = seconds * _ratio(rung, size, tokens)
     if not isinstance(rung, Loops) and whole * (1 + g) <= run.budget:
         return None
@@ -224,7 +227,7 @@ def _reports(
 ) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
     for done, found in zip(climbed, compared, strict=True):
-        prompt_s, token_s = _spread(done.prompt_s), _spread(done.token_s)
+        prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
         prompt_work, token_work = _work(done, run)
         below = reports[-1] if reports else None
         words, difference, allowed = found or (None, None, None)
@@ -274,20 +277,3 @@ def _work(done: _Climbed, run: Course) -> tuple[Work, Work]:
 def _part_words(tokens: int, run: Course) -> str:
     size = run.prompts.shape[1]
     return f"layer 0 of {f'{tokens} of {size}' if tokens < size else size} tokens"
-
-
-def _spread(seconds: Sequence[float]) -> Spread:
-    return Spread(
-        median=statistics.median(seconds),
-        lowest=min(seconds),
-        highest=max(seconds),
-        runs=len(seconds),
-    )
-
-
-def _timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    begin = perf_counter()
-    out = call()
-    if out.is_cuda:
-        torch.cuda.synchronize(out.device)
-    return out, perf_counter() - begin

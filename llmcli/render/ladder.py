@@ -13,7 +13,7 @@ from rich.text import Text
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
-from llmcli.reports import LadderReport, RungReport, Shown, Work
+from llmcli.reports import LadderReport, RungReport, Shown, Variant, Work
 
 _GOOD, _BAD = "green", "bold red"
 _COLUMNS = (
@@ -36,7 +36,10 @@ def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
     parts: list[RenderableType] = [*_heading(report, model)]
     for rung in report.rungs:
         parts += ["", *_change(rung)]
-    return [*parts, "", _table(report), *_footnotes(report), "", Bars(report.rungs)]
+    parts += ["", _table(report), *_footnotes(report)]
+    if report.beyond:
+        parts += ["", *_beyond(report.beyond)]
+    return [*parts, "", Bars(report.rungs)]
 
 
 def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
@@ -159,6 +162,33 @@ def _footnotes(report: LadderReport) -> list[RenderableType]:
     if report.ok and any(rung.difference is not None for rung in report.rungs):
         lines.append(Text(f"every rung agrees with the one below ({report.dtype})", style=_GOOD))
     return lines
+
+
+def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
+    """The decoder's step for one sequence, and what else this machine can compute it with."""
+    columns = (
+        Column("beyond rung 8, one sequence", right=False, cut=True),
+        Column("next token"),
+        Column("×"),
+        Column("Δ logits"),
+        Column("KL, nats"),
+        Column("same token"),
+    )
+    made = [variant for variant in variants if variant.token_s is not None]
+    rows = [
+        [
+            Text(variant.name),
+            Text("-" if variant.token_s is None else duration(variant.token_s.median)),
+            Text(_times(variant.speedup), style=NUMBER),
+            Text(f"{variant.difference:.1e}"),
+            Text(f"{variant.divergence:.1e}"),
+            Text("yes" if variant.same_token else "no"),
+        ]
+        for variant in made
+    ]
+    notes = [f"{v.name}: {v.what}" for v in made]
+    notes += [f"{v.name}: not here: {v.missing}" for v in variants if v.token_s is None]
+    return [Rows(columns, rows), Dotted(notes, style=FAINT)]
 
 
 def _verdict(rung: RungReport) -> Text:

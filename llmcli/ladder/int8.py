@@ -1,0 +1,49 @@
+"""Weights in 8 bits: what quantization does to one projection.
+
+Axes: B batch, T tokens, D width, R rows (outputs).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.nn.decoder import Decoder
+from llmcli.nn.linear import Linear
+from llmcli.nn.mlp import Mlp
+
+
+class Int8Linear(Linear):
+    """A projection whose weights are integers -127 … 127 with one scale a row.
+
+    `Y = (X Wᵢₙₜ₈ᵀ) · scale`: symmetric, rounded to nearest, the scale the row's largest number
+    over 127 (absmax quantization; Dettmers et al. 2022, arXiv 2208.07339, section 2.1). The
+    activations stay bfloat16, for which PyTorch has a kernel that widens the weights as it reads.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        wide_RD = linear.weight.float()
+        scale_R = wide_RD.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
+        self.weight = (wide_RD / scale_R[:, None]).round_().to(torch.int8).contiguous()
+        self.scale = scale_R.to(linear.weight.dtype)
+        self.bias = linear.bias
+        self.rows = linear.rows
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        """`[B, T, D]` → `[B, T, R]`."""
+        y = torch._weight_int8pack_mm(x_BTD.reshape(-1, x_BTD.shape[-1]), self.weight, self.scale)
+        y = y.reshape(*x_BTD.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+
+
+def quantize(decoder: Decoder) -> Decoder:
+    """Replaces the projections of every block, in place; the head and the embeddings stay."""
+    for block in decoder.blocks:
+        block.mixer.qkv = Int8Linear(block.mixer.qkv)
+        block.mixer.out = Int8Linear(block.mixer.out)
+        if isinstance(block.ffn, Mlp):
+            block.ffn.up = Int8Linear(block.ffn.up)
+        else:
+            block.ffn.gate_up = Int8Linear(block.ffn.gate_up)
+        block.ffn.down = Int8Linear(block.ffn.down)
+    return decoder
