@@ -8,7 +8,6 @@ row only: `softmax(Q_n Kᵀ / √(d/h)) V`.
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -57,14 +56,13 @@ class KeyValueCache(Rung):
     )
     idea: ClassVar[str] = (
         "The next token depends on the last row of the output only, and that row on Q's last row "
-        "and on all rows of K and V. Under a causal mask those rows never change once computed, "
-        "so they are kept: n rows of work become one, and every product a GEMV. The last row "
-        "sees all keys, so it needs no mask: true for one whole sequence, not for a prompt read "
-        "in chunks or a batch padded to one length, and with a window W it reads the last W keys "
-        "only. Queries are not kept. What comes out is one row of v logits. Rotated keys are "
-        "kept as they are; where the rotation itself changes with the length (dynamic NTK, "
-        "LongRoPE beyond the trained length) the kept rows stay those of a shorter sequence, "
-        "and the numbers are not those of computing all again."
+        "and on all rows of K and V, which under a causal mask never change once computed: they "
+        "are kept, and n rows of work become one, every product a GEMV. Queries are not kept. "
+        "The last row sees all keys and needs no mask: true for one whole sequence, not for a "
+        "prompt in chunks or a batch padded to one length, and with a window W it reads the last "
+        "W keys only. What comes out is one row of v logits. Keys are kept rotated; where the "
+        "rotation changes with the length (dynamic NTK and LongRoPE, as they pass the trained "
+        "length) the kept ones are those of a shorter sequence and the numbers differ a little."
     )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
@@ -74,13 +72,13 @@ class KeyValueCache(Rung):
         self.length = 0
         self.positions = torch.arange(0)  # of the rows that are being read
         self.turned: dict[RopeConfig | None, Turns | None] = {}  # their cos and sin
-        self.row = ""  # `_n` in the formulas where only the last row is computed
+        self.row, self.n = "", "n"  # `_n`, `1` in the formulas of a last row
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]`, the cache filled; with `until=i` the rows `[n, d]` after layer i."""
         self.caches = [Cache(layer) for layer in self.weights.layers]
-        self.length, self.row = 0, ""
+        self.length, self.row, self.n = 0, "", "n"
         rows = self._read(ids, until)
         if until is not None:
             self.caches = []  # not filled by all layers: nothing to extend
@@ -89,7 +87,7 @@ class KeyValueCache(Rung):
     @torch.inference_mode()
     def extend(self, id: Tensor) -> Tensor:
         """Reads one token more, `[]`: its logits `[v]`, from its own row and the cache."""
-        self.row = "_n"
+        self.row, self.n = "_n", "1"
         return self._read(id.reshape(1), None)[-1]
 
     def _read(self, ids: Tensor, until: int | None) -> Tensor:
@@ -102,8 +100,8 @@ class KeyValueCache(Rung):
             X = X + of.W_P[self.positions]
         self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X)
         count = len(of.layers) if until is None else until + 1
-        blocks = zip(of.layers, self.combined, self.caches, strict=True)
-        for layer, combined, cache in islice(blocks, count):
+        blocks = list(zip(of.layers, self.combined, self.caches, strict=True))
+        for layer, combined, cache in blocks[:count]:
             X = self._block(layer, combined, cache, X)
         self.length += len(ids)
         if until is not None:
@@ -182,34 +180,29 @@ class KeyValueCache(Rung):
 
     def _split(self, name: str, X: Tensor, heads: int, h: str = "h") -> Tensor:
         """`[n, h·d/h]` seen as `[n, h, d/h]`, and that as `[h, n, d/h]`: two views."""
-        n = "1" if self.row else "n"
         apart = X.view(len(X), heads, -1)
-        self.show(f"{name} as {n} × {h} × d/h", apart, source=X)
+        self.show(f"{name} as {self.n} × {h} × d/h", apart, source=X)
         turned = apart.transpose(-3, -2)
-        self.show(f"{name} as {h} × {n} × d/h", turned, source=apart)
+        self.show(f"{name} as {h} × {self.n} × d/h", turned, source=apart)
         return turned
 
     def _grouped(self, Q: Tensor, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Several heads per key/value head: `[k, h/k, n, d/h]`, K and V seen h/k times (views)."""
-        n = "1" if self.row else "n"
         group = len(Q) // len(K)
         grouped = Q.view(len(K), group, *Q.shape[1:])
-        self.show(f"Q{self.row} as k × h/k × {n} × d/h", grouped, source=Q)
-        shared_K = K.unsqueeze(1).expand(-1, group, -1, -1)
-        self.show(f"K{self.row and ' of all rows'} as k × h/k × n × d/h", shared_K, source=K)
-        shared_V = V.unsqueeze(1).expand(-1, group, -1, -1)
-        self.show(f"V{self.row and ' of all rows'} as k × h/k × n × d/h", shared_V, source=V)
+        self.show(f"Q{self.row} as k × h/k × {self.n} × d/h", grouped, source=Q)
+        shared_K, shared_V = (X.unsqueeze(1).expand(-1, group, -1, -1) for X in (K, V))
+        self.show("K as k × h/k × n × d/h", shared_K, source=K)
         return grouped, shared_K, shared_V
 
     def _merge(self, C: Tensor) -> Tensor:
         """`[h, n, d/h]` back to `[n, h·d/h]`: the transpose is a view, the rows must be copied."""
-        n = "1" if self.row else "n"
         if C.ndim == 4:
             C = C.flatten(0, 1)
         turned = C.transpose(-3, -2)
-        self.show(f"C{self.row} as {n} × h × d/h", turned, source=C)
+        self.show(f"C{self.row} as {self.n} × h × d/h", turned, source=C)
         merged = turned.flatten(-2)
-        self.show(f"C{self.row} as {n} × d, heads merged", merged, source=turned)
+        self.show(f"C{self.row} as {self.n} × d, heads merged", merged, source=turned)
         return merged
 
     def _placed(

@@ -121,10 +121,8 @@ class CombinedQKV(Rung):
         group = len(Q) // len(K)
         grouped = Q.view(len(K), group, *Q.shape[1:])
         self.show("Q as k × h/k × n × d/h", grouped, source=Q)
-        shared_K = K.unsqueeze(1).expand(-1, group, -1, -1)
+        shared_K, shared_V = (X.unsqueeze(1).expand(-1, group, -1, -1) for X in (K, V))
         self.show("K as k × h/k × n × d/h", shared_K, source=K)
-        shared_V = V.unsqueeze(1).expand(-1, group, -1, -1)
-        self.show("V as k × h/k × n × d/h", shared_V, source=V)
         return grouped, shared_K, shared_V
 
     def _merge(self, C: Tensor) -> Tensor:

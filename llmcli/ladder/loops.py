@@ -62,13 +62,11 @@ class Loops(Rung):
             X = self._block(layer, X)
         if until is not None:
             return torch.tensor(X, dtype=torch.float64)
-        of, logits = self.weights, []
+        of = self.weights
         head = self._neurons(of.W_head, of.b_head)
-        for i, x in enumerate(X):
-            show = self._shows(i, X)
-            t = norm("t = norm(row of H)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
-            logits.append(times(t, head))
-            show("logits = t × W_head" + plus("b_head", head), logits[i])
+        T = self._norms("t = norm(row of H)", X, of.ln_w, of.ln_b, self.config.final_norm)
+        logits = [times(t, head) for t in T]
+        self.show("logits = t × W_head" + plus("b_head", head), logits[-1])
         return torch.tensor(logits, dtype=torch.float64)
 
     def _embed(self, ids: list[int]) -> list[Vector]:
@@ -84,25 +82,25 @@ class Loops(Rung):
 
     def _block(self, layer: LayerWeights, X: list[Vector]) -> list[Vector]:
         """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), T⁵ + T³."""
-        T1 = [
-            norm("t¹ = norm(x)", x, layer.ln1_w, layer.ln1_b, layer.config.ln1, self._shows(i, X))
-            for i, x in enumerate(X)
-        ]
+        config = layer.config
+        T1 = self._norms("t¹ = norm(x)", X, layer.ln1_w, layer.ln1_b, config.ln1)
         self.show("T = T¹: t¹ of every token", T1)
         T2 = self._attention(layer, T1)
         self.show("T² = attention(T¹)", T2)
         T3 = [add(t2, x) for t2, x in zip(T2, X, strict=True)]
         self.show("T³ = T² + X", T3)
-        T4 = [
-            norm("t⁴ = norm(t³)", t3, layer.ln2_w, layer.ln2_b, layer.config.ln2, self._shows(i, X))
-            for i, t3 in enumerate(T3)
-        ]
-        self.show("T⁴: t⁴ of every token", T4)
+        T4 = self._norms("t⁴ = norm(t³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
         T5 = [self._feed_forward(layer, t4, self._shows(i, X)) for i, t4 in enumerate(T4)]
         self.show("T⁵ = FFN(T⁴): t⁵ of every token", T5)
         H = [add(t5, t3) for t5, t3 in zip(T5, T3, strict=True)]
         self.show("H = T⁵ + T³", H)
         return H
+
+    def _norms(
+        self, formula: str, X: list[Vector], w: Tensor, b: Tensor | None, config: NormConfig
+    ) -> list[Vector]:
+        """Every row normalized by itself."""
+        return [norm(formula, x, w, b, config, self._shows(i, X)) for i, x in enumerate(X)]
 
     def _attention(self, layer: LayerWeights, T: list[Vector]) -> list[Vector]:
         """Every head's contexts, concatenated token by token, through W_o."""
