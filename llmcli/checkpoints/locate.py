@@ -13,9 +13,9 @@ from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environme
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub import find_in_cache
-from llmcli.errors import ModelNotFound, NetworkError, UsageError
+from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
 
-DEFAULT_MODEL = "smollm2"
+DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
 _WEIGHTS = (".gguf", ".safetensors")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@\0]+))?(?:@(?P<rev>[^@\s]+))?")
@@ -82,12 +82,48 @@ def locate(
 ) -> Path:
     """The file or directory that holds the model `spec`, fetched if it has to be.
 
-    None stands for $LLMCLI_MODEL, else `smollm2`. `progress(what, bytes done, bytes in all)`
-    hears of downloads, `note(text)` of what is worth a line on stderr. Makes no network call
-    where the file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE).
+    None stands for $LLMCLI_MODEL, else `smollm2`, else `tiny`: see `find`.
+    """
+    return find(spec, revision=revision, offline=offline, progress=progress, note=note)[1]
+
+
+def find(
+    spec: str | None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> tuple[str, Path]:
+    """The name of the model that `spec` stands for, and the file or directory that holds it.
+
+    None stands for $LLMCLI_MODEL, else `smollm2`; where that one cannot be fetched, for `tiny`,
+    if there is a `note` to say so: without one the error is raised, and a model that was named,
+    in the variable too, is never replaced. `progress(what, bytes done, bytes in all)` hears of
+    downloads, `note(text)` of what is worth a line on stderr. Makes no network call where the
+    file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE).
     Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
     """
-    spec = default_model() if spec is None else spec
+    name = default_model() if spec is None else spec
+    try:
+        return name, _found(name, revision, offline, progress, note)
+    except (NetworkError, WriteFailed) as error:
+        if note is None or spec is not None or os.environ.get("LLMCLI_MODEL"):
+            raise
+        note(
+            f"no model was named and {error.message}: this is `{BUNDLED_MODEL}` instead, the small "
+            "model that ships with llmcli"
+        )
+        return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress)
+
+
+def _found(
+    spec: str,
+    revision: str | None,
+    offline: bool,
+    progress: Progress | None,
+    note: Callable[[str], None] | None,
+) -> Path:
     found = parse(spec, revision=revision)
     if isinstance(found, Path):
         return _existing(found, spec)
@@ -108,9 +144,9 @@ def open_model(
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Checkpoint:
-    """`locate`, then `open_checkpoint`: the checkpoint of what a person typed."""
-    path = locate(spec, revision=revision, offline=offline, progress=progress, note=note)
-    return open_checkpoint(path, name=default_model() if spec is None else spec)
+    """`find`, then `open_checkpoint`: the checkpoint of what a person typed."""
+    name, path = find(spec, revision=revision, offline=offline, progress=progress, note=note)
+    return open_checkpoint(path, name=name)
 
 
 def default_model() -> str:
@@ -138,19 +174,14 @@ def _listing(folder: Path) -> list[str]:
 def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
     entry = CATALOG.get(name)
     if entry is None:
-        names = [known.name for known in CATALOG.values() if known.wheel or known.repository]
-        near = difflib.get_close_matches(name.partition("@")[0], names, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(names)}"
+        near = difflib.get_close_matches(name.partition("@")[0], CATALOG, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
         if os.path.exists(name) and "\0" not in name:
             hint = f"for the file or directory of that name write `./{shown(name)}`"
         raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
     if entry.repository is not None:
         return find_in_cache(entry.repository, entry.revision, None, offline=offline)
-    if entry.wheel is None or entry.file is None:
-        raise ModelNotFound(
-            f"`{name}` does not ship with llmcli yet", hint=f"use `-m {DEFAULT_MODEL}`"
-        )
-    if entry.is_cached():
+    if entry.file is not None and entry.is_cached():
         return entry.file
     if offline:
         raise NetworkError(

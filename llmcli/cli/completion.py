@@ -111,8 +111,7 @@ def _options(command: Any, context: Any) -> tuple[Spec, ...]:
             continue
         values: Sequence[str] = getattr(getattr(option, "conversion", None), "choices", ())
         if option.name in MODEL_OPTIONS:
-            shipped = (entry for entry in CATALOG.values() if entry.wheel or entry.repository)
-            values = tuple(entry.name for entry in shipped)
+            values = tuple(CATALOG)
         elif option.name == "quantize":
             values = ("auto", "none")  # the others are refused: they have no kernels yet
         elif option.name == "device":

@@ -29,7 +29,7 @@ class ModelOptions:
             "--model",
             metavar="MODEL",
             rich_help_panel=MODEL,
-            help="A catalog name (smollm2), a path to a directory, .gguf or .safetensors, "
+            help="A catalog name (smollm2, tiny), a path to a directory, .gguf or .safetensors, "
             "or org/name[@rev] on the hub. [default: $LLMCLI_MODEL, else smollm2]",
         ),
     ] = None

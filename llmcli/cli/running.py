@@ -82,16 +82,16 @@ def _opened(
     options: ModelOptions, out: Output, spec: str | None, progress: Progress
 ) -> tuple[Checkpoint, float]:
     """The checkpoint, and the seconds that reading its headers took (not fetching it)."""
-    from llmcli.checkpoints import locate, open_checkpoint
-    from llmcli.checkpoints.locate import default_model
+    from llmcli.checkpoints import open_checkpoint
+    from llmcli.checkpoints.locate import find
 
     spec = spec or options.model
     revision = options.revision if spec == options.model else None
-    path = locate(
+    name, path = find(
         spec, revision=revision, offline=options.offline, progress=progress, note=out.note
     )
     begin = perf_counter()
-    return open_checkpoint(path, name=spec or default_model()), perf_counter() - begin
+    return open_checkpoint(path, name=name), perf_counter() - begin
 
 
 def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> None:

