@@ -119,13 +119,11 @@ class Batch(Rung):
         self.show("H = T⁵ + T³", H)
         return H
 
-    def _attention(
-        self, layer: LayerWeights, combined: Combined, cache: Cache, T: Tensor
-    ) -> Tensor:
+    def _attention(self, layer: LayerWeights, W: Combined, cache: Cache, T: Tensor) -> Tensor:
         """`softmax(Q_n Kᵀ / √(d/h)) V` for the rows of T, K and V being all rows so far."""
         mixer = layer.config.mixer
         n_ = self.row
-        W_qkv, b_qkv = combined
+        W_qkv, b_qkv = W
         QKV = self._product(f"QKV{n_} = T{n_} W_qkv", T, W_qkv, b_qkv)
         shared = mixer.kv_heads * mixer.value_dim
         Q, K, V = QKV.split_with_sizes(
@@ -149,7 +147,6 @@ class Batch(Rung):
         first = 0 if window is None or rows > 1 else max(0, stop - window)
         K, V = cache.keys[..., first:stop, :], cache.values[..., first:stop, :]
         self.show(f"K: the cache's slots so far{self.row and ', K_n the last'}", K, cache.keys)
-        self.show(f"V: the cache's slots so far{self.row and ', V_n the last'}", V, cache.values)
         return K, V
 
     def _attend(self, Q: Tensor, K: Tensor, V: Tensor, mixer: AttentionConfig) -> Tensor:
@@ -281,8 +278,7 @@ def combine(layer: LayerWeights) -> Combined:
 def mask(n: int, window: int | None) -> Tensor:
     """M `[n, n]`: −∞ where key j is after query i, or a whole window before it; 0 elsewhere."""
     hidden = torch.full((n, n), -torch.inf)
-    M = hidden.triu(1)
-    return M if window is None else M + hidden.tril(-window)
+    return hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
 
 
 def softmax(scores: Tensor) -> Tensor:

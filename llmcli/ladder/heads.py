@@ -230,8 +230,7 @@ def concatenate(layer: LayerWeights) -> Heads:
 def mask(n: int, window: int | None) -> Tensor:
     """M `[n, n]`: −∞ where key j is after query i, or a whole window before it; 0 elsewhere."""
     hidden = torch.full((n, n), -torch.inf)
-    M = hidden.triu(1)
-    return M if window is None else M + hidden.tril(-window)
+    return hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
 
 
 def softmax(scores: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
 Vector = list[float]
-Neurons = tuple[list[Vector], Vector | None]  # the weights of each neuron, and the biases
+Vectors = list[Vector]
+Neurons = tuple[Vectors, Vector | None]  # the weights of each neuron, and the biases
 
 
 class Loops(Rung):
@@ -36,14 +37,13 @@ class Loops(Rung):
         "Each token's query is compared with a key of every token; the scores, scaled and through "
         "a softmax, say how much of each token's value goes into its context. Done literally, "
         "keys and values are computed again for every query and every head: n² vector-matrix "
-        "products where n would do. The documents' loop runs over all n tokens and a mask hides "
-        "the later ones; here it ends at the query's own token, since what the mask throws away "
-        "need not be computed."
+        "products where n would do. The documents loop over all n tokens and mask the later ones; "
+        "these loops end at the query's own token, as what is masked need not be computed."
     )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
-        self._converted: dict[int, list[Vector]] = {}
+        self._converted: dict[int, Vectors] = {}
 
     def prepare(self, until: int | None = None) -> None:
         """Turns tensors into lists ahead: the layers up to `until`, or all of them and the head."""
@@ -64,12 +64,12 @@ class Loops(Rung):
             return torch.tensor(X, dtype=torch.float64)
         of = self.weights
         head = self._neurons(of.W_head, of.b_head)
-        T = self._norms("t = norm(row of H)", X, of.ln_w, of.ln_b, self.config.final_norm)
+        T = self._norm("t = norm(row of H)", X, of.ln_w, of.ln_b, self.config.final_norm)
         logits = [times(t, head) for t in T]
         self.show("logits = t × W_head" + plus("b_head", head), logits[-1])
         return torch.tensor(logits, dtype=torch.float64)
 
-    def _embed(self, ids: list[int]) -> list[Vector]:
+    def _embed(self, ids: list[int]) -> Vectors:
         """For every token its row of W_E, and where positions are learned that of its position."""
         W_E, W_P = self.weights.W_E, self.weights.W_P
         X = []
@@ -80,32 +80,32 @@ class Loops(Rung):
         self.show(f"X: x = W_E[id]{learned} for every token", X)
         return X
 
-    def _block(self, layer: LayerWeights, X: list[Vector]) -> list[Vector]:
+    def _block(self, layer: LayerWeights, X: Vectors) -> Vectors:
         """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), T⁵ + T³."""
         config = layer.config
-        T1 = self._norms("t¹ = norm(x)", X, layer.ln1_w, layer.ln1_b, config.ln1)
+        T1 = self._norm("t¹ = norm(x)", X, layer.ln1_w, layer.ln1_b, config.ln1)
         self.show("T = T¹: t¹ of every token", T1)
         T2 = self._attention(layer, T1)
         self.show("T² = attention(T¹)", T2)
         T3 = [add(t2, x) for t2, x in zip(T2, X, strict=True)]
         self.show("T³ = T² + X", T3)
-        T4 = self._norms("t⁴ = norm(t³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
+        T4 = self._norm("t⁴ = norm(t³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
         T5 = [self._feed_forward(layer, t4, self._shows(i, X)) for i, t4 in enumerate(T4)]
         self.show("T⁵ = FFN(T⁴): t⁵ of every token", T5)
         H = [add(t5, t3) for t5, t3 in zip(T5, T3, strict=True)]
         self.show("H = T⁵ + T³", H)
         return H
 
-    def _norms(
-        self, formula: str, X: list[Vector], w: Tensor, b: Tensor | None, config: NormConfig
-    ) -> list[Vector]:
+    def _norm(
+        self, formula: str, X: Vectors, w: Tensor, b: Tensor | None, config: NormConfig
+    ) -> Vectors:
         """Every row normalized by itself."""
         return [norm(formula, x, w, b, config, self._shows(i, X)) for i, x in enumerate(X)]
 
-    def _attention(self, layer: LayerWeights, T: list[Vector]) -> list[Vector]:
+    def _attention(self, layer: LayerWeights, T: Vectors) -> Vectors:
         """Every head's contexts, concatenated token by token, through W_o."""
         W_o = self._neurons(layer.W_o, layer.b_o)
-        contexts: list[Vector] = [[] for _ in T]
+        contexts: Vectors = [[] for _ in T]
         for head in range(layer.config.mixer.heads):
             for i, context in enumerate(self._head(layer, T, head)):
                 contexts[i] = contexts[i] + context
@@ -114,7 +114,7 @@ class Loops(Rung):
         self.show("t² = c × W_o" + plus("b_o", W_o), T2[-1])
         return T2
 
-    def _head(self, layer: LayerWeights, T: list[Vector], head: int) -> list[Vector]:
+    def _head(self, layer: LayerWeights, T: Vectors, head: int) -> Vectors:
         """The context vector of every token in one head: the documents' nested loop."""
         mixer = layer.config.mixer
         shared = head // (mixer.heads // mixer.kv_heads)  # heads may share keys and values
@@ -127,13 +127,13 @@ class Loops(Rung):
             show = self._shows(i, T)
             q = times(t_q, W_q)
             show("q = t_q × W_q" + plus("b_q", W_q), q)
-            q = place("q", q, i, layer.q_norm, mixer.qk_norm, angles, show)
+            q = place("q", q, i, layer.q_norm, mixer, angles, show)
             scores = []
             for j in seen(i, mixer):
                 t_k = T[j]
                 k = times(t_k, W_k)
                 show("k = t_k × W_k" + plus("b_k", W_k), k)
-                k = place("k", k, j, layer.k_norm, mixer.qk_norm, angles, show)
+                k = place("k", k, j, layer.k_norm, mixer, angles, show)
                 scores.append(dot(q, k))
             show("scores: q · k for every t_k", scores)
             weights = softmax(scores, mixer, show)
@@ -150,39 +150,35 @@ class Loops(Rung):
     def _feed_forward(self, layer: LayerWeights, t: Vector, show: Show) -> Vector:
         """Each neuron of the hidden layer: dot product, bias, activation; then the output's."""
         kind = layer.config.ffn.activation
-        W_up, W_down = (
-            self._neurons(layer.W_up, layer.b_up),
-            self._neurons(layer.W_down, layer.b_down),
-        )
+        W_up = self._neurons(layer.W_up, layer.b_up)
+        W_down = self._neurons(layer.W_down, layer.b_down)
+        up = times(t, W_up)
+        show("up = t⁴ × W_up" + plus("b_up", W_up), up)
         if layer.W_gate is None:
-            hidden = [activate(kind, a) for a in times(t, W_up)]
-            show(f"hidden = {kind}(t⁴ × W_up" + plus("b_up", W_up) + ")", hidden)
+            hidden = [activate(kind, a) for a in up]
+            show(f"hidden = {kind}(up)", hidden)
         else:
             W_gate = self._neurons(layer.W_gate, layer.b_gate)
-            gate = [activate(kind, a) for a in times(t, W_gate)]
-            show(f"gate = {kind}(t⁴ × W_gate" + plus("b_gate", W_gate) + ")", gate)
-            up = times(t, W_up)
-            show("up = t⁴ × W_up" + plus("b_up", W_up), up)
-            hidden = [a * b for a, b in zip(gate, up, strict=True)]
-            show("hidden = gate ∘ up", hidden)
+            gate = times(t, W_gate)
+            show("gate = t⁴ × W_gate" + plus("b_gate", W_gate), gate)
+            hidden = [activate(kind, a) * b for a, b in zip(gate, up, strict=True)]
+            show(f"hidden = {kind}(gate) ∘ up", hidden)
         out = times(hidden, W_down)
         show("t⁵ = hidden × W_down" + plus("b_down", W_down), out)
         return out
 
-    def _neurons(
-        self, W: Tensor, b: Tensor | None, head: int = 0, size: int | None = None
-    ) -> Neurons:
+    def _neurons(self, W: Tensor, b: Tensor | None, head: int = 0, size: int = 0) -> Neurons:
         """The columns of W `[in, out]` and the biases; those of one head where `size` is given."""
-        cut = slice(None) if size is None else slice(head * size, (head + 1) * size)
+        cut = slice(head * size, (head + 1) * size) if size else slice(None)
         return self._columns(W)[cut], None if b is None else b[cut].tolist()
 
-    def _columns(self, W: Tensor) -> list[Vector]:
+    def _columns(self, W: Tensor) -> Vectors:
         """W as the list of its columns, converted the first time."""
         if id(W) not in self._converted:
             self._converted[id(W)] = W.double().t().tolist()
         return self._converted[id(W)]
 
-    def _shows(self, i: int, tokens: list[Vector]) -> Show:
+    def _shows(self, i: int, tokens: Vectors) -> Show:
         """Of the steps that every token takes, those of the last one: it sees all the others."""
         return self.show if i == len(tokens) - 1 else silent
 
@@ -242,8 +238,7 @@ def norm(
     if config.kind == "layer":
         mean = sum(x) / len(x)
         x = [a - mean for a in x]
-    square = sum(a * a for a in x) / len(x)
-    root = math.sqrt(square + config.eps)
+    root = math.sqrt(sum(a * a for a in x) / len(x) + config.eps)
     y = [scale * a / root for scale, a in zip(w.tolist(), x, strict=True)]
     if b is not None:
         y = add(y, b.tolist())
@@ -257,13 +252,13 @@ def place(
     x: Vector,
     position: int,
     weight: Tensor | None,
-    config: NormConfig | None,
-    angles: tuple[list[float], float] | None,
+    mixer: AttentionConfig,
+    angles: tuple[Vector, float] | None,
     show: Show,
 ) -> Vector:
     """A head's query or key normalized and rotated by its position, where the model does that."""
-    if weight is not None and config is not None:
-        x = norm(f"{name} = norm({name})", x, weight, None, config, show)
+    if weight is not None and mixer.qk_norm is not None:
+        x = norm(f"{name} = norm({name})", x, weight, None, mixer.qk_norm, show)
     if angles is None:
         return x
     per_position, factor = angles
@@ -271,8 +266,8 @@ def place(
     turned = list(x)  # beyond the rotated numbers it stays as it is
     for i, angle in enumerate(per_position):
         cos, sin = math.cos(position * angle) * factor, math.sin(position * angle) * factor
-        turned[i] = x[i] * cos - x[i + half] * sin
-        turned[i + half] = x[i + half] * cos + x[i] * sin
+        a, b = x[i], x[i + half]
+        turned[i], turned[i + half] = a * cos - b * sin, b * cos + a * sin
     show(f"{name} rotated by its position", turned)
     return turned
 
@@ -291,17 +286,15 @@ def activate(kind: Activation, x: float) -> float:
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
     """Multiply-adds of the dot products and weighted sums of `forward` on that many tokens.
 
-    With `until=i` those of the layers up to i, without the head. Norms, rotations, softmax and
-    activations are not counted.
+    Those of the layers up to `until`, without the head, where it is given. The rest is small.
     """
     count = 0
     for layer in config.layers[: None if until is None else until + 1]:
         mixer, ffn = layer.mixer, layer.ffn
         pairs = sum(len(seen(i, mixer)) for i in range(tokens))
-        queries = tokens * config.width * mixer.head_dim
-        scores = pairs * (config.width + 1) * mixer.head_dim  # t_k × W_k, then q · k
-        contexts = pairs * (config.width + 1) * mixer.value_dim  # t_v × W_v, then weight · v
-        count += mixer.heads * (queries + scores + contexts)
-        count += tokens * mixer.heads * mixer.value_dim * config.width
+        count += mixer.heads * tokens * config.width * mixer.head_dim  # t_q × W_q
+        count += mixer.heads * pairs * (config.width + 1) * mixer.head_dim  # t_k × W_k, q · k
+        count += mixer.heads * pairs * (config.width + 1) * mixer.value_dim  # t_v × W_v, weight v
+        count += tokens * mixer.heads * mixer.value_dim * config.width  # c × W_o
         count += tokens * config.width * ffn.hidden * (3 if ffn.gated else 2)
     return count if until is not None else count + tokens * config.width * config.vocab
