@@ -90,7 +90,7 @@ class LadderOptions:
             "takes a minute), a CUDA graph.",
         ),
     ] = False
-    file: Annotated[
+    save: Annotated[
         str | None,
         typer.Option(
             "-o",
@@ -113,7 +113,7 @@ def command(
     """
     out = Output("ladder", output)
     rungs = _rungs(ladder)
-    _check_file(ladder.file)
+    _check_file(ladder.save)
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     loaded = load_model(model.proving(), out, text=given.ids is None).model
     ids = encode(given, ChatOptions(raw=True), loaded).ids
@@ -129,9 +129,9 @@ def command(
         out.show(*render_rung(report.rungs[-1], report, model_line(about)))
     else:
         out.show(*render_ladder(report, model_line(about)))
-    if ladder.file is not None:
+    if ladder.save is not None:
         document = out.envelope(_body(report), model=about, environment=machine)
-        _save(document, report, model_line(about), ladder.file)
+        _save(document, report, model_line(about), ladder.save)
     if not report.ok:
         wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
         raise CheckFailed(f"rung {wrong} differs from the rung below by more than rounding")

@@ -137,8 +137,8 @@ def climb(
 
 def _run(rung: Rung, run: Course, rows: int) -> _Climbed:
     """The first pass, with the steps that the rung shows."""
-    rung.show = trace = Trace()
-    done = _part(rung, run)
+    trace = Trace()
+    done = _part(rung, run, trace)
     if done is None:
         rung.prepare()
         rung.show = trace
@@ -149,7 +149,7 @@ def _run(rung: Rung, run: Course, rows: int) -> _Climbed:
     return done
 
 
-def _part(rung: Rung, run: Course) -> _Climbed | None:
+def _part(rung: Rung, run: Course, trace: Trace) -> _Climbed | None:
     """Layer 0 of the prompt (of as many tokens as fit the budget), where the whole would not."""
     size, g = run.prompts.shape[1], len(run.more)
     tokens = size
@@ -161,13 +161,17 @@ def _part(rung: Rung, run: Course) -> _Climbed | None:
             tokens -= 1
     rung.prepare(0)
     ids = run.prompts[:1, :tokens] if rung.batched else run.prompts[0, :tokens]
-    if not isinstance(rung, Loops):
+    if isinstance(rung, Loops):
+        rung.show = trace
+    else:
         rung.forward(ids, 0)  # a warm-up
-        rung.show = silent
     out, seconds = timed(lambda: rung.forward(ids, 0))
     whole = seconds * _ratio(rung, size, tokens)
-    if not isinstance(rung, Loops) and whole * (1 + g) <= run.budget:
-        return None
+    if not isinstance(rung, Loops):
+        if whole * (1 + g) <= run.budget:
+            return None
+        rung.show = trace
+        rung.forward(ids, 0)
     return _Climbed(
         rung=rung,
         out=out.reshape(tokens, -1),

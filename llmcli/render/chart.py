@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # pixels; for a column of a paper at 300 dots per inch
 WIDTH, MARGIN, ROW, BAR = 1600, 40, 64, 40
-NAMES, VALUES = 400, 290  # columns left of the bars and right of them
+NAMES, VALUES = 270, 300  # columns left of the bars and right of them
 INK, QUIET, GRID = (25, 25, 30), (110, 110, 120), (224, 224, 230)
 FILL, ESTIMATED, WRONG = (38, 108, 180), (158, 192, 226), (200, 50, 40)
 
@@ -64,7 +64,9 @@ def _bar(draw: ImageDraw, rung: RungReport, rate: float, y: int, left: int, righ
         words += f"   x {rung.token_speedup:,.3g}"
     if not rung.ok:
         words += "   WRONG"
-    _text(draw, (max(right, left + 4) + 14, middle), words, 26, INK, anchor="lm")
+    at = (max(right, left + 4) + 14, middle)
+    draw.rectangle(_box(draw, at, words, 26), "white")  # no grid line through the numbers
+    _text(draw, at, words, 26, INK, anchor="lm")
 
 
 def _text(
@@ -75,10 +77,17 @@ def _text(
     fill: tuple[int, int, int],
     anchor: str | None = None,
 ) -> None:
+    draw.text(at, text, font=_font(size), fill=fill, anchor=anchor)
+
+
+def _box(draw: ImageDraw, at: tuple[int, int], text: str, size: int) -> Any:
+    return draw.textbbox(at, text, font=_font(size), anchor="lm")
+
+
+def _font(size: int) -> Any:
     from PIL import ImageFont
 
-    font: Any = ImageFont.load_default(size)
-    draw.text(at, text, font=font, fill=fill, anchor=anchor)
+    return ImageFont.load_default(size)
 
 
 def _power(power: int) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from llmcli.render.layout import Column, Dotted, Rows
@@ -15,7 +16,7 @@ from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
 from llmcli.reports import LadderReport, RungReport, Shown, Variant, Work
 
-_GOOD, _BAD = "green", "bold red"
+_GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 _COLUMNS = (
     Column("", right=True),
     Column("rung", right=False, cut=True),
@@ -34,8 +35,8 @@ _COLUMNS = (
 def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
     """Every rung's formula and shapes, then the table, then the bars."""
     parts: list[RenderableType] = [*_heading(report, model)]
-    for rung in report.rungs:
-        parts += ["", *_change(rung)]
+    for below, rung in zip((None, *report.rungs), report.rungs, strict=False):
+        parts += ["", *_change(rung, below)]
     parts += ["", _table(report), *_footnotes(report)]
     if report.beyond:
         parts += ["", *_beyond(report.beyond)]
@@ -64,40 +65,60 @@ def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     )
 
 
-def _change(rung: RungReport, *, shapes: bool = True) -> list[RenderableType]:
-    """The rung's title, the formula that it changes, and what only changes shape in it."""
+def _change(
+    rung: RungReport, below: RungReport | None = None, *, shapes: bool = True
+) -> list[RenderableType]:
+    """The rung's title, the formula that it changes, and what is new in how tensors lie."""
     before, after = rung.change
-    lines: list[RenderableType] = [
-        Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"),
-        _indented(Text.assemble(("before  ", FAINT), before)),
-        _indented(Text.assemble(("here    ", FAINT), (after, NUMBER))),
-    ]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row("", Text("before", style=FAINT), Text(before))
+    table.add_row("", Text("here", style=FAINT), Text(after, style=NUMBER))
     if shapes:
-        lines += [_indented(_shape(step)) for step in rung.steps if step.source is not None]
-    lines.append(_indented(Text(f"next token: {_work_words(rung.token_work)}", style=FAINT)))
-    return lines
+        known = set() if below is None else {step.formula for step in below.steps}
+        for step, name in _reshapings(rung.steps, known):
+            table.add_row("", _moved(step), _shape(step, name))
+    table.add_row("", Text("token", style=FAINT), Text(_work_words(rung.token_work)))
+    return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
 
-def _indented(text: RenderableType) -> Padding:
-    return Padding(text, (0, 0, 0, 3))
+def _reshapings(steps: Sequence[Shown], known: set[str]) -> Iterator[tuple[Shown, str]]:
+    """Steps that only change a shape; what happens to Q, K and V alike is one of them."""
+    alike: dict[object, list[Shown]] = {}
+    for step in steps:
+        if step.source is not None and step.formula not in known:
+            _, rest = _letter(step.formula)
+            key = (rest, step.source, step.shape, step.strides, step.moved)
+            alike.setdefault(key, []).append(step)
+    for same in alike.values():
+        letters = ", ".join(_letter(step.formula)[0] for step in same)
+        yield same[0], letters + _letter(same[0].formula)[1]
 
 
-def _shape(step: Shown) -> Text:
-    """`Kᵀ  [4 32] → [32 4]  strides (32 1) → (1 32)  a view: nothing moves`."""
+def _letter(formula: str) -> tuple[str, str]:
+    """`Q_n as 1 × h × d/h` → `Q_n` and the rest; nothing and all where it is about no such."""
+    match = re.match(r"[QKV](?:_n)?(?=[ :,])", formula)
+    return (match[0], formula[match.end() :]) if match else ("", formula)
+
+
+def _moved(step: Shown) -> Text:
+    return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
+
+
+def _shape(step: Shown, name: str) -> Text:
+    """`Kᵀ  [4 32] → [32 4]  strides (32 1) → (1 32)`."""
     assert step.source is not None
     shape, strides = step.source
-    line = Text.assemble(
-        f"{step.formula}  ",
+    return Text.assemble(
+        f"{name}  ",
         (f"{listed(shape)} → {listed(step.shape)}", NUMBER),
         (f"  strides {_strides(strides)} → {_strides(step.strides)}", FAINT),
     )
-    return line.append("  a copy: every number moves" if step.moved else "  a view: nothing moves")
 
 
 def _step(step: Shown) -> list[RenderableType]:
     """A step's formula and shape, and its numbers or their upper left corner."""
     if step.source is not None:
-        head = _shape(step)
+        head = Text.assemble(_moved(step), "  ", _shape(step, step.formula))
     else:
         head = Text.assemble((step.formula, HEADING), (f"  {listed(step.shape)}", NUMBER))
     lines: list[RenderableType] = [head]
@@ -105,9 +126,9 @@ def _step(step: Shown) -> list[RenderableType]:
     cut = len(step.values[0]) < columns if step.values else False
     for row in step.values:
         cells = "".join(f"{_number(value):>11}" for value in row)
-        lines.append(_indented(Text(cells + (" …" if cut else ""), no_wrap=True)))
+        lines.append(Text(cells + (" …" if cut else ""), no_wrap=True))
     if len(step.values) < rows:
-        lines.append(_indented(Text(f"{'⋮':>11}", style=FAINT)))
+        lines.append(Text(f"{'⋮':>11}", style=FAINT))
     return lines
 
 
@@ -151,7 +172,11 @@ def _row(rung: RungReport) -> list[Text]:
 
 
 def _footnotes(report: LadderReport) -> list[RenderableType]:
-    notes = ["× is the speed-up over the rung below, Δ the largest difference from it"]
+    notes = [
+        "× is the speed-up over the rung below, Δ the largest difference from it",
+        "a view moves nothing, a copy every number",
+        "token: the products of one after the prompt, bytes of their operands and results",
+    ]
     for rung in report.rungs:
         if rung.estimated:
             notes.append(f"≈ rung {rung.number} is estimated from {rung.estimated}")
@@ -238,10 +263,15 @@ def _times(speedup: float | None) -> str:
 
 
 def _work_words(work: Work) -> str:
-    products = f"{scaled(work.gemv)} GEMVs, {scaled(work.gemm)} GEMMs"
+    products = f"{scaled(work.gemv)} GEMV, {scaled(work.gemm)} GEMM"
     if not work.gemv and not work.gemm:
         products = "no matrix product"
-    return f"{products}, {scaled(work.flops)}FLOPs, {scaled(work.bytes)}B read and written"
+    return f"{products}, {_unit(work.flops, 'FLOP')}, {_unit(work.bytes, 'B')}"
+
+
+def _unit(value: float, unit: str) -> str:
+    number, _, prefix = scaled(value).partition(" ")
+    return f"{number} {prefix}{unit}"
 
 
 def scaled(value: float) -> str:
