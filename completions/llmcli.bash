@@ -10,7 +10,7 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
+        generate|ladder|explain|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -30,7 +30,7 @@ _llmcli() {
         generate\ --logprobs) values=''; kind=words ;;
         generate\ --stats) values='off short full'; kind=words ;;
         generate\ --system) values=''; kind=words ;;
-        generate\ -m|generate\ --model) values='smollm2 smollm2-bf16'; kind=model ;;
+        generate\ -m|generate\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         generate\ --device) values='auto cpu cuda mps'; kind=words ;;
         generate\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         generate\ --quantize) values='auto none'; kind=words ;;
@@ -38,11 +38,37 @@ _llmcli() {
         generate\ --context-length) values=''; kind=words ;;
         generate\ --seed) values=''; kind=words ;;
         generate\ --revision) values=''; kind=words ;;
+        ladder\ -f|ladder\ --file) values=''; kind=files ;;
+        ladder\ --ids) values=''; kind=words ;;
+        ladder\ --rung) values=''; kind=words ;;
+        ladder\ -n|ladder\ --tokens) values=''; kind=words ;;
+        ladder\ --batch) values=''; kind=files ;;
+        ladder\ --budget) values=''; kind=words ;;
+        ladder\ -o|ladder\ --output) values=''; kind=words ;;
+        ladder\ -m|ladder\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        ladder\ --device) values='auto cpu cuda mps'; kind=words ;;
+        ladder\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        ladder\ --quantize) values='auto none'; kind=words ;;
+        ladder\ --threads) values=''; kind=words ;;
+        ladder\ --context-length) values=''; kind=words ;;
+        ladder\ --seed) values=''; kind=words ;;
+        ladder\ --revision) values=''; kind=words ;;
+        explain\ -f|explain\ --file) values=''; kind=files ;;
+        explain\ --ids) values=''; kind=words ;;
+        explain\ --depth) values=''; kind=words ;;
+        explain\ -m|explain\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        explain\ --device) values='auto cpu cuda mps'; kind=words ;;
+        explain\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        explain\ --quantize) values='auto none'; kind=words ;;
+        explain\ --threads) values=''; kind=words ;;
+        explain\ --context-length) values=''; kind=words ;;
+        explain\ --seed) values=''; kind=words ;;
+        explain\ --revision) values=''; kind=words ;;
         score\ -f|score\ --file) values=''; kind=files ;;
         score\ --ids) values=''; kind=words ;;
-        score\ --versus) values='smollm2 smollm2-bf16'; kind=model ;;
+        score\ --versus) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         score\ --stride) values=''; kind=words ;;
-        score\ -m|score\ --model) values='smollm2 smollm2-bf16'; kind=model ;;
+        score\ -m|score\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         score\ --device) values='auto cpu cuda mps'; kind=words ;;
         score\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         score\ --quantize) values='auto none'; kind=words ;;
@@ -53,7 +79,7 @@ _llmcli() {
         tokens\ -f|tokens\ --file) values=''; kind=files ;;
         tokens\ --ids) values=''; kind=words ;;
         tokens\ --system) values=''; kind=words ;;
-        tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16'; kind=model ;;
+        tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         tokens\ --device) values='auto cpu cuda mps'; kind=words ;;
         tokens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         tokens\ --quantize) values='auto none'; kind=words ;;
@@ -61,7 +87,7 @@ _llmcli() {
         tokens\ --context-length) values=''; kind=words ;;
         tokens\ --seed) values=''; kind=words ;;
         tokens\ --revision) values=''; kind=words ;;
-        env\ -m|env\ --model) values='smollm2 smollm2-bf16'; kind=model ;;
+        env\ -m|env\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         env\ --device) values='auto cpu cuda mps'; kind=words ;;
         env\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         env\ --quantize) values='auto none'; kind=words ;;
@@ -88,12 +114,14 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate score tokens env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate ladder explain score tokens env" -- "$word"))
         return
     fi
     [[ $word == -* ]] || return
     case $command in
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        ladder) words='-f --file --ids --no-stdin --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        explain) words='-f --file --ids --no-stdin --depth --full -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;

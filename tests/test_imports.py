@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors config reports ← checkpoints families anatomy text ← ops kernels devices ← nn
-    ← model weights loading generation ← measure ladder ← cli;  render sees only reports
+    ← model weights loading generation ← measure ladder explain ← cli;  render sees only reports
 """
 
 import ast
@@ -22,7 +22,7 @@ LAYERS = (
     {"ops", "kernels", "devices"},
     {"nn"},
     {"model", "weights", "loading", "generation"},
-    {"measure", "ladder"},
+    {"measure", "ladder", "explain"},
     {"cli", "__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
@@ -50,7 +50,7 @@ AT_TOP = {
     "cli": {"typer"},
     "render": {"rich"},
     "text": {"jinja2"},  # `text.sandbox`, which is imported when a template is rendered
-    **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder")},
+    **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder", "explain")},
 }
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {"torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL"}

@@ -18,6 +18,9 @@ ENTRIES = {
         "The same model from nested loops to fused kernels, each step timed.",
         "Measure",
     ),
+    "explain": Entry(
+        "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
+    ),
     "score": Entry(
         "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
     ),

@@ -1,0 +1,172 @@
+"""`llmcli explain`: one number of a model, derived step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.encoding import Encoded, check_fits
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import LARGEST
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import (
+    Prompt,
+    check_ids,
+    check_tokenized,
+    need_tokenizer,
+    prompt_or_builtin,
+)
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.measure.environment import environment
+from llmcli.reports import Explanation
+
+if TYPE_CHECKING:
+    from llmcli.explain.index import Wanted
+    from llmcli.model import Model
+
+BUILTIN = "In the beginning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberArgument:
+    """Which number."""
+
+    number: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME[INDEX]",
+            help="The number, in quotes: `blocks.3.attn.pattern[2,7,4]` (head, query, key) or "
+            "`logits[7,' Paris']`. From 0; -1 is the last; a quoted token stands for its "
+            "position, in the vocabulary for its id.",
+        ),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions:
+    """How far back, and how much of it is written."""
+
+    depth: Annotated[
+        str,
+        typer.Option(
+            "--depth",
+            metavar="N|all",
+            rich_help_panel="Explain",
+            help="How many formulas are followed back; all: to the embedding rows and weights.",
+        ),
+    ] = "4"
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", rich_help_panel="Explain", help="Write out every term of every sum."
+        ),
+    ] = False
+
+    def formulas(self) -> int | None:
+        """The depth as a number, None for all; raises UsageError for anything else."""
+        if self.depth == "all":
+            return None
+        if self.depth.isascii() and self.depth.isdecimal() and 1 <= int(self.depth[:19]) <= LARGEST:
+            return int(self.depth)
+        raise UsageError(
+            f"`--depth` takes a number of formulas from 1 on, or all, not `{self.depth}`",
+            hint="for example `--depth 4`",
+        )
+
+
+class Different(CheckFailed):
+    """The derivation and the kernel disagree; `told`: the JSON document says so already."""
+
+    told = True
+
+
+def command(
+    number: NumberArgument,
+    prompt: PromptOptions,
+    explain: ExplainOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """One number of a model, derived step by step and equal to what the fast kernel computed.
+
+    Every step has its formula in the letters of the papers and the prompt's own numbers, from
+    embedding rows through dot products, scaling, mask and softmax. The derivation is done in
+    float64 with formulas of its own; where it differs from the kernel by more than rounding, the
+    command exits 1. The text is taken as it stands, without chat template.
+    """
+    from llmcli.explain.index import parse
+
+    out = Output("explain", output)
+    wanted, depth = parse(number.number), explain.formulas()
+    given = prompt_or_builtin(prompt, BUILTIN, out.note)
+    loaded = load_model(_precise(model), out, text=given.ids is None).model
+    report = _derived(loaded, wanted, given, depth, model, out)
+    about = loaded.describe()
+    if out.json:
+        out.document(_body(report), model=about, environment=environment(kernels=KERNELS))
+    else:
+        from llmcli.render.explain import render_explanation
+        from llmcli.render.stats import model_line
+
+        out.show(render_explanation(report, model_line(about), full=explain.full))
+    if not report.ok:
+        raise Different(
+            f"the derivation of `{report.name}` and the kernel differ by more than rounding",
+            hint="the first step with a ✗ has the difference; --depth all derives everything",
+        )
+
+
+def _precise(model: ModelOptions) -> ModelOptions:
+    """float32 where nothing else was asked for; raises UsageError for 16 bits."""
+    if model.dtype in ("bfloat16", "float16"):
+        raise UsageError(
+            f"`--dtype {model.dtype}` rounds too coarsely to prove a number",
+            hint="use --dtype float32 (the default here) or float64",
+        )
+    return replace(model, dtype="float32") if model.dtype == "auto" else model
+
+
+def _derived(
+    model: Model,
+    wanted: Wanted,
+    given: Prompt,
+    depth: int | None,
+    options: ModelOptions,
+    out: Output,
+) -> Explanation:
+    from llmcli.explain.derive import explain
+    from llmcli.explain.index import place
+    from llmcli.explain.names import find, names
+
+    ids, texts = _tokens(model, given)
+    largest = model.config.embedding.positions
+    room = options.context_length or model.config.context
+    for _ in check_fits([Encoded(None, tuple(ids), False)], 1, room, largest=largest):
+        pass
+    axes = find(wanted.name, names(model.config, len(ids)), model.config)
+    index = place(wanted, axes, texts, model.tokenizer)
+    with Progress(out) as progress:
+        return explain(model, ids, texts, axes, index, depth=depth, progress=progress)
+
+
+def _tokens(model: Model, given: Prompt) -> tuple[tuple[int, ...], list[str]]:
+    """Ids and texts of the prompt; raises UsageError, or CheckpointError without a tokenizer."""
+    known = model.tokenizer
+    if given.ids is not None:
+        check_ids(given.ids, model.config.vocab)
+        return given.ids, ["" if known is None else known.token_text(id) for id in given.ids]
+    tokenizer = need_tokenizer(known, model.name)
+    ids = tuple(tokenizer.encode(given.text or ""))
+    if not ids:
+        raise UsageError("the prompt has no tokens", hint="give at least one character")
+    check_tokenized(ids, model.config.vocab, model.name)
+    return ids, [tokenizer.token_text(id) for id in ids]
+
+
+def _body(report: Explanation) -> dict[str, Any]:
+    """The report as JSON has it: tokens as objects."""
+    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}

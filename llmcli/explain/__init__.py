@@ -1,0 +1,6 @@
+"""One number of a model, derived step by step from the prompt's own values.
+
+A rule for every activation says which inputs it has, its formula in the letters of the seed
+documents, how the whole tensor is computed in float64 and how a single number of it is. The
+rules share no arithmetic with the decoder: that both agree is the proof.
+"""

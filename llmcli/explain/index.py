@@ -1,0 +1,212 @@
+"""`NAME[INDEX]`: from what was typed to a tensor and the place of one number in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmcli.errors import UsageError
+from llmcli.explain.names import Axes
+from llmcli.reports import Coordinate
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+EXAMPLE = "for example `blocks.0.attn.pattern[0,1,0]` or `logits[-1,' the']`"
+
+# an axis in words; a token on one of them is meant by its text
+WORDS = {
+    "T": "token", "S": "key", "H": "head", "Hk": "kv head", "D": "dimension", "dh": "number",
+    "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position", "1": "number",
+}  # fmt: skip
+LETTERS = {
+    "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dv": "d_v", "F": "F",
+    "V": "v", "P": "positions", "1": "1",
+}  # fmt: skip
+
+_ITEM = re.compile(
+    r"""\s*(?:(?P<number>[+-]?\d{1,18})|'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)")
+    \s*(?P<end>,|$)""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was typed: a name, and its index as numbers and quoted tokens (None: no index)."""
+
+    name: str
+    items: tuple[int | str, ...] | None
+
+
+def parse(text: str) -> Wanted:
+    """Reads `NAME[INDEX]`; raises UsageError for what is none."""
+    name, bracket, rest = text.strip().partition("[")
+    name = name.strip()
+    if not name:
+        raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
+    if not bracket:
+        return Wanted(name, None)
+    rest = rest.rstrip()
+    if not rest.endswith("]"):
+        raise UsageError(f"`{text}` has no `]` at its end", hint=EXAMPLE)
+    return Wanted(name, _items(rest[:-1], text))
+
+
+def _items(inside: str, text: str) -> tuple[int | str, ...]:
+    found: list[int | str] = []
+    at, more = 0, bool(inside.strip())
+    while more:
+        item = _ITEM.match(inside, at)
+        if item is None:
+            wrong = inside[at:].strip() or "nothing"
+            raise UsageError(
+                f"`{wrong}` in `{text}` is neither a number nor a quoted token",
+                hint=EXAMPLE + "; the shell needs quotes around all of it",
+            )
+        if item["number"] is not None:
+            found.append(int(item["number"]))
+        else:
+            found.append(_unescaped(item["single"] or item["double"] or ""))
+        at, more = item.end(), item["end"] == ","
+    return tuple(found)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(
+        r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL
+    )
+
+
+def axis_words(axes: Axes) -> tuple[str, ...]:
+    """Every axis in words; where there are queries and keys, a token is a `query`."""
+    two = "S" in axes.letters
+    words = []
+    for letter in axes.letters:
+        word = " and ".join(WORDS.get(part, part) for part in letter.split("·"))
+        words.append("query" if two and letter == "T" else word)
+    return tuple(words)
+
+
+def shape_in_letters(axes: Axes, *, equal_sizes: bool) -> str:
+    """`h × n × d/h = 9 × 8 × 64`; `equal_sizes`: values are as large as queries, so d/h too."""
+    letters = []
+    for axis in axes.letters:
+        shown = "·".join(LETTERS.get(part, part) for part in axis.split("·"))
+        letters.append(shown.replace("d_v", "d/h") if equal_sizes else shown)
+    return f"{' × '.join(letters)} = {' × '.join(map(str, axes.sizes))}"
+
+
+def place(
+    wanted: Wanted, axes: Axes, texts: Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[int, ...]:
+    """The index as numbers from 0; raises UsageError naming the axis that it does not fit."""
+    items = wanted.items
+    shown = _shown(axes)
+    if items is None:
+        raise UsageError(f"which number of {shown}?", hint=_example(axes))
+    if len(items) == len(axes.letters) - 1 and axes.letters[-1] == "1":
+        items = (*items, 0)
+    if len(items) != len(axes.letters):
+        raise UsageError(
+            f"{shown} takes {len(axes.letters)} indices, not {len(items)}", hint=_example(axes)
+        )
+    words = axis_words(axes)
+    return tuple(
+        _token(item, axes, number, texts, tokenizer)
+        if isinstance(item, str)
+        else _number(item, words[number], axes, number)
+        for number, item in enumerate(items)
+    )
+
+
+def where(
+    axes: Axes, index: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer | None
+) -> tuple[Coordinate, ...]:
+    """An index in words, with the tokens that stand there."""
+    found = []
+    for word, letter, at in zip(axis_words(axes), axes.letters, index, strict=True):
+        token = texts[at] if letter in ("T", "S") and texts[at] else None
+        if letter == "V" and tokenizer is not None:
+            token = tokenizer.token_text(at)
+        if letter != "1":
+            found.append(Coordinate(axis=word, at=at, token=token))
+    return tuple(found)
+
+
+def _number(item: int, word: str, axes: Axes, number: int) -> int:
+    size = axes.sizes[number]
+    if not -size <= item < size:
+        letter = LETTERS.get(axes.letters[number], axes.letters[number])
+        raise UsageError(
+            f"`{item}` is outside the axis {word} of `{axes.name}`: {letter} = {size}",
+            hint=f"use 0 to {size - 1}, or -1 for the last",
+        )
+    return item % size
+
+
+def _token(
+    text: str, axes: Axes, number: int, texts: Sequence[str], tokenizer: Tokenizer | None
+) -> int:
+    """The index that a quoted token stands for: its id, or its position in the prompt."""
+    letter, word = axes.letters[number], axis_words(axes)[number]
+    if letter not in ("T", "S", "V"):
+        raise UsageError(
+            f"`'{text}'` is a token, and the axis {word} of `{axes.name}` takes a number",
+            hint=_example(axes),
+        )
+    if tokenizer is None:
+        raise UsageError(
+            f"`'{text}'` is a token, and the model has no tokenizer",
+            hint="give its id or its position as a number",
+        )
+    return _id(text, tokenizer) if letter == "V" else _position(text, word, texts)
+
+
+def _id(text: str, tokenizer: Tokenizer) -> int:
+    ids = tokenizer.encode(text, add_bos=False)
+    if len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
+    split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
+    more = ", …" if len(ids) > 12 else ""
+    raise UsageError(
+        f"`{text}` is {len(ids)} tokens, not one: {split}{more}",
+        hint="give one of them, or its id; a word in a text usually begins with a space",
+    )
+
+
+def _position(text: str, word: str, texts: Sequence[str]) -> int:
+    found = [at for at, token in enumerate(texts) if token == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"the token `{text}` stands in the prompt {len(found)} times, at "
+            f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
+            hint=f"give the position of the {word} you mean",
+        )
+    listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
+    raise UsageError(
+        f"no token of the prompt is `{text}`",
+        hint=f"its tokens are {listed}{', …' if len(texts) > 12 else ''}",
+    )
+
+
+def _shown(axes: Axes) -> str:
+    """`blocks.0.attn.pattern[head: h = 9, query: n = 8, key: n = 8]` in backticks."""
+    sizes = [
+        f"{word}: {LETTERS.get(letter, letter)} = {size}"
+        for word, letter, size in zip(axis_words(axes), axes.letters, axes.sizes, strict=True)
+    ]
+    return f"`{axes.name}[{', '.join(sizes)}]`"
+
+
+def _example(axes: Axes) -> str:
+    middle = [0 if letter in ("H", "Hk", "1") else size - 1
+              for letter, size in zip(axes.letters, axes.sizes, strict=True)]  # fmt: skip
+    return f"for example `{axes.name}[{','.join(map(str, middle))}]`"

@@ -1,0 +1,197 @@
+"""Rules of what is linear: rows that are looked up, sums, and products with a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llmcli.explain.parameter import origin
+from llmcli.explain.rule import Element, Rule, dot, largest, products, symbol, total
+from llmcli.explain.values import exact
+from llmcli.reports import Fact, Term
+
+if TYPE_CHECKING:
+    from llmcli.explain.values import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp(Rule):
+    """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`."""
+
+    weight: str
+    table: str
+    by_position: bool
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """None: this is where a derivation ends."""
+        return ()
+
+    def tensor(self, values: Values) -> Tensor:
+        """The rows, one after the other."""
+        rows = range(len(values.ids)) if self.by_position else values.ids
+        weight_VD = values.weight(self.weight)
+        return torch.stack([exact(weight_VD[row]) for row in rows])
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """One number of the table."""
+        token, i = index
+        row = token if self.by_position else values.ids[token]
+        value = float(values.weight(self.weight)[row, i])
+        which = f"token {token} stands at position {row}" if self.by_position else (
+            f"token {token} has the id {row}"
+        )
+        note = f"{which}: row {row} of {self.table}, {origin(values.model, self.weight)}"
+        fact = Fact(formula=symbol(self.table, row, i), parts=(), value=value)
+        return Element(value=value, note=note, after=(fact,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Rule):
+    """`T³ = T² + X`: parts of the residual stream, `[T, D]` each; `before` are all so far."""
+
+    parts: tuple[tuple[str, str], ...]
+    before: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The parts that are added."""
+        return tuple(name for name, _ in self.parts)
+
+    def tensor(self, values: Values) -> Tensor:
+        """Number by number."""
+        return torch.stack([values[name] for name in self.inputs]).sum(0)
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """The parts' numbers, and everything that the stream was made of up to here."""
+        terms = tuple(
+            Term(at=i, parts=(), value=float(values[name][index]), label=symbol(letter, *index))
+            for i, (name, letter) in enumerate(self.parts)
+        )
+        formula = " + ".join(f"{term.label}" for term in terms)
+        value = total(terms)
+        added = Fact(
+            formula=formula + (" = " + " + ".join("{}" for _ in terms) if len(terms) > 1 else ""),
+            parts=tuple(term.value for term in terms) if len(terms) > 1 else (),
+            value=value,
+        )
+        origins = tuple(
+            Term(at=i, parts=(), value=float(values.kernel(name)[index]), label=name)
+            for i, name in enumerate(self.before)
+        )
+        return Element(
+            value=value,
+            after=(added,),
+            origins=origins if len(origins) > 2 else (),
+            follow=((self.parts[largest(terms).at][0], index),),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply(Rule):
+    """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias.
+
+    `heads`: the columns are cut into so many heads, `[H, T, d]` (0: `[T, N]`). An input
+    `[H, T, e]` is put together to `[T, H·e]` first: the concatenation of the heads.
+    """
+
+    source: str
+    source_letter: str
+    weight: str
+    weight_letter: str
+    bias: str | None = None
+    bias_letter: str = ""
+    heads: int = 0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The rows."""
+        return (self.source,)
+
+    def tensor(self, values: Values) -> Tensor:
+        """All rows times all columns."""
+        out_TN = torch.einsum(
+            "tk,kn->tn", _concatenated(values[self.source]), exact(values.weight(self.weight))
+        )
+        if self.bias is not None:
+            out_TN = out_TN + values.vector(self.bias)
+        return _split(out_TN, self.heads) if self.heads else out_TN
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """A dot product, its terms those of the row and the column."""
+        x = values[self.source]
+        weight_KN = values.weight(self.weight)
+        token = index[1] if self.heads else index[0]
+        size = weight_KN.shape[1] // max(self.heads, 1)
+        column = index[0] * size + index[2] if self.heads else index[1]
+        return self._dot(values, x, weight_KN[:, column], token, column)
+
+    def _dot(
+        self, values: Values, x: Tensor, column_K: Tensor, token: int, column: int
+    ) -> Element:
+        terms = products(_concatenated(x)[token].tolist(), exact(column_K).tolist())
+        summed = total(terms)
+        columns = (
+            symbol(self.source_letter, token, "i"), symbol(self.weight_letter, "i", column)
+        )
+        value, after = summed, []
+        if self.bias is not None:
+            b = float(values.weight(self.bias)[column])
+            value = summed + b
+            after = [
+                Fact(
+                    formula=f"Σ + {symbol(self.bias_letter, column)} = {{}} + {{}}",
+                    parts=(summed, b),
+                    value=value,
+                )
+            ]
+        at = largest(terms).at
+        cell = (token, at) if x.ndim == 2 else (at // x.shape[2], token, at % x.shape[2])
+        return Element(
+            value=value,
+            sum=dot(columns, summed),
+            terms=terms,
+            after=tuple(after),
+            follow=((self.source, cell),),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShare(Multiply):
+    """`Z_h W_o`: what one head adds to the attention's output, `[H, T, D]`."""
+
+    def tensor(self, values: Values) -> Tensor:
+        """Every head times its own rows of the matrix."""
+        z_HTe = values[self.source]
+        w_HeD = exact(values.weight(self.weight)).reshape(len(z_HTe), z_HTe.shape[2], -1)
+        return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """A dot product over the numbers of the head."""
+        head, token, i = index
+        z_Te = values[self.source][head]
+        first = head * z_Te.shape[1]
+        column_e = values.weight(self.weight)[first : first + z_Te.shape[1], i]
+        terms = products(z_Te[token].tolist(), exact(column_e).tolist())
+        row = f"{first}+i" if first else "i"
+        columns = (symbol("Z", head, token, "i"), symbol("W_o", row, i))
+        value = total(terms)
+        return Element(
+            value=value,
+            sum=dot(columns, value),
+            terms=terms,
+            follow=((self.source, (head, token, largest(terms).at)),),
+        )
+
+
+def _concatenated(x: Tensor) -> Tensor:
+    """`[H, T, e]` → `[T, H·e]`; a matrix stays as it is."""
+    return x if x.ndim == 2 else torch.cat(list(x), dim=-1)
+
+
+def _split(x_TN: Tensor, heads: int) -> Tensor:
+    """`[T, H·d]` → `[H, T, d]`."""
+    return torch.stack(x_TN.chunk(heads, dim=-1))

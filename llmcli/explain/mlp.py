@@ -1,0 +1,126 @@
+"""Rules of the feed-forward: the activation function of a neuron, and the gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llmcli.config import Activation
+from llmcli.explain.rule import Element, Rule, symbol
+from llmcli.reports import Fact
+
+if TYPE_CHECKING:
+    from llmcli.explain.values import Values
+
+NAMES: dict[Activation, str] = {
+    "silu": "SiLU",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU_tanh",
+    "relu": "ReLU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activate(Rule):
+    """`Activation(G)`, number by number, `[T, F]`."""
+
+    source: str
+    source_letter: str
+    function: Activation
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What goes into the function."""
+        return (self.source,)
+
+    def tensor(self, values: Values) -> Tensor:
+        """The function's own formula."""
+        return _activated(values[self.source], self.function)
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """The formula with the number in it."""
+        x = float(values[self.source][index])
+        value = float(_activated(torch.tensor(x, dtype=torch.float64), self.function))
+        return Element(
+            value=value,
+            after=_facts(symbol(self.source_letter, *index), x, value, self.function),
+            follow=((self.source, index),),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(Rule):
+    """`M = G′ ∘ U`, number by number, `[T, F]`."""
+
+    act: str
+    up: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The activated gate and what goes through it."""
+        return (self.act, self.up)
+
+    def tensor(self, values: Values) -> Tensor:
+        """A product of numbers."""
+        return values[self.act] * values[self.up]
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """Two numbers."""
+        a, u = float(values[self.act][index]), float(values[self.up][index])
+        formula = f"{symbol('G′', *index)} · {symbol('U', *index)} = {{}} · {{}}"
+        fact = Fact(formula=formula, parts=(a, u), value=a * u)
+        return Element(
+            value=a * u, after=(fact,), follow=((self.act, index), (self.up, index))
+        )
+
+
+def _activated(x: Tensor, function: Activation) -> Tensor:
+    if function == "silu":
+        return x / (1 + torch.exp(-x))
+    if function == "gelu":
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    if function == "gelu_tanh":
+        return x * (1 + torch.tanh(_inside(x))) / 2
+    return torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def _inside(x: Tensor) -> Tensor:
+    """What the tanh form of GELU has for `x / √2`."""
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+
+
+def _facts(cell: str, x: float, value: float, function: Activation) -> tuple[Fact, ...]:
+    number = torch.tensor(x, dtype=torch.float64)
+    if function == "relu":
+        return (Fact(formula=f"max({cell}, 0) = max({{}}, 0)", parts=(x,), value=value),)
+    if function == "silu":
+        sigma = float(1 / (1 + torch.exp(-number)))
+        formula, factors = f"σ({cell}) = 1 / (1 + e^−{cell})", (x, sigma)
+        last = f"{cell} · σ({cell}) = {{}} · {{}}"
+        return (
+            Fact(formula=formula, parts=(), value=sigma),
+            Fact(formula=last, parts=factors, value=value),
+        )
+    if function == "gelu":
+        phi = float((1 + torch.erf(number / math.sqrt(2))) / 2)
+        return (
+            Fact(formula=f"Φ({cell}) = (1 + erf({cell} / √2)) / 2", parts=(), value=phi),
+            Fact(formula=f"{cell} · Φ({cell}) = {{}} · {{}}", parts=(x, phi), value=value),
+        )
+    inside = float(_inside(number))
+    return (
+        Fact(
+            formula=f"u = √(2/π) · ({cell} + 0.044715 · {cell}³)",
+            parts=(),
+            value=inside,
+        ),
+        Fact(
+            formula=f"{cell} · (1 + tanh u) / 2 = {{}} · (1 + {{}}) / 2",
+            parts=(x, math.tanh(inside)),
+            value=value,
+        ),
+    )

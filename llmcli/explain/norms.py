@@ -1,0 +1,138 @@
+"""Rules of the normalizations: RMSNorm and LayerNorm of a row, as their papers write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llmcli.config import NormConfig
+from llmcli.explain.rule import Element, Rule, largest, symbol, total
+from llmcli.reports import Fact, Sum, Term
+
+if TYPE_CHECKING:
+    from llmcli.explain.values import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Statistics:
+    """Mean (LayerNorm only), squares and the number that a row is divided by."""
+
+    mean: float | None
+    sum: Sum
+    terms: tuple[Term, ...]
+    before: tuple[Fact, ...]
+    scale: Fact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Rule):
+    """`s = √(mean((X − μ)²) + ε)` of every row (RMSNorm: without μ), `[…, 1]`."""
+
+    norm: NormConfig
+    source: str
+    source_letter: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The rows."""
+        return (self.source,)
+
+    def tensor(self, values: Values) -> Tensor:
+        """Row by row."""
+        return self.scales(values[self.source])
+
+    def scales(self, x: Tensor) -> Tensor:
+        """`[…, d]` → `[…, 1]`."""
+        size = x.shape[-1]
+        centred = x - self._means(x)
+        return ((centred * centred).sum(-1, keepdim=True) / size + self.norm.eps) ** 0.5
+
+    def _means(self, x: Tensor) -> Tensor:
+        if self.norm.kind == "rms":
+            return torch.zeros_like(x[..., :1])
+        return x.sum(-1, keepdim=True) / x.shape[-1]
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """The mean, the squares, the root."""
+        *row, _ = index
+        found = self.statistics(values[self.source][tuple(row)].tolist(), row)
+        return Element(
+            value=found.scale.value,
+            before=found.before,
+            sum=found.sum,
+            terms=found.terms,
+            after=(found.scale,),
+            follow=((self.source, (*row, largest(found.terms).at)),),
+        )
+
+    def statistics(self, x: Sequence[float], row: Sequence[int]) -> _Statistics:
+        """Of one row, which stands at `row`."""
+        size = len(x)
+        cell = symbol(self.source_letter, *row, "i")
+        mean, before = None, []
+        if self.norm.kind == "layer":
+            mean = math.fsum(x) / size
+            formula = f"μ = Σᵢ {cell} / {size} = {{}} / {size}"
+            before = [Fact(formula=formula, parts=(math.fsum(x),), value=mean)]
+        centred = [number - (mean or 0.0) for number in x]
+        parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
+        terms = tuple(
+            Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts)
+        )
+        columns = (cell, f"{cell} − μ") if mean is not None else (cell,)
+        squares = f"({cell} − μ)²" if mean is not None else f"{cell}²"
+        summed = total(terms)
+        scale = Fact(
+            formula=f"s = √(Σ / {size} + ε) = √({{}} / {size} + {self.norm.eps:g})",
+            parts=(summed,),
+            value=math.sqrt(summed / size + self.norm.eps),
+        )
+        sum_ = Sum(formula=squares, over="i", columns=(*columns, squares), value=summed)
+        return _Statistics(
+            mean=mean, sum=sum_, terms=terms, before=tuple(before), scale=scale
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Scale):
+    """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X."""
+
+    weight: str
+    bias: str | None
+
+    def tensor(self, values: Values) -> Tensor:
+        """Row by row."""
+        x = values[self.source]
+        out = (x - self._means(x)) / self.scales(x) * values.vector(self.weight)
+        return out if self.bias is None else out + values.vector(self.bias)
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """The row's statistics, then the number itself."""
+        *row, i = index
+        x = values[self.source][tuple(row)].tolist()
+        found = self.statistics(x, row)
+        w = float(values.weight(self.weight)[i])
+        b = None if self.bias is None else float(values.weight(self.bias)[i])
+        scale = found.scale.value
+        value = (x[i] - (found.mean or 0.0)) / scale * w + (b or 0.0)
+        cell = symbol(self.source_letter, *row, i)
+        words = cell if found.mean is None else f"({cell} − μ)"
+        numbers = "{}" if found.mean is None else "({} − {})"
+        words, numbers = f"{words} / s · w[{i}]", f"{numbers} / {{}} · {{}}"
+        parts = [x[i], *([] if found.mean is None else [found.mean]), scale, w]
+        if b is not None:
+            words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
+        last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
+        return Element(
+            value=value,
+            before=found.before,
+            sum=found.sum,
+            terms=found.terms,
+            after=(found.scale, last),
+            follow=((self.source, index),),
+        )

@@ -1,0 +1,49 @@
+"""A parameter's number: nothing is computed, so what is told is where it comes from."""
+
+from __future__ import annotations
+
+from llmcli.explain.index import shape_in_letters, where
+from llmcli.explain.names import Axes
+from llmcli.explain.rule import symbol
+from llmcli.model import Model
+from llmcli.reports import Step
+
+
+def parameter_step(
+    model: Model, axes: Axes, index: tuple[int, ...], *, equal_sizes: bool
+) -> Step:
+    """The number of a weight with the tensor of the checkpoint that holds it."""
+    slot = model.decoder.slots[axes.name]
+    turned = axes.name == "head.W" or ".W_" in axes.name
+    value = float((slot.t() if turned else slot)[index])
+    letter = axes.name.rpartition(".")[2]
+    if axes.name in ("embed.W", "pos_embed.W"):
+        letter = "W_E" if axes.name == "embed.W" else "W_P"
+    return Step(
+        name=axes.name,
+        index=index,
+        symbol=symbol(letter, *index),
+        formula=f"{letter} was learned",
+        shape=shape_in_letters(axes, equal_sizes=equal_sizes),
+        where=where(axes, index, (), model.tokenizer),
+        source="weights",
+        value=value,
+        kernel=value,
+        difference=0.0,
+        tolerance=0.0,
+        ok=True,
+        note=origin(model, axes.name),
+    )
+
+
+def origin(model: Model, parameter: str) -> str:
+    """Which tensor of the checkpoint a parameter was read from, and what was done to it."""
+    if model.random_seed is not None:
+        return f"drawn at random with the seed {model.random_seed}"
+    entry = next((e for e in model.ledger.entries if e.parameter == parameter), None)
+    if entry is None:
+        return "read from the checkpoint"
+    words = f"from the checkpoint's `{entry.source}`, stored as {entry.stored}"
+    if entry.dequantized:
+        words += " and dequantized"
+    return words + (f" ({', '.join(entry.operations)})" if entry.operations else "")

@@ -1,0 +1,114 @@
+"""The rule of rotary positions (Su et al. 2021): pairs of numbers, an angle for every position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from llmcli.config import RopeConfig
+from llmcli.explain.rule import Element, Rule, largest, symbol, total
+from llmcli.ops.rope import frequencies
+from llmcli.reports import Fact, Term
+
+if TYPE_CHECKING:
+    from llmcli.explain.values import Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate(Rule):
+    """`Q_rot = R(position) Q`: number i of a head is turned against number i + R/2."""
+
+    source: str
+    source_letter: str
+    rope: RopeConfig
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What is rotated."""
+        return (self.source,)
+
+    def angles(self, tokens: int) -> tuple[list[float], float]:
+        """Radians per position of every pair, and the factor on cos and sin.
+
+        The plain powers of theta are computed here; how they are stretched is a long formula of
+        its own for every kind, which `ops.rope` has.
+        """
+        if self.rope.scaling is not None:
+            stretched, factor = frequencies(self.rope, tokens)
+            return stretched.tolist(), factor
+        pairs = range(self.rope.dims // 2)
+        return [self.rope.theta ** (-2 * i / self.rope.dims) for i in pairs], 1.0
+
+    def tensor(self, values: Values) -> Tensor:
+        """Position by position."""
+        x = values[self.source]
+        omegas, factor = self.angles(x.shape[1])
+        omega_N = torch.tensor(omegas, dtype=torch.float64)
+        half = len(omegas)
+        out = x.clone()
+        for position in range(x.shape[1]):
+            cos_N = (position * omega_N).cos() * factor
+            sin_N = (position * omega_N).sin() * factor
+            a, b = x[:, position, :half], x[:, position, half : 2 * half]
+            out[:, position, :half] = a * cos_N - b * sin_N
+            out[:, position, half : 2 * half] = b * cos_N + a * sin_N
+        return out
+
+    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+        """The angle, its cosine and sine, and the two numbers of the pair."""
+        head, position, i = index
+        x = values[self.source]
+        omegas, factor = self.angles(x.shape[1])
+        half = len(omegas)
+        own = symbol(self.source_letter, *index)
+        if i >= 2 * half:
+            value = float(x[index])
+            note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
+            fact = Fact(formula=own, parts=(), value=value)
+            return Element(value=value, note=note, after=(fact,), follow=((self.source, index),))
+        other = i - half if i >= half else i + half
+        x_own, x_other = float(x[index]), float(x[head, position, other])
+        omega = omegas[i % half]
+        cos, sin = math.cos(position * omega) * factor, math.sin(position * omega) * factor
+        sign = 1.0 if i >= half else -1.0
+        terms = (
+            Term(at=i, parts=(x_own, cos), value=x_own * cos),
+            Term(at=other, parts=(x_other, sin), value=sign * x_other * sin),
+        )
+        partner = symbol(self.source_letter, head, position, other)
+        between = "+" if i >= half else "−"
+        value = total(terms)
+        last = Fact(
+            formula=f"{own} · cos φ {between} {partner} · sin φ = "
+            f"{{}} · {{}} {between} {{}} · {{}}",
+            parts=(x_own, cos, x_other, sin),
+            value=value,
+        )
+        return Element(
+            value=value,
+            before=self._turn(position, i % half, omega, cos, sin, factor),
+            after=(last,),
+            follow=((self.source, (head, position, largest(terms).at)),),
+        )
+
+    def _turn(
+        self, position: int, pair: int, omega: float, cos: float, sin: float, factor: float
+    ) -> tuple[Fact, ...]:
+        kind = type(self.rope.scaling).__name__.removesuffix("Scaling")
+        plain = f"ω = {self.rope.theta:g}^(−2·{pair}/{self.rope.dims})"
+        stretched = plain if self.rope.scaling is None else f"{plain}, stretched ({kind})"
+        times = "" if factor == 1.0 else f" · {factor:g}"
+        return (
+            Fact(formula=stretched, parts=(), value=omega),
+            Fact(
+                formula=f"φ = position · ω = {position} · {{}}",
+                parts=(omega,),
+                value=position * omega,
+            ),
+            Fact(formula=f"cos φ{times}", parts=(), value=cos),
+            Fact(formula=f"sin φ{times}", parts=(), value=sin),
+        )

@@ -1,0 +1,263 @@
+"""One number's derivation as a numbered tree: formula, arithmetic, result, the kernel's value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
+from llmcli.reports import Coordinate, Explanation, Fact, Step, Sum, Term
+
+FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
+DEEPEST = 4  # levels of indentation, two columns each: beyond, the tree runs straight down
+ROOM = 4  # columns of a step's number
+GOOD, BAD = "✓", "✗"
+WRONG = "bold red"
+
+
+def render_explanation(report: Explanation, title: str, *, full: bool = False) -> RenderableType:
+    """The letters, the steps from the number down to its inputs, and the comparison.
+
+    `title` is the model's line; `full` writes out every term of every sum.
+    """
+    writer = _Writer(full, _digits(report))
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report), Text()]
+    shown += writer.step(report.steps, 0)
+    shown += [Text(), *_extent(report), *_checks(report), _verdict(report)]
+    return Group(*shown)
+
+
+def _prompt(report: Explanation) -> Iterator[RenderableType]:
+    letters = [f"{letter.letter} = {letter.value} {letter.words}" for letter in report.letters]
+    tokens = [f"{at} {_label(text, id)}" for at, (id, text) in enumerate(report.tokens)]
+    if len(tokens) > 2 * SOME:
+        left = len(tokens) - 2 * SOME
+        tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
+    if tokens:
+        yield Dotted(tokens, FAINT)
+    yield Dotted(letters, FAINT)
+
+
+class _Writer:
+    """Numbers the steps as they are written; `numbers` remembers where each was."""
+
+    def __init__(self, full: bool, digits: int) -> None:
+        self.full = full
+        self.digits = digits
+        self.numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+
+    def step(self, step: Step, level: int) -> Iterator[RenderableType]:
+        """A step and the steps below it, indented where a derivation forks."""
+        by = 2 * min(level, DEEPEST)
+        key = (step.name, step.index)
+        head = Text(f"{step.symbol} = {number(step.value, self.digits)}", style=HEADING)
+        if step.source == "above":
+            head.append(f"   see step {self.numbers[key]}", style=FAINT)
+            yield Indented(head, by + ROOM)
+            return
+        self.numbers[key] = len(self.numbers) + 1
+        label = Text(f"{self.numbers[key]:>3} ", style=NUMBER)
+        yield Indented(label.append_text(head), by)
+        for block in self._blocks(step):
+            yield Indented(block, by + ROOM)
+        below = level + 1 if len(step.children) > 1 else level
+        for child in step.children:
+            yield from self.step(child, below)
+
+    def _blocks(self, step: Step) -> Iterator[RenderableType]:
+        index = ",".join(map(str, step.index))
+        yield Dotted([f"{step.name}[{index}]", *_where(step)], FAINT)
+        if step.source == "kernel":
+            yield Text("the kernel's own: a larger --depth derives it, too", style=FAINT)
+            return
+        yield Spread([step.formula, step.shape])
+        if step.note:
+            yield Text(one_line(step.note))
+        yield from map(_fact, step.before)
+        if step.sum is not None:
+            yield from self._sum(step, step.sum)
+        yield from map(_fact, step.after)
+        if step.origins:
+            yield from self._origins(step.origins)
+        if step.source == "derived":
+            yield _compared(step)
+
+    def _sum(self, step: Step, total: Sum) -> Iterator[RenderableType]:
+        terms, over = step.terms, total.over
+        if over == "s" or self.full:
+            what = "key" if over == "s" else "term"
+            yield Spread([f"Σ over {over} of {total.formula}", _count(len(terms), what)])
+            yield from self._table(step, total)
+            yield Text(f"Σ = {number(total.value)}")
+            return
+        shown = _most(terms, FEW)
+        at = ", ".join(str(term.at) for term in shown)
+        yield Spread([f"Σ over i of {total.formula}", f"largest of {len(terms)} at i = {at}"])
+        square = total.columns[-1] != "product"
+        written = " + ".join(_product(term, square) for term in shown)
+        if len(shown) < len(terms):
+            others = total.value - math.fsum(term.value for term in shown)
+            written += f" + … {len(terms) - len(shown)} more ({number(others)})"
+        yield Text(f"Σ = {written} = {number(total.value)}")
+
+    def _table(self, step: Step, total: Sum) -> Iterator[RenderableType]:
+        """A row for every term; of many tokens those that count most, and the one asked for."""
+        terms = step.terms
+        most = list(terms) if self.full else _most(terms, SOME)
+        if not self.full and step.name.endswith(".pattern"):
+            most += [term for term in terms if term.at == step.index[-1] and term not in most]
+        tokens = any(term.label for term in terms)
+        columns = [Column(total.over)]
+        if tokens:
+            columns.append(Column("token", right=False, cut=True, first_to_go=True))
+        columns += [Column(name) for name in total.columns]
+        rows = []
+        for term in sorted(most, key=lambda term: term.at):
+            numbers = [*term.parts, term.value][: len(total.columns)]
+            label = [Text(quoted(term.label))] if tokens else []
+            rows.append([Text(str(term.at)), *label, *(Text(number(x)) for x in numbers)])
+        yield Rows(columns, rows)
+        if len(most) < len(terms):
+            rest = total.value - math.fsum(term.value for term in most)
+            words = f"… {len(terms) - len(most)} more, together {number(rest)}"
+            yield Text(f"{words}: --full has them all", style=FAINT)
+
+    def _origins(self, origins: Sequence[Term]) -> Iterator[RenderableType]:
+        """What the residual stream was made of, the largest contributions first."""
+        most = origins if self.full else _most(origins, SOME)
+        parts = [f"{term.label} {number(term.value)}" for term in most]
+        if len(most) < len(origins):
+            rest = math.fsum(t.value for t in origins) - math.fsum(t.value for t in most)
+            parts.append(f"{len(origins) - len(most)} more {number(rest)}")
+        yield Text(f"made of {len(origins)} parts (the kernel's):", style=FAINT)
+        yield Dotted(parts, FAINT)
+
+
+@dataclass(frozen=True)
+class Indented:
+    """A block so many columns from the left."""
+
+    block: RenderableType
+    by: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        inner = options.update(width=max(24, options.max_width - self.by))
+        for line in Segment.split_lines(console.render(self.block, inner)):
+            yield Segment(" " * self.by)
+            yield from line
+            yield Segment.line()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Parts on one line, three spaces apart; one a line where the width is too little."""
+
+    parts: Sequence[str]
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = "   ".join(self.parts)
+        wide = len(line) <= options.max_width
+        yield Text(line if wide else "\n".join(self.parts), style=self.style)
+
+
+def _compared(step: Step) -> RenderableType:
+    words = [f"kernel {number(step.kernel, 9)}", f"difference {step.difference:.2g}"]
+    if step.ok:
+        return Dotted([*words, GOOD], FAINT)
+    return Dotted([*words, f"allowed {step.tolerance:.2g}", BAD], WRONG)
+
+
+def _extent(report: Explanation) -> Iterator[RenderableType]:
+    """How much was derived, and what the tree leaves out."""
+    if report.steps.source == "weights":
+        return
+    many = "1 tensor" if report.tensors == 1 else f"{report.tensors} tensors"
+    words = f"{many} derived in float64 by these formulas, "
+    if report.depth is None:
+        words += "down to the embedding rows and the weights"
+    else:
+        words += f"{_count(report.depth, 'formula')} back (--depth), the rest is the kernel's"
+    yield Text(f"{words}; shown is the way of the largest terms", style=FAINT)
+
+
+def _checks(report: Explanation) -> Iterator[RenderableType]:
+    digits = _digits(report)
+    for check in report.checks:
+        yield Text(f"check: {check.words}")
+        parts = [
+            f"derived {number(check.derived, digits)}",
+            f"kernel {number(check.kernel, digits)}",
+            f"difference {check.difference:.2g}",
+            f"(allowed {check.tolerance:.2g})  {GOOD if check.ok else BAD}",
+        ]
+        yield Spread(parts, "" if check.ok else WRONG)
+
+
+def _verdict(report: Explanation) -> RenderableType:
+    if report.steps.source == "weights":
+        return Text(f"{report.steps.symbol} = {number(report.value, _digits(report))}")
+    digits = _digits(report)
+    near = report.difference <= report.tolerance
+    parts = [
+        f"derived {number(report.value, digits)}",
+        f"kernel {number(report.kernel, digits)}",
+        f"difference {report.difference:.2g}",
+        f"(allowed {report.tolerance:.2g})  {GOOD if near else BAD}",
+    ]
+    return Spread(parts, HEADING if near else WRONG)
+
+
+def _digits(report: Explanation) -> int:
+    """So many as the kernel's numbers have."""
+    return 17 if report.dtype == "float64" else 9
+
+
+def number(value: float, digits: int = 6) -> str:
+    """`−0.123457`, `1.2e−08` or `−∞`."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def _fact(fact: Fact) -> Text:
+    """A formula with its numbers in it; a negative one inside of it in parentheses."""
+    pieces = fact.formula.split("{}")
+    line = pieces[0]
+    for value, piece in zip(fact.parts, pieces[1:], strict=True):
+        inside = value < 0 and line.rstrip()[-1:] not in ("=", "(")
+        line += (f"({number(value)})" if inside else number(value)) + piece
+    return Text(f"{line} = {number(fact.value)}")
+
+
+def _product(term: Term, square: bool) -> str:
+    factors = [f"({number(x)})" if x < 0 else number(x) for x in term.parts]
+    return f"{factors[-1]}²" if square else "·".join(factors)
+
+
+def _most(terms: Sequence[Term], count: int) -> list[Term]:
+    """The terms that contribute most, the largest first."""
+    return sorted(terms, key=lambda term: -abs(term.value))[:count]
+
+
+def _where(step: Step) -> list[str]:
+    return [_coordinate(item) for item in step.where]
+
+
+def _coordinate(item: Coordinate) -> str:
+    words = f"{item.axis} {item.at}"
+    return words if item.token is None else f"{words} {quoted(item.token)}"
+
+
+def _label(text: str, id: int) -> str:
+    return quoted(text) if text else f"id {id}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
