@@ -192,7 +192,7 @@ def _footnotes(report: LadderReport) -> list[RenderableType]:
 def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
     """The decoder's step for one sequence, and what else this machine can compute it with."""
     columns = (
-        Column("beyond rung 8, one sequence", right=False, cut=True),
+        Column("beyond rung 8", right=False),
         Column("next token"),
         Column("×"),
         Column("Δ logits"),
@@ -239,7 +239,7 @@ class Bars:
         ]
         left, right = max(map(len, names)), max(map(len, words))
         room = max(8, min(60, options.max_width - left - right - 2))
-        yield Text("next tokens per second, each step of the scale ten times the last", style=FAINT)
+        yield Text("tokens per second after the prompt, on a logarithmic scale", style=FAINT)
         for name, length, word in zip(names, bar_lengths(rates), words, strict=True):
             bar = "█" * max(1, round(length * room))
             yield Text.assemble(f"{name:<{left}} ", (bar, NUMBER), f" {word}", no_wrap=True)

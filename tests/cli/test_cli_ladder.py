@@ -1,0 +1,125 @@
+"""`llmcli ladder`: what it prints, refuses and writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_tiny import write_tiny
+
+from llmcli.ladder.heads import HeadsAsDimension
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_tiny(tmp_path_factory.mktemp("ladder") / "m", weights=True))
+
+
+@pytest.fixture
+def climb(cli, folder):
+    return lambda *argv: cli("ladder", "-m", folder, *argv)
+
+
+def test_the_climb(climb):
+    result = climb("ab")
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0].endswith("(float32 on cpu)")
+    assert lines[1].startswith('"a" "b" and then, one by one, ')
+    assert "every rung agrees with the one below (float32)" in lines
+    for number, name in enumerate(
+        ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused"), 1
+    ):
+        assert any(line.startswith(f"{number}  {name}") for line in lines)
+        assert any(line.startswith(f"{number} {name}") and "tok/s" in line for line in lines)
+
+
+def test_json_has_every_rung(climb):
+    document = climb("ab", "--json", "--dtype", "float64", "-n", "1", "--batch", "2").json()
+    assert document["schema"] == "llmcli.ladder/1"
+    assert document["ok"] is True
+    assert document["tokens"] == ["a", "b"]
+    assert dict(document["letters"])["b"] == 2
+    assert [rung["number"] for rung in document["rungs"]] == list(range(1, 9))
+    assert all(rung["ok"] for rung in document["rungs"])
+    assert all(rung["difference"] <= 1e-9 for rung in document["rungs"][1:])
+    assert document["rungs"][0]["difference"] is None
+    assert document["environment"]["torch"]
+    steps = document["rungs"][3]["steps"]
+    assert {"formula", "shape", "strides", "source", "moved", "values"} == set(steps[0])
+
+
+def test_one_rung_is_explained(climb):
+    result = climb("ab", "--rung", "4", "--explain")
+    assert result.code == 0
+    assert "A = softmax(scores)" in result.out
+    assert "copy  C as n × d, heads merged" in result.out
+    assert "rung 4: logits differ from the rung below by" in result.out
+    assert "tok/s" not in result.out
+
+
+def test_no_prompt_means_the_built_in_one(climb):
+    result = climb("--rung", "6")
+    assert result.err == "note: no prompt was given: `In the beginning` is used\n"
+    assert '"I" "n" " " "t" "h" "e"' in result.out
+
+
+def test_a_wrong_rung_fails_and_is_still_shown(climb, monkeypatch):
+    right = HeadsAsDimension.forward
+    monkeypatch.setattr(
+        HeadsAsDimension, "forward", lambda self, ids, until=None: right(self, ids, until) * 1.01
+    )
+    result = climb("ab", "--rung", "3-4")
+    assert result.code == 1
+    assert "rung 4: logits differ from the rung below by" in result.out
+    assert result.err.startswith("error: rung 4 differs from the rung below by more than rounding")
+    documents = climb("ab", "--rung", "3-4", "--json").out.splitlines()
+    assert json.loads(documents[0])["ok"] is False
+
+
+def test_files(climb, tmp_path):
+    assert climb("ab", "--rung", "4-6", "-o", str(tmp_path / "c.png")).code == 0
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert climb("ab", "--rung", "4-6", "-o", str(tmp_path / "c.json")).code == 0
+    assert json.loads((tmp_path / "c.json").read_text())["schema"] == "llmcli.ladder/1"
+    nowhere = climb("ab", "--rung", "6", "-o", str(tmp_path / "no" / "c.png"))
+    assert nowhere.code == 1
+    assert "no such file or directory" in nowhere.err
+    assert "Traceback" not in nowhere.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--rung", "9"), "`--rung 9` names no rungs of the ladder"),
+        (("--rung", "0"), "`--rung 0` names no rungs"),
+        (("--rung", "5-3"), "`--rung 5-3` names no rungs"),
+        (("--rung", "x"), "`--rung x` names no rungs"),
+        (("--rung", ""), "`--rung ` names no rungs"),
+        (("--explain",), "`--explain` explains one rung"),
+        (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
+        (("-o", "chart.gif"), "`-o chart.gif` ends neither in .png nor in .json"),
+        (("-n", "0"), "`--tokens` must be between 1 and 256"),
+        (("--batch", "0"), "`--batch` must be between 1 and 256"),
+        (("--dtype", "bfloat16"), "`--dtype bfloat16` rounds too coarsely"),
+        (("--ids", "1,999"), "outside the vocabulary"),
+        (("--context-length", "3"), "do not fit the context of 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(climb, argv, message):
+    prompt = () if "--ids" in argv else ("ab",)
+    result = climb(*prompt, *argv)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""
+
+
+def test_a_pipe_is_read_only_where_it_is_asked_for(climb, monkeypatch, tmp_path):
+    (tmp_path / "text").write_text("xyz")
+    with (tmp_path / "text").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert '"a" "b"' in climb("ab", "--rung", "8").out
+    with (tmp_path / "text").open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert '"x" "y" "z"' in climb("-", "--rung", "8").out

@@ -1,0 +1,87 @@
+"""What the machine offers beyond the decoder, compared with the decoder's own step."""
+
+import pytest
+import torch
+from ladder_models import random_weights
+
+from llmcli.ladder import beyond as variants
+from llmcli.ladder.beyond import beyond
+from llmcli.ladder.climb import plan_course
+from llmcli.ladder.int8 import Int8Linear
+from llmcli.nn.linear import Linear
+
+
+def course(weights):
+    return plan_course(weights, [5, 9, 2, 7], more=1, sequences=1, rounds=1)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    kept = tuple(maker for maker in variants._MAKERS if maker[0] != "compiled")
+    monkeypatch.setattr(variants, "_MAKERS", kept)
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_fewer_bits_are_near_and_said_to_be_off(kind):
+    weights = random_weights(kind)
+    found = {variant.name: variant for variant in beyond(weights, course(weights))}
+    assert found["decoder"].difference == found["decoder"].divergence == 0
+    assert found["decoder"].speedup == 1
+    for name in ("bfloat16", "int8"):
+        assert found[name].missing is None
+        assert 0 < found[name].difference < 1
+        assert 0 <= found[name].divergence < 0.05
+    assert found["bfloat16"].divergence < found["int8"].divergence or kind == "gpt2"
+    if not torch.cuda.is_available():
+        assert found["CUDA graph"].missing == "needs a CUDA device"
+        assert found["CUDA graph"].token_s is None
+
+
+def test_the_decoder_is_as_it_was(uncompiled):
+    weights = random_weights("llama")
+    ids = torch.tensor([[5, 9, 2, 7]])
+    before = weights.decoder(ids)
+    beyond(weights, course(weights))
+    assert torch.equal(weights.decoder(ids), before)
+    assert type(weights.decoder.blocks[0].mixer.qkv) is Linear
+
+
+def test_a_compiled_step_is_the_same_step(monkeypatch):
+    kept = tuple(maker for maker in variants._MAKERS if maker[0] in ("decoder", "compiled"))
+    monkeypatch.setattr(variants, "_MAKERS", kept)
+    weights = random_weights("llama")
+    _, compiled = beyond(weights, course(weights))
+    if compiled.missing is not None:
+        pytest.skip(f"no compiler here: {compiled.missing}")
+    assert compiled.difference < 1e-4
+    assert compiled.same_token
+
+
+def test_what_cannot_be_built_says_why(monkeypatch):
+    def broken(decoder, run):
+        raise RuntimeError("no such kernel\nand a long story")
+
+    kept = (variants._MAKERS[0], ("odd", "nothing", broken))
+    monkeypatch.setattr(variants, "_MAKERS", kept)
+    weights = random_weights("gpt2")
+    assert beyond(weights, course(weights))[1].missing == "no such kernel"
+
+
+def test_int8_rounds_to_half_a_step_of_each_row():
+    linear = object.__new__(Linear)
+    draw = torch.Generator().manual_seed(1)
+    linear.weight = torch.randn(32, 64, generator=draw).bfloat16()
+    linear.weight[3] = 0  # a row of zeros has no scale of its own
+    linear.bias, linear.rows = None, [32]
+    packed = Int8Linear(linear)
+    wide = linear.weight.float()
+    step = wide.abs().amax(1, keepdim=True) / 127
+    back = packed.weight.float() * step
+    assert (back - wide).abs().le(step * 0.5 + 1e-7).all()
+    assert packed.weight.abs().max() == 127
+    x = torch.randn(2, 3, 64, generator=draw).bfloat16()
+    y = packed(x)
+    assert y.shape == (2, 3, 32)
+    torch.testing.assert_close(y.float(), x.float() @ back.t(), rtol=0.03, atol=0.1)
+    assert (y[..., 3] == 0).all()

@@ -1,0 +1,198 @@
+"""The ladder as text at fixed widths, and its chart as an image."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from llmcli.render.chart import ladder_png
+from llmcli.render.ladder import bar_lengths, render_ladder, render_rung, scaled
+from llmcli.reports import LadderReport, RungReport, Shown, Spread, Variant, Work
+
+
+def spread(seconds):
+    return Spread(median=seconds, lowest=seconds, highest=seconds, runs=3)
+
+
+def rung(number, name, seconds, **more):
+    below = more.pop("below", None)
+    fields = {
+        "number": number, "name": name, "title": f"what {name} is", "idea": "Because.",
+        "change": ("before it", "with it"), "sequences": 1, "prompt_s": spread(seconds),
+        "token_s": spread(seconds * 2), "prompt_work": Work(gemv=0, gemm=0, flops=0, bytes=0),
+        "token_work": Work(gemv=25, gemm=0, flops=36.8e6, bytes=15.1e6), "steps": (),
+        "prompt_speedup": None if below is None else below / seconds,
+        "token_speedup": None if below is None else below / seconds,
+        "compared": None if below is None else "logits",
+        "difference": None if below is None else 3e-6,
+        "allowed": None if below is None else 1e-4,
+    }  # fmt: skip
+    return RungReport(**(fields | more))
+
+
+def reshaped(formula, moved=False):
+    return Shown(
+        formula=formula, shape=(8, 4, 32), strides=(32, 256, 1),
+        source=((4, 8, 32), (256, 32, 1)), moved=moved, values=((1.0, -0.5), (0.25, 2.0)),
+    )  # fmt: skip
+
+
+SCORES = Shown(
+    formula="scores + M", shape=(8, 2, 2), strides=(4, 2, 1), source=None, moved=None,
+    values=((0.5, float("-inf")), (0.25, 12345.678)),
+)  # fmt: skip
+WIDE = Shown(
+    formula="Q = T W_q", shape=(100, 256), strides=(256, 1), source=None, moved=None,
+    values=((0.5, 1.0), (2.0, 3.0)),
+)  # fmt: skip
+SPLIT = tuple(reshaped(f"{letter} as h × n × d/h") for letter in "QKV")
+RUNGS = (
+    rung(1, "loops", 1.5, token_work=Work(gemv=0, gemm=0, flops=1e9, bytes=1e10),
+         estimated="layer 0 of 2 of 4 tokens"),
+    rung(2, "heads", 0.015, below=1.5, steps=(*SPLIT, reshaped("merged", moved=True), SCORES, WIDE)),
+    rung(3, "fused", 0.003, below=0.015, steps=(SPLIT[0], reshaped("new one")), sequences=4),
+)
+REPORT = LadderReport(
+    tokens=("In", " the\x1b[2J"), ids=(1, 2), more=(" beginning",),
+    letters=(("n", 2), ("d", 256), ("d/h", 32)), dtype="float32", rungs=RUNGS,
+)
+
+
+def shown(parts, width, colour=False):
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=colour,
+        color_system="truecolor" if colour else None,
+    )  # fmt: skip
+    for part in parts:
+        console.print(part, crop=False, markup=False, highlight=False)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def test_whole_ladder_at_100_columns():
+    assert shown(render_ladder(REPORT, "tiny (float32 on cpu)"), 100) == """\
+tiny (float32 on cpu)
+"In" " the\\x1b[2J" and then, one by one, " beginning"
+n = 2 · d = 256 · d/h = 32
+
+1  loops  what loops is
+  before  before it
+  here    with it
+  token   no matrix product, 1 GFLOP, 10 GB
+
+2  heads  what heads is
+  before  before it
+  here    with it
+  view    Q, K, V as h × n × d/h  [4 8 32] → [8 4 32]  strides (256 32 1) → (32 256 1)
+  copy    merged  [4 8 32] → [8 4 32]  strides (256 32 1) → (32 256 1)
+  token   25 GEMV, 0 GEMM, 36.8 MFLOP, 15.1 MB
+
+3  fused  what fused is
+  before  before it
+  here    with it
+  view    new one  [4 8 32] → [8 4 32]  strides (256 32 1) → (32 256 1)
+  token   25 GEMV, 0 GEMM, 36.8 MFLOP, 15.1 MB
+
+    rung     prompt      ×   next token      ×   GEMV   GEMM    FLOPs    bytes   Δ below
+────────────────────────────────────────────────────────────────────────────────────────
+1   loops   ≈1.50 s             ≈3.00 s             0      0      1 G     10 G         -
+2   heads     15 ms    100        30 ms    100     25      0   36.8 M   15.1 M   3.0e-06
+3   fused      3 ms   5.00         6 ms   5.00     25      0   36.8 M   15.1 M   3.0e-06
+× is the speed-up over the rung below, Δ the largest difference from it
+a view moves nothing, a copy every number
+token: the products of one after the prompt, bytes of their operands and results
+≈ rung 1 is estimated from layer 0 of 2 of 4 tokens · rung 3 is a sequence's share of 4
+every rung agrees with the one below (float32)
+
+tokens per second after the prompt, on a logarithmic scale
+1 loops ███████████ ≈0.333 tok/s
+2 heads ███████████████████████████████████████ 33.3 tok/s
+3 fused ████████████████████████████████████████████████████████████ 167 tok/s"""
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_nothing_is_wider_than_the_screen(width):
+    text = shown(render_ladder(REPORT, "tiny"), width)
+    tables = max(len(line) for line in text.splitlines())
+    assert tables <= max(width, 61)  # the table's least: number, rung, times, speed-ups, Δ
+    assert "3.0e-06" in text
+
+
+def test_a_wrong_rung_is_red_and_named():
+    wrong = replace(RUNGS[1], difference=0.5)
+    report = replace(REPORT, rungs=(RUNGS[0], wrong))
+    text = shown(render_ladder(report, "tiny"), 100)
+    verdict = (
+        "rung 2: logits differ from the rung below by 5.0e-01, rounding explains 1.0e-04"
+    )
+    assert verdict in text
+    assert "every rung agrees" not in text
+    assert "\x1b[1;31m" in shown(render_ladder(report, "tiny"), 100, colour=True)
+    assert not replace(wrong, difference=float("nan")).ok
+
+
+def test_one_rung_with_its_numbers():
+    text = shown(render_rung(RUNGS[1], REPORT, "tiny"), 80)
+    assert """\
+Because.
+
+view  Q as h × n × d/h  [4 8 32] → [8 4 32]  strides (256 32 1) → (32 256 1)
+          1       -0.5 …
+       0.25          2 …
+          ⋮
+""" in text
+    assert """\
+scores + M  [8 2 2]
+        0.5         -∞
+       0.25  1.235e+04
+
+Q = T W_q  [100 256]
+        0.5          1 …
+          2          3 …
+          ⋮
+""" in text
+    assert text.endswith("by 3.0e-06, rounding explains 1.0e-04")
+
+
+def test_beyond_the_rungs():
+    variants = (
+        Variant(name="decoder", what="rung 8", token_s=spread(0.03), speedup=1.0, difference=0.0,
+                divergence=0.0, same_token=True),
+        Variant(name="int8", what="8 bits", token_s=spread(0.01), speedup=3.0, difference=0.25,
+                divergence=1e-3, same_token=False),
+        Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
+    )  # fmt: skip
+    text = shown(render_ladder(replace(REPORT, beyond=variants), "tiny"), 80)
+    assert """\
+beyond rung 8   next token      ×   Δ logits   KL, nats   same token
+────────────────────────────────────────────────────────────────────
+decoder              30 ms   1.00    0.0e+00    0.0e+00          yes
+int8                 10 ms   3.00    2.5e-01    1.0e-03           no
+""" in text
+    assert "CUDA graph: not here: needs a CUDA device" in text
+
+
+def test_bars_are_logarithms():
+    assert bar_lengths([1.0, 10.0, 100.0]) == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert bar_lengths([5.0]) == [1.0]
+    lengths = bar_lengths([0.03, 300.0])
+    assert 0 < lengths[0] < lengths[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.25, "0.25"), (999.6, "1 k"), (36.8e6, "36.8 M"), (2e12, "2 T"), (37, "37")],
+)
+def test_numbers_have_three_digits_and_a_prefix(value, text):
+    assert scaled(value) == text
+
+
+def test_the_chart_is_an_image_with_a_bar_for_each_rung():
+    from PIL import Image
+
+    wrong = replace(RUNGS[2], difference=1.0)
+    image = Image.open(io.BytesIO(ladder_png(replace(REPORT, rungs=(*RUNGS[:2], wrong)), "tiny → x")))
+    assert image.format == "PNG"
+    colours = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 20)}
+    estimated, plain, red = (colours.get(c, 0) for c in ((158, 192, 226), (38, 108, 180), (200, 50, 40)))
+    assert 0 < estimated < plain < red  # the faster the longer, and the last one is wrong
