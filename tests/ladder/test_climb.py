@@ -1,5 +1,7 @@
 """The climb: every rung agrees with the one below, slow ones are estimated, faults are found."""
 
+import itertools
+
 import pytest
 import torch
 from ladder_models import random_weights
@@ -35,7 +37,7 @@ def test_all_rungs_agree(kind, dtype, allowed):
 def test_speed_ups_are_ratios_of_medians():
     weights = random_weights("gpt2")
     rungs = climb(weights, course(weights, rounds=3))
-    for below, rung in zip(rungs, rungs[1:], strict=False):
+    for below, rung in itertools.pairwise(rungs):
         assert rung.prompt_speedup == below.prompt_s.median / rung.prompt_s.median
         assert rung.token_speedup == below.token_s.median / rung.token_s.median
         assert rung.prompt_s.lowest <= rung.prompt_s.median <= rung.prompt_s.highest

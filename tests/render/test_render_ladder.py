@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from llmcli.render import chart
 from llmcli.render.chart import ladder_png
 from llmcli.render.ladder import bar_lengths, render_ladder, render_rung, scaled
 from llmcli.reports import LadderReport, RungReport, Shown, Spread, Variant, Work
@@ -50,7 +51,8 @@ SPLIT = tuple(reshaped(f"{letter} as h × n × d/h") for letter in "QKV")
 RUNGS = (
     rung(1, "loops", 1.5, token_work=Work(gemv=0, gemm=0, flops=1e9, bytes=1e10),
          estimated="layer 0 of 2 of 4 tokens"),
-    rung(2, "heads", 0.015, below=1.5, steps=(*SPLIT, reshaped("merged", moved=True), SCORES, WIDE)),
+    rung(2, "heads", 0.015, below=1.5,
+         steps=(*SPLIT, reshaped("merged", moved=True), SCORES, WIDE)),
     rung(3, "fused", 0.003, below=0.015, steps=(SPLIT[0], reshaped("new one")), sequences=4),
 )
 REPORT = LadderReport(
@@ -105,8 +107,8 @@ token: the products of one after the prompt, bytes of their operands and results
 every rung agrees with the one below (float32)
 
 tokens per second after the prompt, on a logarithmic scale
-1 loops ███████████ ≈0.333 tok/s
-2 heads ███████████████████████████████████████ 33.3 tok/s
+1 loops ██████████ ≈0.333 tok/s
+2 heads ███████████████████████████████████████████████ 33.3 tok/s
 3 fused ████████████████████████████████████████████████████████████ 167 tok/s"""
 
 
@@ -191,8 +193,9 @@ def test_the_chart_is_an_image_with_a_bar_for_each_rung():
     from PIL import Image
 
     wrong = replace(RUNGS[2], difference=1.0)
-    image = Image.open(io.BytesIO(ladder_png(replace(REPORT, rungs=(*RUNGS[:2], wrong)), "tiny → x")))
+    report = replace(REPORT, rungs=(*RUNGS[:2], wrong))
+    image = Image.open(io.BytesIO(ladder_png(report, "tiny → x")))
     assert image.format == "PNG"
     colours = {colour: count for count, colour in image.convert("RGB").getcolors(1 << 20)}
-    estimated, plain, red = (colours.get(c, 0) for c in ((158, 192, 226), (38, 108, 180), (200, 50, 40)))
+    estimated, plain, red = (colours.get(c, 0) for c in (chart.ESTIMATED, chart.FILL, chart.WRONG))
     assert 0 < estimated < plain < red  # the faster the longer, and the last one is wrong
