@@ -5,6 +5,10 @@ import torch
 from tiny_checkpoints import write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.app import main
+from llmcli.ladder.beyond import beyond
+from llmcli.ladder.climb import climb, plan_course
+from llmcli.ladder.weights import Weights
 from llmcli.loading import load_checkpoint
 
 pytestmark = [
@@ -50,3 +54,22 @@ def test_auto_picks_the_card_and_the_checkpoints_dtype(tmp_path):
     assert model.device.type == "cuda"
     assert model.dtype == torch.float32
     assert model.decoder(torch.tensor([[1, 2]], device="cuda")).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_ladder_agrees_and_beyond_it_a_graph_replays_the_same_step(tmp_path, dtype):
+    model = load_checkpoint(open_checkpoint(write_llama(tmp_path)), device="cuda", dtype=dtype)
+    weights = Weights.of(model.decoder)
+    run = plan_course(weights, [5, 9, 2, 7], more=2, sequences=3, rounds=1)
+    assert all(rung.ok for rung in climb(weights, run))
+    variants = {variant.name: variant for variant in beyond(weights, run)}
+    for name in ("decoder", "bfloat16", "CUDA graph"):
+        assert variants[name].missing is None, variants[name].missing
+    assert variants["CUDA graph"].difference == 0
+
+
+@pytest.mark.parametrize("name", ["blocks.1.attn.pattern[2,3,1]", "blocks.0.mlp.post[3,5]"])
+def test_explain_derives_what_the_card_computed(tmp_path, name, capsys):
+    folder = str(write_llama(tmp_path))
+    argv = ["explain", name, "-m", folder, "--ids", "5,9,2,7", "--device", "cuda", "--depth", "all"]
+    assert main(argv) == 0, capsys.readouterr()
