@@ -346,18 +346,19 @@ class Step:
 
     `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
     and numbers, `where` what the index means. `source`: `derived` by `before`, the
-    `terms` of `sum`, and `after`; taken from the `kernel`; `above`, where an earlier step derives
-    it; or `weights`, where it is a parameter. `origins`: what was added up to it, block by block.
-    `kernel` is what the fast kernel has there.
+    `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
+    parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
+    kernel has there. `children` are the numbers of the steps that it follows from.
     """
 
+    number: int
     name: str
     index: tuple[int, ...]
     symbol: str
     formula: str
     shape: str
     where: tuple[Coordinate, ...]
-    source: Literal["derived", "kernel", "above", "weights"]
+    source: Literal["derived", "kernel", "weights"]
     value: float
     kernel: float
     difference: float
@@ -369,7 +370,7 @@ class Step:
     terms: tuple[Term, ...] = ()
     after: tuple[Fact, ...] = ()
     origins: tuple[Term, ...] = ()
-    children: tuple[Step, ...] = ()
+    children: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,8 +398,8 @@ class Letter:
 class Explanation:
     """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
 
-    `tensors` were derived as a whole, in float64, for the one number; `ok` where it, every step
-    and every check agree with the kernel.
+    `tensors` were derived as a whole, in float64, for the one number. `steps` are numbered from 1,
+    the number itself first, and `ok` where each of them and every check agree with the kernel.
     """
 
     name: str
@@ -414,4 +415,4 @@ class Explanation:
     ok: bool
     tensors: int
     checks: tuple[Check, ...]
-    steps: Step
+    steps: tuple[Step, ...]

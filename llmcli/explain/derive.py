@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,13 +14,13 @@ from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
-from llmcli.explain.rule import Element, symbol
+from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Progress, Values
 from llmcli.model import Model, dtype_name
 from llmcli.reports import Check, Explanation, Letter, Step
 
-Source = Literal["derived", "kernel", "above", "weights"]
+Source = Literal["derived", "kernel"]
 
 # How far the kernel may be from the derivation, in roundings (eps) of the largest number of the
 # row. The roundings of a kernel are about independent, so that their sum grows as the square root
@@ -46,81 +46,81 @@ def explain(
     the weights; what is further away is taken from the kernel. `texts` are the tokens for
     people. Raises NotFinite where the model's own numbers are not.
     """
-    dtype = dtype_name(model.dtype)
-    tokens = tuple(zip(ids, texts, strict=True))
-    letters = _letters(model, axes, len(ids))
+    steps: tuple[Step, ...]
+    checks: tuple[Check, ...] = ()
+    tensors = 0
     if axes.kind == "parameter":
-        step = parameter_step(model, axes, index, equal_sizes=_equal_sizes(model))
-        return _explanation(step, tokens, letters, None, dtype, 0, ())
-    with torch.inference_mode():
-        values = Values(
-            model, rules(model.config), ids, texts, target=axes.name, depth=depth,
-            progress=progress,
-        )  # fmt: skip
-        tree = _Tree(values, len(ids))
-        step = tree.step(axes.name, index, 0)
-        checks = tree.checks()
-    return _explanation(
-        step, tokens, letters, values.depth, dtype, len(values.derived), checks
-    )
-
-
-def _explanation(
-    step: Step,
-    tokens: tuple[tuple[int, str], ...],
-    letters: tuple[Letter, ...],
-    depth: int | None,
-    dtype: str,
-    tensors: int,
-    checks: tuple[Check, ...],
-) -> Explanation:
+        steps = (parameter_step(model, axes, index, equal_sizes=_equal_sizes(model)),)
+    else:
+        with torch.inference_mode():
+            values = Values(
+                model, rules(model.config), ids, texts, target=axes.name, depth=depth,
+                progress=progress,
+            )  # fmt: skip
+            tree = _Tree(values, len(ids))
+            steps, checks = tree.steps((axes.name, index)), tree.checks()
+        tensors, depth = len(values.derived), values.depth
+    root = steps[0]
     return Explanation(
-        name=step.name,
-        index=step.index,
-        tokens=tokens,
-        letters=letters,
+        name=root.name,
+        index=root.index,
+        tokens=tuple(zip(ids, texts, strict=True)),
+        letters=_letters(model, axes, len(ids)),
         depth=depth,
-        dtype=dtype,
-        value=step.value,
-        kernel=step.kernel,
-        difference=step.difference,
-        tolerance=step.tolerance,
-        ok=_agrees(step) and all(check.ok for check in checks),
+        dtype=dtype_name(model.dtype),
+        value=root.value,
+        kernel=root.kernel,
+        difference=root.difference,
+        tolerance=root.tolerance,
+        ok=all(step.ok for step in steps) and all(check.ok for check in checks),
         tensors=tensors,
         checks=checks,
-        steps=step,
+        steps=steps,
     )
 
 
 class _Tree:
-    """Builds the steps; `seen` are those that need no second explanation."""
+    """Builds the steps of one derivation."""
 
     def __init__(self, values: Values, tokens: int) -> None:
         self.values = values
         self.axes = names(values.model.config, tokens)
-        self.seen: dict[tuple[str, tuple[int, ...]], Step] = {}
         self.rows: dict[tuple[str, int, int], None] = {}  # of patterns, in order
 
-    def step(self, name: str, index: tuple[int, ...], level: int) -> Step:
-        """The number and, to `depth`, those that it follows from."""
-        values, depth = self.values, self.values.depth
-        if (name, index) in self.seen:
-            return self._step(name, index, Element(value=self.seen[name, index].value), "above")
-        if not values.derives(name) or (depth is not None and level >= depth):
-            value = float(values[name][index])
-            return self._step(name, index, Element(value=value), "kernel")
-        element = values.rules[name].element(values, index)
-        follow = element.follow if level < BRANCHING else element.follow[:1]
-        values.derived.add(name)
-        step = self._step(name, index, element, "derived")
-        self.seen[name, index] = step
-        children = tuple(self.step(*cell, level + 1) for cell in follow)
-        return replace(step, children=children)
+    def steps(self, root: Cell) -> tuple[Step, ...]:
+        """The number and, to `depth`, those that it follows from, each before its inputs.
 
-    def _step(self, name: str, index: tuple[int, ...], element: Element, source: Source) -> Step:
-        values, axes = self.values, self.axes[name]
-        rule = values.rules[name]
-        kernel = values.kernel(name)
+        A number that several need is one step. Worked off from a list, for the way to the
+        embedding rows can be longer than Python nests calls.
+        """
+        found: dict[Cell, tuple[Element, Source]] = {}
+        pending = [(root, 0)]
+        while pending:
+            cell, level = pending.pop()
+            if cell not in found:
+                element = self._element(cell, level)
+                derived = self.values.derives(cell[0])
+                found[cell] = (element, "derived" if derived else "kernel")
+                pending += [(source, level + 1) for source in reversed(element.follow)]
+        numbers = {cell: number for number, cell in enumerate(found, 1)}
+        return tuple(self._step(cell, *found[cell], numbers) for cell in found)
+
+    def _element(self, cell: Cell, level: int) -> Element:
+        """The number with the inputs that are followed from it: deep down only the first."""
+        (name, index), values = cell, self.values
+        if not values.derives(name):
+            return Element(value=float(values[name][index]))
+        values.derived.add(name)
+        element = values.rules[name].element(values, index)
+        if values.depth is not None and level >= values.depth:
+            return replace(element, follow=())
+        return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _step(
+        self, cell: Cell, element: Element, source: Source, numbers: Mapping[Cell, int]
+    ) -> Step:
+        (name, index), values = cell, self.values
+        rule, axes, kernel = values.rules[name], self.axes[name], values.kernel(name)
         theirs = float(kernel[index])
         _require_finite(name, index, element.value, theirs)
         last = name.rpartition(".")[2]
@@ -129,6 +129,7 @@ class _Tree:
         difference = _difference(element.value, theirs)
         tolerance = self._allowed(name, rule.magnitude(values, name, index))
         return Step(
+            number=numbers[cell],
             name=name,
             index=index,
             symbol=symbol(rule.letter, *index),
@@ -147,10 +148,12 @@ class _Tree:
             terms=element.terms,
             after=element.after,
             origins=element.origins,
+            children=tuple(numbers[source] for source in element.follow),
         )
 
     def _allowed(self, name: str, magnitude: float) -> float:
         """How far a number of that tensor may be from the kernel's."""
+        _require_finite(name, (), magnitude)
         eps = torch.finfo(self.values.model.dtype).eps
         return ROUNDINGS * math.sqrt(self.values.formulas(name)) * eps * magnitude
 
@@ -185,11 +188,6 @@ def _softmax(row_S: Tensor) -> Tensor:
     return e_S / e_S.sum()
 
 
-def _agrees(step: Step) -> bool:
-    """Whether a step and all below it are what the kernel has."""
-    return step.ok and all(_agrees(child) for child in step.children)
-
-
 def _difference(ours: float, theirs: float) -> float:
     """Their distance; −∞ of a mask is equal to itself."""
     return 0.0 if ours == theirs else abs(ours - theirs)
@@ -200,7 +198,7 @@ def _require_finite(name: str, index: tuple[int, ...], *found: float) -> None:
         masked = name.endswith(".scores") and value == -math.inf
         if not math.isfinite(value) and not masked:
             raise NotFinite(
-                f"`{symbol(name, *index)}` is {value}",
+                f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
                 hint="try --dtype float64; the checkpoint may hold NaN",
             )
 

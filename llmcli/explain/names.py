@@ -81,7 +81,7 @@ def find(name: str, known: dict[str, Axes], config: ModelConfig) -> Axes:
 def _canonical(name: str, known: dict[str, Axes]) -> str:
     parts = [part.removeprefix("hook_") for part in name.split(".")]
     plain = ".".join(_ALIASES.get(part, part) for part in parts)
-    if plain in known:
+    if plain in known or plain == name:
         return plain
     for theirs, ours in _GATED_ALIASES.items():
         if plain.endswith(theirs) and plain.replace(theirs, ours) in known:

@@ -20,6 +20,7 @@ def parameter_step(
     if axes.name in ("embed.W", "pos_embed.W"):
         letter = "W_E" if axes.name == "embed.W" else "W_P"
     return Step(
+        number=1,
         name=axes.name,
         index=index,
         symbol=symbol(letter, *index),

@@ -28,7 +28,7 @@ def render_explanation(report: Explanation, title: str, *, full: bool = False) -
     """
     writer = _Writer(full, _digits(report))
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report), Text()]
-    shown += writer.step(report.steps, 0)
+    shown += writer.steps(report.steps)
     shown += [Text(), *_extent(report), *_checks(report), _verdict(report)]
     return Group(*shown)
 
@@ -45,30 +45,29 @@ def _prompt(report: Explanation) -> Iterator[RenderableType]:
 
 
 class _Writer:
-    """Numbers the steps as they are written; `numbers` remembers where each was."""
+    """Writes steps below one another; `full` with every term, results with so many `digits`."""
 
     def __init__(self, full: bool, digits: int) -> None:
         self.full = full
         self.digits = digits
-        self.numbers: dict[tuple[str, tuple[int, ...]], int] = {}
 
-    def step(self, step: Step, level: int) -> Iterator[RenderableType]:
-        """A step and the steps below it, indented where a derivation forks."""
-        by = 2 * min(level, DEEPEST)
-        key = (step.name, step.index)
-        head = Text(f"{step.symbol} = {number(step.value, self.digits)}", style=HEADING)
-        if step.source == "above":
-            head.append(f"   see step {self.numbers[key]}", style=FAINT)
-            yield Indented(head, by + ROOM)
-            return
-        self.numbers[key] = len(self.numbers) + 1
-        label = Text(f"{self.numbers[key]:>3} ", style=NUMBER)
-        yield Indented(label.append_text(head), by)
-        for block in self._blocks(step):
-            yield Indented(block, by + ROOM)
-        below = level + 1 if len(step.children) > 1 else level
-        for child in step.children:
-            yield from self.step(child, below)
+    def steps(self, steps: Sequence[Step]) -> Iterator[RenderableType]:
+        """Every step, and after it those below it, indented where a derivation forks."""
+        written = set()
+        pending = [(1, 0)]
+        while pending:
+            at, level = pending.pop()
+            step, by = steps[at - 1], 2 * min(level, DEEPEST)
+            head = Text(f"{step.symbol} = {number(step.value, self.digits)}", style=HEADING)
+            if at in written:
+                yield Indented(head.append(f"   see step {at}", style=FAINT), by + ROOM)
+                continue
+            written.add(at)
+            yield Indented(Text(f"{at:>3} ", style=NUMBER).append_text(head), by)
+            for block in self._blocks(step):
+                yield Indented(block, by + ROOM)
+            below = level + 1 if len(step.children) > 1 else level
+            pending += [(child, below) for child in reversed(step.children)]
 
     def _blocks(self, step: Step) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
@@ -176,7 +175,7 @@ def _compared(step: Step) -> RenderableType:
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:
     """How much was derived, and what the tree leaves out."""
-    if report.steps.source == "weights":
+    if report.steps[0].source == "weights":
         return
     many = "1 tensor" if report.tensors == 1 else f"{report.tensors} tensors"
     words = f"{many} derived in float64 by these formulas, "
@@ -201,8 +200,8 @@ def _checks(report: Explanation) -> Iterator[RenderableType]:
 
 
 def _verdict(report: Explanation) -> RenderableType:
-    if report.steps.source == "weights":
-        return Text(f"{report.steps.symbol} = {number(report.value, _digits(report))}")
+    if report.steps[0].source == "weights":
+        return Text(f"{report.steps[0].symbol} = {number(report.value, _digits(report))}")
     digits = _digits(report)
     near = report.difference <= report.tolerance
     parts = [

@@ -1,0 +1,15 @@
+"""The models of these tests."""
+
+import explain_models
+import pytest
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("explain")
+
+
+@pytest.fixture
+def model(folder):
+    """`model(name, dtype)`: a fresh one, so that a test may break it."""
+    return lambda name, dtype="float64": explain_models.make(name, folder, dtype)

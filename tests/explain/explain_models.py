@@ -1,0 +1,138 @@
+"""Small models of every variant that the formulas have, with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.explain.derive import explain
+from llmcli.explain.names import names
+from llmcli.loading import load
+from llmcli.model import Model
+from llmcli.nn.decoder import Decoder
+
+IDS = (5, 17, 3, 17, 42, 8, 30)
+TEXTS = tuple(f"t{id}" for id in IDS)
+
+
+def _qwen3_tensors():
+    g = torch.Generator().manual_seed(3)
+    norms = {
+        f"model.layers.{i}.self_attn.{part}_norm.weight": torch.rand(8, generator=g) + 0.5
+        for i in range(2)
+        for part in "qk"
+    }
+    return llama_tensors() | norms
+
+
+def _biased_tensors():
+    g = torch.Generator().manual_seed(4)
+    sizes = {
+        "self_attn.q_proj": 32, "self_attn.k_proj": 16, "self_attn.v_proj": 16,
+        "self_attn.o_proj": 32, "mlp.gate_proj": 48, "mlp.up_proj": 48, "mlp.down_proj": 32,
+    }  # fmt: skip
+    biases = {
+        f"model.layers.{i}.{part}.bias": torch.randn(size, generator=g)
+        for i in range(2)
+        for part, size in sizes.items()
+    }
+    return llama_tensors() | biases
+
+
+def _gpt2_small():
+    """Weights as small as trained ones: softmax rows with more than one weight."""
+    return {
+        name: value if value.ndim == 1 else value * 0.3 for name, value in gpt2_tensors().items()
+    }
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+WRITERS = {
+    "gpt2": lambda path: write_gpt2(path, _gpt2_small()),
+    "gpt2-gelu-unscaled": lambda path: write_gpt2(
+        path, _gpt2_small(), activation_function="gelu", scale_attn_weights=False
+    ),
+    "llama-grouped": write_llama,
+    "llama-biases-relu": lambda path: write_llama(
+        path, _biased_tensors(), attention_bias=True, mlp_bias=True, hidden_act="relu"
+    ),
+    "llama-stretched": lambda path: write_llama(path, rope_scaling=LLAMA3),
+    "mistral-window": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
+    "qwen3-qk-norm": lambda path: write_llama(
+        path, _qwen3_tensors(), model_type="qwen3", head_dim=8, sliding_window=None
+    ),
+}
+NAMES = (*WRITERS, "odd")
+
+
+def odd_model(dtype: torch.dtype) -> Model:
+    """What no family of today has: partial rotation, wide values, layers that differ, no rotation
+    but normalized queries, a head with a bias.
+    """
+    rms, layer_norm = (
+        NormConfig(kind="rms", eps=1e-6), NormConfig(kind="layer", eps=1e-5, bias=True)
+    )  # fmt: skip
+    mixer = AttentionConfig(
+        heads=4, kv_heads=2, head_dim=8, value_dim=6, scale=0.3,
+        rope=RopeConfig(theta=500.0, dims=4), window=4, out_bias=True,
+    )  # fmt: skip
+    gated = MlpConfig(hidden=20, activation="gelu_tanh", gated=True)
+    plain = MlpConfig(hidden=12, activation="silu", gated=False, bias=True)
+    first = LayerConfig(mixer=mixer, ffn=gated, ln1=rms, ln2=layer_norm)
+    unrotated = dataclasses.replace(mixer, rope=None, qk_norm=rms, window=None, kv_heads=1)
+    second = LayerConfig(mixer=unrotated, ffn=plain, ln1=layer_norm, ln2=rms)
+    config = ModelConfig(
+        family="test", model_type="test", vocab=61, width=10, context=64, layers=(first, second),
+        embedding=EmbeddingConfig(), final_norm=layer_norm, head=HeadConfig(tied=False, bias=True),
+    )  # fmt: skip
+    return _drawn(config, dtype, 0.4)
+
+
+def deep_model(layers: int) -> Model:
+    """So many small layers."""
+    config = odd_model(torch.float64).config
+    config = dataclasses.replace(config, layers=config.layers[:1] * layers)
+    return _drawn(config, torch.float64, 0.1)
+
+
+def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
+    decoder = Decoder(config, device="cpu", dtype=dtype)
+    generator = torch.Generator().manual_seed(0)
+    for slot in decoder.slots.values():
+        slot.copy_(torch.randn(slot.shape, generator=generator) * deviation)
+    return Model(
+        name="odd", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=0,
+    )  # fmt: skip
+
+
+def make(name: str, folder, dtype: str) -> Model:
+    """The model of that name; written into `folder` where a checkpoint has to be."""
+    if name == "odd":
+        return odd_model(getattr(torch, dtype))
+    path = folder / name
+    if not path.exists():
+        WRITERS[name](path)
+    return load(str(path), dtype=dtype)
+
+
+def explained(model: Model, name: str, index, depth=None):
+    """The explanation of one number of `IDS`."""
+    axes = names(model.config, len(IDS))[name]
+    return explain(model, IDS, TEXTS, axes, tuple(index), depth=depth)

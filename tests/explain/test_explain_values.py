@@ -1,0 +1,261 @@
+"""Every number that a model has is derived, and is what the decoder computed."""
+
+import math
+import random
+import re
+import sys
+
+import explain_models
+import pytest
+import torch
+from explain_models import IDS, NAMES, explained
+
+from llmcli.explain.names import names
+from llmcli.explain.rules import rules
+
+
+def emitted(model):
+    """What one pass shows to a tap, and what the fused attention never writes, by its own means."""
+    seen = {}
+    ids = torch.tensor([IDS])
+    model.decoder(ids, tap=lambda name, tensor: seen.__setitem__(name, tensor[0].double()))
+    for i, block in enumerate(model.decoder.blocks):
+        at, a = f"blocks.{i}.attn", model.config.layers[i].mixer
+        q, k = (
+            seen.get(f"{at}.{part}_rot", seen.get(f"{at}.{part}_norm", seen[f"{at}.{part}"]))
+            for part in "qk"
+        )
+        k = k.repeat_interleave(a.heads // a.kv_heads, 0)
+        row = torch.arange(len(IDS))
+        hidden = row[None] > row[:, None]
+        if a.window is not None:
+            hidden |= row[None] <= row[:, None] - a.window
+        scores = (q @ k.mT * a.scale).masked_fill(hidden, -torch.inf)
+        seen[f"{at}.scores"], seen[f"{at}.pattern"] = scores, scores.softmax(-1)
+        w_HeD = block.mixer.out.weight.double().t().unflatten(0, (a.heads, -1))
+        seen[f"{at}.result"] = seen[f"{at}.z"] @ w_HeD
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_a_rule_for_everything_that_is_emitted(name, model):
+    model = model(name)
+    seen = emitted(model)
+    assert set(rules(model.config)) == set(seen)
+    known = {n: a for n, a in names(model.config, len(IDS)).items() if a.kind == "activation"}
+    assert {n: a.sizes for n, a in known.items()} == {n: tuple(t.shape) for n, t in seen.items()}
+
+
+def places(axes, seed, count):
+    draw = random.Random(f"{axes.name} {seed}")
+    return [tuple(draw.randrange(size) for size in axes.sizes) for _ in range(count)]
+
+
+@pytest.mark.parametrize("depth", [1, 3, None])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_float64(name, depth, model):
+    model = model(name)
+    seen = emitted(model)
+    for axes in names(model.config, len(IDS)).values():
+        for index in places(axes, depth, 2) if axes.kind == "activation" else ():
+            found = explained(model, axes.name, index, depth)
+            theirs = seen[axes.name]
+            assert found.ok, (axes.name, index, found)
+            if math.isinf(found.value):
+                assert found.value == theirs[index] == -math.inf
+                continue
+            finite = theirs[theirs.isfinite()].abs().max().item()
+            assert abs(found.value - theirs[index].item()) <= 1e-12 * max(finite, 1), axes.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_float32_within_the_printed_tolerance(name, model):
+    model = model(name, "float32")
+    seen = emitted(model)
+    for axes in names(model.config, len(IDS)).values():
+        for index in places(axes, "32", 1) if axes.kind == "activation" else ():
+            found = explained(model, axes.name, index)
+            assert found.ok, (axes.name, index, found)
+            if found.difference:
+                row = seen[axes.name][index[:-1]]
+                assert 0 < found.tolerance < 1e-3 * row[row.isfinite()].abs().max().clamp_min(1)
+
+
+def shown_arithmetic(fact):
+    """What is printed after the last `=`, with the exact numbers in it, as Python."""
+    numbers = fact.formula.rpartition("=")[2]
+    for part in fact.parts:
+        numbers = numbers.replace("{}", f"({part!r})", 1)
+    for theirs, ours in (("·", "*"), ("−", "-"), ("√", "math.sqrt"), ("tanh u", "u")):
+        numbers = numbers.replace(theirs, ours)
+    return numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_arithmetic_that_is_shown_gives_the_number(name, model):
+    model = model(name)
+    checked = set()
+    for axes in names(model.config, len(IDS)).values():
+        for index in places(axes, "shown", 1) if axes.kind == "activation" else ():
+            for step in explained(model, axes.name, index).steps:
+                for fact in (*step.before, *step.after):
+                    if fact.parts:
+                        value = eval(shown_arithmetic(fact), {"math": math, "max": max})
+                        assert math.isclose(value, fact.value, rel_tol=1e-12, abs_tol=1e-15)
+                        checked.add(re.sub(r"[\d\[\],]+", "", fact.formula))
+                if step.sum is not None:
+                    terms = math.fsum(term.value for term in step.terms)
+                    assert math.isclose(terms, step.sum.value, rel_tol=1e-12, abs_tol=1e-15)
+                    if step.sum.columns[-1] == "product":
+                        assert all(math.prod(t.parts) == t.value for t in step.terms)
+                if step.source == "derived" and step.after:
+                    assert step.after[-1].value == step.value
+    assert len(checked) > 5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_leads_to_the_numbers_that_it_was_made_of(name, model):
+    """A child's number is one of those that stand in its parent's arithmetic."""
+    model = model(name)
+    last = names(model.config, len(IDS))["logits"].sizes
+    steps = explained(model, "logits", (len(IDS) - 1, last[1] // 2)).steps
+    assert [step.number for step in steps] == list(range(1, len(steps) + 1))
+    for step in steps:
+        numbers = {part for fact in (*step.before, *step.after) for part in fact.parts}
+        numbers |= {part for term in step.terms for part in term.parts}
+        numbers |= {fact.value for fact in step.after}
+        for child in (steps[number - 1] for number in step.children):
+            near = min(abs(child.value - number) for number in numbers)
+            assert near < 1e-13 * max(1, abs(child.value)), (step.name, child.name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_ends_at_the_embedding_rows(name, model):
+    model = model(name)
+    report = explained(model, "logits", (4, 11))
+    leaves = [step for step in report.steps if not step.children]
+    assert {step.name for step in leaves} <= {"embed", "pos_embed"}
+    assert {step.source for step in report.steps} == {"derived"}
+    assert report.depth is None
+    # the norms divide by what they compute themselves, heads are put together without `result`,
+    # and a block's output is the input of the next one
+    by_the_way = {"scale", "result", "resid_post", "logits_raw"}
+    needed = {n for n in rules(model.config) if n.rpartition(".")[2] not in by_the_way}
+    assert report.tensors == len(needed) + 1, "and the last resid_post"
+
+
+def test_depth_takes_what_is_further_away_from_the_kernel(model):
+    model = model("llama-grouped")
+    one = explained(model, "blocks.1.attn.pattern", (1, 5, 2), 1).steps
+    assert [step.source for step in one] == ["derived", "kernel"]
+    assert one[1].name == "blocks.1.attn.scores"
+    four = explained(model, "blocks.1.attn.pattern", (1, 5, 2), 4).steps
+    assert [step.name.rpartition(".")[2] for step in four] == [
+        "pattern", "scores", "q_rot", "q", "out", "k_rot", "k", "out",
+    ]  # fmt: skip
+    assert [step.children for step in four] == [(2,), (3, 6), (4,), (5,), (), (7,), (8,), ()]
+    assert [step.number for step in four if step.source == "kernel"] == [5, 8]
+
+
+def test_a_depth_that_reaches_the_embedding_is_all(model):
+    model = model("gpt2")
+    assert explained(model, "blocks.0.ln1.out", (3, 1), 2).depth == 2
+    assert explained(model, "blocks.0.ln1.out", (3, 1), 3).depth is None
+
+
+def test_more_formulas_in_a_row_than_python_nests_calls():
+    model = explain_models.deep_model(110)
+    report = explained(model, "blocks.109.resid_post", (6, 3))
+    assert report.ok
+    assert report.tensors > 1500
+    assert sys.getrecursionlimit() <= 1000
+
+
+def test_masked_cells(model):
+    model = model("mistral-window")
+    after = explained(model, "blocks.0.attn.scores", (0, 2, 5), 1)
+    assert after.value == after.kernel == -math.inf
+    assert after.ok
+    assert after.difference == 0
+    assert after.steps[0].note == "mask: token 2 may not look at token 5, which comes after it"
+    far = explained(model, "blocks.0.attn.pattern", (0, 6, 1), 1)
+    assert far.value == far.kernel == 0
+    assert "it sees the last 3 tokens, itself included" in far.steps[0].note
+    assert [term.at for term in far.steps[0].terms] == [4, 5, 6]
+    edge = explained(model, "blocks.0.attn.pattern", (0, 6, 4), 1)
+    assert edge.value > 0
+    assert edge.steps[0].note == ""
+
+
+def test_softmax_terms_are_the_row(model):
+    report = explained(model("gpt2"), "blocks.0.attn.pattern", (1, 4, 2), 1)
+    assert [term.at for term in report.steps[0].terms] == [0, 1, 2, 3, 4]
+    assert [term.label for term in report.steps[0].terms] == ["t5", "t17", "t3", "t17", "t42"]
+    assert math.isclose(math.fsum(term.parts[2] for term in report.steps[0].terms), 1)
+    assert report.steps[0].terms[2].parts[2] == report.value
+
+
+def test_grouped_heads_share_their_keys(model):
+    report = explained(model("llama-grouped"), "blocks.0.attn.scores", (3, 4, 2), 1)
+    assert report.steps[0].note == "heads 2 to 3 share the keys and values of kv head 1"
+    assert {child.name: child.index[0] for child in report.steps[1:]} == {
+        "blocks.0.attn.q_rot": 3,
+        "blocks.0.attn.k_rot": 1,
+    }
+
+
+def test_the_residual_stream_is_split_by_where_it_comes_from(model):
+    report = explained(model("llama-grouped"), "blocks.1.resid_post", (3, 7), 1)
+    origins = report.steps[0].origins
+    assert [term.label for term in origins] == [
+        "embed", "blocks.0.attn_out", "blocks.0.mlp_out", "blocks.1.attn_out", "blocks.1.mlp_out",
+    ]  # fmt: skip
+    assert math.isclose(math.fsum(term.value for term in origins), report.value, rel_tol=1e-12)
+
+
+def test_parameters_are_leaves_that_say_where_they_are_from(model):
+    loaded = model("gpt2")
+    report = explained(loaded, "blocks.0.attn.W_k", (2, 5))
+    assert report.value == loaded.decoder.slots["blocks.0.attn.W_k"][5, 2].item()
+    assert "`h.0.attn.c_attn.weight`, stored as F32" in report.steps[0].note
+    assert report.steps[0].source == "weights"
+    assert report.steps[0].children == ()
+    drawn = explained(model("odd"), "head.b", (3,))
+    assert drawn.steps[0].note == "drawn at random with the seed 0"
+
+
+def test_the_letters_of_the_documents_with_numbers(model):
+    found = explained(model("llama-grouped"), "logits", (0, 0), 1).letters
+    assert {letter.letter: letter.value for letter in found} == {
+        "n": 7, "d": 32, "h": 4, "h_kv": 2, "d/h": 8, "F": 48, "v": 97,
+    }  # fmt: skip
+    odd = explained(model("odd"), "blocks.1.attn.z", (0, 0, 0), 1)
+    assert {letter.letter: letter.value for letter in odd.letters}["d_v"] == 6
+    assert odd.steps[0].shape == "h × n × d_v = 4 × 7 × 6"
+
+
+FORMULAS = {
+    "blocks.0.ln1.out": "T¹ = LayerNorm(X) = (X − μ) / s · w + b",
+    "blocks.0.attn.q": "Q = T¹ W_q + b_q",
+    "blocks.0.attn.scores": "S = Q Kᵀ / √(d/h) + mask",
+    "blocks.0.attn.pattern": "A = softmax(S) = softmax(Q Kᵀ / √(d/h) + mask)",
+    "blocks.0.attn.z": "Z = A V",
+    "blocks.0.attn_out": "T² = Z W_o + b_o",
+    "blocks.0.resid_mid": "T³ = T² + X",
+    "blocks.0.ln2.out": "T⁴ = LayerNorm(T³) = (T³ − μ) / s · w + b",
+    "blocks.0.mlp.pre": "G = T⁴ W_up + b_up",
+    "blocks.0.mlp.post": "M = Activation(G), GELU_tanh",
+    "blocks.0.mlp_out": "T⁵ = M W_down + b_down",
+    "blocks.0.resid_post": "H = T⁵ + T³",
+    "logits": "logits = H′ W_Eᵀ",
+}
+
+
+def test_the_formulas_are_those_of_the_documents(model):
+    found = rules(model("gpt2").config)
+    assert {name: found[name].formula for name in FORMULAS} == FORMULAS
+    odd = rules(model("odd").config)
+    assert odd["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ · 0.3 + mask"
+    assert odd["blocks.1.attn.scores"].formula == "S = Q′ K′ᵀ · 0.3 + mask"
+    assert odd["blocks.1.resid_pre"].formula == "X = H of block 0 = T⁵ + T³"
+    assert odd["logits"].formula == "logits = H′ W_head + b"
