@@ -7,7 +7,8 @@ from tiny_checkpoints import write_llama
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
 from llmcli.ladder.beyond import beyond
-from llmcli.ladder.climb import climb, plan_course
+from llmcli.ladder.climb import climb
+from llmcli.ladder.course import plan_course
 from llmcli.ladder.weights import Weights
 from llmcli.loading import load_checkpoint
 

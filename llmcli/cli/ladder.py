@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.cli.encoding import ChatOptions, encode
+from llmcli.cli.exits import Stopped
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
@@ -19,7 +20,7 @@ from llmcli.cli.prompts import prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports import LadderReport
+from llmcli.reports import LadderReport, Variant
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -118,20 +119,23 @@ def command(
     loaded = load_model(model.proving(), out, text=given.ids is None).model
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     _check_room(len(ids), ladder.tokens, model.context_length or loaded.config.context)
-    report = _climbed(loaded, ids, rungs, ladder, out)
+    report, cut = _climbed(loaded, ids, rungs, ladder, out)
     from llmcli.render.ladder import render_ladder, render_rung
     from llmcli.render.stats import model_line
 
     about, machine = loaded.describe(), environment(kernels=KERNELS)
+    body = _body(report, interrupted=cut is not None)
     if out.json:
-        out.document(_body(report), model=about, environment=machine)
+        out.document(body, model=about, environment=machine)
     elif ladder.explain:
         out.show(*render_rung(report.rungs[-1], report, model_line(about)))
     else:
         out.show(*render_ladder(report, model_line(about)))
     if ladder.save is not None:
-        document = out.envelope(_body(report), model=about, environment=machine)
+        document = out.envelope(body, model=about, environment=machine)
         _save(document, report, model_line(about), ladder.save)
+    if cut is not None:
+        raise Stopped(cut, told=out.json, where=f" after {len(report.rungs)} rungs")
     if not report.ok:
         wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
         raise CheckFailed(f"rung {wrong} differs from the rung below by more than rounding")
@@ -164,10 +168,11 @@ def _rungs(options: LadderOptions) -> tuple[int, ...]:
 
 def _climbed(
     model: Model, ids: tuple[int, ...], rungs: tuple[int, ...], options: LadderOptions, out: Output
-) -> LadderReport:
-    """The climb of a prompt, with the words that the report needs."""
+) -> tuple[LadderReport, BaseException | None]:
+    """The climb of a prompt with the words that its report needs, and what cut it short."""
     from llmcli.ladder.beyond import beyond
-    from llmcli.ladder.climb import climb, plan_course
+    from llmcli.ladder.climb import CutShort, climb
+    from llmcli.ladder.course import plan_course
     from llmcli.ladder.weights import Weights, letters
 
     weights = Weights.of(model.decoder)
@@ -179,10 +184,20 @@ def _climbed(
         budget=options.budget,
         rounds=0 if options.explain else 5,
     )
+    variants: tuple[Variant, ...] = ()
+    cut: BaseException | None = None
     with Progress(out) as progress:
-        reports = climb(weights, run, numbers=rungs, progress=progress)
-        variants = beyond(weights, run, progress=progress) if options.beyond else ()
-    return LadderReport(
+        try:
+            reports = climb(weights, run, numbers=rungs, progress=progress)
+            if options.beyond:
+                variants = beyond(weights, run, progress=progress)
+        except CutShort as stop:
+            if not stop.rungs:
+                raise
+            reports, cut = stop.rungs, stop.__cause__
+        except KeyboardInterrupt as stop:
+            cut = stop
+    report = LadderReport(
         tokens=_texts(model, ids),
         ids=ids,
         more=_texts(model, run.more.tolist()),
@@ -191,6 +206,7 @@ def _climbed(
         rungs=reports,
         beyond=variants,
     )
+    return report, cut
 
 
 def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
@@ -198,10 +214,10 @@ def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
     return tuple(str(id) if known is None else known.token_text(id) for id in ids)
 
 
-def _body(report: LadderReport) -> dict[str, Any]:
+def _body(report: LadderReport, *, interrupted: bool) -> dict[str, Any]:
     """The report as JSON has it, with the verdicts."""
     rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
-    return vars(report) | {"rungs": rungs, "ok": report.ok}
+    return vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
 
 
 def _check_room(count: int, more: int, room: int) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmcli.ladder.climb import Course, Progress
 from llmcli.ladder.clock import spread, timed
+from llmcli.ladder.course import Course, Progress
 from llmcli.ladder.int8 import quantize
 from llmcli.ladder.weights import Weights
 from llmcli.nn.decoder import Decoder

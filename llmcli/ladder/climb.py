@@ -6,7 +6,7 @@ d width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.count import count, loop_work, matrix_multiply_adds
+from llmcli.ladder.course import Course, Progress
 from llmcli.ladder.loops import Loops, multiply_adds
 from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
@@ -21,53 +22,21 @@ from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
 from llmcli.reports import RungReport, Shown, Work
 
-Progress = Callable[[str, int, int | None], None]
-
 # What rounding may change. Logits: absolute; rows inside the model, whose largest numbers are
 # thousands in some layers: relative to the largest.
 ALLOWED = {torch.float32: 1e-4, torch.float64: 1e-9}
 ALLOWED_INSIDE = {torch.float32: 1e-5, torch.float64: 1e-12}
 LOOP_S = 1e-7  # a multiply-add of the loops on a slow machine: decides what is estimated
+NO_WORK = Work(gemv=0, gemm=0, flops=0, bytes=0)
 ONCE_S = 2.0  # a rung that takes longer for its first pass is not run again
 
 
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """What the rungs read. `prompts` `[b, n]`: the prompt, then its rotations, for the batch.
+class CutShort(KeyboardInterrupt):
+    """Ctrl-C in the middle of the climb. `rungs`: the reports of those that were reached."""
 
-    `more` `[g]` are read one by one after the prompt. `budget`: seconds that a rung may take
-    before it is estimated from a part; `rounds`: how often the fast ones are timed.
-    """
-
-    prompts: Tensor
-    more: Tensor
-    budget: float = 20.0
-    rounds: int = 5
-
-
-def plan_course(
-    weights: Weights,
-    ids: Sequence[int],
-    *,
-    more: int,
-    sequences: int,
-    budget: float = 20.0,
-    rounds: int = 5,
-) -> Course:
-    """The prompt in `sequences` rotations, and the `more` tokens the model continues it with."""
-    decoder = weights.decoder
-    prompt = torch.tensor(ids, device=decoder.device)
-    state = decoder.new_state(1, len(ids) + more)
-    row, chosen = prompt, []
-    for _ in range(more):
-        row = decoder(row.reshape(1, -1), state, logits="last")[0, -1].argmax()
-        chosen.append(row)
-    return Course(
-        prompts=torch.stack([prompt.roll(-shift) for shift in range(sequences)]),
-        more=torch.stack(chosen),
-        budget=budget,
-        rounds=rounds,
-    )
+    def __init__(self, rungs: tuple[RungReport, ...]) -> None:
+        super().__init__()
+        self.rungs = rungs
 
 
 @dataclass(kw_only=True)
@@ -84,6 +53,8 @@ class _Climbed:
     steps: tuple[Shown, ...] = ()
     prompt_s: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
+    work: tuple[Work, Work] = (NO_WORK, NO_WORK)
+    compared: tuple[str, float, float] | None = None
 
     def read(self, prompts: Tensor, more: Tensor) -> Tensor:
         """Reads the prompts and the tokens after them; logits `[b, n + g, V]`, times kept."""
@@ -115,24 +86,37 @@ def climb(
 
     A rung's difference is taken over the logits of every prompt token and of every token read
     after it; where one of the two was too slow to run whole, over the rows after layer 0.
+    Raises CutShort where Ctrl-C ends it.
     """
-    kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
     climbed: list[_Climbed] = []
-    compared: list[tuple[str, float, float] | None] = []
+    try:
+        _climb(weights, run, numbers, climbed, progress)
+        _again(climbed, run, progress)
+    except KeyboardInterrupt as stop:
+        raise CutShort(_reports(climbed, run)) from stop
+    return _reports(climbed, run)
+
+
+def _climb(
+    weights: Weights,
+    run: Course,
+    numbers: Sequence[int],
+    climbed: list[_Climbed],
+    progress: Progress | None,
+) -> None:
+    """The first pass of every rung, each compared with the one below; fills `climbed`."""
+    kinds = [kind for kind in RUNGS if not numbers or kind.number in numbers]
     for index, kind in enumerate(kinds):
         if progress is not None:
             progress(f"rung {kind.number}: {kind.name}", index, len(kinds))
         # the rung below a batch reads every sequence of it too, one after the other
         batched = any(near.batched for near in kinds[index : index + 2])
-        rows = len(run.prompts) if batched else 1
-        climbed.append(_run(kind(weights), run, rows))
-        if index:
-            compared.append(_compare(climbed[index - 1], climbed[index], run))
-            climbed[index - 1].out = torch.empty(0)  # the logits of a long prompt are large
-        else:
-            compared.append(None)
-    _again(climbed, run, progress)
-    return _reports(climbed, compared, run)
+        done = _run(kind(weights), run, len(run.prompts) if batched else 1)
+        done.work = _work(done, run)
+        if climbed:
+            done.compared = _compare(climbed[-1], done, run)
+            climbed[-1].out = torch.empty(0)  # the logits of a long prompt are large
+        climbed.append(done)
 
 
 def _run(rung: Rung, run: Course, rows: int) -> _Climbed:
@@ -215,26 +199,23 @@ def _difference(one: Tensor, other: Tensor) -> float:
 def _again(climbed: Sequence[_Climbed], run: Course, progress: Progress | None) -> None:
     """Times the rungs that are fast in turns, so that a noisy moment hits all of them alike."""
     fast = [c for c in climbed if c.part is None and sum(c.prompt_s + c.token_s) <= ONCE_S]
-    for done in fast:
-        if run.rounds:  # the first pass was a warm-up
-            done.prompt_s.clear()
-            done.token_s.clear()
     for number in range(run.rounds):
         if progress is not None:
             progress("timing", number, run.rounds)
         for done in fast:
+            first = len(done.prompt_s), len(done.token_s)
             done.read(run.prompts if done.rung.batched else run.prompts[:1], run.more)
+            if number == 0:  # what came before was a warm-up
+                del done.prompt_s[: first[0]], done.token_s[: first[1]]
 
 
-def _reports(
-    climbed: Sequence[_Climbed], compared: Sequence[tuple[str, float, float] | None], run: Course
-) -> tuple[RungReport, ...]:
+def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
-    for done, found in zip(climbed, compared, strict=True):
+    for done in climbed:
         prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
-        prompt_work, token_work = _work(done, run)
+        prompt_work, token_work = done.work
         below = reports[-1] if reports else None
-        words, difference, allowed = found or (None, None, None)
+        words, difference, allowed = done.compared or (None, None, None)
         reports.append(
             RungReport(
                 number=done.rung.number,

@@ -123,3 +123,22 @@ def test_a_pipe_is_read_only_where_it_is_asked_for(climb, monkeypatch, tmp_path)
     with (tmp_path / "text").open() as stream:
         monkeypatch.setattr("sys.stdin", stream)
         assert '"x" "y" "z"' in climb("-", "--rung", "8").out
+
+
+@pytest.mark.parametrize("rung", [1, 4])
+def test_ctrl_c_keeps_the_rungs_that_were_reached(climb, monkeypatch, rung):
+    from llmcli.ladder.rungs import RUNGS
+
+    def interrupted(self, ids, until=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RUNGS[rung - 1], "forward", interrupted)
+    result = climb("ab", "--json")
+    assert result.code == 130
+    if rung == 1:
+        assert json.loads(result.out)["error"]["kind"] == "interrupted"
+        return
+    document = json.loads(result.out)
+    assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
+    assert document["interrupted"] is True
+    assert "interrupted after 3 rungs" in result.err

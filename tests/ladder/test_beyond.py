@@ -6,7 +6,7 @@ from ladder_models import random_weights
 
 from llmcli.ladder import beyond as variants
 from llmcli.ladder.beyond import beyond
-from llmcli.ladder.climb import plan_course
+from llmcli.ladder.course import plan_course
 from llmcli.ladder.int8 import Int8Linear
 from llmcli.nn.linear import Linear
 

@@ -7,7 +7,8 @@ import torch
 from ladder_models import random_weights
 
 from llmcli.ladder import climb as climbing
-from llmcli.ladder.climb import climb, plan_course
+from llmcli.ladder.climb import climb
+from llmcli.ladder.course import plan_course
 from llmcli.ladder.heads import HeadsAsDimension
 from llmcli.ladder.loops import Loops, multiply_adds
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from llmcli.ladder.climb import climb, plan_course
+from llmcli.ladder.climb import climb
+from llmcli.ladder.course import plan_course
 from llmcli.ladder.weights import Weights
 from llmcli.loading import load
 
