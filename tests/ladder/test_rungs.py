@@ -1,0 +1,177 @@
+"""Every rung computes what the rung below computes, and what the decoder does."""
+
+import itertools
+
+import pytest
+import torch
+from rung_models import CONFIGS, ids, read, stretched, weights
+from tiny_checkpoints import write_gpt2, write_llama
+
+from llmcli.config import DynamicScaling
+from llmcli.ladder.cache import KeyValueCache
+from llmcli.ladder.combined import CombinedQKV
+from llmcli.ladder.fused import FusedKernels
+from llmcli.ladder.loops import Loops
+from llmcli.ladder.matrices import Matrices
+from llmcli.ladder.rungs import RUNGS
+from llmcli.ladder.weights import Weights
+from llmcli.loading import load
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+BY_NAME = {kind.name: kind for kind in RUNGS}
+PROMPT, MORE = 5, 3
+
+
+def difference(one, other):
+    return (one.double() - other.double()).abs().max().item()
+
+
+def climb_and_compare(of, tokens, prompt):
+    """Every rung against the one below and against the decoder on the whole sequence at once.
+
+    The lower rungs read the first sequence only, those with a cache all.
+    """
+    whole = of.decoder(tokens)
+    assert whole.abs().max() > 1  # numbers among which a fault could be seen
+    outs = [read(kind(of), tokens if kind.number > 5 else tokens[:1], prompt) for kind in RUNGS]
+    allowed = TOLERANCE[of.decoder.dtype]
+    for out in outs:
+        assert out.shape[1:] == whole.shape[1:]
+        assert difference(out, whole[: len(out)]) < allowed
+    for below, above in itertools.pairwise(outs):
+        assert difference(below, above[: len(below)]) < allowed
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_all_rungs_agree(name, dtype):
+    climb_and_compare(weights(CONFIGS[name], dtype), ids(2, PROMPT + MORE), PROMPT)
+
+
+@pytest.mark.parametrize("write", [write_gpt2, write_llama])
+def test_all_rungs_agree_on_a_checkpoint(write, tmp_path):
+    model = load(str(write(tmp_path / "model")), dtype="float64")
+    tokens = ids(2, PROMPT + MORE) % model.config.vocab
+    climb_and_compare(Weights.of(model.decoder), tokens, PROMPT)
+
+
+def test_all_rungs_agree_on_one_token():
+    climb_and_compare(weights(CONFIGS["llama"]), ids(2, 3), 1)
+
+
+def test_the_rungs_are_numbered_from_the_lowest_and_say_what_they_change():
+    assert [kind.number for kind in RUNGS] == list(range(1, 9))
+    assert len({kind.name for kind in RUNGS}) == 8
+    assert [kind.batched for kind in RUNGS] == [False] * 6 + [True] * 2
+    for kind in RUNGS:
+        before, after = kind.change
+        assert before != after
+        assert len(kind.idea.split()) > 40
+        assert len(kind.title) < 80
+        assert not kind.title.endswith(".")
+
+
+@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["gpt2", "layers that differ"])
+def test_until_stops_after_a_layer(kind, name):
+    of = weights(CONFIGS[name])
+    tokens = ids(2, 5)
+    prompt = tokens if kind.batched else tokens[0]
+    layers = [kind(of).forward(prompt, until=i) for i in range(len(of.layers))]
+    for i, rows in enumerate(layers):
+        expected = of.decoder(tokens, until=i)
+        assert difference(rows, expected if kind.batched else expected[0]) < 1e-9
+    assert all(difference(a, b) > 0.1 for a, b in itertools.pairwise(layers))
+
+
+@pytest.mark.parametrize("kind", RUNGS[6:], ids=lambda kind: kind.name)
+def test_rows_of_a_batch_are_the_sequences_alone(kind):
+    of = weights(CONFIGS["llama"])
+    tokens = ids(3, 8)
+    together = read(kind(of), tokens, 5)
+    for row, sequence in zip(together, tokens, strict=True):
+        alone = read(kind(of), sequence.unsqueeze(0), 5)[0]
+        assert difference(row, alone) < 1e-12
+        assert difference(row, read(KeyValueCache(of), sequence.unsqueeze(0), 5)[0]) < 1e-12
+    assert difference(together[0], together[1]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["cache", "batch", "fused"])
+def test_a_cache_outgrows_its_slots(name):
+    of = weights(CONFIGS["window"])
+    tokens = ids(2, 40)
+    rung = BY_NAME[name](of)
+    assert difference(read(rung, tokens, 3), of.decoder(tokens)) < 1e-9
+    if name != "fused":
+        assert rung.caches[0].keys.shape[-2] == 64
+
+
+@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+def test_a_prompt_starts_anew(kind):
+    of = weights(CONFIGS["gpt2"])
+    rung = kind(of)
+    first, second = ids(1, 6), ids(1, 4, seed=9)
+    read(rung, first, 4)
+    assert torch.equal(read(rung, second, 3), read(kind(of), second, 3))
+
+
+@pytest.mark.parametrize("name", ["cache", "batch"])
+def test_a_pass_that_stopped_early_leaves_nothing_to_extend(name):
+    kind = BY_NAME[name]
+    rung = kind(weights(CONFIGS["llama"]))
+    tokens = ids(2, 4)
+    rung.start(tokens if kind.batched else tokens[0])
+    rung.forward(tokens if kind.batched else tokens[0], until=0)
+    with pytest.raises(ValueError, match="shorter|argument"):
+        rung.extend(tokens[:, 0] if kind.batched else tokens[0, 0])
+
+
+def test_nothing_is_extended_without_a_prompt():
+    with pytest.raises(ValueError, match="no prompt"):
+        FusedKernels(weights(CONFIGS["llama"])).extend(torch.tensor([3]))
+
+
+def test_kept_keys_are_those_of_a_shorter_sequence_where_the_rotation_grows():
+    """What rung 6 says of dynamic NTK: caching is no longer the same computation."""
+    of = weights(stretched(DynamicScaling(factor=2.0, original=6)))
+    tokens = ids(1, 10)
+    again, kept, together, fused = (
+        read(BY_NAME[name](of), tokens, 7) for name in ("combined", "cache", "batch", "fused")
+    )
+    assert difference(again[:, :7], kept[:, :7]) < 1e-9
+    assert difference(again[:, 7:], kept[:, 7:]) > 1e-3
+    assert difference(kept, together) < 1e-9
+    assert difference(kept, fused) < 1e-9
+
+
+def test_the_loops_are_float64_whatever_the_model_is():
+    narrow = weights(CONFIGS["llama"], torch.float32)
+    wide = weights(CONFIGS["llama"], torch.float64)
+    for name, slot in narrow.decoder.slots.items():
+        wide.decoder.slots[name].copy_(slot)
+    tokens = ids(1, 4)[0]
+    out = Loops(narrow).start(tokens)
+    assert out.dtype == torch.float64
+    assert torch.equal(out, Loops(wide).start(tokens))
+    assert Matrices(narrow).start(tokens).dtype == torch.float32
+
+
+def test_one_matrix_of_our_own_from_rung_four_on():
+    """Rungs 1 to 3 and 8 read the decoder's own weights, 4 to 7 concatenate theirs once."""
+    of = weights(CONFIGS["llama"])
+    tokens = ids(1, 4)
+    rungs = [kind(of) for kind in RUNGS]
+    before = [read(rung, tokens, 4) for rung in rungs]
+    of.layers[0].W_q.mul_(2)
+    changed = [difference(read(r, tokens, 4), b) > 1e-3 for r, b in zip(rungs, before, strict=True)]
+    assert changed == [False, True, True, False, False, False, False, True]
+
+
+def test_combined_weights_lie_side_by_side():
+    of = weights(CONFIGS["gpt2 with gelu and shared keys"])
+    first = of.layers[0]
+    W_qkv, b_qkv = CombinedQKV(of).combined[0]
+    assert W_qkv.shape == (16, (6 + 3 + 3) * 8)
+    assert W_qkv.is_contiguous()
+    assert torch.equal(W_qkv[:, 48:72], first.W_k)
+    assert torch.equal(b_qkv[72:], first.b_v)
