@@ -173,8 +173,7 @@ class _Tree:
         _require_finite(f"{prefix}.z", (head, query, at), derived, kernel)
         tolerance = self._allowed(f"{prefix}.z", float(v_Se[row_S > 0].abs().max()))
         return Check(
-            words=f"A V of head {head}, query {query} against the kernel's "
-            f"{prefix}.z, whose pattern is never written",
+            words=f"A V = {prefix}.z of head {head}, query {query}: the kernel never writes A",
             derived=derived,
             kernel=kernel,
             difference=abs(derived - kernel),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ def render_explanation(report: Explanation, title: str, *, full: bool = False) -
     `title` is the model's line; `full` writes out every term of every sum.
     """
     writer = _Writer(full, _digits(report))
-    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report), Text()]
+    shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report)]
     shown += writer.steps(report.steps)
     shown += [Text(), *_extent(report), *_checks(report), _verdict(report)]
     return Group(*shown)
@@ -54,35 +55,37 @@ class _Writer:
     def steps(self, steps: Sequence[Step]) -> Iterator[RenderableType]:
         """Every step, and after it those below it, indented where a derivation forks."""
         written = set()
-        pending = [(1, 0)]
+        pending = [(1, 0, True)]
         while pending:
-            at, level = pending.pop()
+            at, level, origins = pending.pop()
             step, by = steps[at - 1], 2 * min(level, DEEPEST)
+            yield Text()
             head = Text(f"{step.symbol} = {number(step.value, self.digits)}", style=HEADING)
             if at in written:
                 yield Indented(head.append(f"   see step {at}", style=FAINT), by + ROOM)
                 continue
             written.add(at)
-            yield Indented(Text(f"{at:>3} ", style=NUMBER).append_text(head), by)
-            for block in self._blocks(step):
+            yield Indented(Text(f"{at:>3} ").append_text(head), by)
+            for block in self._blocks(step, origins):
                 yield Indented(block, by + ROOM)
             below = level + 1 if len(step.children) > 1 else level
-            pending += [(child, below) for child in reversed(step.children)]
+            # one step down the residual stream nearly the same parts would stand there again
+            pending += [(child, below, not step.origins) for child in reversed(step.children)]
 
-    def _blocks(self, step: Step) -> Iterator[RenderableType]:
+    def _blocks(self, step: Step, origins: bool) -> Iterator[RenderableType]:
         index = ",".join(map(str, step.index))
         yield Dotted([f"{step.name}[{index}]", *_where(step)], FAINT)
         if step.source == "kernel":
             yield Text("the kernel's own: a larger --depth derives it, too", style=FAINT)
             return
-        yield Spread([step.formula, step.shape])
+        yield Spread([step.formula, step.shape], NUMBER)
         if step.note:
             yield Text(one_line(step.note))
         yield from map(_fact, step.before)
         if step.sum is not None:
             yield from self._sum(step, step.sum)
         yield from map(_fact, step.after)
-        if step.origins:
+        if step.origins and origins:
             yield from self._origins(step.origins)
         if step.source == "derived":
             yield _compared(step)
@@ -103,7 +106,7 @@ class _Writer:
         if len(shown) < len(terms):
             others = total.value - math.fsum(term.value for term in shown)
             written += f" + … {len(terms) - len(shown)} more ({number(others)})"
-        yield Text(f"Σ = {written} = {number(total.value)}")
+        yield Arithmetic(f"Σ = {written} = {number(total.value)}")
 
     def _table(self, step: Step, total: Sum) -> Iterator[RenderableType]:
         """A row for every term; of many tokens those that count most, and the one asked for."""
@@ -155,22 +158,45 @@ class Indented:
 
 @dataclass(frozen=True)
 class Spread:
-    """Parts on one line, three spaces apart; one a line where the width is too little."""
+    """Parts three spaces apart; two, and on several lines, where the width is too little."""
 
     parts: Sequence[str]
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         line = "   ".join(self.parts)
-        wide = len(line) <= options.max_width
-        yield Text(line if wide else "\n".join(self.parts), style=self.style)
+        if len(line) > options.max_width:
+            line = "\n".join(_filled(self.parts, "  ", options.max_width))
+        yield Text(line, style=self.style)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """An equation; where it is too long, lines begin with its `=` and `+`."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        pieces = re.split(r" (?=[=+] )", self.text)
+        yield Text("\n  ".join(_filled(pieces, " ", options.max_width - 2)))
+
+
+def _filled(parts: Sequence[str], gap: str, width: int) -> list[str]:
+    """The parts in lines, as many in each as fit."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(gap) + len(part) <= width:
+            lines[-1] += gap + part
+        else:
+            lines.append(part)
+    return lines
 
 
 def _compared(step: Step) -> RenderableType:
-    words = [f"kernel {number(step.kernel, 9)}", f"difference {step.difference:.2g}"]
+    words = [f"kernel {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
     if step.ok:
         return Dotted([*words, GOOD], FAINT)
-    return Dotted([*words, f"allowed {step.tolerance:.2g}", BAD], WRONG)
+    return Dotted([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
 
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:
@@ -193,8 +219,8 @@ def _checks(report: Explanation) -> Iterator[RenderableType]:
         parts = [
             f"derived {number(check.derived, digits)}",
             f"kernel {number(check.kernel, digits)}",
-            f"difference {check.difference:.2g}",
-            f"(allowed {check.tolerance:.2g})  {GOOD if check.ok else BAD}",
+            f"difference {number(check.difference, 2)}",
+            f"(allowed {number(check.tolerance, 2)})  {GOOD if check.ok else BAD}",
         ]
         yield Spread(parts, "" if check.ok else WRONG)
 
@@ -207,8 +233,8 @@ def _verdict(report: Explanation) -> RenderableType:
     parts = [
         f"derived {number(report.value, digits)}",
         f"kernel {number(report.kernel, digits)}",
-        f"difference {report.difference:.2g}",
-        f"(allowed {report.tolerance:.2g})  {GOOD if near else BAD}",
+        f"difference {number(report.difference, 2)}",
+        f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}",
     ]
     return Spread(parts, HEADING if near else WRONG)
 
@@ -222,17 +248,17 @@ def number(value: float, digits: int = 6) -> str:
     """`−0.123457`, `1.2e−08` or `−∞`."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:.{digits}g}".replace("-", "−")
+    return f"{value + 0.0:.{digits}g}".replace("-", "−")  # -0.0 is 0
 
 
-def _fact(fact: Fact) -> Text:
+def _fact(fact: Fact) -> Arithmetic:
     """A formula with its numbers in it; a negative one inside of it in parentheses."""
     pieces = fact.formula.split("{}")
     line = pieces[0]
     for value, piece in zip(fact.parts, pieces[1:], strict=True):
         inside = value < 0 and line.rstrip()[-1:] not in ("=", "(")
         line += (f"({number(value)})" if inside else number(value)) + piece
-    return Text(f"{line} = {number(fact.value)}")
+    return Arithmetic(f"{line} = {number(fact.value)}")
 
 
 def _product(term: Term, square: bool) -> str:
