@@ -111,8 +111,8 @@ def find(
         if note is None or spec is not None or os.environ.get("LLMCLI_MODEL"):
             raise
         note(
-            f"no model was named and {error.message}: this is `{BUNDLED_MODEL}` instead, the small "
-            "model that ships with llmcli"
+            f"using `{BUNDLED_MODEL}`, the small model that ships with llmcli: no model was named, "
+            f"and {error.message}"
         )
         return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress)
 
@@ -186,7 +186,7 @@ def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
     if offline:
         raise NetworkError(
             f"`{name}` is not in the cache, and offline mode allows no download",
-            hint="run once without offline mode, or name a file with `-m FILE.gguf`",
+            hint=f"run once without offline mode, or use `-m {BUNDLED_MODEL}`, which needs none",
         )
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
 

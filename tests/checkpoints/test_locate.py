@@ -165,7 +165,7 @@ def test_where_nothing_was_named_and_the_default_cannot_be_had_it_is_tiny(monkey
     found = open_model(None, offline=refused == "offline", note=notes.append)
     assert (found.name, found.path) == ("tiny", CATALOG["tiny"].file)
     (note,) = notes
-    assert "this is `tiny` instead" in note
+    assert note.startswith("using `tiny`, the small model that ships with llmcli: no model was")
     reason = {"offline": "offline mode", "network": "cannot be reached", "disk": "read-only"}
     assert reason[refused] in note
 
