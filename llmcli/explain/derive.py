@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.names import Axes, names
@@ -58,6 +59,7 @@ def explain(
                 progress=progress,
             )  # fmt: skip
             tree = _Tree(values, len(ids))
+            tree.require_memory()
             steps, checks = tree.steps((axes.name, index)), tree.checks()
         tensors, depth = len(values.derived), values.depth
     root = steps[0]
@@ -86,6 +88,16 @@ class _Tree:
         self.values = values
         self.axes = names(values.model.config, tokens)
         self.rows: dict[tuple[str, int, int], None] = {}  # of patterns, in order
+
+    def require_memory(self) -> None:
+        """Raises OutOfMemory where what is derived does not fit."""
+        numbers = sum(math.prod(self.axes[name].sizes) for name in self.values.kept())
+        devices.require_memory(
+            8 * numbers,
+            torch.device("cpu"),
+            "the tensors of the derivation",
+            "use a shorter prompt, or a small --depth",
+        )
 
     def steps(self, root: Cell) -> tuple[Step, ...]:
         """The number and, to `depth`, those that it follows from, each before its inputs.

@@ -12,8 +12,8 @@ from llmcli.model import Model
 
 Progress = Callable[[str, int, int | None], None]
 
-# as large as the square of the prompt, and wanted once: computed again rather than kept
-_NOT_KEPT = ("scores", "pattern")
+# the largest ones, which one formula alone needs: computed again rather than kept
+_NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
 
 
 class Values:
@@ -57,6 +57,11 @@ class Values:
     def derives(self, name: str) -> bool:
         """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
         return self.depth is None or self._distance.get(name, self.depth) < self.depth
+
+    def kept(self) -> list[str]:
+        """What is derived on the way to the target, of which one number is enough, and kept."""
+        near = [name for name, far in self._distance.items() if far and self.derives(name)]
+        return [name for name in near if name.rpartition(".")[2] not in _NOT_KEPT]
 
     def formulas(self, name: str) -> int:
         """How many formulas follow one another up to `name`, at least its own."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from explain_models import IDS, NAMES, explained
 
+from llmcli.errors import OutOfMemory
 from llmcli.explain.names import names
 from llmcli.explain.rules import rules
 
@@ -259,3 +260,11 @@ def test_the_formulas_are_those_of_the_documents(model):
     assert odd["blocks.1.attn.scores"].formula == "S = Q′ K′ᵀ · 0.3 + mask"
     assert odd["blocks.1.resid_pre"].formula == "X = H of block 0 = T⁵ + T³"
     assert odd["logits"].formula == "logits = H′ W_head + b"
+
+
+def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
+    small = model("gpt2")
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 8 * 7 * 16)
+    assert explained(small, "blocks.0.attn.q", (0, 1, 2), 2).ok, "T¹ alone fits"
+    with pytest.raises(OutOfMemory, match="the tensors of the derivation need"):
+        explained(small, "blocks.0.attn.q", (0, 1, 2), 3)

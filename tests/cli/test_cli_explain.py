@@ -1,0 +1,267 @@
+"""`llmcli explain` through the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from cli_tiny import write_tiny
+
+import llmcli.explain.derive
+import llmcli.nn.attention
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(write_tiny(tmp_path_factory.mktemp("explain") / "m", weights=True))
+
+
+@pytest.fixture
+def explain(cli, path):
+    return lambda number, *argv: cli("explain", number, "-m", path, *argv)
+
+
+def test_a_derivation_ends_in_equality(explain, path):
+    result = explain("blocks.1.attn.pattern[2,3,1]", "hello")
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == f"{path} (float32 on cpu)"
+    assert lines[1].startswith('0 "h" · 1 "e"')
+    assert lines[2] == (
+        "n = 5 tokens · d = 32 wide embeddings · h = 4 heads · h_kv = 2 heads of keys and values "
+        "· d/h = 8 numbers a head · F = 48 neurons · v = 261 tokens in the vocabulary"
+    )
+    assert "    A = softmax(S) = softmax(Q_rot K_rotᵀ / √(d/h) + mask)   h × n × n = 4 × 5 × 5" in (
+        lines
+    )
+    assert re.fullmatch(
+        r"derived 0\.\d+   kernel 0\.\d+   difference \S+   \(allowed \S+\)  ✓", lines[-1]
+    )
+    assert lines[-3].startswith("check: A V = blocks.1.attn.z of head 2, query 3")
+    heads = [int(at) for at in re.findall(r"^ +(\d+) \S+\[[\d,]+\] = ", result.out, re.MULTILINE)]
+    assert heads == list(range(1, len(heads) + 1))
+
+
+def test_json_has_every_term(explain):
+    document = explain("logits[-1,'x']", "hello", "--json", "--dtype", "float64").json()
+    assert document["schema"] == "llmcli.explain/1"
+    assert document["name"] == "logits"
+    assert document["index"] == [4, document["index"][1]]
+    assert document["tokens"][0]["text"] == "h"
+    assert document["ok"] is True
+    assert document["difference"] == abs(document["value"] - document["kernel"])
+    assert document["difference"] <= document["tolerance"] < 1e-10
+    assert document["depth"] == 4
+    assert document["dtype"] == document["model"]["activation_format"] == "float64"
+    first = document["steps"][0]
+    assert first["formula"] == "logits = H′ W_Eᵀ"
+    assert first["where"][1]["token"] == "x"
+    assert len(first["terms"]) == 32
+    assert sum(a * b for a, b in (term["parts"] for term in first["terms"])) == pytest.approx(
+        document["value"], rel=1e-12
+    )
+    numbers = {step["number"] for step in document["steps"]}
+    assert {child for step in document["steps"] for child in step["children"]} <= numbers
+
+
+def test_masked_scores_are_null_in_json(explain):
+    document = explain("blocks.0.attn.scores[0,1,3]", "hello", "--json").json()
+    assert document["value"] is document["kernel"] is None
+    assert document["difference"] == 0
+    assert "token 1 may not look at token 3" in document["steps"][0]["note"]
+    shown = explain("blocks.0.attn.scores[0,1,3]", "hello").out
+    assert "S[0,1,3] = −∞" in shown
+    assert "mask: token 1 may not look at token 3, which comes after it" in shown
+    assert shown.splitlines()[-1].startswith("derived −∞   kernel −∞   difference 0 ")
+
+
+def test_depth_and_full(explain):
+    one = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1").out
+    assert "1 tensor derived" in one
+    assert "1 formula back" in one
+    everything = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "all").out
+    assert "down to the embedding rows and the weights" in everything
+    assert "E = W_E[id]" in everything
+    assert "the kernel's own" not in everything
+    full = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1", "--full").out
+    assert len(re.findall(r"^    +\d+   +[\d.e−]+   +[\d.e−]+   +[\d.e−]+$", full, re.M)) == 48
+
+
+def test_a_quoted_token_is_its_position(explain):
+    numbers = explain("blocks.0.attn.pattern[1,4,1]", "hallo").out
+    assert explain("blocks.0.attn.pattern[1,'o','a']", "hallo").out == numbers
+    wrong = explain("blocks.0.attn.pattern[1,'l',0]", "hallo")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "`l` stands in the prompt 2 times, at 2, 3" in wrong.err
+    split = explain("logits[0,'ab']", "hallo")
+    assert re.search(r"`ab` is 2 tokens, not one: `a` \(\d+\), `b` \(\d+\)", split.err)
+
+
+def test_without_a_prompt_there_is_one(explain):
+    result = explain("embed[-1,0]")
+    assert result.code == 0
+    assert "note: no prompt was given: `In the beginning` is used" in result.err
+    assert '· 15 "g"' in result.out
+    assert explain("embed[-1,0]", "-q").err == ""
+
+
+def test_ids_and_a_model_without_tokenizer(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    result = cli("explain", "logits[2,5]", "-m", str(folder), "--ids", "7,8,9")
+    assert result.code == 0
+    assert result.out.splitlines()[1] == "0 id 7 · 1 id 8 · 2 id 9"
+    assert "token 2 · vocabulary 5" in result.out
+    assert cli("explain", "logits[2,5]", "-m", str(folder)).code == 4
+    assert cli("explain", "logits[2,'a']", "-m", str(folder), "--ids", "7,8,9").code == 2
+
+
+def test_parameters(explain):
+    result = explain("blocks.0.attn.W_q[2,5]", "hello")
+    assert result.code == 0
+    assert "from the checkpoint's `model.layers.0.self_attn.q_proj.weight`" in result.out
+    assert result.out.splitlines()[-1].startswith("W_q[2,5] = ")
+    document = explain("blocks.0.attn.W_q[2,5]", "hello", "--json").json()
+    assert document["steps"][0]["source"] == "weights"
+    assert document["value"] == document["kernel"]
+
+
+def test_random_weights(run_tiny):
+    result = run_tiny("explain", "ln_final.w[3]", "hi")
+    assert "drawn at random with the seed 1" in result.out
+    assert run_tiny("explain", "blocks.1.resid_post[1,3]", "hi", "--depth", "all").code == 0
+
+
+USAGE = [
+    (("logits[0,0", "hi"), "`logits[0,0` has no `]` at its end", "for example"),
+    (("logits", "hi"), "which number of `logits[token: n = 2, vocabulary: v = 261]`?", "example"),
+    (("logits[9,0]", "hi"), "`9` is outside the axis token of `logits`: n = 2", "use 0 to 1"),
+    (("nothing[0]", "hi"), "there is no activation or parameter `nothing`", "for example"),
+    (("pos_embed[0,0]", "hi"), "no learned positions, it rotates queries and keys", ""),
+    (("blocks.5.attn.q[0,0,0]", "hi"), "its 2 blocks are `blocks.0` to `blocks.1`", ""),
+    (("logits[0,0]", "hi", "--dtype", "bfloat16"), "rounds too coarsely to prove", "float32"),
+    (("logits[0,0]", "hi", "--dtype", "float16"), "rounds too coarsely to prove", "float64"),
+    (("logits[0,0]", "hi", "--depth", "0"), "`--depth` takes a number of formulas", "--depth 4"),
+    (("logits[0,0]", "hi", "--depth", "-1"), "from 1 on, or all, not `-1`", "--depth 4"),
+    (("logits[0,0]", "hi", "--depth", "9" * 300), "from 1 on, or all", "--depth 4"),
+    (("logits[0,0]", "hi", "--depth", "x"), "from 1 on, or all, not `x`", "--depth 4"),
+    (("logits[0,0]", "hi" * 100), "the prompt has 200 tokens", "shorten it"),
+    (("logits[0,0]", "--ids", "999"), "token id `999` is outside the vocabulary", "ids go"),
+    (("logits[0,0]", "hi", "more"), "one argument too many", ""),
+    (("logits[0,0]", ""), "there is no prompt, or it is empty", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("argv", "message", "hint"), USAGE)
+def test_usage_errors(argv, message, hint, explain):
+    result = explain(*argv)
+    assert (result.code, result.out) == (2, "")
+    error, advice = result.err.splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert message in error
+    assert advice.startswith("hint: ")
+    assert hint in advice
+
+
+def test_a_number_has_to_be_named(cli):
+    result = cli("explain")
+    assert result.code == 2
+    assert "`llmcli explain` needs NAME[INDEX]" in result.err
+    assert json.loads(cli("explain", "--json").out)["error"]["kind"] == "usage"
+
+
+def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
+    attend = llmcli.nn.attention.attend
+
+    def unmasked(q, k, v, *, scale, causal, mask):
+        return attend(q, k, v, scale=scale)
+
+    monkeypatch.setattr(llmcli.nn.attention, "attend", unmasked)
+    result = explain("blocks.0.attn.z[0,1,2]", "hello")
+    assert result.code == 1
+    assert result.out.splitlines()[-1].endswith("✗")
+    assert "error: the derivation of `blocks.0.attn.z` and the kernel differ" in result.err
+    assert "hint: the first step with a ✗" in result.err
+    result = explain("blocks.0.attn.z[0,1,2]", "hello", "--json")
+    assert result.code == 1
+    document = result.json()
+    assert document["schema"] == "llmcli.explain/1"
+    assert document["ok"] is False
+    assert document["steps"][0]["ok"] is False
+
+
+def test_numbers_that_are_none_exit_7(cli, tmp_path):
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    folder = write_tiny(tmp_path / "m", weights=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 5] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    result = cli("explain", "blocks.0.mlp_out[1,3]", "hello", "-m", str(folder))
+    assert (result.code, result.out) == (7, "")
+    assert "`blocks.0.mlp_out[1,3]` is nan" in result.err
+
+
+def test_ctrl_c(explain, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llmcli.explain.derive, "explain", interrupted)
+    result = explain("logits[0,0]", "hello")
+    assert (result.code, result.out) == (130, "")
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
+    import sys
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    for number in ("blocks.1.attn.z[0,5,2]", "blocks.1.resid_post[4,3]", "blocks.0.attn.W_q[0,0]"):
+        for more in ((), ("--full",)):
+            out = explain(number, "tab\tand\x1b[31m \u4e2d", "--depth", "all", *more).out
+            lines = [line for line in out.splitlines() if not line.startswith("/")]
+            assert max(map(len, lines)) <= int(columns), max(lines, key=len)
+            assert "\x1b" not in out
+
+
+NUMBERS = [
+    ("blocks.3.attn.pattern[2,7,4]", "A"),
+    ("blocks.3.attn.scores[2,7,4]", "S"),
+    ("blocks.3.ln1.out[7,5]", "T¹"),
+    ("blocks.3.mlp.post[3,77]", "M"),
+    ("logits[7,' Paris']", "logits"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("number", "letter"), NUMBERS)
+def test_the_trained_model_that_ships(number, letter, dtype, cli):
+    text = "And God said, Let there be light: and there"
+    number = number.replace("Paris", "was")
+    document = cli(
+        "explain", number, text, "--depth", "all", "--json", "-m", "tiny", "--dtype", dtype
+    ).json()
+    assert document["ok"] is True
+    assert document["steps"][0]["symbol"].startswith(f"{letter}[")
+    rounding = {"float32": 1e-5, "float64": 1e-13}[dtype]
+    assert document["difference"] < rounding * max(1, abs(document["value"]))
+    assert {"embed", "pos_embed"} & {step["name"] for step in document["steps"]}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("number", "letter"), NUMBERS)
+def test_the_real_model(number, letter, cli, smollm2_path):
+    base = ("explain", number, "The capital of France is Paris, and", "--depth", "all", "--json")
+    document = cli(*base, "-m", str(smollm2_path)).json()
+    assert document["ok"] is True
+    assert document["steps"][0]["symbol"].startswith(f"{letter}[")
+    assert all(step["ok"] for step in document["steps"])
+    assert document["difference"] < 1e-4 * max(1, abs(document["value"]))
+    assert all(check["ok"] for check in document["checks"])
+    assert "embed" in {step["name"] for step in document["steps"]}
