@@ -122,7 +122,7 @@ def test_a_pass_that_stopped_early_leaves_nothing_to_extend(name):
     tokens = ids(2, 4)
     rung.start(tokens if kind.batched else tokens[0])
     rung.forward(tokens if kind.batched else tokens[0], until=0)
-    with pytest.raises(ValueError, match="shorter|argument"):
+    with pytest.raises(ValueError, match="is shorter than"):
         rung.extend(tokens[:, 0] if kind.batched else tokens[0, 0])
 
 
