@@ -2,5 +2,6 @@
 
 A rule for every activation says which inputs it has, its formula in the letters of the seed
 documents, how the whole tensor is computed in float64 and how a single number of it is. The
-rules share no arithmetic with the decoder: that both agree is the proof.
+rules share no arithmetic with the decoder (but for the angles of a stretched RoPE): that both
+agree is the proof.
 """

@@ -135,12 +135,8 @@ class Pattern(Rule):
             for at, e in exps.items()
         )
         cell = symbol("S", head, query, "s")
-        sum_ = Sum(
-            formula=f"e^({cell} − max)",
-            over="s",
-            columns=("S", "e^(S − max)", "A"),
-            value=summed,
-        )
+        columns = ("S", "e^(S − max)", "A")
+        sum_ = Sum(formula=f"e^({cell} − max)", over="s", columns=columns, value=summed)
         peak = Fact(formula=f"max = max {cell} over s", parts=(), value=top)
         if reason:
             zero = Fact(formula="e^(−∞ − max) / Σ = 0 / {}", parts=(summed,), value=0.0)
@@ -155,13 +151,9 @@ class Pattern(Rule):
             value=value,
         )
         return Element(
-            value=value,
-            before=(peak,),
-            sum=sum_,
-            terms=terms,
-            after=(share,),
+            value=value, before=(peak,), sum=sum_, terms=terms, after=(share,),
             follow=((self.source, index),),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,29 +47,41 @@ def explain(
     the weights; what is further away is taken from the kernel. `texts` are the tokens for
     people. Raises NotFinite where the model's own numbers are not.
     """
-    steps: tuple[Step, ...]
-    checks: tuple[Check, ...] = ()
-    tensors = 0
+    letters = _letters(model, axes, len(ids))
+    tokens = tuple(zip(ids, texts, strict=True))
     if axes.kind == "parameter":
-        steps = (parameter_step(model, axes, index, equal_sizes=_equal_sizes(model)),)
-    else:
-        with torch.inference_mode():
-            values = Values(
-                model, rules(model.config), ids, texts, target=axes.name, depth=depth,
-                progress=progress,
-            )  # fmt: skip
-            tree = _Tree(values, len(ids))
-            tree.require_memory()
-            steps, checks = tree.steps((axes.name, index)), tree.checks()
-        tensors, depth = len(values.derived), values.depth
+        leaf = parameter_step(model, axes, index, equal_sizes=_equal_sizes(model))
+        return _explanation((leaf,), (), tokens, letters, None, dtype_name(model.dtype), 0)
+    with torch.inference_mode():
+        values = Values(
+            model, rules(model.config), ids, texts, target=axes.name, depth=depth,
+            progress=progress,
+        )  # fmt: skip
+        tree = _Tree(values, len(ids))
+        tree.require_memory()
+        steps, checks = tree.steps((axes.name, index)), tree.checks()
+    return _explanation(
+        steps, checks, tokens, letters, values.depth, dtype_name(model.dtype), len(values.derived)
+    )
+
+
+def _explanation(
+    steps: tuple[Step, ...],
+    checks: tuple[Check, ...],
+    tokens: tuple[tuple[int, str], ...],
+    letters: tuple[Letter, ...],
+    depth: int | None,
+    dtype: str,
+    tensors: int,
+) -> Explanation:
     root = steps[0]
     return Explanation(
         name=root.name,
         index=root.index,
-        tokens=tuple(zip(ids, texts, strict=True)),
-        letters=_letters(model, axes, len(ids)),
+        tokens=tokens,
+        letters=letters,
         depth=depth,
-        dtype=dtype_name(model.dtype),
+        dtype=dtype,
         value=root.value,
         kernel=root.kernel,
         difference=root.difference,
@@ -132,8 +144,8 @@ class _Tree:
         self, cell: Cell, element: Element, source: Source, numbers: Mapping[Cell, int]
     ) -> Step:
         (name, index), values = cell, self.values
-        rule, axes, kernel = values.rules[name], self.axes[name], values.kernel(name)
-        theirs = float(kernel[index])
+        rule, axes = values.rules[name], self.axes[name]
+        theirs = float(values.kernel_row(name, index)[index[-1]])
         _require_finite(name, index, element.value, theirs)
         last = name.rpartition(".")[2]
         if last in ("scores", "pattern"):

@@ -79,7 +79,7 @@ class Add(Rule):
             value=value,
         )
         origins = tuple(
-            Term(at=i, parts=(), value=float(values.kernel(name)[index]), label=name)
+            Term(at=i, parts=(), value=float(values.kernel_row(name, index)[index[-1]]), label=name)
             for i, name in enumerate(self.before)
         )
         return Element(

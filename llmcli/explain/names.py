@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from llmcli import anatomy
+from llmcli.anatomy import TensorSpec
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 
@@ -40,14 +41,23 @@ def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
     for spec in anatomy.activations(config, batch=1, tokens=tokens, past=0, phase="prefill"):
         if spec.name.endswith(".attn.z"):
             found |= _unwritten(config, spec.name.removesuffix(".z"), tokens)
+        letters = _letters(config, spec)[1:]
         found[spec.name] = Axes(
-            name=spec.name, letters=spec.axes[1:], sizes=spec.shape[1:], kind="activation"
+            name=spec.name, letters=letters, sizes=spec.shape[1:], kind="activation"
         )
     for spec in anatomy.parameters(config):
         found[spec.name] = Axes(
-            name=spec.name, letters=spec.axes, sizes=spec.shape, kind="parameter"
+            name=spec.name, letters=_letters(config, spec), sizes=spec.shape, kind="parameter"
         )
     return found
+
+
+def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
+    """Its axes; where every head has keys and values of its own, there is one kind of heads."""
+    mixer = None if spec.layer is None else config.layers[spec.layer].mixer
+    if mixer is not None and mixer.kv_heads == mixer.heads:
+        return tuple(letter.replace("Hk", "H") for letter in spec.axes)
+    return spec.axes
 
 
 def _unwritten(config: ModelConfig, prefix: str, tokens: int) -> dict[str, Axes]:

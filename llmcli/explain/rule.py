@@ -58,7 +58,7 @@ class Rule(ABC):
 
     def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
         """How large the numbers are whose roundings end up in this one: the largest of its row."""
-        return float(values.kernel(name)[index[:-1]].abs().max())
+        return float(values.kernel_row(name, index).abs().max())
 
 
 def symbol(letter: str, *index: int | str) -> str:

@@ -103,14 +103,22 @@ class Values:
         return tensor
 
     def kernel(self, name: str) -> Tensor:
-        """What the decoder computed.
+        """What the decoder computed, as a whole."""
+        return exact(self._written(name))
+
+    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
+        """The row of it in which the number at `index` stands."""
+        return exact(self._written(name)[index[:-1]])
+
+    def _written(self, name: str) -> Tensor:
+        """As the tap saw it.
 
         A fused kernel never writes scores, pattern and a head's share of the output: those are
         computed by the mixer, in the kernel's own dtype, from what it emitted.
         """
         if name not in self._emitted:
             self._emitted[name] = self._unfused(name)
-        return exact(self._emitted[name])
+        return self._emitted[name]
 
     def _unfused(self, name: str) -> Tensor:
         prefix, _, last = name.rpartition(".")

@@ -208,3 +208,5 @@ def test_shapes_are_written_in_letters(known):
     assert shape("blocks.0.attn.pattern") == "h × n × n = 4 × 7 × 7"
     assert shape("blocks.0.attn.W_o") == "h·d/h × d = 32 × 32"
     assert shape("logits") == "n × v = 7 × 97"
+    _, axes = known("gpt2")
+    assert shape("blocks.0.attn.k") == "h × n × d/h = 2 × 7 × 8"
