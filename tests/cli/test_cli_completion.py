@@ -55,13 +55,13 @@ def models(tmp_path):
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("", "smollm2 smollm2-bf16 ./gpt2t ./smooth gguf.gguf w.safetensors"),
+        ("", "smollm2 smollm2-bf16 tiny ./gpt2t ./smooth gguf.gguf w.safetensors"),
         ("smo", "smollm2 smollm2-bf16 ./smooth"),
         ("g", "./gpt2t gguf.gguf"),
         ("gp", "./gpt2t"),
         ("./g", "./gpt2t ./gguf.gguf"),
         ("gpt2t/", "gpt2t/x.gguf"),
-        ("t", ""),
+        ("t", "tiny"),
     ],
 )
 def test_bash_offers_models_that_work(models, word, expected):
