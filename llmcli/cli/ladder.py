@@ -118,7 +118,8 @@ def command(
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     loaded = load_model(model.proving(), out, text=given.ids is None).model
     ids = encode(given, ChatOptions(raw=True), loaded).ids
-    _check_room(len(ids), ladder.tokens, model.context_length or loaded.config.context)
+    _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
+    _check_rotation(len(ids) + ladder.tokens, loaded)
     report, cut = _climbed(loaded, ids, rungs, ladder, out)
     from llmcli.render.ladder import render_ladder, render_rung
     from llmcli.render.stats import model_line
@@ -220,11 +221,23 @@ def _body(report: LadderReport, *, interrupted: bool) -> dict[str, Any]:
     return vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
 
 
-def _check_room(count: int, more: int, room: int) -> None:
-    if count + more > room:
+def _check_room(count: int, room: int) -> None:
+    if count > room:
         raise PromptTooLong(
-            f"the prompt's {count} tokens and the {more} after it do not fit the context of {room}",
-            hint=f"shorten it by {count + more - room} tokens, or take fewer with `-n`",
+            f"the prompt and the tokens after it, {count} in all, do not fit the context of {room}",
+            hint="shorten the prompt, or take fewer tokens with `-n`",
+        )
+
+
+def _check_rotation(count: int, model: Model) -> None:
+    from llmcli.ladder.weights import steady_tokens
+
+    steady = steady_tokens(model.config)
+    if steady is not None and count > steady:
+        raise PromptTooLong(
+            f"beyond {steady} tokens this model rotates by the length of the sequence, so that a "
+            "cache holds other numbers and the rungs cannot agree",
+            hint=f"use at most {steady} tokens in all; these are {count}",
         )
 
 

@@ -59,7 +59,7 @@ class Batch(Rung):
         "before. What is saved is reading: a weight fetched from memory serves b rows, so the "
         "GEMVs of a new token become products of b rows. Only the cache grows with b. Here the "
         "sequences have equal lengths; shorter ones would be padded, and then the last row needs "
-        "its mask back, which the documents' sentence about the last row leaves out."
+        "its mask back."
     )
     batched: ClassVar[bool] = True
 

@@ -34,8 +34,8 @@ class CombinedQKV(Rung):
         "The same columns side by side in one matrix give the same numbers side by side in one "
         "product, and the three slices of it are views. Nothing is saved in arithmetic: what two "
         "calls less save is their fixed cost, and one wide product fills a machine better than "
-        "three narrow ones. The slices are Q, K and V (the documents once write W, K, V), and "
-        "where heads share keys and values those two are narrower than Q."
+        "three narrow ones. The slices are Q, K and V; where "
+        "heads share keys and values those two are narrower than Q."
     )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:

@@ -50,9 +50,8 @@ class HeadsAsDimension(Rung):
         "dimension by itself. Merging the heads back does move them: a row of n × d wants numbers "
         "of every head side by side, which h × n × d/h has far apart, so that is a copy. Where "
         "several heads share a key and a value, these are seen h/k times without being repeated "
-        "(the library's product may repeat them inside). One head's output is n × d/h: in the "
-        "documents it is given once as n × n/h and once as N × d, and the 4 × 4 example of "
-        "concatenated weights has lost its last row."
+        "(the library's product may repeat them inside). One head's output is n × d/h, neither "
+        "n × n/h nor n × d, as it is sometimes given."
     )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:

@@ -37,8 +37,8 @@ class Loops(Rung):
         "Each token's query is compared with a key of every token; the scores, scaled and through "
         "a softmax, say how much of each token's value goes into its context. Done literally, "
         "keys and values are computed again for every query and every head: n² vector-matrix "
-        "products where n would do. The documents loop over all n tokens and mask the later ones; "
-        "these loops end at the query's own token, as what is masked need not be computed."
+        "products where n would do. Told as a story the loop runs over all n tokens and "
+        "masks the later ones; these end at the query's own: what is masked need not be computed."
     )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:

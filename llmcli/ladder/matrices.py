@@ -35,8 +35,8 @@ class Matrices(Rung):
         "and the keys are the rows of K: hence Kᵀ, a view that moves nothing. Now every query "
         "meets every key, and the mask M (−∞ above the diagonal) hides the later tokens before "
         "the softmax; the half of Q Kᵀ that it hides is computed in vain and still cheaper than "
-        "a loop. The formulas of the documents leave the mask out, and the transpose in one "
-        "place; the feed-forward's activation follows its hidden layer only, not the output."
+        "a loop. The formula is often written without the mask, and even without the "
+        "transpose; it needs both. The feed-forward's activation follows its hidden layer only."
     )
 
     @torch.inference_mode()

@@ -6,12 +6,12 @@ Letters: V vocabulary, d width (the design's D), h heads, k key/value heads, d/h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import DynamicScaling, LayerConfig, LongRopeScaling, ModelConfig
+from llmcli.errors import UnsupportedModel
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.rope import frequencies
 
@@ -67,12 +67,15 @@ class Weights:
 
     @classmethod
     def of(cls, decoder: Decoder) -> Weights:
-        """Views of the decoder's parameters in the formulas' orientation."""
-        named = _oriented(decoder)
+        """Views of the decoder's parameters in the formulas' orientation.
+
+        Raises UnsupportedModel for a part that the rungs have no formula for.
+        """
+        named = _Oriented(decoder)
         layers = tuple(
             _layer(config, f"blocks.{i}", named) for i, config in enumerate(decoder.config.layers)
         )
-        return cls(
+        found = cls(
             decoder=decoder,
             config=decoder.config,
             W_E=named["embed.W"],
@@ -80,9 +83,12 @@ class Weights:
             layers=layers,
             ln_w=named["ln_final.w"],
             ln_b=named.get("ln_final.b"),
-            W_head=named["head.W"] if "head.W" in named else named["embed.W"].t(),
+            W_head=named["embed.W"].t() if decoder.config.head.tied else named["head.W"],
             b_head=named.get("head.b"),
         )
+        if named.unused():
+            raise UnsupportedModel(f"the ladder has no formula for `{named.unused()[0]}`")
+        return found
 
     def angles(self, layer: LayerWeights, length: int) -> tuple[list[float], float] | None:
         """Radians per position of each pair of a head, and the factor on cos and sin.
@@ -94,6 +100,20 @@ class Weights:
             return None
         per_position, factor = frequencies(rope, length)
         return per_position.tolist(), factor
+
+
+def steady_tokens(config: ModelConfig) -> int | None:
+    """Up to how many tokens the rotation does not depend on the length; None: it never does.
+
+    Beyond, keys that a cache has kept are rotated as in a shorter sequence (dynamic NTK, LongRoPE),
+    and the rungs without a cache compute something else.
+    """
+    ropes = (layer.mixer.rope for layer in config.layers)
+    scalings = [rope.scaling for rope in ropes if rope is not None]
+    return min(
+        (s.original for s in scalings if isinstance(s, DynamicScaling | LongRopeScaling)),
+        default=None,
+    )
 
 
 def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str, int], ...]:
@@ -113,15 +133,31 @@ def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str
     )
 
 
-def _oriented(decoder: Decoder) -> dict[str, Tensor]:
-    """Every parameter by name; the matrices of projections, stored `[out, in]`, transposed."""
-    return {
-        name: slot.t() if name == "head.W" or ".W_" in name else slot
-        for name, slot in decoder.slots.items()
-    }
+class _Oriented:
+    """The decoder's parameters by name, the matrices of projections transposed to `[in, out]`.
+
+    Remembers what was asked for: a parameter that no formula uses is a rung that is wrong.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._slots = decoder.slots
+        self._used: set[str] = set()
+
+    def get(self, name: str) -> Tensor | None:
+        """The parameter, None where the model has none of that name."""
+        return self[name] if name in self._slots else None
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._used.add(name)
+        slot = self._slots[name]
+        return slot.t() if name == "head.W" or ".W_" in name else slot
+
+    def unused(self) -> list[str]:
+        """Parameters that nobody asked for."""
+        return [name for name in self._slots if name not in self._used]
 
 
-def _layer(config: LayerConfig, prefix: str, named: Mapping[str, Tensor]) -> LayerWeights:
+def _layer(config: LayerConfig, prefix: str, named: _Oriented) -> LayerWeights:
     def maybe(name: str) -> Tensor | None:
         return named.get(f"{prefix}.{name}")
 

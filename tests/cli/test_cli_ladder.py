@@ -142,3 +142,15 @@ def test_ctrl_c_keeps_the_rungs_that_were_reached(climb, monkeypatch, rung):
     assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
     assert document["interrupted"] is True
     assert "interrupted after 3 rungs" in result.err
+
+
+def test_rotations_that_depend_on_the_length_are_refused_where_they_do(cli, tmp_path):
+    folder = write_tiny(
+        tmp_path / "m", weights=True, max_position_embeddings=8,
+        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+    )  # fmt: skip
+    result = cli("ladder", "-m", str(folder), "abcdefg", "--context-length", "20")
+    assert result.code == 2
+    assert "beyond 8 tokens this model rotates by the length" in result.err
+    short = cli("ladder", "-m", str(folder), "abcdef", "--rung", "5-7", "--context-length", "20")
+    assert short.code == 0
