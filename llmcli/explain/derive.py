@@ -26,8 +26,7 @@ Source = Literal["derived", "kernel"]
 # How far the kernel may be from the derivation, in roundings (eps) of the largest number of the
 # row. The roundings of a kernel are about independent, so that their sum grows as the square root
 # of how many formulas follow one another: ROUNDINGS · √formulas. Measured, the worst of all
-# numbers of 250 tokens: 23 · √formulas with smollm2 (whose block 2 makes numbers of 10⁴ out of
-# numbers of 1), 5 with tiny; an ordinary number has less than 1.
+# numbers of 250 tokens: 23 · √formulas with smollm2, 5 with tiny.
 ROUNDINGS = 100
 BRANCHING = 4  # so many steps deep every important input is followed, below only the first one
 
