@@ -53,7 +53,9 @@ AT_TOP = {
     **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder", "explain")},
 }
 # … and what may be imported inside a function, wherever that is.
-INSIDE = {"torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL"}
+INSIDE = {
+    *("torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL")
+}
 FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)
 FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.measure.environment import environment, usable_cores
-from llmcli.reports import EnvironmentReport, Setting
+from llmcli.reports.environment import EnvironmentReport, Setting
 
 
 def command(model: ModelOptions, output: OutputOptions) -> None:

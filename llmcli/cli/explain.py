@@ -22,7 +22,7 @@ from llmcli.cli.prompts import (
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports import Explanation
+from llmcli.reports.explanation import Explanation
 
 if TYPE_CHECKING:
     from llmcli.explain.index import Wanted

@@ -17,7 +17,7 @@ from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
 from llmcli.measure.stopwatch import Stopwatch
-from llmcli.reports import Generated
+from llmcli.reports.text import Generated
 
 if TYPE_CHECKING:
     from llmcli.cli.generate import GenerateOptions

@@ -20,7 +20,7 @@ from llmcli.cli.prompts import prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports import LadderReport, Variant
+from llmcli.reports.ladder import LadderReport, Variant
 
 if TYPE_CHECKING:
     from llmcli.model import Model

@@ -17,7 +17,7 @@ from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 from llmcli.measure.score import compare, measure_score
-from llmcli.reports import Score
+from llmcli.reports.text import Score
 
 if TYPE_CHECKING:
     from llmcli.model import Model

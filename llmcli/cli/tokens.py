@@ -14,7 +14,7 @@ from llmcli.cli.prompts import Prompt, check_ids, read_prompt
 from llmcli.cli.running import open_checkpoint_of
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports import TokenPiece, TokensReport
+from llmcli.reports.text import TokenPiece, TokensReport
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

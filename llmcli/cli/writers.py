@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from llmcli.cli.output import Output, dumps
 from llmcli.render.theme import confidence_style, printable
-from llmcli.reports import Alternative, Generated, TokenLogprob
+from llmcli.reports.text import Alternative, Generated, TokenLogprob
 
 if TYPE_CHECKING:
     from llmcli.generation import Token

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmcli.config import AttentionConfig
 from llmcli.explain.rule import Element, Rule, dot, largest, products, symbol, total
-from llmcli.reports import Fact, Sum, Term
+from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
     from llmcli.explain.values import Values

@@ -19,7 +19,7 @@ from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Progress, Values
 from llmcli.model import Model, dtype_name
-from llmcli.reports import Check, Explanation, Letter, Step
+from llmcli.reports.explanation import Check, Explanation, Letter, Step
 
 Source = Literal["derived", "kernel"]
 

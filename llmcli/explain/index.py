@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.errors import UsageError
 from llmcli.explain.names import Axes
-from llmcli.reports import Coordinate
+from llmcli.reports.explanation import Coordinate
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.explain.parameter import origin
 from llmcli.explain.rule import Element, Rule, dot, largest, products, symbol, total
 from llmcli.explain.values import exact
-from llmcli.reports import Fact, Term
+from llmcli.reports.explanation import Fact, Term
 
 if TYPE_CHECKING:
     from llmcli.explain.values import Values

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmcli.config import Activation
 from llmcli.explain.rule import Element, Rule, symbol
-from llmcli.reports import Fact
+from llmcli.reports.explanation import Fact
 
 if TYPE_CHECKING:
     from llmcli.explain.values import Values

@@ -6,7 +6,7 @@ from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.names import Axes
 from llmcli.explain.rule import symbol
 from llmcli.model import Model
-from llmcli.reports import Step
+from llmcli.reports.explanation import Step
 
 
 def parameter_step(

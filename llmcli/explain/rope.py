@@ -12,7 +12,7 @@ from torch import Tensor
 from llmcli.config import RopeConfig
 from llmcli.explain.rule import Element, Rule, largest, symbol, total
 from llmcli.ops.rope import frequencies
-from llmcli.reports import Fact, Term
+from llmcli.reports.explanation import Fact, Term
 
 if TYPE_CHECKING:
     from llmcli.explain.values import Values

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from llmcli.reports import Fact, Sum, Term
+from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
     from llmcli.explain.values import Values

@@ -19,7 +19,7 @@ from llmcli.ladder.int8 import quantize
 from llmcli.ladder.weights import Weights
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import State
-from llmcli.reports import Variant
+from llmcli.reports.ladder import Variant
 
 Step = Callable[[], Tensor]  # the logits [V] of the token after the prompt
 

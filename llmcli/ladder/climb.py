@@ -20,7 +20,7 @@ from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
-from llmcli.reports import RungReport, Shown, Work
+from llmcli.reports.ladder import RungReport, Shown, Work
 
 # What rounding may change. Logits: absolute; rows inside the model, whose largest numbers are
 # thousands in some layers: relative to the largest.

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.reports import Spread
+from llmcli.reports.ladder import Spread
 
 
 def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llmcli import anatomy
 from llmcli.config import ModelConfig
 from llmcli.ladder.loops import multiply_adds
-from llmcli.reports import Work
+from llmcli.reports.ladder import Work
 
 _ATEN = torch.ops.aten
 

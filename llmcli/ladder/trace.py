@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llmcli.ladder.rung import Value
-from llmcli.reports import Shown
+from llmcli.reports.ladder import Shown
 
 WHOLE = 8  # rows and columns up to which a matrix is kept whole
 CORNER = 4  # … and how many of each are kept of a larger one

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
-from llmcli.reports import Environment
+from llmcli.reports.environment import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
 FEATURES = (

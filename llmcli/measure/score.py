@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from llmcli.errors import NotFinite
-from llmcli.reports import Comparison, Score, ScoredToken
+from llmcli.reports.text import Comparison, Score, ScoredToken
 
 if TYPE_CHECKING:
     from llmcli.model import Model

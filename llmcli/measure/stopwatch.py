@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from llmcli.measure.environment import peak_memory_bytes
-from llmcli.reports import Timings
+from llmcli.reports.text import Timings
 
 
 class _Indexed(Protocol):

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from llmcli.render.ladder import scaled
-from llmcli.reports import LadderReport, RungReport
+from llmcli.reports.ladder import LadderReport, RungReport
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports import Environment, EnvironmentReport, Setting
+from llmcli.reports.environment import Environment, EnvironmentReport, Setting
 
 
 def render_environment(report: EnvironmentReport) -> RenderableType:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
-from llmcli.reports import Coordinate, Explanation, Fact, Step, Sum, Term
+from llmcli.reports.explanation import Coordinate, Explanation, Fact, Step, Sum, Term
 
 FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
 DEEPEST = 4  # levels of indentation, two columns each: beyond, the tree runs straight down

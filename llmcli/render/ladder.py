@@ -14,7 +14,7 @@ from rich.text import Text
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
-from llmcli.reports import LadderReport, RungReport, Shown, Variant, Work
+from llmcli.reports.ladder import LadderReport, RungReport, Shown, Variant, Work
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 _COLUMNS = (

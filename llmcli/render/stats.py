@@ -11,7 +11,8 @@ from rich.text import Text
 
 from llmcli.render.layout import SEPARATOR, filled
 from llmcli.render.theme import CONFIDENCE, FAINT
-from llmcli.reports import Environment, Timings
+from llmcli.reports.environment import Environment
+from llmcli.reports.text import Timings
 
 _SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 

@@ -18,7 +18,7 @@ from llmcli.render.theme import (
     printable,
     quoted,
 )
-from llmcli.reports import Comparison, Score, ScoredToken, TokensReport
+from llmcli.reports.text import Comparison, Score, ScoredToken, TokensReport
 
 TOKEN = Column("token", right=False, cut=True)
 MOST_ROWS, ENDS = 60, 20  # a longer table shows so many rows at each end

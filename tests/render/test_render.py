@@ -11,17 +11,8 @@ from rich.console import Console
 
 from llmcli.render import stats, theme, tokens
 from llmcli.render.environment import Settings, render_environment
-from llmcli.reports import (
-    Comparison,
-    Environment,
-    EnvironmentReport,
-    Score,
-    ScoredToken,
-    Setting,
-    Timings,
-    TokenPiece,
-    TokensReport,
-)
+from llmcli.reports.environment import Environment, EnvironmentReport, Setting
+from llmcli.reports.text import Comparison, Score, ScoredToken, Timings, TokenPiece, TokensReport
 
 
 def shown(renderable, width=80):

@@ -8,16 +8,7 @@ import pytest
 from rich.console import Console
 
 from llmcli.render.explain import number, render_explanation
-from llmcli.reports import (
-    Check,
-    Coordinate,
-    Explanation,
-    Fact,
-    Letter,
-    Step,
-    Sum,
-    Term,
-)
+from llmcli.reports.explanation import Check, Coordinate, Explanation, Fact, Letter, Step, Sum, Term
 
 
 def shown(renderable, width=80, colour=False):

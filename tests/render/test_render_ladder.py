@@ -9,7 +9,7 @@ from rich.console import Console
 from llmcli.render import chart
 from llmcli.render.chart import ladder_png
 from llmcli.render.ladder import bar_lengths, render_ladder, render_rung, scaled
-from llmcli.reports import LadderReport, RungReport, Shown, Spread, Variant, Work
+from llmcli.reports.ladder import LadderReport, RungReport, Shown, Spread, Variant, Work
 
 
 def spread(seconds):

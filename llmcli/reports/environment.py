@@ -1,0 +1,52 @@
+"""The machine, the software and the settings that a result was measured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The machine and the software that a result was measured with.
+
+    Sizes in bytes. `cores` are the logical processors that this process may use. Fields that
+    only PyTorch can answer are None where it was not imported (`threads`, `cuda`, `kernels`).
+    """
+
+    llmcli: str
+    python: str
+    platform: str
+    processor: str
+    cores: int
+    features: tuple[str, ...]
+    memory_bytes: int | None
+    gpus: tuple[str, ...]
+    driver: str | None
+    torch: str | None
+    cuda: str | None = None
+    threads: int | None = None
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting: its value, and whether a flag, an environment variable or nobody set it.
+
+    `value` is None where nothing is set and something else decides, which `words` name; a path
+    is absolute there, and in words begins with `~` where it can. A secret is only True.
+    """
+
+    name: str
+    value: str | bool | None
+    words: str
+    source: Literal["flag", "environment", "default"]
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentReport:
+    """What `llmcli env` prints."""
+
+    environment: Environment
+    settings: tuple[Setting, ...]

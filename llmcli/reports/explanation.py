@@ -1,0 +1,128 @@
+"""One number of a model, derived step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One line of arithmetic: `formula` has a `{}` for each of `parts`, and gives `value`."""
+
+    formula: str
+    parts: tuple[float, ...]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One term of a sum: `at` is what the sum runs over, `label` the token or part that it is.
+
+    `value` is the product of `parts`, or what the sum's formula makes of them.
+    """
+
+    at: int
+    parts: tuple[float, ...]
+    value: float
+    label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """What the terms of a step are: `Σᵢ T¹[7,i] · W_q[i,132]`, over `over`, and their sum.
+
+    `columns` name the parts of a term and, where it is more than their product, its value.
+    """
+
+    formula: str
+    over: str
+    columns: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coordinate:
+    """One entry of an index: the axis in words, the place on it, the token that it means if any."""
+
+    axis: str
+    at: int
+    token: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One number of a derivation and how it follows from its inputs.
+
+    `symbol` is the number in the documents' letters (`Q[2,7,4]`), `shape` its tensor's in letters
+    and numbers, `where` what the index means. `source`: `derived` by `before`, the
+    `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
+    parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
+    kernel has there. `children` are the numbers of the steps that it follows from.
+    """
+
+    number: int
+    name: str
+    index: tuple[int, ...]
+    symbol: str
+    formula: str
+    shape: str
+    where: tuple[Coordinate, ...]
+    source: Literal["derived", "kernel", "weights"]
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    note: str = ""
+    before: tuple[Fact, ...] = ()
+    sum: Sum | None = None
+    terms: tuple[Term, ...] = ()
+    after: tuple[Fact, ...] = ()
+    origins: tuple[Term, ...] = ()
+    children: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Two ways to the same number: what was compared, both values, and whether they agree."""
+
+    words: str
+    derived: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letter:
+    """A letter of the documents, what it means, and how many that are here."""
+
+    letter: str
+    words: str
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
+
+    `tensors` were derived as a whole, in float64, for the one number. `steps` are numbered from 1,
+    the number itself first, and `ok` where each of them and every check agree with the kernel.
+    """
+
+    name: str
+    index: tuple[int, ...]
+    tokens: tuple[tuple[int, str], ...]
+    letters: tuple[Letter, ...]
+    depth: int | None
+    dtype: str
+    value: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+    tensors: int
+    checks: tuple[Check, ...]
+    steps: tuple[Step, ...]

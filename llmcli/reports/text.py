@@ -1,0 +1,124 @@
+"""Tokens of a text, how well a model predicts them, and what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Finish = Literal["stop", "length", "eos", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPiece:
+    """One token of a text: bytes `start` to `end` of its UTF-8 form; BOS has none.
+
+    `text` is for people: bytes that are no whole character are spelled out. `bytes` are those
+    that the token stands for, in hexadecimal.
+    """
+
+    id: int
+    text: str
+    bytes: str
+    start: int
+    end: int
+    special: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensReport:
+    """A text in tokens, as the model would be given it. `rendered`: the chat template's text."""
+
+    text: str | None
+    rendered: str | None
+    tokens: tuple[TokenPiece, ...]
+    bytes: int
+    vocabulary: int
+    bos: int | None
+    adds_bos: bool
+    eos: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredToken:
+    """A token, its log-probability (natural) given all before it, and its rank (1: likeliest)."""
+
+    id: int
+    text: str
+    logprob: float | None
+    rank: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """How well a model predicts a text. Logarithms are natural, bits are base 2.
+
+    `mean_logprob`, `perplexity` = exp(-mean) and `bits_per_byte` are NaN where nothing could
+    be scored. `window` and `stride`: the most tokens seen at once, and by how many it moves.
+    """
+
+    tokens: tuple[ScoredToken, ...]
+    tokens_scored: int
+    bytes_scored: int
+    mean_logprob: float
+    perplexity: float
+    bits_per_byte: float
+    window: int
+    stride: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models on one text: theirs minus ours; per token only where the tokens are the same."""
+
+    bits_per_byte: float
+    mean_logprob: float | None
+    largest_difference: float | None
+    same_tokens: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A token that the model could have chosen, with its log-probability."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """A generated token's log-probability under the raw model, and the likeliest ones."""
+
+    id: int
+    text: str
+    logprob: float | None
+    top: tuple[Alternative, ...]
+
+
+@dataclass(kw_only=True)
+class Generated:
+    """One continuation. `finish_reason` stays `interrupted` until the last token arrives."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    finish_reason: Finish = "interrupted"
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds, tokens per second and bytes of one run of `generate`.
+
+    `first_token_s` counts from the first prompt token to the first new one; the prompt's rate
+    is measured over the same time. The rate of generation leaves the first token out.
+    """
+
+    import_s: float
+    load_s: float
+    first_token_s: float | None
+    prompt_tokens: int
+    prompt_tokens_per_s: float | None
+    generated_tokens: int
+    generated_tokens_per_s: float | None
+    peak_memory_bytes: int | None
