@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -36,7 +37,9 @@ SHA256 = "cd45f0c9cedab8e4439bd6486c8952c77cc8b0ecc5d1f6ae3513f2039f47229d"
 END = "<|endoftext|>"
 VOCAB, WIDTH, LAYERS, HEADS, CONTEXT = 2048, 256, 4, 8, 512
 EVERY, FIRST = 20, 10  # chapters 10, 30, 50, … of the 1189 are held out
-BATCH, PEAK, FLOOR, WARM_UP, TAIL, DECAY, DROPOUT = 2, 2e-3, 0.02, 300, 0.35, 0.1, 0.05
+PASSAGES = ("Exodus 1\n", "Psalm 33\n", "Matthew 2\n", "James 5\n")
+TOKENS, SHORT, SHORTS = 1024, 64, 1500  # predictions a step; short windows; steps with them
+PEAK, FLOOR, WARM_UP, TAIL, DECAY = 1.5e-3, 0.02, 100, 0.35, 0.1
 BOOKS = """
     Genesis Exodus Leviticus Numbers Deuteronomy Joshua Judges Ruth 1_Samuel 2_Samuel 1_Kings
     2_Kings 1_Chronicles 2_Chronicles Ezra Nehemiah Esther Job Psalm Proverbs Ecclesiastes
@@ -82,7 +85,8 @@ def new_model() -> Any:
     """GPT-2 as `transformers` draws it, but with sinusoids as the first position embeddings.
 
     They make the position before linear to find, as in "Attention Is All You Need" (2017, §3.5);
-    training moves them. No dropout on the pattern: torch's fast attention has none on a CPU.
+    training moves them. GPT-2's spread of 0.02 is for larger widths. No dropout: the text is read
+    only a few times.
     """
     config = transformers.GPT2Config(
         vocab_size=VOCAB,
@@ -91,9 +95,10 @@ def new_model() -> Any:
         n_layer=LAYERS,
         n_head=HEADS,
         n_inner=4 * WIDTH,
-        resid_pdrop=DROPOUT,
-        embd_pdrop=DROPOUT,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
         attn_pdrop=0.0,
+        initializer_range=0.04,
         bos_token_id=0,
         eos_token_id=0,
     )
@@ -107,14 +112,26 @@ def new_model() -> Any:
     return model
 
 
-def batches(stream: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
-    """Windows of CONTEXT + 1 ids, epoch after epoch, cut at another offset each time."""
+def batches(stream: torch.Tensor, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids, positions) of TOKENS predictions each: SHORTS batches of short windows, then long.
+
+    Epoch after epoch, cut at another offset each time; short windows lie at any position. They
+    teach a head to look at the token before much sooner (Press et al. 2021, "Shortformer").
+    """
     generator = torch.Generator().manual_seed(seed)
-    while True:
-        offset = int(torch.randint(CONTEXT, (1,), generator=generator))
-        windows = stream[offset:].unfold(0, CONTEXT + 1, CONTEXT)
-        order = torch.randperm(len(windows), generator=generator)
-        yield from (windows[part] for part in torch.split(order, BATCH) if len(part) == BATCH)
+
+    def epochs(length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rows = TOKENS // length
+        while True:
+            offset = int(torch.randint(length, (1,), generator=generator))
+            windows = stream[offset:].unfold(0, length + 1, length)
+            order = torch.randperm(len(windows), generator=generator)
+            for part in torch.split(order, rows)[:-1]:
+                first = torch.randint(CONTEXT - length + 1, (rows, 1), generator=generator)
+                yield windows[part], first + torch.arange(length)
+
+    yield from itertools.islice(epochs(SHORT), SHORTS)
+    yield from epochs(CONTEXT)
 
 
 def rate_at(step: int, steps: int) -> float:
@@ -189,11 +206,21 @@ def baselines(stream: list[int], texts: list[list[int]]) -> dict[str, float]:
     return {"unigram": sums[0] / count, "bigram": sums[1] / count}
 
 
-def write_counts(stream: list[int], file: Path) -> None:
-    """How often each pair of ids follows one another in the training text, for the tests."""
+def write_for_tests(kept: list[str], held: list[str], stream: list[int], folder: Path) -> None:
+    """What llmcli's own tests measure `tiny` against.
+
+    A few held-out chapters; how often each pair of ids follows one another in the training text;
+    and the words that it has at least three times.
+    """
+    chosen = [text for text in held if text.startswith(PASSAGES)]
+    (folder / "held_out.txt").write_text("\n".join(chosen))
     two = sorted(Counter(itertools.pairwise(stream)).items())
     pairs = np.array([pair for pair, _ in two], np.uint16)
-    np.savez_compressed(file, pairs=pairs, counts=np.array([n for _, n in two], np.uint16))
+    counts = np.array([n for _, n in two], np.uint16)
+    np.savez_compressed(folder / "pair_counts.npz", pairs=pairs, counts=counts)
+    words = Counter(re.findall("[a-z]+", " ".join(kept).lower()))
+    often = sorted(word for word, count in words.items() if count > 2)
+    (folder / "words.txt").write_text("\n".join(often) + "\n")
 
 
 class Training:
@@ -216,8 +243,8 @@ class Training:
         begin = time.perf_counter()
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(self.step, steps)
-        ids = next(self.batches)
-        logits = self.model(ids[:, :-1]).logits
+        ids, positions = next(self.batches)
+        logits = self.model(ids[:, :-1], position_ids=positions).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -256,7 +283,7 @@ def fit(training: Training, held: list[list[int]], steps: int, state: Path | Non
         if training.step % 100 == 0 or last:
             mean = round(sum(recent) / len(recent), 4)
             training.curves["train"].append({"step": training.step, "loss": mean})
-            speed = training.step * BATCH * CONTEXT / training.seconds
+            speed = training.step * TOKENS / training.seconds
             print(f"step {training.step} of {steps}: {mean} nats, {speed:.0f} tokens/s", flush=True)
             recent = []
         if training.step % 500 == 0 or last:
@@ -312,7 +339,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE, help="where the files go")
     parser.add_argument("--state", type=Path, help="kept every 100 steps, and taken up from there")
-    parser.add_argument("--counts", type=Path, help="write the pair counts of the training text")
+    parser.add_argument("--tests", type=Path, help="write what the tests need into this folder")
     return parser.parse_args()
 
 
@@ -333,8 +360,8 @@ def main() -> None:
     for text in kept:
         stream += [*tokenizer.encode(text).ids, 0]
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.counts:
-        write_counts(stream, args.counts)
+    if args.tests:
+        write_for_tests(kept, held_texts, stream, args.tests)
     model = new_model()
     print(f"{model.num_parameters()} parameters, {len(stream)} training tokens", flush=True)
     training = Training(model, torch.tensor(stream), args.seed)
@@ -347,7 +374,7 @@ def main() -> None:
         "steps": args.steps,
         "threads": args.threads,
         "training_tokens": len(stream),
-        "tokens_seen": args.steps * BATCH * CONTEXT,
+        "tokens_seen": args.steps * TOKENS,
         "minutes": round(training.seconds / 60, 1),
         "versions": {
             "python": platform.python_version(),
