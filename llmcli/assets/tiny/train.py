@@ -6,7 +6,7 @@ The text is the King James Bible, whose copyright has expired, from Debian's `bi
     apt-get download bible-kjv=4.38 bible-kjv-text=4.38
     for package in bible-kjv*.deb; do dpkg -x $package root; done
     root/usr/bin/bible -f -p root/usr/lib gen1:1-rev22:21 </dev/null >kjv.txt
-    python train.py kjv.txt --steps N --seed N    # the numbers that losses.json records
+    python train.py kjv.txt --steps N --seed N --threads N  # as losses.json records them
 
 Every `EVERY`-th chapter is held out: neither the tokenizer nor the model sees it. Needs torch,
 transformers, tokenizers and safetensors. No module of llmcli imports this file. The same seed,
