@@ -297,7 +297,8 @@ def fit(training: Training, held: list[list[int]], steps: int, state: Path | Non
 def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     """The standard Hugging Face files; weights in float16, which halves them."""
     defaults = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.95}
-    model.generation_config.update(**defaults, bos_token_id=0, eos_token_id=0)
+    settled: Any = transformers.GenerationConfig
+    model.generation_config = settled(**defaults, bos_token_id=0, eos_token_id=0)
     model.half().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
