@@ -121,7 +121,8 @@ def command(
     _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
     _check_rotation(len(ids) + ladder.tokens, loaded)
     report, cut = _climbed(loaded, ids, rungs, ladder, out)
-    from llmcli.render.ladder import render_ladder, render_rung
+    from llmcli.render.derivation import render_rung
+    from llmcli.render.ladder import render_ladder
     from llmcli.render.stats import model_line
 
     about, machine = loaded.describe(), environment(kernels=KERNELS)

@@ -43,17 +43,6 @@ def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
     return [*parts, "", Bars(report.rungs)]
 
 
-def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[RenderableType]:
-    """One rung's derivation: why it gives the same numbers, and each step with its numbers."""
-    parts: list[RenderableType] = [*_heading(report, model), "", *_change(rung, shapes=False), ""]
-    parts.append(Text(rung.idea))
-    for step in rung.steps:
-        parts += ["", *_step(step)]
-    if rung.difference is not None:
-        parts += ["", _verdict(rung)]
-    return parts
-
-
 def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     tokens = " ".join(quoted(token) for token in report.tokens)
     more = " ".join(quoted(token) for token in report.more)
@@ -113,29 +102,6 @@ def _shape(step: Shown, name: str) -> Text:
         (f"{listed(shape)} → {listed(step.shape)}", NUMBER),
         (f"  strides {_strides(strides)} → {_strides(step.strides)}", FAINT),
     )
-
-
-def _step(step: Shown) -> list[RenderableType]:
-    """A step's formula and shape, and its numbers or their upper left corner."""
-    if step.source is not None:
-        head = Text.assemble(_moved(step), "  ", _shape(step, step.formula))
-    else:
-        head = Text.assemble((step.formula, HEADING), (f"  {listed(step.shape)}", NUMBER))
-    lines: list[RenderableType] = [head]
-    rows, columns = (1, *step.shape)[-2:] if step.shape else (1, 1)
-    cut = len(step.values[0]) < columns if step.values else False
-    for row in step.values:
-        cells = "".join(f"{_number(value):>11}" for value in row)
-        lines.append(Text(cells + (" …" if cut else ""), no_wrap=True))
-    if len(step.values) < rows:
-        lines.append(Text(f"{'⋮':>11}", style=FAINT))
-    return lines
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    return f"{value:.4g}"
 
 
 def listed(shape: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from llmcli.render import chart
 from llmcli.render.chart import ladder_png
-from llmcli.render.ladder import bar_lengths, render_ladder, render_rung, scaled
+from llmcli.render.ladder import bar_lengths, render_ladder, scaled
 from llmcli.reports.ladder import LadderReport, RungReport, Shown, Spread, Variant, Work
 
 
@@ -131,29 +131,6 @@ def test_a_wrong_rung_is_red_and_named():
     assert "every rung agrees" not in text
     assert "\x1b[1;31m" in shown(render_ladder(report, "tiny"), 100, colour=True)
     assert not replace(wrong, difference=float("nan")).ok
-
-
-def test_one_rung_with_its_numbers():
-    text = shown(render_rung(RUNGS[1], REPORT, "tiny"), 80)
-    assert """\
-Because.
-
-view  Q as h × n × d/h  [4 8 32] → [8 4 32]  strides (256 32 1) → (32 256 1)
-          1       -0.5 …
-       0.25          2 …
-          ⋮
-""" in text
-    assert """\
-scores + M  [8 2 2]
-        0.5         -∞
-       0.25  1.235e+04
-
-Q = T W_q  [100 256]
-        0.5          1 …
-          2          3 …
-          ⋮
-""" in text
-    assert text.endswith("by 3.0e-06, rounding explains 1.0e-04")
 
 
 def test_beyond_the_rungs():
