@@ -1,0 +1,47 @@
+"""The letters of the documents: what each counts, and what other documents call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+# letter → words for so many of them, and the other names of the same size
+LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "b": ("sequences", ()),
+    "n": ("tokens", ("N",)),
+    "d": ("width", ("d_model", "hidden_dim")),
+    "h": ("heads", ("A", "n_heads")),
+    "h_kv": ("heads of keys and values", ("n_kv_heads",)),
+    "d/h": ("a head", ("d_k", "d_v", "head_dim")),
+    "d_v": ("a value", ()),
+    "F": ("neurons", ()),
+    "v": ("in the vocabulary", ("vocab_size",)),
+    "layers": ("", ("blocks",)),
+}
+
+
+def letter_line(letter: str, value: int, aliases: bool) -> str:
+    """`h = 8 heads (A, n_heads)`: a letter, how many, of what, and its `aliases` where asked for.
+
+    Raises KeyError for a letter that is not in `LETTERS`.
+    """
+    return _line(letter, value, str(value), LETTERS[letter][1] if aliases else ())
+
+
+def letter_lines(values: Sequence[tuple[str, int]], *, aliases: bool) -> Iterator[str]:
+    """A line for each letter of one model: F as a multiple of d, a name with one meaning only."""
+    sizes = dict(values)
+    for letter, value in values:
+        number, width = str(value), sizes.get("d", 0)
+        if letter == "F" and width and value > width and value % width == 0:
+            number = f"{value // width}d = {value}"
+        others = [name for name in LETTERS[letter][1] if aliases and name not in sizes]
+        yield _line(letter, value, number, others)
+
+
+def _line(letter: str, value: int, number: str, aliases: Sequence[str]) -> str:
+    words = LETTERS[letter][0]
+    if value == 1:
+        first, _, rest = words.partition(" ")
+        words = f"{first.removesuffix('s')} {rest}".rstrip()
+    called = f"({', '.join(aliases)})" if aliases else ""
+    return " ".join(part for part in (f"{letter} = {number}", words, called) if part)
