@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmcli.cli.encoding import Encoded, check_fits
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST
 from llmcli.cli.progress import Progress
@@ -86,7 +86,7 @@ class Different(CheckFailed):
 
 def command(
     number: NumberArgument,
-    prompt: PromptOptions,
+    prompt: GivenPromptOptions,
     explain: ExplainOptions,
     model: ModelOptions,
     output: OutputOptions,

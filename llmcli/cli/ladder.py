@@ -12,7 +12,7 @@ import typer
 
 from llmcli.cli.encoding import ChatOptions, encode
 from llmcli.cli.exits import Stopped
-from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
@@ -104,7 +104,7 @@ class LadderOptions:
 
 
 def command(
-    prompt: PromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
+    prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
 ) -> None:
     """The same model with the same weights, climbed from nested loops to fused kernels.
 

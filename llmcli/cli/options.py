@@ -152,15 +152,11 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
-    """Where the text comes from: PROMPT, a file, a pipe, or token ids."""
+class GivenPromptOptions:
+    """Where the text comes from: PROMPT, a file, or token ids; stdin is read for `-` only."""
 
     prompt: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PROMPT]",
-            help="The text; a pipe is put before it, and `-` reads stdin whatever it is.",
-        ),
+        str | None, typer.Argument(metavar="[PROMPT]", help="The text; `-` reads stdin.")
     ] = None
     file: Annotated[
         str | None,
@@ -179,6 +175,19 @@ class PromptOptions:
             metavar="1,2,3",
             rich_help_panel=PROMPT,
             help="Token ids instead of text, separated by commas or spaces.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(GivenPromptOptions):
+    """The same for commands that read a pipe without being asked."""
+
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PROMPT]",
+            help="The text; a pipe is put before it, and `-` reads stdin whatever it is.",
         ),
     ] = None
     no_stdin: Annotated[

@@ -7,18 +7,18 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
-from llmcli.cli.options import PromptOptions
+from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
-NOTHING_HINT = 'give a text ("…"), `-f FILE`, a pipe, or token ids with `--ids 1,2,3`'
+NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,24 @@ class Prompt:
     where: str = ""
 
 
-def read_prompt(options: PromptOptions) -> Prompt:
+def read_prompt(options: GivenPromptOptions) -> Prompt:
     """The prompt that the options name; raises UsageError where there is none.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
-    newlines; an empty one does not count. `--ids` stands alone.
+    newlines; an empty one does not count. `--ids` stands alone. Without being asked a pipe is
+    read for `PromptOptions` only.
     """
     if options.ids is not None:
         if options.prompt is not None or options.file is not None:
             raise UsageError("`--ids` goes without PROMPT and `--file`")
         return Prompt(None, parse_ids(options.ids))
     asked = "-" in (options.prompt, options.file)
-    if asked and options.no_stdin:
+    takes_pipes = isinstance(options, PromptOptions)
+    no_stdin = isinstance(options, PromptOptions) and options.no_stdin
+    if asked and no_stdin:
         raise UsageError("`-` and `--no-stdin` exclude each other")
     parts = []
-    if asked or (not options.no_stdin and stdin_is_given(sys.stdin)):
+    if asked or (takes_pipes and not no_stdin and stdin_is_given(sys.stdin)):
         parts.append(read_stdin(sys.stdin))
     if options.file not in (None, "-"):
         parts.append(read_text(str(options.file)))
@@ -52,20 +55,20 @@ def read_prompt(options: PromptOptions) -> Prompt:
         parts.append(_argument(str(options.prompt)))
     parts = [part for part in parts if part]
     if not parts:
-        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT)
+        pipe = "a pipe," if takes_pipes else "`-` for stdin,"
+        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(pipe))
     return Prompt("\n".join(parts))
 
 
-def prompt_or_builtin(options: PromptOptions, builtin: str, note: Callable[[str], None]) -> Prompt:
-    """The prompt, or `builtin`, which `note` then hears of, where none was given.
-
-    For commands that read stdin only where `-` asks for it.
-    """
-    given = (options.prompt, options.file)
-    if options.ids is None and given == (None, None):
-        note(f"no prompt was given: `{builtin}` is used")
+def prompt_or_builtin(
+    options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
+) -> Prompt:
+    """The prompt, or `builtin`, which `note` then hears of, where none was given."""
+    if options.ids is None and options.prompt is None and options.file is None:
+        unread = "; stdin was not read: give `-` for it" if stdin_is_given(sys.stdin) else ""
+        note(f"no prompt was given: `{builtin}` is used{unread}")
         return Prompt(builtin)
-    return read_prompt(options if "-" in given else replace(options, no_stdin=True))
+    return read_prompt(options)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -107,6 +107,14 @@ def test_without_a_prompt_there_is_one(explain):
     assert explain("embed[-1,0]", "-q").err == ""
 
 
+def test_stdin_is_read_for_a_dash_only(cli):
+    for command in ("explain", "ladder"):
+        text = cli(command, "--help").out
+        assert re.search(r"\[PROMPT\] +The text; `-` reads stdin\.$", text, re.MULTILINE)
+        assert "--no-stdin" not in text
+        assert "a pipe" not in text
+
+
 def test_ids_and_a_model_without_tokenizer(cli, tmp_path):
     folder = write_tiny(tmp_path / "m", weights=True)
     (folder / "tokenizer.json").unlink()

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from llmcli.cli.options import PromptOptions
-from llmcli.cli.prompts import parse_ids, read_prompt, stdin_is_given
+from llmcli.cli.options import GivenPromptOptions, PromptOptions
+from llmcli.cli.prompts import parse_ids, prompt_or_builtin, read_prompt, stdin_is_given
 from llmcli.errors import UsageError
 
 
@@ -72,11 +72,43 @@ def test_no_stdin_leaves_the_pipe_alone(stdin):
         prompt(no_stdin=True)
 
 
+def given(notes, text=None, **options):
+    return prompt_or_builtin(
+        GivenPromptOptions(prompt=text, **options), "built in", notes.append
+    ).text
+
+
+def test_where_stdin_is_read_for_a_dash_only_a_pipe_is_left_alone_and_that_is_said(stdin):
+    notes = []
+    stdin(b"pipe")
+    assert given(notes, "argument") == "argument"
+    assert notes == []
+    assert given(notes) == "built in"
+    assert notes == [
+        "no prompt was given: `built in` is used; stdin was not read: give `-` for it"
+    ]
+    assert given(notes, "-") == "pipe"
+
+
+def test_without_a_pipe_there_is_nothing_to_say_about_stdin(monkeypatch):
+    notes = []
+    with open(os.devnull) as device:
+        monkeypatch.setattr("sys.stdin", device)
+        assert given(notes) == "built in"
+    assert notes == ["no prompt was given: `built in` is used"]
+    with pytest.raises(UsageError, match="there is no prompt") as caught:
+        given(notes, "")
+    assert caught.value.hint == (
+        'give a text ("…"), `-f FILE`, `-` for stdin, or token ids with `--ids 1,2,3`'
+    )
+
+
 @pytest.mark.parametrize("data", [b"", b"\n"])
 def test_nothing_at_all_is_an_error(stdin, data):
     stdin(data)
-    with pytest.raises(UsageError, match="there is no prompt"):
+    with pytest.raises(UsageError, match="there is no prompt") as caught:
         prompt()
+    assert "`-f FILE`, a pipe, or token ids" in caught.value.hint
 
 
 def test_bytes_that_are_not_utf8_are_named_with_their_place(stdin):
