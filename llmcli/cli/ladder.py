@@ -18,7 +18,7 @@ from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.environment import environment
 from llmcli.reports.ladder import LadderReport, Variant
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LADDER = "Ladder"
 BUILTIN = "In the beginning"
-TOP = 8  # the number of the highest rung
+NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class LadderOptions:
             "--rung",
             metavar="N",
             rich_help_panel=LADDER,
-            help="Climb only these rungs: 3, or 2,5-7. [default: 1-8]",
+            help="Climb only these rungs: 3, or 2,5-7, or cache. [default: 1-8]",
         ),
     ] = None
     explain: Annotated[
@@ -60,7 +60,7 @@ class LadderOptions:
             rich_help_panel=LADDER,
             help="Tokens that are read one by one after the prompt.",
         ),
-        Range(1, 256),
+        Range(1, 32),
     ] = 2
     batch: Annotated[
         int,
@@ -103,6 +103,12 @@ class LadderOptions:
     ] = None
 
 
+class Different(CheckFailed):
+    """Two rungs disagree; `told`: the JSON document says so already."""
+
+    told = True
+
+
 def command(
     prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
 ) -> None:
@@ -114,33 +120,42 @@ def command(
     """
     out = Output("ladder", output)
     rungs = _rungs(ladder)
-    _check_file(ladder.save)
+    _check(ladder, output)
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     loaded = load_model(model.proving(), out, text=given.ids is None).model
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
     _check_rotation(len(ids) + ladder.tokens, loaded)
     report, cut = _climbed(loaded, ids, rungs, ladder, out)
+    _show(report, loaded, ladder, out, interrupted=cut is not None)
+    if cut is not None:
+        raise Stopped(cut, told=out.json, where=f" after rung {report.rungs[-1].number}")
+    if not report.ok:
+        wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
+        raise Different(f"rung {wrong} differs from the rung before by more than rounding")
+
+
+def _show(
+    report: LadderReport, model: Model, options: LadderOptions, out: Output, *, interrupted: bool
+) -> None:
+    """Writes the report to the screen or as JSON, and to the file where one is named."""
     from llmcli.render.derivation import render_rung
     from llmcli.render.ladder import render_ladder
     from llmcli.render.stats import model_line
 
-    about, machine = loaded.describe(), environment(kernels=KERNELS)
-    body = _body(report, interrupted=cut is not None)
+    about, machine = model.describe(), environment(kernels=KERNELS)
+    title = model_line(about)
+    rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
+    body = vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
+    if options.explain:
+        out.show(*render_rung(report.rungs[-1], report, title))
+    elif not out.json:
+        out.show(*render_ladder(report, title, whole=not interrupted))
+    if options.save is not None:
+        document = out.envelope(body, model=about, environment=machine)
+        _save(document, report, title, options.save)
     if out.json:
         out.document(body, model=about, environment=machine)
-    elif ladder.explain:
-        out.show(*render_rung(report.rungs[-1], report, model_line(about)))
-    else:
-        out.show(*render_ladder(report, model_line(about)))
-    if ladder.save is not None:
-        document = out.envelope(body, model=about, environment=machine)
-        _save(document, report, model_line(about), ladder.save)
-    if cut is not None:
-        raise Stopped(cut, told=out.json, where=f" after {len(report.rungs)} rungs")
-    if not report.ok:
-        wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
-        raise CheckFailed(f"rung {wrong} differs from the rung below by more than rounding")
 
 
 def _rungs(options: LadderOptions) -> tuple[int, ...]:
@@ -150,15 +165,17 @@ def _rungs(options: LadderOptions) -> tuple[int, ...]:
             raise UsageError(
                 "`--explain` explains one rung", hint="say which, for example `--rung 4 --explain`"
             )
-        return tuple(range(1, TOP + 1))
+        return tuple(range(1, len(NAMES) + 1))
     numbers: set[int] = set()
     for part in options.rung.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= first <= last <= TOP:
+        if part.strip() in NAMES:
+            first = last = NAMES.index(part.strip()) + 1
+        if not 1 <= first <= last <= len(NAMES):
             raise UsageError(
                 f"`--rung {options.rung}` names no rungs of the ladder",
-                hint=f"they go from 1 to {TOP}: for example `--rung 3` or `--rung 2,5-7`",
+                hint=f"they are {', '.join(f'{i} {name}' for i, name in enumerate(NAMES, 1))}",
             )
         numbers.update(range(first, last + 1))
     if options.explain:
@@ -194,7 +211,7 @@ def _climbed(
             if options.beyond:
                 variants = beyond(weights, run, progress=progress)
         except CutShort as stop:
-            if not stop.rungs:
+            if len(stop.rungs) < (len(rungs) if options.explain else 1):
                 raise
             reports, cut = stop.rungs, stop.__cause__
         except KeyboardInterrupt as stop:
@@ -214,12 +231,6 @@ def _climbed(
 def _texts(model: Model, ids: Sequence[int]) -> tuple[str, ...]:
     known = model.tokenizer
     return tuple(str(id) if known is None else known.token_text(id) for id in ids)
-
-
-def _body(report: LadderReport, *, interrupted: bool) -> dict[str, Any]:
-    """The report as JSON has it, with the verdicts."""
-    rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
-    return vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}
 
 
 def _check_room(count: int, room: int) -> None:
@@ -242,11 +253,21 @@ def _check_rotation(count: int, model: Model) -> None:
         )
 
 
-def _check_file(file: str | None) -> None:
-    if file is not None and Path(file).suffix.lower() not in (".png", ".json"):
+def _check(options: LadderOptions, output: OutputOptions) -> None:
+    """Raises UsageError or WriteFailed for what can be refused before anything is loaded."""
+    for flag, given in (("--json", output.json), ("--beyond", options.beyond)):
+        if options.explain and given:
+            raise UsageError(f"`--explain` and `{flag}` exclude each other")
+    if options.save is None:
+        return
+    path = Path(options.save).expanduser()
+    if path.suffix.lower() not in (".png", ".json"):
         raise UsageError(
-            f"`-o {file}` ends neither in .png nor in .json", hint="for example `-o ladder.png`"
+            f"`-o {options.save}` ends neither in .png nor in .json",
+            hint="for example `-o ladder.png`",
         )
+    if not path.absolute().parent.is_dir():
+        raise WriteFailed(f"could not write `{options.save}`: there is no such directory")
 
 
 def _save(document: dict[str, Any], report: LadderReport, title: str, file: str) -> None:

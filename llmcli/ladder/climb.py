@@ -6,28 +6,33 @@ d width.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from llmcli.ladder.clock import spread, timed
-from llmcli.ladder.count import count, loop_work, matrix_multiply_adds
+from llmcli.ladder.count import count, loop_work
 from llmcli.ladder.course import Course, Progress
-from llmcli.ladder.loops import Loops, multiply_adds
+from llmcli.ladder.estimate import estimate
+from llmcli.ladder.loops import Loops
 from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
 from llmcli.reports.ladder import RungReport, Shown, Work
 
-# What rounding may change. Logits: absolute; rows inside the model, whose largest numbers are
-# thousands in some layers: relative to the largest.
-ALLOWED = {torch.float32: 1e-4, torch.float64: 1e-9}
-ALLOWED_INSIDE = {torch.float32: 1e-5, torch.float64: 1e-12}
-LOOP_S = 1e-7  # a multiply-add of the loops on a slow machine: decides what is estimated
+# What rounding may change, relative to the largest number compared: logits are of the order of 10
+# in most models and of hundreds in some, the rows after a block go up to thousands. Below 10 the
+# logits are held to 1e-4 and 1e-9.
+ALLOWED = {torch.float32: 1e-5, torch.float64: 1e-10}
+LEAST = 10.0
+BLOCK = 64  # rows of logits that are compared at a time, in float64
 NO_WORK = Work(gemv=0, gemm=0, flops=0, bytes=0)
+MOST_ROUNDS, ROUNDS_S = 10, 2.0  # small models are timed more often, while it takes no longer
 ONCE_S = 2.0  # a rung that takes longer for its first pass is not run again
 
 
@@ -111,64 +116,36 @@ def _climb(
             progress(f"rung {kind.number}: {kind.name}", index, len(kinds))
         # the rung below a batch reads every sequence of it too, one after the other
         batched = any(near.batched for near in kinds[index : index + 2])
-        done = _run(kind(weights), run, len(run.prompts) if batched else 1)
-        done.work = _work(done, run)
+        done = _run(kind, weights, run, len(run.prompts) if batched else 1)
         if climbed:
             done.compared = _compare(climbed[-1], done, run)
             climbed[-1].out = torch.empty(0)  # the logits of a long prompt are large
         climbed.append(done)
 
 
-def _run(rung: Rung, run: Course, rows: int) -> _Climbed:
-    """The first pass, with the steps that the rung shows."""
+def _run(kind: type[Rung], weights: Weights, run: Course, rows: int) -> _Climbed:
+    """The first pass, with the steps that the rung shows, or what one block lets expect."""
     trace = Trace()
-    done = _part(rung, run, trace)
-    if done is None:
-        rung.prepare()
-        rung.show = trace
-        done = _Climbed(rung=rung, out=torch.empty(0))
-        done.out = done.read(run.prompts[:rows], run.more)
+    found = estimate(kind, weights, run, rows, trace)
+    rung = kind(weights)
+    if found is not None:
+        return _Climbed(
+            rung=rung,
+            out=found.out,
+            part=len(found.out),
+            steps=trace.steps,
+            prompt_s=[found.prompt_s],
+            token_s=[found.token_s],
+            work=found.work,
+        )
+    rung.prepare()
+    rung.show = trace
+    done = _Climbed(rung=rung, out=torch.empty(0))
+    done.out = done.read(run.prompts[:rows], run.more)
     done.steps = trace.steps
     rung.show = silent
+    done.work = _work(rung, run)
     return done
-
-
-def _part(rung: Rung, run: Course, trace: Trace) -> _Climbed | None:
-    """Layer 0 of the prompt (of as many tokens as fit the budget), where the whole would not."""
-    size, g = run.prompts.shape[1], len(run.more)
-    tokens = size
-    if isinstance(rung, Loops):
-        lengths = range(size, size + g + 1)
-        if sum(multiply_adds(rung.config, n) for n in lengths) * LOOP_S <= run.budget:
-            return None
-        while tokens > 1 and multiply_adds(rung.config, tokens, 0) * LOOP_S > run.budget:
-            tokens -= 1
-    rung.prepare(0)
-    ids = run.prompts[:1, :tokens] if rung.batched else run.prompts[0, :tokens]
-    if isinstance(rung, Loops):
-        rung.show = trace
-    else:
-        rung.forward(ids, 0)  # a warm-up
-    out, seconds = timed(lambda: rung.forward(ids, 0))
-    whole = seconds * _ratio(rung, size, tokens)
-    if not isinstance(rung, Loops):
-        if whole * (1 + g) <= run.budget:
-            return None
-        rung.show = trace
-        rung.forward(ids, 0)
-    return _Climbed(
-        rung=rung,
-        out=out.reshape(tokens, -1),
-        part=tokens,
-        prompt_s=[whole],
-        token_s=[seconds * _ratio(rung, size + 1, tokens)],
-    )
-
-
-def _ratio(rung: Rung, tokens: int, part: int) -> float:
-    """How many times the work of layer 0 for `part` tokens the whole of `tokens` is."""
-    adds = multiply_adds if isinstance(rung, Loops) else matrix_multiply_adds
-    return adds(rung.config, tokens) / adds(rung.config, part, 0)
 
 
 def _compare(below: _Climbed, above: _Climbed, run: Course) -> tuple[str, float, float]:
@@ -176,12 +153,13 @@ def _compare(below: _Climbed, above: _Climbed, run: Course) -> tuple[str, float,
     dtype = above.rung.weights.decoder.dtype
     if below.part is None and above.part is None:
         rows = min(len(below.out), len(above.out))
-        largest = _difference(below.out[:rows], above.out[:rows])
-        return "logits", largest, ALLOWED[dtype]
+        one, other = below.out[:rows].flatten(0, 1), above.out[:rows].flatten(0, 1)
+        largest = max(LEAST, other.abs().max().item())
+        return "logits", _difference(one, other), ALLOWED[dtype] * largest
     tokens = min(done.part for done in (below, above) if done.part is not None)
     one, other = (_rows(done, run, tokens) for done in (below, above))
-    words = f"layer 0, {tokens} of {run.prompts.shape[1]} tokens"
-    return words, _difference(one, other), ALLOWED_INSIDE[dtype] * other.abs().max().item()
+    words = f"rows of {tokens} of {run.prompts.shape[1]} tokens after block 0"
+    return words, _difference(one, other), ALLOWED[dtype] * other.abs().max().item()
 
 
 def _rows(done: _Climbed, run: Course, tokens: int) -> Tensor:
@@ -193,20 +171,29 @@ def _rows(done: _Climbed, run: Course, tokens: int) -> Tensor:
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    return (one.double() - other.double()).abs().max().item()
+    """The largest, NaN if any is; in blocks of rows, on the CPU, where the loops' numbers are."""
+    differences = [
+        (one[at : at + BLOCK].cpu().double() - other[at : at + BLOCK].cpu().double()).abs().max()
+        for at in range(0, len(one), BLOCK)
+    ]
+    return torch.stack(differences).max().item()
 
 
 def _again(climbed: Sequence[_Climbed], run: Course, progress: Progress | None) -> None:
     """Times the rungs that are fast in turns, so that a noisy moment hits all of them alike."""
     fast = [c for c in climbed if c.part is None and sum(c.prompt_s + c.token_s) <= ONCE_S]
-    for number in range(run.rounds):
+    begin, done_rounds = perf_counter(), 0
+    while done_rounds < run.rounds or (
+        0 < done_rounds < MOST_ROUNDS * run.rounds and perf_counter() - begin < ROUNDS_S
+    ):
         if progress is not None:
-            progress("timing", number, run.rounds)
+            progress("timing in turns", min(done_rounds, run.rounds), run.rounds)
         for done in fast:
             first = len(done.prompt_s), len(done.token_s)
             done.read(run.prompts if done.rung.batched else run.prompts[:1], run.more)
-            if number == 0:  # what came before was a warm-up
+            if done_rounds == 0:  # what came before was a warm-up
                 del done.prompt_s[: first[0]], done.token_s[: first[1]]
+        done_rounds += 1
 
 
 def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]:
@@ -214,7 +201,7 @@ def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]
     for done in climbed:
         prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
         prompt_work, token_work = done.work
-        below = reports[-1] if reports else None
+        before = climbed[len(reports) - 1] if reports else None
         words, difference, allowed = done.compared or (None, None, None)
         reports.append(
             RungReport(
@@ -230,8 +217,8 @@ def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]
                 token_work=token_work,
                 steps=done.steps,
                 estimated=None if done.part is None else _part_words(done.part, run),
-                prompt_speedup=below.prompt_s.median / prompt_s.median if below else None,
-                token_speedup=below.token_s.median / token_s.median if below else None,
+                prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
+                token_speedup=_speedup(before.token_s, done.token_s) if before else None,
                 compared=words,
                 difference=difference,
                 allowed=allowed,
@@ -240,25 +227,26 @@ def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]
     return tuple(reports)
 
 
-def _work(done: _Climbed, run: Course) -> tuple[Work, Work]:
-    """Products for the prompt and for one token more, each sequence's share."""
-    rung, size = done.rung, run.prompts.shape[1]
+def _speedup(before: Sequence[float], here: Sequence[float]) -> float:
+    """The median ratio of neighbouring runs; of the medians where they were not run in turns."""
+    if len(before) != len(here):
+        return statistics.median(before) / statistics.median(here)
+    return statistics.median(a / b for a, b in zip(before, here, strict=True))
+
+
+def _work(rung: Rung, run: Course) -> tuple[Work, Work]:
+    """Products for the prompt, and on average for a token after it; each sequence's share."""
+    g = len(run.more)
     if isinstance(rung, Loops):
-        return loop_work(rung.config, size), loop_work(rung.config, size + 1)
+        return loop_work(rung.config, run.prompts.shape[1], g)
     prompt = run.prompts if rung.batched else run.prompts[0]
-    if done.part is not None:
-        one = count(lambda: rung.forward(prompt[..., : done.part], 0))
-        return one.scaled(_ratio(rung, size, done.part)), one.scaled(
-            _ratio(rung, size + 1, done.part)
-        )
     share = 1 / len(run.prompts) if rung.batched else 1.0
-    first = run.more[0].expand(prompt.shape[:-1])
-    return (
-        count(lambda: rung.start(prompt)).scaled(share),
-        count(lambda: rung.extend(first)).scaled(share),
-    )
+    rows = run.more.reshape(-1, 1).expand(-1, len(run.prompts)) if rung.batched else run.more
+    first = count(lambda: rung.start(prompt))
+    later = [count(lambda id=id: rung.extend(id)) for id in rows]  # type: ignore[misc]
+    return first.scaled(share), sum(later[1:], later[0]).scaled(share / g)
 
 
 def _part_words(tokens: int, run: Course) -> str:
     size = run.prompts.shape[1]
-    return f"layer 0 of {f'{tokens} of {size}' if tokens < size else size} tokens"
+    return f"block 0 alone, {f'{tokens} of the {size}' if tokens < size else f'all {size}'} tokens"

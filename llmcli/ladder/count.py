@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli import anatomy
 from llmcli.config import ModelConfig
 from llmcli.ladder.loops import multiply_adds
 from llmcli.reports.ladder import Work
@@ -27,19 +26,16 @@ def count(call: Callable[[], object]) -> Work:
     )
 
 
-def loop_work(config: ModelConfig, tokens: int) -> Work:
-    """The work of the loops over a prompt: every multiply-add reads two numbers of 8 bytes."""
-    adds = multiply_adds(config, tokens)
-    return Work(gemv=0, gemm=0, flops=2 * adds, bytes=16 * adds)
+def loop_work(config: ModelConfig, tokens: int, more: int) -> tuple[Work, Work]:
+    """The loops' work for a prompt, and on average for each of `more` tokens after it.
 
-
-def matrix_multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:
-    """Multiply-adds of a prompt's matrix products, up to layer `until` where that is given."""
-    specs = anatomy.activations(config, batch=1, tokens=tokens, past=0, phase="prefill")
-    return sum(
-        spec.flops // 2
-        for spec in specs
-        if until is None or (spec.layer is not None and spec.layer <= until)
+    Every multiply-add reads two numbers of 8 bytes.
+    """
+    adds = [multiply_adds(config, tokens + later) for later in range(more + 1)]
+    prompt, token = adds[0], sum(adds[1:]) / more
+    return (
+        Work(gemv=0, gemm=0, flops=2 * prompt, bytes=16 * prompt),
+        Work(gemv=0, gemm=0, flops=2 * token, bytes=16 * token),
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmcli.devices import require_memory
+from llmcli.errors import NotFinite
 from llmcli.ladder.weights import Weights
 
 Progress = Callable[[str, int, int | None], None]
@@ -19,6 +21,8 @@ Progress = Callable[[str, int, int | None], None]
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """What the rungs read. `prompts` `[b, n]`: the prompt, then its rotations, for the batch.
+
+    No two are alike, also where there are more of them than tokens: the first id is another then.
 
     `more` `[g]` are read one by one after the prompt. `budget`: seconds that a rung may take
     before it is estimated from a part; `rounds`: how often the fast ones are timed.
@@ -39,17 +43,40 @@ def plan_course(
     budget: float = 20.0,
     rounds: int = 5,
 ) -> Course:
-    """The prompt in `sequences` rotations, and the `more` tokens the model continues it with."""
+    """The prompt in `sequences` rotations, and the `more` tokens the model continues it with.
+
+    Raises NotFinite where the model's own logits are not, OutOfMemory where the rungs do not
+    fit.
+    """
     decoder = weights.decoder
+    _require_memory(weights, len(ids) + more, sequences)
     prompt = torch.tensor(ids, device=decoder.device)
     state = decoder.new_state(1, len(ids) + more)
     row, chosen = prompt, []
     for _ in range(more):
-        row = decoder(row.reshape(1, -1), state, logits="last")[0, -1].argmax()
+        logits_V = decoder(row.reshape(1, -1), state, logits="last")[0, -1]
+        if not logits_V.isfinite().all():
+            raise NotFinite(
+                "the model's logits are not finite", hint="the checkpoint may hold NaN or infinity"
+            )
+        row = logits_V.argmax()
         chosen.append(row)
-    return Course(
-        prompts=torch.stack([prompt.roll(-shift) for shift in range(sequences)]),
-        more=torch.stack(chosen),
-        budget=budget,
-        rounds=rounds,
+    prompts = torch.stack([prompt.roll(-shift) for shift in range(sequences)])
+    for number in range(len(ids), sequences):
+        prompts[number, 0] = (prompts[number, 0] + number) % weights.config.vocab
+    return Course(prompts=prompts, more=torch.stack(chosen), budget=budget, rounds=rounds)
+
+
+def _require_memory(weights: Weights, tokens: int, sequences: int) -> None:
+    """Rungs 4 to 7 own a copy of W_q, W_k and W_v each, and two of them hold logits at a time."""
+    copied = sum(
+        matrix.numel() for layer in weights.layers for matrix in (layer.W_q, layer.W_k, layer.W_v)
+    )
+    logits = sequences * tokens * weights.config.vocab
+    size = weights.decoder.dtype.itemsize
+    require_memory(
+        (4 * copied + 3 * logits) * size,
+        weights.decoder.device,
+        "the rungs' own weights and logits",
+        "take a shorter prompt or a smaller --batch",
     )

@@ -124,7 +124,7 @@ def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str
         ("n", tokens),
         ("d", config.width),
         ("h", first.mixer.heads),
-        *((("k", first.mixer.kv_heads),) if grouped else ()),
+        *((("h_kv", first.mixer.kv_heads),) if grouped else ()),
         ("d/h", first.mixer.head_dim),
         ("F", first.ffn.hidden),
         ("v", config.vocab),

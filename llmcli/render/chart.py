@@ -10,7 +10,7 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from llmcli.render.ladder import scaled
+from llmcli.render.ladder import scaled, times
 from llmcli.reports.ladder import LadderReport, RungReport
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def ladder_png(report: LadderReport, title: str) -> bytes:
     def place(power: float) -> int:
         return MARGIN + NAMES + round(room * (power - lowest) / (highest - lowest))
 
-    _text(draw, (MARGIN, MARGIN), f"The ladder: {_plain(title)}", 36, INK)
-    under = f"tokens per second, one after the other, after a prompt of {len(report.ids)} tokens"
+    _text(draw, (MARGIN, MARGIN), f"The ladder: {_cut(_plain(title))}", 36, INK)
+    under = f"tokens per second after a prompt of {len(report.ids)}, on a logarithmic scale"
+    if any(rung.estimated for rung in report.rungs):
+        under += " (pale: estimated)"
     _text(draw, (MARGIN, MARGIN + 52), under, 24, QUIET)
     bottom = top + ROW * len(report.rungs)
     for power in range(lowest, highest + 1):
@@ -61,7 +63,7 @@ def _bar(draw: ImageDraw, rung: RungReport, rate: float, y: int, left: int, righ
     draw.rectangle([(left, middle - BAR // 2), (max(right, left + 4), middle + BAR // 2)], fill)
     words = f"{'~' if rung.estimated else ''}{scaled(rate)}/s"
     if rung.token_speedup is not None:
-        words += f"   x {rung.token_speedup:,.3g}"
+        words += f"   x {times(rung.token_speedup)}"
     if not rung.ok:
         words += "   WRONG"
     at = (max(right, left + 4) + 14, middle)
@@ -88,6 +90,11 @@ def _font(size: int) -> Any:
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
+
+
+def _cut(title: str) -> str:
+    """The end of a title that is too long: a path says most there."""
+    return title if len(title) <= 70 else f"...{title[-67:]}"
 
 
 def _power(power: int) -> str:

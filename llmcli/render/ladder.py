@@ -12,32 +12,36 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.letters import letter_lines
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
-from llmcli.reports.ladder import LadderReport, RungReport, Shown, Variant, Work
+from llmcli.reports.ladder import LadderReport, RungReport, Shown, Variant
 
 _GOOD, _BAD, _COPY = "green", "bold red", "yellow"
 _COLUMNS = (
     Column("", right=True),
     Column("rung", right=False, cut=True),
-    Column("prompt"),
+    Column("prompt", first_to_go=1),
+    Column("×", first_to_go=1),
+    Column("token"),
     Column("×"),
-    Column("next token"),
-    Column("×"),
-    Column("GEMV", first_to_go=True),
-    Column("GEMM", first_to_go=True),
-    Column("FLOPs", first_to_go=True),
-    Column("bytes", first_to_go=True),
-    Column("Δ below"),
+    Column("GEMV", first_to_go=2),
+    Column("GEMM", first_to_go=2),
+    Column("FLOPs", first_to_go=3),
+    Column("bytes", first_to_go=3),
+    Column("Δ"),
 )
 
 
-def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
-    """Every rung's formula and shapes, then the table, then the bars."""
+def render_ladder(report: LadderReport, model: str, *, whole: bool) -> list[RenderableType]:
+    """Every rung's formula and shapes, then the table, then the bars.
+
+    `whole`: the climb was not interrupted.
+    """
     parts: list[RenderableType] = [*_heading(report, model)]
-    for below, rung in zip((None, *report.rungs), report.rungs, strict=False):
-        parts += ["", *_change(rung, below)]
-    parts += ["", _table(report), *_footnotes(report)]
+    for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
+        parts += ["", *_change(rung, before)]
+    parts += ["", _table(report), *_footnotes(report, whole)]
     if report.beyond:
         parts += ["", *_beyond(report.beyond)]
     return [*parts, "", Bars(report.rungs)]
@@ -46,7 +50,7 @@ def render_ladder(report: LadderReport, model: str) -> list[RenderableType]:
 def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     tokens = " ".join(quoted(token) for token in report.tokens)
     more = " ".join(quoted(token) for token in report.more)
-    letters = [f"{letter} = {value}" for letter, value in report.letters]
+    letters = list(letter_lines(report.letters, aliases=True))
     return (
         Text(model, style=HEADING),
         Text.assemble((tokens, NUMBER), " and then, one by one, " if more else "", (more, NUMBER)),
@@ -55,7 +59,7 @@ def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
 
 
 def _change(
-    rung: RungReport, below: RungReport | None = None, *, shapes: bool = True
+    rung: RungReport, rung_before: RungReport | None = None, *, shapes: bool = True
 ) -> list[RenderableType]:
     """The rung's title, the formula that it changes, and what is new in how tensors lie."""
     before, after = rung.change
@@ -63,10 +67,10 @@ def _change(
     table.add_row("", Text("before", style=FAINT), Text(before))
     table.add_row("", Text("here", style=FAINT), Text(after, style=NUMBER))
     if shapes:
-        known = set() if below is None else {step.formula for step in below.steps}
+        known = {step.formula for step in rung_before.steps} if rung_before else set()
         for step, name in _reshapings(rung.steps, known):
             table.add_row("", _moved(step), _shape(step, name))
-    table.add_row("", Text("token", style=FAINT), Text(_work_words(rung.token_work)))
+    table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
 
@@ -94,23 +98,24 @@ def _moved(step: Shown) -> Text:
 
 
 def _shape(step: Shown, name: str) -> Text:
-    """`Kᵀ  [4 32] → [32 4]  strides (32 1) → (1 32)`."""
+    """`Kᵀ  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
     assert step.source is not None
     shape, strides = step.source
+    changed = "the same strides" if strides == step.strides else (
+        f"strides {_strides(strides)} → {_strides(step.strides)}"
+    )
     return Text.assemble(
-        f"{name}  ",
-        (f"{listed(shape)} → {listed(step.shape)}", NUMBER),
-        (f"  strides {_strides(strides)} → {_strides(step.strides)}", FAINT),
+        f"{name}  ", (f"{listed(shape)} → {listed(step.shape)}", NUMBER), (f"  {changed}", FAINT)
     )
 
 
 def listed(shape: Sequence[int]) -> str:
-    """`[4 8 32]`; a single number is `[]`."""
-    return f"[{' '.join(map(str, shape))}]"
+    """`[4,8,32]`, in one word, so that no line ends inside; a single number is `[]`."""
+    return f"[{','.join(map(str, shape))}]"
 
 
 def _strides(strides: Sequence[int]) -> str:
-    return f"({' '.join(map(str, strides))})"
+    return f"({','.join(map(str, strides))})"
 
 
 def _table(report: LadderReport) -> Rows:
@@ -126,32 +131,41 @@ def _row(rung: RungReport) -> list[Text]:
         Text(str(rung.number)),
         Text(rung.name),
         Text(about + duration(rung.prompt_s.median)),
-        Text(_times(rung.prompt_speedup), style=NUMBER),
+        Text(times(rung.prompt_speedup), style=NUMBER),
         Text(about + duration(rung.token_s.median)),
-        Text(_times(rung.token_speedup), style=NUMBER),
-        Text(scaled(work.gemv)),
-        Text(scaled(work.gemm)),
+        Text(times(rung.token_speedup), style=NUMBER),
+        Text(_calls(work.gemv, rung)),
+        Text(_calls(work.gemm, rung)),
         Text(scaled(work.flops)),
         Text(scaled(work.bytes)),
         difference,
     ]
 
 
-def _footnotes(report: LadderReport) -> list[RenderableType]:
+def _footnotes(report: LadderReport, whole: bool) -> list[RenderableType]:
     notes = [
-        "× is the speed-up over the rung below, Δ the largest difference from it",
-        "a view moves nothing, a copy every number",
-        "token: the products of one after the prompt, bytes of their operands and results",
+        "token: one read after the prompt, with its matrix products and their operands' bytes",
+        "×: speed-up over the rung before (near 1 it is noise), Δ: largest difference from it",
     ]
+    shared = [rung for rung in report.rungs if rung.sequences > 1]
+    if shared:
+        numbers = ", ".join(str(rung.number) for rung in shared)
+        count = shared[0].sequences
+        notes.append(f"/{count}: rung {numbers} of a batch of {count} sequences, each one's share")
     for rung in report.rungs:
         if rung.estimated:
-            notes.append(f"≈ rung {rung.number} is estimated from {rung.estimated}")
-        if rung.sequences > 1:
-            notes.append(f"rung {rung.number} is a sequence's share of {rung.sequences}")
-    lines: list[RenderableType] = [Dotted(notes, style=FAINT)]
+            notes.append(f"≈: rung {rung.number} is estimated from {rung.estimated}")
+    apart = [rung for rung in report.rungs if rung.compared not in (None, "logits")]
+    for rung in apart:
+        notes.append(f"Δ of rung {rung.number}: {rung.compared} only, not the logits")
+    lines: list[RenderableType] = [Text(note, style=FAINT) for note in notes]
     lines += [_verdict(rung) for rung in report.rungs if not rung.ok]
-    if report.ok and any(rung.difference is not None for rung in report.rungs):
-        lines.append(Text(f"every rung agrees with the one below ({report.dtype})", style=_GOOD))
+    compared = [rung for rung in report.rungs if rung.difference is not None]
+    if report.ok and compared and whole:
+        words = f"every rung agrees with the one before ({report.dtype})"
+        if apart:
+            words = words.replace(" (", ", where they were compared (")
+        lines.append(Text(words, style=_GOOD))
     return lines
 
 
@@ -170,7 +184,7 @@ def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
         [
             Text(variant.name),
             Text("-" if variant.token_s is None else duration(variant.token_s.median)),
-            Text(_times(variant.speedup), style=NUMBER),
+            Text(times(variant.speedup), style=NUMBER),
             Text(f"{variant.difference:.1e}"),
             Text(f"{variant.divergence:.1e}"),
             Text("yes" if variant.same_token else "no"),
@@ -179,15 +193,15 @@ def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
     ]
     notes = [f"{v.name}: {v.what}" for v in made]
     notes += [f"{v.name}: not here: {v.missing}" for v in variants if v.token_s is None]
-    return [Rows(columns, rows), Dotted(notes, style=FAINT)]
+    return [Rows(columns, rows), *(Text(note, style=FAINT) for note in notes)]
 
 
 def _verdict(rung: RungReport) -> Text:
     words = (
-        f"rung {rung.number}: {rung.compared} differ from the rung below by "
-        f"{rung.difference:.1e}, rounding explains {rung.allowed:.1e}"
+        f"rung {rung.number}: {rung.compared} differ from the rung before by at most "
+        f"{rung.difference:.1e}, allowed for rounding: {rung.allowed:.1e}"
     )
-    return Text(words, style=_GOOD if rung.ok else _BAD)
+    return Text(f"{words} {'✓' if rung.ok else '✗'}", style=_GOOD if rung.ok else _BAD)
 
 
 @dataclass(frozen=True)
@@ -222,14 +236,24 @@ def bar_lengths(rates: Sequence[float]) -> list[float]:
     return [(math.log10(rate) - lowest) / span for rate in rates]
 
 
-def _times(speedup: float | None) -> str:
+def times(speedup: float | None) -> str:
+    """`1.43`, `1,234`; nothing where there is no rung before."""
     if speedup is None:
         return ""
     return f"{speedup:.2f}" if speedup < 10 else f"{speedup:,.0f}"
 
 
-def _work_words(work: Work) -> str:
-    products = f"{scaled(work.gemv)} GEMV, {scaled(work.gemm)} GEMM"
+def _calls(share: float, rung: RungReport) -> str:
+    """Calls of products: whole numbers, those of a batch as `17/4`."""
+    total = share * rung.sequences
+    if rung.sequences == 1 or not total:
+        return scaled(total)
+    return f"{scaled(total)}/{rung.sequences}"
+
+
+def _work_words(rung: RungReport) -> str:
+    work = rung.token_work
+    products = f"{_calls(work.gemv, rung)} GEMV, {_calls(work.gemm, rung)} GEMM"
     if not work.gemv and not work.gemm:
         products = "no matrix product"
     return f"{products}, {_unit(work.flops, 'FLOP')}, {_unit(work.bytes, 'B')}"

@@ -40,12 +40,15 @@ class Dotted:
 
 @dataclass(frozen=True)
 class Column:
-    """`cut`: cells may be shortened with …; `first_to_go`: left out where that is too little."""
+    """`cut`: cells may be shortened with …; where that is too little, columns are left out.
+
+    Those with the largest `first_to_go` go first; 0 stays.
+    """
 
     name: str
     right: bool = True
     cut: bool = False
-    first_to_go: bool = False
+    first_to_go: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,10 @@ class Rows:
         ]
         least = [min(n, LEAST) if c.cut else n for c, n in zip(self.columns, natural, strict=True)]
         kept = list(range(len(self.columns)))
-        if _total(least, kept) > width:
-            kept = [index for index in kept if not self.columns[index].first_to_go]
+        turns = sorted({column.first_to_go for column in self.columns} - {0}, reverse=True)
+        for turn in turns:
+            if _total(least, kept) > width:
+                kept = [index for index in kept if self.columns[index].first_to_go != turn]
         over = max(0, _total(natural, kept) - width)
         return kept, [max(least[index], natural[index] - over) for index in kept]
 

@@ -71,7 +71,7 @@ def render_score(score: Score, title: str, *, every: bool = False) -> Renderable
     """
     columns = [
         Column("#"), Column("id"), TOKEN, Column("logprob"),
-        Column("prob", first_to_go=True), Column("rank"),
+        Column("prob", first_to_go=1), Column("rank"),
     ]  # fmt: skip
     rows = [_score_row(number, token) for number, token in enumerate(score.tokens)]
     if not _has_text(score):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NEXT = "the next token"  # begins the sections of what is read after the prompt
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -16,6 +18,15 @@ class Work:
     gemm: float
     flops: float
     bytes: float
+
+    def __add__(self, other: Work) -> Work:
+        """Both together."""
+        return Work(
+            gemv=self.gemv + other.gemv,
+            gemm=self.gemm + other.gemm,
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+        )
 
     def scaled(self, factor: float) -> Work:
         """All of it, `factor` times."""
@@ -41,9 +52,11 @@ class Spread:
 class Shown:
     """One step that a rung shows. `strides` in numbers, empty where it is no tensor but a list.
 
-    Where only the shape changed, `source` has shape and strides before it, and `moved` says
-    whether numbers were copied for it. `values`: the last two axes, whole or their upper left
-    corner.
+    `section`: the part of the model it is in. `axes`: the shape in letters, after those of a
+    product's operands where it is one, `(n × d)(d × v) = n × v`. `token`: whose vector it is,
+    where one of many is shown. Where only the shape changed, `source` has shape and strides
+    before it, and `moved` says whether numbers were copied for it. `values`: the last two axes,
+    whole or their upper left corner.
     """
 
     formula: str
@@ -52,6 +65,15 @@ class Shown:
     source: tuple[tuple[int, ...], tuple[int, ...]] | None
     moved: bool | None
     values: tuple[tuple[float, ...], ...]
+    section: str = ""
+    axes: str = ""
+    note: str = ""
+    token: int | None = None
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """The letters of its own axes."""
+        return tuple(self.axes.rpartition("= ")[2].split(" × ")) if self.axes else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def test_the_climb(climb):
     lines = result.out.splitlines()
     assert lines[0].endswith("(float32 on cpu)")
     assert lines[1].startswith('"a" "b" and then, one by one, ')
-    assert "every rung agrees with the one below (float32)" in lines
+    assert "every rung agrees with the one before (float32)" in lines
     for number, name in enumerate(
         ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused"), 1
     ):
@@ -47,7 +47,8 @@ def test_json_has_every_rung(climb):
     assert document["rungs"][0]["difference"] is None
     assert document["environment"]["torch"]
     steps = document["rungs"][3]["steps"]
-    assert {"formula", "shape", "strides", "source", "moved", "values"} == set(steps[0])
+    assert {"formula", "shape", "strides", "source", "moved", "values",
+            "section", "axes", "note", "token"} == set(steps[0])
 
 
 def test_one_rung_is_explained(climb):
@@ -55,8 +56,15 @@ def test_one_rung_is_explained(climb):
     assert result.code == 0
     assert "A = softmax(scores)" in result.out
     assert "copy  C as n × d, heads merged" in result.out
-    assert "rung 4: logits differ from the rung below by" in result.out
+    assert "rung 4: logits differ from the rung before by at most" in result.out
     assert "tok/s" not in result.out
+
+
+def test_rungs_have_names(climb):
+    document = climb("ab", "--rung", "cache,4", "--json").json()
+    assert [rung["name"] for rung in document["rungs"]] == ["heads", "cache"]
+    hint = climb("ab", "--rung", "cashe").err
+    assert "1 loops, 2 rows" in hint
 
 
 def test_no_prompt_means_the_built_in_one(climb):
@@ -72,10 +80,11 @@ def test_a_wrong_rung_fails_and_is_still_shown(climb, monkeypatch):
     )
     result = climb("ab", "--rung", "3-4")
     assert result.code == 1
-    assert "rung 4: logits differ from the rung below by" in result.out
-    assert result.err.startswith("error: rung 4 differs from the rung below by more than rounding")
-    documents = climb("ab", "--rung", "3-4", "--json").out.splitlines()
-    assert json.loads(documents[0])["ok"] is False
+    assert "rung 4: logits differ from the rung before by at most" in result.out
+    assert result.err.startswith("error: rung 4 differs from the rung before by more than rounding")
+    failed = climb("ab", "--rung", "3-4", "--json")
+    assert failed.code == 1
+    assert failed.json()["ok"] is False  # one document, and it says so
 
 
 def test_files(climb, tmp_path):
@@ -85,8 +94,12 @@ def test_files(climb, tmp_path):
     assert json.loads((tmp_path / "c.json").read_text())["schema"] == "llmcli.ladder/1"
     nowhere = climb("ab", "--rung", "6", "-o", str(tmp_path / "no" / "c.png"))
     assert nowhere.code == 1
-    assert "no such file or directory" in nowhere.err
-    assert "Traceback" not in nowhere.err
+    assert "there is no such directory" in nowhere.err
+    assert nowhere.out == ""  # said before the climb
+    (tmp_path / "d.png").mkdir()
+    failed = climb("ab", "--rung", "6", "--json", "-o", str(tmp_path / "d.png"))
+    assert failed.code == 1
+    assert failed.json()["error"]["kind"] == "write_failed"
 
 
 @pytest.mark.parametrize(
@@ -99,8 +112,10 @@ def test_files(climb, tmp_path):
         (("--rung", ""), "`--rung ` names no rungs"),
         (("--explain",), "`--explain` explains one rung"),
         (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
+        (("--explain", "--rung", "2", "--json"), "`--explain` and `--json` exclude each other"),
+        (("--explain", "--rung", "2", "--beyond"), "`--explain` and `--beyond` exclude"),
         (("-o", "chart.gif"), "`-o chart.gif` ends neither in .png nor in .json"),
-        (("-n", "0"), "`--tokens` must be between 1 and 256"),
+        (("-n", "0"), "`--tokens` must be between 1 and 32"),
         (("--batch", "0"), "`--batch` must be between 1 and 256"),
         (("--dtype", "bfloat16"), "`--dtype bfloat16` rounds too coarsely"),
         (("--ids", "1,999"), "outside the vocabulary"),
@@ -141,7 +156,7 @@ def test_ctrl_c_keeps_the_rungs_that_were_reached(climb, monkeypatch, rung):
     document = json.loads(result.out)
     assert [found["number"] for found in document["rungs"]] == [1, 2, 3]
     assert document["interrupted"] is True
-    assert "interrupted after 3 rungs" in result.err
+    assert "interrupted after rung 3" in result.err
 
 
 def test_rotations_that_depend_on_the_length_are_refused_where_they_do(cli, tmp_path):

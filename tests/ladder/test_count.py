@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from ladder_models import random_weights
 
 from llmcli import anatomy
-from llmcli.ladder.count import count, loop_work, matrix_multiply_adds
+from llmcli.ladder.count import count, loop_work
 from llmcli.ladder.loops import multiply_adds
 
 A, B, X = torch.ones(3, 4), torch.ones(4, 5), torch.ones(4)
@@ -59,10 +59,11 @@ def test_the_decoder_runs_the_flops_that_the_anatomy_says(kind):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_loops_do_more_than_the_matrices(kind):
-    config = random_weights(kind).config
-    assert loop_work(config, 4).flops == 2 * multiply_adds(config, 4)
-    assert loop_work(config, 4).bytes == 16 * multiply_adds(config, 4)
-    assert multiply_adds(config, 4) > matrix_multiply_adds(config, 4)
-    first = matrix_multiply_adds(config, 4, 0)
-    head = 4 * config.width * config.vocab
-    assert matrix_multiply_adds(config, 4) == first * len(config.layers) + head
+    weights = random_weights(kind)
+    prompt, token = loop_work(weights.config, 4, 2)
+    assert prompt.flops == 2 * multiply_adds(weights.config, 4)
+    assert prompt.bytes == 8 * prompt.flops
+    average = (multiply_adds(weights.config, 5) + multiply_adds(weights.config, 6)) / 2
+    assert token.flops == 2 * average
+    matrices = count(lambda: weights.decoder(torch.tensor([[1, 2, 3, 4]])))
+    assert prompt.flops > matrices.flops

@@ -72,7 +72,7 @@ def shown(parts, width, colour=False):
 
 
 def test_whole_ladder_at_100_columns():
-    assert shown(render_ladder(REPORT, "tiny (float32 on cpu)"), 100) == """\
+    assert shown(render_ladder(REPORT, "tiny (float32 on cpu)", whole=True), 100) == """\
 tiny (float32 on cpu)
 "In" " the\\x1b[2J" and then, one by one, " beginning"
 n = 2 · d = 256 · d/h = 32
@@ -114,7 +114,7 @@ tokens per second after the prompt, on a logarithmic scale
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_nothing_is_wider_than_the_screen(width):
-    text = shown(render_ladder(REPORT, "tiny"), width)
+    text = shown(render_ladder(REPORT, "tiny", whole=True), width)
     tables = max(len(line) for line in text.splitlines())
     assert tables <= max(width, 61)  # the table's least: number, rung, times, speed-ups, Δ
     assert "3.0e-06" in text
@@ -123,13 +123,13 @@ def test_nothing_is_wider_than_the_screen(width):
 def test_a_wrong_rung_is_red_and_named():
     wrong = replace(RUNGS[1], difference=0.5)
     report = replace(REPORT, rungs=(RUNGS[0], wrong))
-    text = shown(render_ladder(report, "tiny"), 100)
+    text = shown(render_ladder(report, "tiny", whole=True), 100)
     verdict = (
         "rung 2: logits differ from the rung below by 5.0e-01, rounding explains 1.0e-04"
     )
     assert verdict in text
     assert "every rung agrees" not in text
-    assert "\x1b[1;31m" in shown(render_ladder(report, "tiny"), 100, colour=True)
+    assert "\x1b[1;31m" in shown(render_ladder(report, "tiny", whole=True), 100, colour=True)
     assert not replace(wrong, difference=float("nan")).ok
 
 
@@ -141,7 +141,7 @@ def test_beyond_the_rungs():
                 divergence=1e-3, same_token=False),
         Variant(name="CUDA graph", what="one launch", missing="needs a CUDA device"),
     )  # fmt: skip
-    text = shown(render_ladder(replace(REPORT, beyond=variants), "tiny"), 80)
+    text = shown(render_ladder(replace(REPORT, beyond=variants), "tiny", whole=True), 80)
     assert """\
 beyond rung 8   next token      ×   Δ logits   KL, nats   same token
 ────────────────────────────────────────────────────────────────────
