@@ -260,9 +260,16 @@ def _first_line(exception: BaseException) -> str:
 
 
 def _tolerate(stream: TextIO | None) -> None:
-    """A character that the terminal's encoding lacks becomes `?` instead of an error."""
+    """A character that the stream's encoding lacks becomes `?` instead of an error.
+
+    In the locale C Python escapes surrogates, which leaves every other character an error.
+    """
     reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None and getattr(stream, "errors", "") == "strict":
+    if reconfigure is None:
+        return
+    everything = getattr(stream, "encoding", "").lower().replace("-", "") == "utf8"
+    fails = ("strict",) if everything else ("strict", "surrogateescape")
+    if getattr(stream, "errors", "") in fails:
         reconfigure(errors="replace")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +103,7 @@ def command(
     out = Output("explain", output)
     wanted, depth = parse(number.number), explain.formulas()
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
-    loaded = load_model(_precise(model), out, text=given.ids is None).model
+    loaded = load_model(model.proving(), out, text=given.ids is None).model
     report = _derived(loaded, wanted, given, depth, model, out)
     about = loaded.describe()
     if out.json:
@@ -118,16 +118,6 @@ def command(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
             hint="the first step with a ✗ has the difference; --depth all derives everything",
         )
-
-
-def _precise(model: ModelOptions) -> ModelOptions:
-    """float32 where nothing else was asked for; raises UsageError for 16 bits."""
-    if model.dtype in ("bfloat16", "float16"):
-        raise UsageError(
-            f"`--dtype {model.dtype}` rounds too coarsely to prove a number",
-            hint="use --dtype float32 (the default here) or float64",
-        )
-    return replace(model, dtype="float32") if model.dtype == "auto" else model
 
 
 def _derived(

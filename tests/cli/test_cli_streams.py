@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from llmcli.cli.exits import _tolerate
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
@@ -174,3 +177,29 @@ def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
         found = json.loads(shell(command, tiny).stdout)["tokens"]
         assert [token["text"] for token in found] == ["a", "b"], command
     assert shell('"$PY" -m llmcli tokens </dev/null', tiny).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["tokens", "中 T¹"], "?"),
+        (["tokens", "中 T¹", "--json"], r"\u00b9"),
+        (["score", "中 T¹"], "?"),
+        (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T?[0,0] = "),
+    ],
+)
+def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
+    """The locale C, where Python's own streams escape surrogates and refuse everything else."""
+    plain = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    plain.pop("PYTHONIOENCODING", None)
+    out, err = finished(start(tiny, *argv, env=plain), 0)
+    assert shown in out.decode("ascii")
+    assert "error" not in err
+
+
+def test_bytes_that_are_not_utf8_still_go_through_utf8():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
+    _tolerate(stream)
+    stream.write("\udcff")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"\xff"
