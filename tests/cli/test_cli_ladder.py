@@ -112,7 +112,6 @@ def test_files(climb, tmp_path):
         (("--rung", ""), "`--rung ` names no rungs"),
         (("--explain",), "`--explain` explains one rung"),
         (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
-        (("--explain", "--rung", "2", "--json"), "`--explain` and `--json` exclude each other"),
         (("--explain", "--rung", "2", "--beyond"), "`--explain` and `--beyond` exclude"),
         (("-o", "chart.gif"), "`-o chart.gif` ends neither in .png nor in .json"),
         (("-n", "0"), "`--tokens` must be between 1 and 32"),
@@ -128,6 +127,12 @@ def test_what_cannot_be_is_refused(climb, argv, message):
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
+
+
+def test_a_derivation_is_for_people(climb):
+    result = climb("ab", "--explain", "--rung", "2", "--json")
+    assert result.code == 2
+    assert result.json()["error"]["message"] == "`--explain` and `--json` exclude each other"
 
 
 def test_a_pipe_is_read_only_where_it_is_asked_for(climb, monkeypatch, tmp_path):
