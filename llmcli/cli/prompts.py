@@ -160,9 +160,15 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def _argument(text: str) -> str:
-    """The argument, which Python may hold with lone surrogates for bytes that are not UTF-8."""
+    """The argument. Python holds lone surrogates for bytes that its locale's encoding lacks: of
+    UTF-8 in the locale C, and of what is no UTF-8 anywhere.
+    """
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:
+        return text
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
         raise UsageError("PROMPT is not UTF-8 text") from error
-    return text
