@@ -1,6 +1,6 @@
 """Rung 6: keys and values are kept, and only the last row is computed for a new token.
 
-Letters: n tokens so far, d width, h heads, k key/value heads (k = h where each head has its own),
+Letters: n tokens so far, d width, h heads, h_kv key/value heads,
 d/h size of a head, F hidden size, v vocabulary. In the formulas an index n marks what has one
 row only: `softmax(Q_n Kᵀ / √(d/h)) V`.
 """
@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config import Activation, AttentionConfig, NormConfig, RopeConfig
+from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
-Combined = tuple[Tensor, Tensor | None]  # W_qkv `[d, (h + k + k)·d/h]` and b_qkv
+Combined = tuple[Tensor, Tensor | None]  # W_qkv `[d, (h + 2 h_kv)·d/h]` and b_qkv
 
 
 class Cache:
-    """Keys (rotated) and values of one layer, `[k, C, d/h]`: C slots, as many as tokens or more.
+    """Keys (rotated) and values of one layer, `[h_kv, C, d/h]`: C slots, as many as tokens or more.
 
     Slots are allocated ahead, twice as many each time they run out: concatenating a row to K, as
     the documents draw it, copies all rows before it at every token.
@@ -35,7 +36,7 @@ class Cache:
         self.values = layer.W_v.new_zeros(mixer.kv_heads, 0, mixer.value_dim)
 
     def write(self, K: Tensor, V: Tensor, start: int) -> None:
-        """Rows of K and V, `[k, rows, d/h]`, into the slots from `start` on."""
+        """Rows of K and V, `[h_kv, rows, d/h]`, into the slots from `start` on."""
         slots, stop = self.keys.shape[-2], start + K.shape[-2]
         if stop > slots:
             more = (0, 0, 0, max(stop, 2 * slots, 32) - slots)
@@ -50,20 +51,6 @@ class KeyValueCache(Rung):
     number: ClassVar[int] = 6
     name: ClassVar[str] = "cache"
     title: ClassVar[str] = "KV cache: a new token computes its own row only"
-    change: ClassVar[tuple[str, str]] = (
-        "for a new token all again: Q, K, V of n rows; softmax(mask(Q Kᵀ) / √(d/h)) V",
-        "one row: Q_n, K_n, V_n; K and V from the cache; softmax(Q_n Kᵀ / √(d/h)) V",
-    )
-    idea: ClassVar[str] = (
-        "The next token depends on the last row of the output only, and that row on Q's last row "
-        "and on all rows of K and V, which under a causal mask never change once computed: they "
-        "are kept, and n rows of work become one, every product a GEMV. Queries are not kept. "
-        "The last row sees all keys and needs no mask: true for one whole sequence, not for a "
-        "prompt in chunks or a batch padded to one length, and with a window W it reads the last "
-        "W keys only. What comes out is one row of v logits. Keys are kept rotated; where the "
-        "rotation changes with the length (dynamic NTK and LongRoPE, as they pass the trained "
-        "length) the kept ones are those of a shorter sequence and the numbers differ a little."
-    )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
@@ -98,98 +85,115 @@ class KeyValueCache(Rung):
         X = of.W_E[ids]
         if of.W_P is not None:
             X = X + of.W_P[self.positions]
-        self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X)
+        n_, rows = self.row, f"{self.n} × d"
+        self.enter("the input", n_)
+        self.show(f"X{n_} = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X, rows)
         count = len(of.layers) if until is None else until + 1
         blocks = list(zip(of.layers, self.combined, self.caches, strict=True))
-        for layer, combined, cache in blocks[:count]:
+        for i, (layer, combined, cache) in enumerate(blocks[:count]):
+            self.enter_block(i, n_)
             X = self._block(layer, combined, cache, X)
         self.length += len(ids)
         if until is not None:
             return X
-        T = self._norm("T = norm(H)", X, of.ln_w, of.ln_b, self.config.final_norm)
-        return self._product("logits = T W_head", T, of.W_head, of.b_head)
+        self.leave_blocks(X, rows, n_)
+        final = self.config.final_norm
+        H = self._norm(f"H′{n_} = norm(H{n_})", X, of.ln_w, of.ln_b, final, rows)
+        axes = f"({rows})(d × v) = {rows[:-1]}v"
+        return self._product(f"logits = H′{n_} W_head", H, of.W_head, of.b_head, axes, self.tied)
 
     def _block(self, layer: LayerWeights, combined: Combined, cache: Cache, X: Tensor) -> Tensor:
         config = layer.config
-        T1 = self._norm("T = T¹ = norm(X)", X, layer.ln1_w, layer.ln1_b, config.ln1)
+        n_, rows = self.row, f"{self.n} × d"
+        T1 = self._norm(f"T¹{n_} = norm(X{n_})", X, layer.ln1_w, layer.ln1_b, config.ln1, rows)
         T2 = self._attention(layer, combined, cache, T1)
         T3 = T2 + X
-        self.show("T³ = T² + X", T3)
-        T4 = self._norm("T⁴ = norm(T³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
+        self.show(f"T³{n_} = T²{n_} + X{n_}", T3, rows, note=letters.FIRST_RESIDUAL)
+        T4 = self._norm(f"T⁴{n_} = norm(T³{n_})", T3, layer.ln2_w, layer.ln2_b, config.ln2, rows)
         T5 = self._feed_forward(layer, T4)
         H = T5 + T3
-        self.show("H = T⁵ + T³", H)
+        self.show(f"H{n_} = T⁵{n_} + T³{n_}", H, rows, note=letters.SECOND_RESIDUAL)
         return H
 
     def _attention(self, layer: LayerWeights, W: Combined, cache: Cache, T: Tensor) -> Tensor:
         """`softmax(Q_n Kᵀ / √(d/h)) V` for the rows of T, K and V being all rows so far."""
-        mixer = layer.config.mixer
-        n_ = self.row
-        W_qkv, b_qkv = W
-        QKV = self._product(f"QKV{n_} = T{n_} W_qkv", T, W_qkv, b_qkv)
+        mixer, axes = layer.config.mixer, self.letters
+        n_, rows, (W_qkv, b_qkv) = self.row, f"{self.n}", W
+        product = f"({rows} × d)(d × {axes.QKV}) = {rows} × {axes.QKV}"
+        QKV = self._product(f"QKV{n_} = T¹{n_} W_qkv", T, W_qkv, b_qkv, product)
         shared = mixer.kv_heads * mixer.value_dim
         Q, K, V = QKV.split_with_sizes(
             [mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim, shared], -1
         )
-        k = "k" if mixer.kv_heads < mixer.heads else "h"  # the letter of their number
-        turns = self._turns(layer)
+        self.show(f"Q{n_}, the first columns", Q, f"{rows} × {axes.Q}", source=QKV)
+        self.show(f"K{n_}, the next columns", K, f"{rows} × {axes.K}", source=QKV)
+        self.show(f"V{n_}, the last columns", V, f"{rows} × {axes.V}", source=QKV)
+        turns, k_axes = self._turns(layer), f"{axes.h_kv} × {self.n} × d/h"
         Q = self._split(f"Q{n_}", Q, mixer.heads)
-        Q = self._placed(f"Q{n_}", Q, layer, layer.q_norm, turns)
-        K = self._split(f"K{n_}", K, mixer.kv_heads, k)
-        K = self._placed(f"K{n_}", K, layer, layer.k_norm, turns)
-        V = self._split(f"V{n_}", V, mixer.kv_heads, k)
+        K = self._split(f"K{n_}", K, mixer.kv_heads, axes.h_kv)
+        V = self._split(f"V{n_}", V, mixer.kv_heads, axes.h_kv)
+        Q = self._placed(f"Q{n_}", Q, layer, turns, f"h × {self.n} × d/h")
+        K = self._placed(f"K{n_}", K, layer, turns, k_axes)
         cache.write(K, V, self.length)
         K, V = self._kept(cache, len(T), mixer.window)
-        C = self._merge(self._attend(Q, K, V, mixer))
-        return self._product(f"T² = attention(T¹) = C{n_} W_o", C, layer.W_o, layer.b_o)
+        C = self._merge(self._attend(mixer, Q, K, V))
+        product = f"({rows} × {axes.C})({axes.C} × d) = {rows} × d"
+        return self._product(f"T²{n_} = C{n_} W_o", C, layer.W_o, layer.b_o, product)
 
     def _kept(self, cache: Cache, rows: int, window: int | None) -> tuple[Tensor, Tensor]:
         """The slots of K and V that the new rows read, as views: of one row, its window only."""
         stop = self.length + rows
         first = 0 if window is None or rows > 1 else max(0, stop - window)
         K, V = cache.keys[..., first:stop, :], cache.values[..., first:stop, :]
-        self.show(f"K: the cache's slots so far{self.row and ', K_n the last'}", K, cache.keys)
+        new = f"rows {first} to {stop - 2} from the cache, row {stop - 1} new"
+        words, axes = new if self.row else "as kept in the cache", self.letters
+        size = f"{axes.h_kv} × n × "
+        self.show(f"{axes.placed('K')}: {words}", K, size + "d/h", source=cache.keys)
+        self.show(f"V: {words}", V, size + axes.dv, source=cache.values)
         return K, V
 
-    def _attend(self, Q: Tensor, K: Tensor, V: Tensor, mixer: AttentionConfig) -> Tensor:
+    def _attend(self, mixer: AttentionConfig, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
         """`softmax(Q_n Kᵀ / √(d/h)) V`, with the mask where there is more than one row."""
-        n_ = self.row
-        rows = Q.shape[-2]
+        axes, n_, n, h = self.letters, self.row, self.n, "h"
+        q, k = f"{axes.placed('Q')}{n_}", axes.placed("K")
         if mixer.kv_heads < mixer.heads:
-            Q, K, V = self._grouped(Q, K, V)
+            h = "h_kv × h/h_kv"
+            Q, K, V = self._grouped(q, k, Q, K, V)
         KT = K.transpose(-2, -1)
-        self.show(f"Kᵀ{n_ and ' of all rows'}", KT, source=K)
-        scores = Q @ KT
-        self.show(f"scores{n_} = Q{n_} Kᵀ", scores)
-        if rows > 1:
-            M = mask(rows, mixer.window).to(Q)
-            self.show("mask M", M)
-            scores = scores + M
-            self.show("scores + M", scores)
-        scores = scores * mixer.scale
-        usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
-        self.show(f"scores{n_} / √(d/h)" if usual else f"scores{n_} · scale", scores)
-        A = softmax(scores)
-        self.show(f"A{n_} = softmax(scores{n_})", A)
+        self.show(f"{k}ᵀ", KT, f"{h} × d/h × n", source=K)
+        S, of = Q @ KT * mixer.scale, f"S{n_}"
+        product, note = f"{h} × ({n} × d/h)(d/h × n) = {h} × {n} × n", letters.scale(mixer)
+        self.show(f"S{n_} = {axes.scaled(f'{q} {k}ᵀ')}", S, product, note=note)
+        if not n_:
+            M = mask(Q.shape[-2], mixer.window).to(Q)
+            self.show("M, the mask", M, "n × n")
+            S, of = S + M, "S + M"
+            self.show(of, S, f"{h} × n × n")
+        A = softmax(S)
+        self.show(f"A{n_} = softmax({of})", A, f"{h} × {n} × n")
         C = A @ V
-        self.show(f"C{n_} = A{n_} V", C)
+        self.show(f"C{n_} = A{n_} V", C, f"{h} × ({n} × n)(n × {axes.dv}) = {h} × {n} × {axes.dv}")
         return C
 
     def _split(self, name: str, X: Tensor, heads: int, h: str = "h") -> Tensor:
         """`[n, h·d/h]` seen as `[n, h, d/h]`, and that as `[h, n, d/h]`: two views."""
         apart = X.view(len(X), heads, -1)
-        self.show(f"{name} as {self.n} × {h} × d/h", apart, source=X)
+        axes = f"{self.n} × {h} × d/h"
+        self.show(f"{name} as {axes}", apart, axes, source=X)
         turned = apart.transpose(-3, -2)
-        self.show(f"{name} as {h} × {self.n} × d/h", turned, source=apart)
+        axes = f"{h} × {self.n} × d/h"
+        self.show(f"{name} as {axes}", turned, axes, source=apart)
         return turned
 
-    def _grouped(self, Q: Tensor, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Several heads per key/value head: `[k, h/k, n, d/h]`, K and V seen h/k times (views)."""
-        group = len(Q) // len(K)
-        grouped = Q.view(len(K), group, *Q.shape[1:])
-        self.show(f"Q{self.row} as k × h/k × {self.n} × d/h", grouped, source=Q)
+    def _grouped(
+        self, q: str, k: str, Q: Tensor, K: Tensor, V: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Several heads per key/value head: `[h_kv, h/h_kv, n, d/h]`, K and V as views."""
+        group, h = len(Q) // len(K), "h_kv × h/h_kv"
+        grouped, axes = Q.view(len(K), group, *Q.shape[1:]), f"{h} × {self.n} × d/h"
+        self.show(f"{q} as {axes}", grouped, axes, source=Q)
         shared_K, shared_V = (X.unsqueeze(1).expand(-1, group, -1, -1) for X in (K, V))
-        self.show("K as k × h/k × n × d/h", shared_K, source=K)
+        self.show(f"{k} as {h} × n × d/h", shared_K, f"{h} × n × d/h", source=K)
         return grouped, shared_K, shared_V
 
     def _merge(self, C: Tensor) -> Tensor:
@@ -197,25 +201,31 @@ class KeyValueCache(Rung):
         if C.ndim == 4:
             C = C.flatten(0, 1)
         turned = C.transpose(-3, -2)
-        self.show(f"C{self.row} as {self.n} × h × d/h", turned, source=C)
+        rows = f"{self.n}"
+        self.show(f"C{self.row} as {rows} × h × d/h", turned, f"{rows} × h × d/h", source=C)
         merged = turned.flatten(-2)
-        self.show(f"C{self.row} as {self.n} × d, heads merged", merged, source=turned)
+        formula = f"C{self.row} as {rows} × d, heads merged"
+        self.show(formula, merged, f"{rows} × d", source=turned)
         return merged
 
     def _placed(
-        self, name: str, X: Tensor, layer: LayerWeights, weight: Tensor | None, turns: Turns | None
+        self, name: str, X: Tensor, layer: LayerWeights, turns: Turns | None, axes: str
     ) -> Tensor:
         """Queries or keys normalized and rotated by position, where the model does that."""
         qk_norm = layer.config.mixer.qk_norm
+        weight = layer.q_norm if name.startswith("Q") else layer.k_norm
         if weight is not None and qk_norm is not None:
-            X = self._norm(f"{name} = norm({name})", X, weight, None, qk_norm)
+            X = self._norm(
+                f"{name[0]}_norm{self.row} = norm({name})", X, weight, None, qk_norm, axes
+            )
+            name = f"{name[0]}_norm{self.row}"
         if turns is None:
             return X
         cos, sin = turns
         half = cos.shape[-1]
         a, b, rest = X[..., :half], X[..., half : 2 * half], X[..., 2 * half :]
         X = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-        self.show(f"{name} rotated by position", X)
+        self.show(f"{name[0]}_rot{self.row} = R(position) {name}", X, axes)
         return X
 
     def _turns(self, layer: LayerWeights) -> Turns | None:
@@ -233,39 +243,47 @@ class KeyValueCache(Rung):
 
     def _feed_forward(self, layer: LayerWeights, T: Tensor) -> Tensor:
         """`T⁵ = FFN(T⁴)`: each layer `Activation(X W + B)`, no activation after the last."""
-        kind = layer.config.ffn.activation
-        up = self._product("up = T⁴ W_up", T, layer.W_up, layer.b_up)
-        if layer.W_gate is None:
-            hidden = activate(kind, up)
-            self.show(f"hidden = {kind}(up)", hidden)
-        else:
-            gate = self._product("gate = T⁴ W_gate", T, layer.W_gate, layer.b_gate)
+        kind, gated = layer.config.ffn.activation, layer.W_gate is not None
+        n_, rows, F = self.row, f"{self.n}", self.letters.F
+        wide = f"({rows} × d)(d × {F}) = {rows} × {F}"
+        up = self._product(f"U{n_} = T⁴{n_} W_up", T, layer.W_up, layer.b_up, wide)
+        hidden = activate(kind, up)
+        if layer.W_gate is not None:
+            gate = self._product(f"G{n_} = T⁴{n_} W_gate", T, layer.W_gate, layer.b_gate, wide)
             hidden = activate(kind, gate) * up
-            self.show(f"hidden = {kind}(gate) ∘ up", hidden)
-        return self._product("T⁵ = FFN(T⁴) = hidden W_down", hidden, layer.W_down, layer.b_down)
+        note = f"Layer = Activation(X W + B), {F} wide"
+        formula = letters.layer_formula(kind, gated=gated, row=n_)
+        self.show(formula, hidden, f"{rows} × {F}", note=note)
+        narrow = f"({rows} × {F})({F} × d) = {rows} × d"
+        return self._product(f"T⁵{n_} = L{n_} W_down", hidden, layer.W_down, layer.b_down, narrow)
 
-    def _product(self, formula: str, X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    def _product(
+        self, formula: str, X: Tensor, W: Tensor, b: Tensor | None, axes: str, note: str = ""
+    ) -> Tensor:
         """`X W + b`: all rows times a matrix (GEMM), b added to every row where there is one."""
         Y = X @ W
         if b is not None:
             Y = Y + b
             formula += " + b" + formula[formula.rindex("_") :]
-        self.show(formula, Y)
+        self.show(formula, Y, axes, note=note)
         return Y
 
     def _norm(
-        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig
+        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig, axes: str
     ) -> Tensor:
-        """Each row: `scale · (x - mean) / √(variance + ε) + shift`; RMSNorm without the mean."""
-        layer_norm = config.kind == "layer"
-        if layer_norm:
-            X = X - X.mean(-1, keepdim=True)
-        root = ((X * X).mean(-1, keepdim=True) + config.eps).sqrt()
-        self.show("√(variance + ε)" if layer_norm else "√(mean(x²) + ε)", root)
-        Y = w * X / root
+        """Each row: `(x - mean) / √(variance + ε) · scale + shift`; RMSNorm without the mean."""
+        mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
+        one = axes.rpartition(" × ")[0] + " × 1"
+        if config.kind == "layer":
+            mean = X.mean(-1, keepdim=True)
+            self.show(mean_formula, mean, one)
+            X = X - mean
+        square = (X * X).mean(-1, keepdim=True)
+        self.show(square_formula, square, one)
+        Y = w * X / (square + config.eps).sqrt()
         if b is not None:
             Y = Y + b
-        self.show(formula.replace("norm", "LayerNorm" if layer_norm else "RMSNorm"), Y)
+        self.show(formula, Y, axes)
         return Y
 
 

@@ -2,7 +2,7 @@
 
 Nothing of it is written here: `llmcli.nn.Decoder` is rung 7 with fewer and larger kernels, and
 this file shows its activations under the documents' names. Letters: b sequences, n tokens so far,
-d width, h heads, k key/value heads, d/h size of a head, F hidden size, v vocabulary.
+d width, h heads, h_kv of keys and values, d/h size of a head, F hidden size, v vocabulary.
 """
 
 from __future__ import annotations
@@ -12,38 +12,60 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from llmcli.config import ModelConfig, NormConfig
+from llmcli.ladder import letters
+from llmcli.ladder.letters import Letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import Weights
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
 
-# The decoder's activations, by the end of their names, as the documents write them; `_` stands for
-# `_n` where only the last row of each sequence is computed.
-STEPS = {
-    "embed": "W_E[ids]",
-    "pos_embed": "W_P[positions]",
-    "resid_pre": "X",
-    "ln1.out": "T = T¹ = norm(X)",
-    "attn.q": "Q_, columns of one product",
-    "attn.k": "K_, columns of the same",
-    "attn.v": "V_, columns of the same",
-    "attn.q_norm": "Q_ = norm(Q_)",
-    "attn.k_norm": "K_ = norm(K_)",
-    "attn.q_rot": "Q_ rotated by position",
-    "attn.k_rot": "K_ rotated by position",
-    "attn.z": "C_ = attend(Q_, K, V), one kernel",
-    "attn_out": "T² = attention(T¹), from C_",
-    "resid_mid": "T³ = T² + X",
-    "ln2.out": "T⁴ = norm(T³)",
-    "mlp.pre": "up",
-    "mlp.gate": "gate, columns of one product",
-    "mlp.up": "up, columns of the same",
-    "mlp.post": "hidden",
-    "mlp_out": "T⁵ = FFN(T⁴)",
-    "resid_post": "H = T⁵ + T³",
-    "ln_final.out": "T = norm(H)",
-    "logits": "logits",
-}
+Step = tuple[str, str]  # formula and axes
+
+
+def steps(config: ModelConfig, of: Letters, row: str) -> dict[str, Step]:
+    """The decoder's activations, by the end of their names, as the documents write them.
+
+    `row` is `_n` where only the last row of each sequence is computed. `Q` has one axis more than
+    `T¹`: the decoder splits the heads in the same kernel.
+    """
+    first, n_, n = config.layers[0], row, "1" if row else "n"
+    gated, rows = first.ffn.gated, f"b × {n}"
+    q, k, v = f"b × h × {n} × d/h", f"b × {of.h_kv} × {n} × d/h", f"b × {of.h_kv} × {n} × {of.dv}"
+    hidden = f"b × {n} × {of.F}"
+    normed = "_norm" if first.mixer.qk_norm is not None else ""
+    tables = " + W_P[positions]" if config.embedding.positions else ""
+    attended = f"C{n_} = attend({of.placed('Q')}{n_}, {of.placed('K')}, V), one kernel"
+    b_o = " + b_o" if first.mixer.out_bias else ""
+    b_down, b_head = " + b_down" if first.ffn.bias else "", " + b_head" if config.head.bias else ""
+    up = "U" if gated else "U{n_} = T⁴{n_} W_up" + (" + b_up" if first.ffn.bias else "")
+
+    def norm(name: str, of_: str, config: NormConfig) -> str:
+        return letters.norm_formulas(f"{name}{n_} = norm({of_}{n_})", config)[2]
+
+    return {
+        "resid_pre": (f"X{n_} = W_E[ids]{tables}", f"{rows} × d"),
+        "ln1.out": (norm("T¹", "X", first.ln1), f"{rows} × d"),
+        "attn.q": (f"Q{n_}, columns of one product", q),
+        "attn.k": (f"K{n_}, columns of the same", k),
+        "attn.v": (f"V{n_}, columns of the same", v),
+        "attn.q_norm": (f"Q_norm{n_} = RMSNorm(Q{n_})", q),
+        "attn.k_norm": (f"K_norm{n_} = RMSNorm(K{n_})", k),
+        "attn.q_rot": (f"Q_rot{n_} = R(position) Q{normed}{n_}", q),
+        "attn.k_rot": (f"K_rot{n_} = R(position) K{normed}{n_}", k),
+        "attn.z": (attended, f"b × h × {n} × {of.dv}"),
+        "attn_out": (f"T²{n_} = C{n_} W_o{b_o}", f"{rows} × d"),
+        "resid_mid": (f"T³{n_} = T²{n_} + X{n_}", f"{rows} × d"),
+        "ln2.out": (norm("T⁴", "T³", first.ln2), f"{rows} × d"),
+        "mlp.pre": (up.format(n_=n_), hidden),
+        "mlp.gate": (f"G{n_}, columns of one product", hidden),
+        "mlp.up": (f"U{n_}, columns of the same", hidden),
+        "mlp.post": (letters.layer_formula(first.ffn.activation, gated=gated, row=n_), hidden),
+        "mlp_out": (f"T⁵{n_} = L{n_} W_down{b_down}", f"{rows} × d"),
+        "resid_post": (f"H{n_} = T⁵{n_} + T³{n_}", f"{rows} × d"),
+        "ln_final.out": (norm("H′", "H", config.final_norm), f"{rows} × d"),
+        "logits": (f"logits = H′{n_} W_head{b_head}", f"{rows} × v"),
+    }
 
 
 class FusedKernels(Rung):
@@ -52,20 +74,6 @@ class FusedKernels(Rung):
     number: ClassVar[int] = 8
     name: ClassVar[str] = "fused"
     title: ClassVar[str] = "fused kernels: the decoder that llmcli runs"
-    change: ClassVar[tuple[str, str]] = (
-        "Q Kᵀ, scores + M, · scale, softmax, A V: five kernels, four b × h × n × n tensors",
-        "attend(Q, K, V): one kernel, no n × n tensor; gate and up in one product, too",
-    )
-    idea: ClassVar[str] = (
-        "Fewer, larger kernels for the same formulas. Attention is one call that goes through K "
-        "and V in blocks and keeps a running maximum and sum for the softmax, so that the n × n "
-        "scores never lie in memory and, where the kernel is told that the mask is causal, need "
-        "not be computed above the diagonal. The weights of queries and keys and values, and of "
-        "gate and up, lie one after the other as the model is loaded (no copy for this rung); "
-        "bias and product are one kernel, and so are the steps of a norm. The sums are taken in "
-        "another order: the same numbers to rounding. The cache has room for the whole sequence "
-        "and is written in place."
-    )
     batched: ClassVar[bool] = True
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
@@ -98,13 +106,34 @@ class FusedKernels(Rung):
         """Shows what the decoder emits; None, and so nothing extra computed, where no one looks."""
         if self.show is silent:
             return None
-        decoder = self.weights.decoder
-        whole, part = decoder.blocks[0].mixer.qkv.weight, decoder.slots["blocks.0.attn.W_k"]
-        self.show("W_k, some rows of the stored W_qkvᵀ", part, source=whole)
+        known = steps(self.config, self.letters, row)
+        last = f"blocks.{len(self.config.layers) - 1}.resid_post"
+        if not row:
+            self._stored()
 
         def tap(name: str, value: Tensor) -> None:
-            step = STEPS.get(re.sub(r"^blocks\.\d+\.", "", name))
-            if step is not None:
-                self.show(re.sub(r"\b([QKVCT])_(?!\w)", rf"\1{row}", step), value)
+            block = re.match(r"blocks\.(\d+)\.", name)
+            step = known.get(name[block.end() :] if block else name)
+            if step is None:
+                return
+            formula, axes = step
+            if name == "blocks.0.resid_pre":
+                self.enter("the input", row)
+            elif block is not None:
+                self.enter_block(int(block[1]), row)
+            self.show(formula, value, axes)
+            if name == last:
+                self.leave_blocks(value, axes, row)
 
         return tap
+
+    def _stored(self) -> None:
+        """Shows that W_q, W_k and W_v are views of what was loaded. It is stored `[out, in]`."""
+        decoder, axes = self.weights.decoder, self.letters
+        whole = decoder.blocks[0].mixer.qkv.weight
+        self.enter_block(0)
+        places = {"q": ("first", axes.Q), "k": ("next", axes.K), "v": ("last", axes.V)}
+        for letter, (place, columns) in places.items():
+            part = decoder.slots[f"blocks.0.attn.W_{letter}"]
+            words = f"W_{letter}ᵀ, the {place} rows of the stored W_qkvᵀ"
+            self.show(words, part, f"{columns} × d", source=whole)

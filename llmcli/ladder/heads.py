@@ -1,8 +1,8 @@
 """Rung 4: the heads are a dimension, `n × d` seen as `n × h × d/h` seen as `h × n × d/h`.
 
 The weights of all heads lie side by side in one matrix, made when the model is built, and the
-loop over the heads is gone. Letters: n tokens, d width, h heads, k key/value heads (k = h where
-each head has its own), d/h size of a head, F hidden size, v vocabulary.
+loop over the heads is gone. Letters: n tokens, d width, h heads, h_kv key/value heads (h_kv = h
+where each head has its own), d/h size of a head, F hidden size, v vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.config import Activation, NormConfig
+from llmcli.config import Activation, AttentionConfig, NormConfig
+from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
@@ -23,7 +24,7 @@ Turns = tuple[Tensor, Tensor]  # cos and sin
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads' weights side by side: `W_q` `[d, h·d/h]`, `W_k` and `W_v` `[d, k·d/h]`."""
+    """The heads' weights side by side: `W_q` `[d, h·d/h]`, `W_k` and `W_v` `[d, h_kv·d/h]`."""
 
     W_q: Tensor
     b_q: Tensor | None
@@ -39,20 +40,6 @@ class HeadsAsDimension(Rung):
     number: ClassVar[int] = 4
     name: ClassVar[str] = "heads"
     title: ClassVar[str] = "heads are a dimension: all of them in one batched product"
-    change: ClassVar[tuple[str, str]] = (
-        "for every head: Q_h = T W_q,h; softmax(mask(Q_h K_hᵀ) / √(d/h)) V_h",
-        "Q = T (W_q¹ ⊕ … ⊕ W_qʰ), n × d → n × h × d/h → h × n × d/h; Q Kᵀ for all heads",
-    )
-    idea: ClassVar[str] = (
-        "A product works column by column, so weights concatenated by columns give the heads' "
-        "queries side by side: one product instead of h. Seeing n × d as n × h × d/h and that as "
-        "h × n × d/h moves no number, only the strides change; a library loops over the leading "
-        "dimension by itself. Merging the heads back does move them: a row of n × d wants numbers "
-        "of every head side by side, which h × n × d/h has far apart, so that is a copy. Where "
-        "several heads share a key and a value, these are seen h/k times without being repeated "
-        "(the library's product may repeat them inside). One head's output is n × d/h, neither "
-        "n × n/h nor n × d, as it is sometimes given."
-    )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
@@ -65,74 +52,91 @@ class HeadsAsDimension(Rung):
         X = of.W_E[ids]
         if of.W_P is not None:
             X = X + of.W_P[torch.arange(len(ids))]
-        self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X)
+        self.enter("the input")
+        self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X, "n × d")
         count = len(of.layers) if until is None else until + 1
-        for layer, heads in zip(of.layers[:count], self.heads[:count], strict=True):
+        blocks = zip(of.layers[:count], self.heads[:count], strict=True)
+        for i, (layer, heads) in enumerate(blocks):
+            self.enter_block(i)
             X = self._block(layer, heads, X)
         if until is not None:
             return X
-        T = self._norm("T = norm(H)", X, of.ln_w, of.ln_b, self.config.final_norm)
-        return self._product("logits = T W_head", T, of.W_head, of.b_head)
+        self.leave_blocks(X, "n × d")
+        H = self._norm("H′ = norm(H)", X, of.ln_w, of.ln_b, self.config.final_norm, "n × d")
+        axes = "(n × d)(d × v) = n × v"
+        return self._product("logits = H′ W_head", H, of.W_head, of.b_head, axes, self.tied)
 
     def _block(self, layer: LayerWeights, heads: Heads, X: Tensor) -> Tensor:
         config = layer.config
-        T1 = self._norm("T = T¹ = norm(X)", X, layer.ln1_w, layer.ln1_b, config.ln1)
+        rows = "n × d"
+        T1 = self._norm("T¹ = norm(X)", X, layer.ln1_w, layer.ln1_b, config.ln1, rows)
         T2 = self._attention(layer, heads, T1)
         T3 = T2 + X
-        self.show("T³ = T² + X", T3)
-        T4 = self._norm("T⁴ = norm(T³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
+        self.show("T³ = T² + X", T3, rows, note=letters.FIRST_RESIDUAL)
+        T4 = self._norm("T⁴ = norm(T³)", T3, layer.ln2_w, layer.ln2_b, config.ln2, rows)
         T5 = self._feed_forward(layer, T4)
         H = T5 + T3
-        self.show("H = T⁵ + T³", H)
+        self.show("H = T⁵ + T³", H, rows, note=letters.SECOND_RESIDUAL)
         return H
 
     def _attention(self, layer: LayerWeights, heads: Heads, T: Tensor) -> Tensor:
-        """`softmax(mask(Q Kᵀ) / √(d/h)) V` of all heads at once, merged, through W_o."""
-        mixer = layer.config.mixer
-        self.show("W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built", heads.W_q, source=layer.W_q)
-        Q = self._product("Q = T W_q", T, heads.W_q, heads.b_q)
-        K = self._product("K = T W_k", T, heads.W_k, heads.b_k)
-        V = self._product("V = T W_v", T, heads.W_v, heads.b_v)
-        k = "k" if mixer.kv_heads < mixer.heads else "h"  # the letter of their number
+        """`softmax(Q Kᵀ / √(d/h) + M) V` of all heads at once, merged, through W_o."""
+        mixer, axes = layer.config.mixer, self.letters
+        formula, size = "W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built", f"d × {axes.Q}"
+        self.show(formula, heads.W_q, size, source=layer.W_q)
+        Q = self._product("Q = T¹ W_q", T, heads.W_q, heads.b_q, f"(n × d)({size}) = n × {axes.Q}")
+        product = f"(n × d)(d × {axes.K}) = n × {axes.K}"
+        K = self._product("K = T¹ W_k", T, heads.W_k, heads.b_k, product)
+        product = f"(n × d)(d × {axes.V}) = n × {axes.V}"
+        V = self._product("V = T¹ W_v", T, heads.W_v, heads.b_v, product)
         turns = self._turns(layer, len(T))
-        Q = self._placed("Q", self._split("Q", Q, mixer.heads), layer, layer.q_norm, turns)
-        K = self._placed("K", self._split("K", K, mixer.kv_heads, k), layer, layer.k_norm, turns)
-        V = self._split("V", V, mixer.kv_heads, k)
+        Q, K = self._split("Q", Q, mixer.heads), self._split("K", K, mixer.kv_heads, axes.h_kv)
+        V = self._split("V", V, mixer.kv_heads, axes.h_kv)
+        Q = self._placed("Q", Q, layer, turns, "h × n × d/h")
+        K = self._placed("K", K, layer, turns, f"{axes.h_kv} × n × d/h")
+        C = self._merge(self._attend(mixer, Q, K, V))
+        product = f"(n × {axes.C})({axes.C} × d) = n × d"
+        return self._product("T² = C W_o", C, layer.W_o, layer.b_o, product)
+
+    def _attend(self, mixer: AttentionConfig, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        """`softmax(Q Kᵀ / √(d/h) + M) V`, the heads being the leading axis of all."""
+        axes, h = self.letters, "h"
+        q, k = axes.placed("Q"), axes.placed("K")
         if mixer.kv_heads < mixer.heads:
-            Q, K, V = self._grouped(Q, K, V)
+            h = "h_kv × h/h_kv"
+            Q, K, V = self._grouped(q, k, Q, K, V)
         KT = K.transpose(-2, -1)
-        self.show("Kᵀ", KT, source=K)
-        scores = Q @ KT
-        self.show("scores = Q Kᵀ", scores)
-        M = mask(len(T), mixer.window).to(T)
-        self.show("mask M", M)
-        scores = scores + M
-        self.show("scores + M", scores)
-        scores = scores * mixer.scale
-        usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
-        self.show("scores / √(d/h)" if usual else "scores · scale", scores)
-        A = softmax(scores)
-        self.show("A = softmax(scores)", A)
+        self.show(f"{k}ᵀ", KT, f"{h} × d/h × n", source=K)
+        S = Q @ KT * mixer.scale
+        product, note = f"{h} × (n × d/h)(d/h × n) = {h} × n × n", letters.scale(mixer)
+        self.show(f"S = {axes.scaled(f'{q} {k}ᵀ')}", S, product, note=note)
+        M = mask(Q.shape[-2], mixer.window).to(Q)
+        self.show("M, the mask", M, "n × n")
+        S = S + M
+        self.show("S + M", S, f"{h} × n × n")
+        A = softmax(S)
+        self.show("A = softmax(S + M)", A, f"{h} × n × n")
         C = A @ V
-        self.show("C = A V", C)
-        C = self._merge(C)
-        return self._product("T² = attention(T¹) = C W_o", C, layer.W_o, layer.b_o)
+        self.show("C = A V", C, f"{h} × (n × n)(n × {axes.dv}) = {h} × n × {axes.dv}")
+        return C
 
     def _split(self, name: str, X: Tensor, heads: int, h: str = "h") -> Tensor:
         """`[n, h·d/h]` seen as `[n, h, d/h]`, and that as `[h, n, d/h]`: two views."""
         apart = X.view(len(X), heads, -1)
-        self.show(f"{name} as n × {h} × d/h", apart, source=X)
+        self.show(f"{name} as n × {h} × d/h", apart, f"n × {h} × d/h", source=X)
         turned = apart.transpose(-3, -2)
-        self.show(f"{name} as {h} × n × d/h", turned, source=apart)
+        self.show(f"{name} as {h} × n × d/h", turned, f"{h} × n × d/h", source=apart)
         return turned
 
-    def _grouped(self, Q: Tensor, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Several heads per key/value head: `[k, h/k, n, d/h]`, K and V seen h/k times (views)."""
-        group = len(Q) // len(K)
+    def _grouped(
+        self, q: str, k: str, Q: Tensor, K: Tensor, V: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Several heads per key/value head: `[h_kv, h/h_kv, n, d/h]`, K and V seen h/h_kv times."""
+        group, axes = len(Q) // len(K), "h_kv × h/h_kv × n × d/h"
         grouped = Q.view(len(K), group, *Q.shape[1:])
-        self.show("Q as k × h/k × n × d/h", grouped, source=Q)
+        self.show(f"{q} as {axes}", grouped, axes, source=Q)
         shared_K, shared_V = (X.unsqueeze(1).expand(-1, group, -1, -1) for X in (K, V))
-        self.show("K as k × h/k × n × d/h", shared_K, source=K)
+        self.show(f"{k} as {axes}", shared_K, axes, source=K)
         return grouped, shared_K, shared_V
 
     def _merge(self, C: Tensor) -> Tensor:
@@ -140,25 +144,27 @@ class HeadsAsDimension(Rung):
         if C.ndim == 4:
             C = C.flatten(0, 1)
         turned = C.transpose(-3, -2)
-        self.show("C as n × h × d/h", turned, source=C)
+        self.show("C as n × h × d/h", turned, "n × h × d/h", source=C)
         merged = turned.flatten(-2)
-        self.show("C as n × d, heads merged", merged, source=turned)
+        self.show("C as n × d, heads merged", merged, "n × d", source=turned)
         return merged
 
     def _placed(
-        self, name: str, X: Tensor, layer: LayerWeights, weight: Tensor | None, turns: Turns | None
+        self, name: str, X: Tensor, layer: LayerWeights, turns: Turns | None, axes: str
     ) -> Tensor:
         """Queries or keys normalized and rotated by position, where the model does that."""
         qk_norm = layer.config.mixer.qk_norm
+        weight = layer.q_norm if name.startswith("Q") else layer.k_norm
         if weight is not None and qk_norm is not None:
-            X = self._norm(f"{name} = norm({name})", X, weight, None, qk_norm)
+            X = self._norm(f"{name}_norm = norm({name})", X, weight, None, qk_norm, axes)
+            name = f"{name}_norm"
         if turns is None:
             return X
         cos, sin = turns
         half = cos.shape[-1]
         a, b, rest = X[..., :half], X[..., half : 2 * half], X[..., 2 * half :]
         X = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-        self.show(f"{name} rotated by position", X)
+        self.show(f"{name[0]}_rot = R(position) {name}", X, axes)
         return X
 
     def _turns(self, layer: LayerWeights, n: int) -> Turns | None:
@@ -173,39 +179,46 @@ class HeadsAsDimension(Rung):
 
     def _feed_forward(self, layer: LayerWeights, T: Tensor) -> Tensor:
         """`T⁵ = FFN(T⁴)`: each layer `Activation(X W + B)`, no activation after the last."""
-        kind = layer.config.ffn.activation
-        up = self._product("up = T⁴ W_up", T, layer.W_up, layer.b_up)
-        if layer.W_gate is None:
-            hidden = activate(kind, up)
-            self.show(f"hidden = {kind}(up)", hidden)
-        else:
-            gate = self._product("gate = T⁴ W_gate", T, layer.W_gate, layer.b_gate)
+        kind, gated = layer.config.ffn.activation, layer.W_gate is not None
+        F = self.letters.F
+        wide = f"(n × d)(d × {F}) = n × {F}"
+        up = self._product("U = T⁴ W_up", T, layer.W_up, layer.b_up, wide)
+        hidden = activate(kind, up)
+        if layer.W_gate is not None:
+            gate = self._product("G = T⁴ W_gate", T, layer.W_gate, layer.b_gate, wide)
             hidden = activate(kind, gate) * up
-            self.show(f"hidden = {kind}(gate) ∘ up", hidden)
-        return self._product("T⁵ = FFN(T⁴) = hidden W_down", hidden, layer.W_down, layer.b_down)
+        note = f"Layer = Activation(X W + B), {F} wide"
+        self.show(letters.layer_formula(kind, gated=gated), hidden, f"n × {F}", note=note)
+        narrow = f"(n × {F})({F} × d) = n × d"
+        return self._product("T⁵ = L W_down", hidden, layer.W_down, layer.b_down, narrow)
 
-    def _product(self, formula: str, X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    def _product(
+        self, formula: str, X: Tensor, W: Tensor, b: Tensor | None, axes: str, note: str = ""
+    ) -> Tensor:
         """`X W + b`: all rows times a matrix (GEMM), b added to every row where there is one."""
         Y = X @ W
         if b is not None:
             Y = Y + b
             formula += " + b" + formula[formula.rindex("_") :]
-        self.show(formula, Y)
+        self.show(formula, Y, axes, note=note)
         return Y
 
     def _norm(
-        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig
+        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig, axes: str
     ) -> Tensor:
-        """Each row: `scale · (x - mean) / √(variance + ε) + shift`; RMSNorm without the mean."""
-        layer_norm = config.kind == "layer"
-        if layer_norm:
-            X = X - X.mean(-1, keepdim=True)
-        root = ((X * X).mean(-1, keepdim=True) + config.eps).sqrt()
-        self.show("√(variance + ε)" if layer_norm else "√(mean(x²) + ε)", root)
-        Y = w * X / root
+        """Each row: `(x - mean) / √(variance + ε) · scale + shift`; RMSNorm without the mean."""
+        mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
+        one = axes.rpartition(" × ")[0] + " × 1"
+        if config.kind == "layer":
+            mean = X.mean(-1, keepdim=True)
+            self.show(mean_formula, mean, one)
+            X = X - mean
+        square = (X * X).mean(-1, keepdim=True)
+        self.show(square_formula, square, one)
+        Y = w * X / (square + config.eps).sqrt()
         if b is not None:
             Y = Y + b
-        self.show(formula.replace("norm", "LayerNorm" if layer_norm else "RMSNorm"), Y)
+        self.show(formula, Y, axes)
         return Y
 
 

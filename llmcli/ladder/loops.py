@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config import Activation, AttentionConfig, ModelConfig, NormConfig
+from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
@@ -28,18 +29,6 @@ class Loops(Rung):
     number: ClassVar[int] = 1
     name: ClassVar[str] = "loops"
     title: ClassVar[str] = "loops over vectors: every query token, every key token, every neuron"
-    change: ClassVar[tuple[str, str]] = (
-        "an LLM as concepts",
-        "for every t_q: q = t_q × W_q; for every t_k: k = t_k × W_k, score = q · k; "
-        "for every t_v: v = t_v × W_v; context = Σ weight v",
-    )
-    idea: ClassVar[str] = (
-        "Each token's query is compared with a key of every token; the scores, scaled and through "
-        "a softmax, say how much of each token's value goes into its context. Done literally, "
-        "keys and values are computed again for every query and every head: n² vector-matrix "
-        "products where n would do. Told as a story the loop runs over all n tokens and "
-        "masks the later ones; these end at the query's own: what is masked need not be computed."
-    )
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
@@ -58,15 +47,18 @@ class Loops(Rung):
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]` in float64; with `until=i` the rows `[n, d]` after layer i."""
         X = self._embed(ids.tolist())
-        for layer in self.weights.layers[: None if until is None else until + 1]:
+        for i, layer in enumerate(self.weights.layers[: None if until is None else until + 1]):
+            self.enter_block(i)
             X = self._block(layer, X)
         if until is not None:
             return torch.tensor(X, dtype=torch.float64)
         of = self.weights
+        self.leave_blocks(X[-1], "d", name="h")
         head = self._neurons(of.W_head, of.b_head)
-        T = self._norm("t = norm(row of H)", X, of.ln_w, of.ln_b, self.config.final_norm)
-        logits = [times(t, head) for t in T]
-        self.show("logits = t × W_head" + plus("b_head", head), logits[-1])
+        H = self._norm("h′ = norm(h)", X, of.ln_w, of.ln_b, self.config.final_norm)
+        logits = [times(h, head) for h in H]
+        formula = "logits = h′ × W_head" + plus("b_head", head)
+        self.show(formula, logits[-1], "(d)(d × v) = v", note=self.tied)
         return torch.tensor(logits, dtype=torch.float64)
 
     def _embed(self, ids: list[int]) -> Vectors:
@@ -77,23 +69,24 @@ class Loops(Rung):
             x = W_E[token].tolist()
             X.append(x if W_P is None else add(x, W_P[position].tolist()))
         learned = "" if W_P is None else " + W_P[position]"
-        self.show(f"X: x = W_E[id]{learned} for every token", X)
+        self.enter("the input")
+        self.show(f"X: x = W_E[id]{learned} for every token", X, "n × d")
         return X
 
     def _block(self, layer: LayerWeights, X: Vectors) -> Vectors:
         """T¹ = norm(X), T² = attention(T¹), T³ = T² + X, T⁴ = norm(T³), T⁵ = FFN(T⁴), T⁵ + T³."""
         config = layer.config
+        last = len(X) - 1  # of the steps that every token takes, those of the last are shown
+        self.show("x, the query token's row of X", X[last], "d", token=last)
         T1 = self._norm("t¹ = norm(x)", X, layer.ln1_w, layer.ln1_b, config.ln1)
-        self.show("T = T¹: t¹ of every token", T1)
         T2 = self._attention(layer, T1)
-        self.show("T² = attention(T¹)", T2)
         T3 = [add(t2, x) for t2, x in zip(T2, X, strict=True)]
-        self.show("T³ = T² + X", T3)
+        self.show("t³ = t² + x", T3[last], "d", note=letters.FIRST_RESIDUAL)
         T4 = self._norm("t⁴ = norm(t³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
         T5 = [self._feed_forward(layer, t4, self._shows(i, X)) for i, t4 in enumerate(T4)]
-        self.show("T⁵ = FFN(T⁴): t⁵ of every token", T5)
         H = [add(t5, t3) for t5, t3 in zip(T5, T3, strict=True)]
-        self.show("H = T⁵ + T³", H)
+        self.show("h = t⁵ + t³", H[last], "d", note=letters.SECOND_RESIDUAL)
+        self.show("H: h of every token", H, "n × d")
         return H
 
     def _norm(
@@ -109,9 +102,10 @@ class Loops(Rung):
         for head in range(layer.config.mixer.heads):
             for i, context in enumerate(self._head(layer, T, head)):
                 contexts[i] = contexts[i] + context
-        self.show("c = c¹ ⊕ … ⊕ cʰ", contexts[-1])
+        axes = self.letters
+        self.show("c = c¹ ⊕ … ⊕ cʰ, of the h heads", contexts[-1], axes.C)
         T2 = [times(c, W_o) for c in contexts]
-        self.show("t² = c × W_o" + plus("b_o", W_o), T2[-1])
+        self.show("t² = c × W_o" + plus("b_o", W_o), T2[-1], f"({axes.C})({axes.C} × d) = d")
         return T2
 
     def _head(self, layer: LayerWeights, T: Vectors, head: int) -> Vectors:
@@ -122,28 +116,31 @@ class Loops(Rung):
         W_k = self._neurons(layer.W_k, layer.b_k, shared, mixer.head_dim)
         W_v = self._neurons(layer.W_v, layer.b_v, shared, mixer.value_dim)
         angles = self.weights.angles(layer, len(T))
+        axes = self.letters
+        one, value = "(d)(d × d/h) = d/h", f"(d)(d × {axes.dv}) = {axes.dv}"
         contexts = []
         for i, t_q in enumerate(T):
             show = self._shows(i, T)
             q = times(t_q, W_q)
-            show("q = t_q × W_q" + plus("b_q", W_q), q)
+            show("q = t_q × W_q" + plus("b_q", W_q), q, one, token=i)
             q = place("q", q, i, layer.q_norm, mixer, angles, show)
             scores = []
             for j in seen(i, mixer):
                 t_k = T[j]
                 k = times(t_k, W_k)
-                show("k = t_k × W_k" + plus("b_k", W_k), k)
+                show("k = t_k × W_k" + plus("b_k", W_k), k, one, token=j)
                 k = place("k", k, j, layer.k_norm, mixer, angles, show)
                 scores.append(dot(q, k))
-            show("scores: q · k for every t_k", scores)
-            weights = softmax(scores, mixer, show)
+            n = "n" if len(scores) == len(T) else "seen"
+            show(f"score = {axes.placed('q')} · {axes.placed('k')}, for every t_k", scores, n)
+            weights = softmax(scores, mixer, n, show)
             context = [0.0] * mixer.value_dim
             for j, weight in zip(seen(i, mixer), weights, strict=True):
                 t_v = T[j]
                 v = times(t_v, W_v)
-                show("v = t_v × W_v" + plus("b_v", W_v), v)
+                show("v = t_v × W_v" + plus("b_v", W_v), v, value, token=j)
                 context = add_weighted(context, weight, v)
-            show("context = Σ weight v", context)
+            show("c = Σ a · v, over every t_v", context, axes.dv)
             contexts.append(context)
         return contexts
 
@@ -152,19 +149,19 @@ class Loops(Rung):
         kind = layer.config.ffn.activation
         W_up = self._neurons(layer.W_up, layer.b_up)
         W_down = self._neurons(layer.W_down, layer.b_down)
+        F = self.letters.F
+        wide = f"(d)(d × {F}) = {F}"
         up = times(t, W_up)
-        show("up = t⁴ × W_up" + plus("b_up", W_up), up)
-        if layer.W_gate is None:
-            hidden = [activate(kind, a) for a in up]
-            show(f"hidden = {kind}(up)", hidden)
-        else:
+        show("u = t⁴ × W_up" + plus("b_up", W_up), up, wide, note="a number for every neuron")
+        hidden = [activate(kind, a) for a in up]
+        if layer.W_gate is not None:
             W_gate = self._neurons(layer.W_gate, layer.b_gate)
             gate = times(t, W_gate)
-            show("gate = t⁴ × W_gate" + plus("b_gate", W_gate), gate)
+            show("g = t⁴ × W_gate" + plus("b_gate", W_gate), gate, wide)
             hidden = [activate(kind, a) * b for a, b in zip(gate, up, strict=True)]
-            show(f"hidden = {kind}(gate) ∘ up", hidden)
+        show(letters.layer_formula(kind, gated=layer.W_gate is not None, small=True), hidden, F)
         out = times(hidden, W_down)
-        show("t⁵ = hidden × W_down" + plus("b_down", W_down), out)
+        show("t⁵ = l × W_down" + plus("b_down", W_down), out, f"({F})({F} × d) = d")
         return out
 
     def _neurons(self, W: Tensor, b: Tensor | None, head: int = 0, size: int = 0) -> Neurons:
@@ -218,32 +215,40 @@ def seen(i: int, mixer: AttentionConfig) -> range:
     return range(0 if mixer.window is None else max(0, i + 1 - mixer.window), i + 1)
 
 
-def softmax(scores: Vector, mixer: AttentionConfig, show: Show) -> Vector:
+def softmax(scores: Vector, mixer: AttentionConfig, n: str, show: Show) -> Vector:
     """Scaled, then `exp(s) / Σ exp(s)`; the largest is subtracted so that nothing overflows."""
     scaled = [score * mixer.scale for score in scores]
-    usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
-    show("scores / √(d/h)" if usual else "scores · scale", scaled)
+    show(f"s = {letters.scaled('score', mixer)}", scaled, n, note=letters.scale(mixer))
     largest = max(scaled)
     powers = [math.exp(score - largest) for score in scaled]
     total = sum(powers)
     weights = [power / total for power in powers]
-    show("weights = softmax(scores)", weights)
+    show("a = softmax(s)", weights, n)
     return weights
 
 
 def norm(
-    formula: str, x: Vector, w: Tensor, b: Tensor | None, config: NormConfig, show: Show
+    formula: str,
+    x: Vector,
+    w: Tensor,
+    b: Tensor | None,
+    config: NormConfig,
+    show: Show,
+    axes: str = "d",
 ) -> Vector:
-    """`scale · (x - mean) / √(variance + ε) + shift`; RMSNorm: `scale · x / √(mean(x²) + ε)`."""
+    """`(x - mean) / √(variance + ε) · scale + shift`; RMSNorm: `x / √(mean(x²) + ε) · scale`."""
+    mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
     if config.kind == "layer":
         mean = sum(x) / len(x)
+        show(mean_formula, mean)
         x = [a - mean for a in x]
-    root = math.sqrt(sum(a * a for a in x) / len(x) + config.eps)
+    square = sum(a * a for a in x) / len(x)
+    show(square_formula, square)
+    root = math.sqrt(square + config.eps)
     y = [scale * a / root for scale, a in zip(w.tolist(), x, strict=True)]
     if b is not None:
         y = add(y, b.tolist())
-    show("√(variance + ε)" if config.kind == "layer" else "√(mean(x²) + ε)", root)
-    show(formula.replace("norm", "LayerNorm" if config.kind == "layer" else "RMSNorm"), y)
+    show(formula, y, axes)
     return y
 
 
@@ -258,7 +263,7 @@ def place(
 ) -> Vector:
     """A head's query or key normalized and rotated by its position, where the model does that."""
     if weight is not None and mixer.qk_norm is not None:
-        x = norm(f"{name} = norm({name})", x, weight, None, mixer.qk_norm, show)
+        x = norm(f"{name}_norm = norm({name})", x, weight, None, mixer.qk_norm, show, "d/h")
     if angles is None:
         return x
     per_position, factor = angles
@@ -268,7 +273,8 @@ def place(
         cos, sin = math.cos(position * angle) * factor, math.sin(position * angle) * factor
         a, b = x[i], x[i + half]
         turned[i], turned[i + half] = a * cos - b * sin, b * cos + a * sin
-    show(f"{name} rotated by its position", turned)
+    before = name if mixer.qk_norm is None else f"{name}_norm"
+    show(f"{name}_rot = R(position) {before}", turned, "d/h", token=position)
     return turned
 
 

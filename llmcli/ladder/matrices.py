@@ -1,4 +1,4 @@
-"""Rung 3: vectors of vectors become matrices, `softmax(mask(Q Kᵀ) / √(d/h)) V`, head by head.
+"""Rung 3: vectors of vectors become matrices, `softmax(Q Kᵀ / √(d/h) + M) V`, head by head.
 
 The n vectors of the prompt are the rows of one matrix, and the loops over tokens are gone.
 Letters: n tokens, d width, h heads, d/h size of a head, F hidden size, v vocabulary.
@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.config import Activation, NormConfig
+from llmcli.config import Activation, AttentionConfig, NormConfig
+from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung
 from llmcli.ladder.weights import LayerWeights
 
@@ -25,19 +26,6 @@ class Matrices(Rung):
     number: ClassVar[int] = 3
     name: ClassVar[str] = "matrices"
     title: ClassVar[str] = "vectors of vectors are matrices: all tokens at once, one head at a time"
-    change: ClassVar[tuple[str, str]] = (
-        "for every t_q: softmax(q Kᵀ / √(d/h)) V",
-        "Q = T W_q, K = T W_k, V = T W_v; softmax(mask(Q Kᵀ) / √(d/h)) V",
-    )
-    idea: ClassVar[str] = (
-        "Row i of a product T W is t_i W, so the n products of a row are one product of matrices "
-        "(GEMM), which reads W once instead of n times. A product takes columns on its right, "
-        "and the keys are the rows of K: hence Kᵀ, a view that moves nothing. Now every query "
-        "meets every key, and the mask M (−∞ above the diagonal) hides the later tokens before "
-        "the softmax; the half of Q Kᵀ that it hides is computed in vain and still cheaper than "
-        "a loop. The formula is often written without the mask, and even without the "
-        "transpose; it needs both. The feed-forward's activation follows its hidden layer only."
-    )
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
@@ -46,31 +34,35 @@ class Matrices(Rung):
         X = of.W_E[ids]
         if of.W_P is not None:
             X = X + of.W_P[torch.arange(len(ids))]
-        self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X)
-        for layer in of.layers[: None if until is None else until + 1]:
+        self.enter("the input")
+        self.show("X = W_E[ids]" + ("" if of.W_P is None else " + W_P[positions]"), X, "n × d")
+        for i, layer in enumerate(of.layers[: None if until is None else until + 1]):
+            self.enter_block(i)
             X = self._block(layer, X)
         if until is not None:
             return X
-        T = self._norm("T = norm(H)", X, of.ln_w, of.ln_b, self.config.final_norm)
-        return self._product("logits = T W_head", T, of.W_head, of.b_head)
+        self.leave_blocks(X, "n × d")
+        H = self._norm("H′ = norm(H)", X, of.ln_w, of.ln_b, self.config.final_norm, "n × d")
+        axes = "(n × d)(d × v) = n × v"
+        return self._product("logits = H′ W_head", H, of.W_head, of.b_head, axes, self.tied)
 
     def _block(self, layer: LayerWeights, X: Tensor) -> Tensor:
         config = layer.config
-        T1 = self._norm("T = T¹ = norm(X)", X, layer.ln1_w, layer.ln1_b, config.ln1)
+        rows = "n × d"
+        T1 = self._norm("T¹ = norm(X)", X, layer.ln1_w, layer.ln1_b, config.ln1, rows)
         T2 = self._attention(layer, T1)
         T3 = T2 + X
-        self.show("T³ = T² + X", T3)
-        T4 = self._norm("T⁴ = norm(T³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
+        self.show("T³ = T² + X", T3, rows, note=letters.FIRST_RESIDUAL)
+        T4 = self._norm("T⁴ = norm(T³)", T3, layer.ln2_w, layer.ln2_b, config.ln2, rows)
         T5 = self._feed_forward(layer, T4)
         H = T5 + T3
-        self.show("H = T⁵ + T³", H)
+        self.show("H = T⁵ + T³", H, rows, note=letters.SECOND_RESIDUAL)
         return H
 
     def _attention(self, layer: LayerWeights, T: Tensor) -> Tensor:
         """Every head's context matrix, side by side, through W_o."""
         mixer = layer.config.mixer
         M = mask(len(T), mixer.window).to(T)
-        self.show("mask M", M)
         turns = self._turns(layer, len(T))
         keys_values = [self._keys_values(layer, T, head, turns) for head in range(mixer.kv_heads)]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
@@ -80,16 +72,19 @@ class Matrices(Rung):
             K, V = keys_values[head // group]
             contexts.append(self._attend(layer, Q, K, V, M))
         C = torch.cat(contexts, 1)
-        self.show("C = C¹ ⊕ … ⊕ Cʰ", C)
-        return self._product("T² = attention(T¹) = C W_o", C, layer.W_o, layer.b_o)
+        axes = self.letters.C
+        self.show("C = C¹ ⊕ … ⊕ Cʰ, of the h heads", C, f"n × {axes}")
+        product = f"(n × {axes})({axes} × d) = n × d"
+        return self._product("T² = C W_o", C, layer.W_o, layer.b_o, product)
 
     def _queries(self, layer: LayerWeights, T: Tensor, head: int, turns: Turns | None) -> Tensor:
         """`Q = T W_q` of one head, `[n, d/h]`: its W_q is d/h columns of the stored one, a view."""
         size = layer.config.mixer.head_dim
         cut = slice(head * size, (head + 1) * size)
         b_q = None if layer.b_q is None else layer.b_q[cut]
-        Q = self._product("Q = T W_q", T, layer.W_q[:, cut], b_q)
-        return self._placed("Q", Q, layer, layer.q_norm, turns)
+        product = "(n × d)(d × d/h) = n × d/h"
+        Q = self._product("Q = T¹ W_q", T, layer.W_q[:, cut], b_q, product)
+        return self._placed("Q", Q, layer, turns, "n × d/h")
 
     def _keys_values(
         self, layer: LayerWeights, T: Tensor, head: int, turns: Turns | None
@@ -100,41 +95,48 @@ class Matrices(Rung):
         cut_v = slice(head * mixer.value_dim, (head + 1) * mixer.value_dim)
         b_k = None if layer.b_k is None else layer.b_k[cut_k]
         b_v = None if layer.b_v is None else layer.b_v[cut_v]
-        K = self._product("K = T W_k", T, layer.W_k[:, cut_k], b_k)
-        V = self._product("V = T W_v", T, layer.W_v[:, cut_v], b_v)
-        return self._placed("K", K, layer, layer.k_norm, turns), V
+        dv = self.letters.dv
+        product = "(n × d)(d × d/h) = n × d/h"
+        K = self._product("K = T¹ W_k", T, layer.W_k[:, cut_k], b_k, product)
+        K = self._placed("K", K, layer, turns, "n × d/h")
+        product = f"(n × d)(d × {dv}) = n × {dv}"
+        return K, self._product("V = T¹ W_v", T, layer.W_v[:, cut_v], b_v, product)
 
     def _attend(self, layer: LayerWeights, Q: Tensor, K: Tensor, V: Tensor, M: Tensor) -> Tensor:
-        """`softmax(mask(Q Kᵀ) / √(d/h)) V` of one head, `[n, d/h]`."""
+        """`softmax(Q Kᵀ / √(d/h) + M) V` of one head, `[n, d/h]`."""
         mixer = layer.config.mixer
-        self.show("Kᵀ", K.t(), source=K)
-        scores = Q @ K.t()
-        self.show("scores = Q Kᵀ", scores)
-        scores = scores + M
-        self.show("scores + M", scores)
-        scores = scores * mixer.scale
-        usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
-        self.show("scores / √(d/h)" if usual else "scores · scale", scores)
-        A = softmax(scores)
-        self.show("A = softmax(scores)", A)
+        axes = self.letters
+        q, k = axes.placed("Q"), axes.placed("K")
+        note = f"{q} {k} is not defined: n × d/h times n × d/h"
+        self.show(f"{k}ᵀ", K.t(), "d/h × n", source=K, note=note)
+        S = Q @ K.t() * mixer.scale
+        formula, product = axes.scaled(f"{q} {k}ᵀ"), "(n × d/h)(d/h × n) = n × n"
+        self.show(f"S = {formula}", S, product, note=lambda: cell(Q, K, S, mixer))
+        self.show("M, the mask", M, "n × n")
+        S_M = S + M
+        self.show("S + M", S_M, "n × n")
+        A = softmax(S_M)
+        self.show("A = softmax(S + M)", A, "n × n", note="row by row: each sums to 1")
         C = A @ V
-        self.show("C = A V", C)
+        self.show("C = A V", C, f"(n × n)(n × {axes.dv}) = n × {axes.dv}")
         return C
 
     def _placed(
-        self, name: str, X: Tensor, layer: LayerWeights, weight: Tensor | None, turns: Turns | None
+        self, name: str, X: Tensor, layer: LayerWeights, turns: Turns | None, axes: str
     ) -> Tensor:
         """Queries or keys normalized and rotated by position, where the model does that."""
         qk_norm = layer.config.mixer.qk_norm
+        weight = layer.q_norm if name.startswith("Q") else layer.k_norm
         if weight is not None and qk_norm is not None:
-            X = self._norm(f"{name} = norm({name})", X, weight, None, qk_norm)
+            X = self._norm(f"{name}_norm = norm({name})", X, weight, None, qk_norm, axes)
+            name = f"{name}_norm"
         if turns is None:
             return X
         cos, sin = turns
         half = cos.shape[-1]
         a, b, rest = X[..., :half], X[..., half : 2 * half], X[..., 2 * half :]
         X = torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-        self.show(f"{name} rotated by position", X)
+        self.show(f"{name[0]}_rot = R(position) {name}", X, axes)
         return X
 
     def _turns(self, layer: LayerWeights, n: int) -> Turns | None:
@@ -149,40 +151,57 @@ class Matrices(Rung):
 
     def _feed_forward(self, layer: LayerWeights, T: Tensor) -> Tensor:
         """`T⁵ = FFN(T⁴)`: each layer `Activation(X W + B)`, no activation after the last."""
-        kind = layer.config.ffn.activation
-        up = self._product("up = T⁴ W_up", T, layer.W_up, layer.b_up)
-        if layer.W_gate is None:
-            hidden = activate(kind, up)
-            self.show(f"hidden = {kind}(up)", hidden)
-        else:
-            gate = self._product("gate = T⁴ W_gate", T, layer.W_gate, layer.b_gate)
+        kind, gated = layer.config.ffn.activation, layer.W_gate is not None
+        F = self.letters.F
+        wide = f"(n × d)(d × {F}) = n × {F}"
+        up = self._product("U = T⁴ W_up", T, layer.W_up, layer.b_up, wide)
+        hidden = activate(kind, up)
+        if layer.W_gate is not None:
+            gate = self._product("G = T⁴ W_gate", T, layer.W_gate, layer.b_gate, wide)
             hidden = activate(kind, gate) * up
-            self.show(f"hidden = {kind}(gate) ∘ up", hidden)
-        return self._product("T⁵ = FFN(T⁴) = hidden W_down", hidden, layer.W_down, layer.b_down)
+        note = f"Layer = Activation(X W + B), {F} wide"
+        self.show(letters.layer_formula(kind, gated=gated), hidden, f"n × {F}", note=note)
+        narrow = f"(n × {F})({F} × d) = n × d"
+        return self._product("T⁵ = L W_down", hidden, layer.W_down, layer.b_down, narrow)
 
-    def _product(self, formula: str, X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    def _product(
+        self, formula: str, X: Tensor, W: Tensor, b: Tensor | None, axes: str, note: str = ""
+    ) -> Tensor:
         """`X W + b`: all rows times a matrix (GEMM), b added to every row where there is one."""
         Y = X @ W
         if b is not None:
             Y = Y + b
             formula += " + b" + formula[formula.rindex("_") :]
-        self.show(formula, Y)
+        self.show(formula, Y, axes, note=note)
         return Y
 
     def _norm(
-        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig
+        self, formula: str, X: Tensor, w: Tensor, b: Tensor | None, config: NormConfig, axes: str
     ) -> Tensor:
-        """Each row: `scale · (x - mean) / √(variance + ε) + shift`; RMSNorm without the mean."""
-        layer_norm = config.kind == "layer"
-        if layer_norm:
-            X = X - X.mean(-1, keepdim=True)
-        root = ((X * X).mean(-1, keepdim=True) + config.eps).sqrt()
-        self.show("√(variance + ε)" if layer_norm else "√(mean(x²) + ε)", root)
-        Y = w * X / root
+        """Each row: `(x - mean) / √(variance + ε) · scale + shift`; RMSNorm without the mean."""
+        mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
+        one = axes.rpartition(" × ")[0] + " × 1"
+        if config.kind == "layer":
+            mean = X.mean(-1, keepdim=True)
+            self.show(mean_formula, mean, one)
+            X = X - mean
+        square = (X * X).mean(-1, keepdim=True)
+        self.show(square_formula, square, one)
+        Y = w * X / (square + config.eps).sqrt()
         if b is not None:
             Y = Y + b
-        self.show(formula.replace("norm", "LayerNorm" if layer_norm else "RMSNorm"), Y)
+        self.show(formula, Y, axes)
         return Y
+
+
+def cell(Q: Tensor, K: Tensor, S: Tensor, mixer: AttentionConfig) -> str:
+    """The score of the last query and the first key, spelled out, and the scale's value."""
+    i = len(Q) - 1
+    terms = " + ".join(f"({a:.3g})({b:.3g})" for a, b in zip(Q[i, :2], K[0, :2], strict=True))
+    root = f"/ {mixer.scale**-1:.4g}" if letters.usual(mixer) else f"· {mixer.scale:.4g}"
+    rows = f"{letters.placed('Q', mixer)} row {i} · {letters.placed('K', mixer)} row 0"
+    score = f"S[{i},0] = ({rows}) {root} = ({terms} + …) {root} = {S[i, 0]:.4g}"
+    return f"{letters.scale(mixer)}\n{score}"
 
 
 def mask(n: int, window: int | None) -> Tensor:

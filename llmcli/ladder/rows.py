@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config import Activation, AttentionConfig, NormConfig
+from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights
 
@@ -24,32 +25,24 @@ class Rows(Rung):
     number: ClassVar[int] = 2
     name: ClassVar[str] = "rows"
     title: ClassVar[str] = "one query at a time: its scores and its context are one product each"
-    change: ClassVar[tuple[str, str]] = (
-        "for every t_k: k = t_k × W_k, score = q · k; for every t_v: context += weight v",
-        "k_i = t_i W_k and v_i = t_i W_v once, stacked as K and V; softmax(q Kᵀ / √(d/h)) V",
-    )
-    idea: ClassVar[str] = (
-        "A key depends on its own token only, so it is computed once instead of for every query; "
-        "the scores of one query are then the dot products of q with the rows of K, that is, with "
-        "the columns of Kᵀ, and the weighted sum of the values is a product as well. The same "
-        "multiplications and sums, but a product of a row with a matrix (GEMV) does d/h × n of "
-        "them in one call, and the n² computations of keys and values are n."
-    )
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]`; with `until=i` the rows `[n, d]` after layer i."""
         X = self._embed(ids)
-        for layer in self.weights.layers[: None if until is None else until + 1]:
+        for i, layer in enumerate(self.weights.layers[: None if until is None else until + 1]):
+            self.enter_block(i)
             X = self._block(layer, X)
         if until is not None:
             return torch.stack(X)
         of = self.weights
+        self.leave_blocks(X[-1], "d", name="h")
         logits = []
         for i, x in enumerate(X):
             show = self._shows(i, X)
-            t = norm("t = norm(row of H)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
-            logits.append(times("logits = t W_head", t, of.W_head, of.b_head, show))
+            h = norm("h′ = norm(h)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
+            formula, axes = "logits = h′ W_head", "(d)(d × v) = v"
+            logits.append(times(formula, h, of.W_head, of.b_head, axes, show, self.tied))
         return torch.stack(logits)
 
     def _embed(self, ids: Tensor) -> list[Tensor]:
@@ -60,7 +53,8 @@ class Rows(Rung):
             x = W_E[token]
             X.append(x if W_P is None else x + W_P[position])
         learned = "" if W_P is None else " + W_P[position]"
-        self.show(f"x = W_E[id]{learned}", X[-1])
+        self.enter("the input")
+        self.show(f"x = W_E[id]{learned}", X[-1], "d", token=len(X) - 1)
         return X
 
     def _block(self, layer: LayerWeights, X: list[Tensor]) -> list[Tensor]:
@@ -70,20 +64,22 @@ class Rows(Rung):
             for i, x in enumerate(X)
         ]
         T2 = self._attention(layer, T1)
+        F = self.letters.F
         H = []
         for i, (t2, x) in enumerate(zip(T2, X, strict=True)):
             show = self._shows(i, X)
             t3 = t2 + x
-            show("t³ = t² + x", t3)
+            show("t³ = t² + x", t3, "d", note=letters.FIRST_RESIDUAL)
             t4 = norm("t⁴ = norm(t³)", t3, layer.ln2_w, layer.ln2_b, layer.config.ln2, show)
-            t5 = feed_forward(layer, t4, show)
+            t5 = feed_forward(layer, t4, F, show)
             H.append(t5 + t3)
-            show("row of H = t⁵ + t³", H[-1])
+            show("h = t⁵ + t³", H[-1], "d", note=letters.SECOND_RESIDUAL)
         return H
 
     def _attention(self, layer: LayerWeights, T: list[Tensor]) -> list[Tensor]:
         """Every head's contexts, concatenated token by token, through W_o."""
         mixer = layer.config.mixer
+        axes = self.letters
         keys_values = [self._keys_values(layer, T, head) for head in range(mixer.kv_heads)]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         T2 = []
@@ -95,8 +91,9 @@ class Rows(Rung):
                 K, V = keys_values[head // group]
                 contexts.append(attend(q, K, V, i, mixer, show))
             c = torch.cat(contexts)
-            show("c = c¹ ⊕ … ⊕ cʰ", c)
-            T2.append(times("t² = c W_o", c, layer.W_o, layer.b_o, show))
+            show("c = c¹ ⊕ … ⊕ cʰ, of the h heads", c, axes.C)
+            product = f"({axes.C})({axes.C} × d) = d"
+            T2.append(times("t² = c W_o", c, layer.W_o, layer.b_o, product, show))
         return T2
 
     def _query(self, layer: LayerWeights, t: Tensor, i: int, head: int, n: int) -> Tensor:
@@ -105,7 +102,8 @@ class Rows(Rung):
         show = self.show if i == n - 1 else silent
         cut = slice(head * mixer.head_dim, (head + 1) * mixer.head_dim)
         b_q = None if layer.b_q is None else layer.b_q[cut]
-        q = times("q = t W_q", t, layer.W_q[:, cut], b_q, show)
+        product = "(d)(d × d/h) = d/h"
+        q = times("q = t¹ W_q", t, layer.W_q[:, cut], b_q, product, show, token=i)
         return self._placed("q", q, i, layer, layer.q_norm, n, show)
 
     def _keys_values(
@@ -117,15 +115,20 @@ class Rows(Rung):
         cut_v = slice(head * mixer.value_dim, (head + 1) * mixer.value_dim)
         b_k = None if layer.b_k is None else layer.b_k[cut_k]
         b_v = None if layer.b_v is None else layer.b_v[cut_v]
+        dv = self.letters.dv
         keys, values = [], []
         for i, t in enumerate(T):
-            show = self._shows(i, T)
-            k = times("k_i = t_i W_k", t, layer.W_k[:, cut_k], b_k, show)
+            show = self.show if i == 0 else silent  # all are in K and V, in the end
+            product = "(d)(d × d/h) = d/h"
+            k = times("k_i = t¹_i W_k", t, layer.W_k[:, cut_k], b_k, product, show, token=i)
             keys.append(self._placed("k_i", k, i, layer, layer.k_norm, len(T), show))
-            values.append(times("v_i = t_i W_v", t, layer.W_v[:, cut_v], b_v, show))
+            product = f"(d)(d × {dv}) = {dv}"
+            v = times("v_i = t¹_i W_v", t, layer.W_v[:, cut_v], b_v, product, show, token=i)
+            values.append(v)
         K, V = torch.stack(keys), torch.stack(values)
-        self.show("K: k_i as rows", K)
-        self.show("V: v_i as rows", V)
+        letter = letters.placed("K", mixer)
+        self.show(f"{letter}: {letters.placed('k', mixer)} of every token", K, "n × d/h")
+        self.show("V: v of every token", V, f"n × {dv}")
         return K, V
 
     def _placed(
@@ -141,7 +144,8 @@ class Rows(Rung):
         """A query or key normalized and rotated by its position, where the model does that."""
         qk_norm = layer.config.mixer.qk_norm
         if weight is not None and qk_norm is not None:
-            x = norm(f"{name} = norm({name})", x, weight, None, qk_norm, show)
+            x = norm(f"{name}_norm = norm({name})", x, weight, None, qk_norm, show, "d/h")
+            name = f"{name}_norm"
         angles = self.weights.angles(layer, n)
         if angles is None:
             return x
@@ -151,7 +155,7 @@ class Rows(Rung):
         half = len(per_position)
         a, b, rest = x[:half], x[half : 2 * half], x[2 * half :]
         x = torch.cat((a * cos - b * sin, b * cos + a * sin, rest))
-        show(f"{name} rotated by its position", x)
+        show(f"{name[0]}_rot = R(position) {name}", x, "d/h", token=position)
         return x
 
     def _shows(self, i: int, tokens: list[Tensor]) -> Show:
@@ -163,40 +167,51 @@ def attend(q: Tensor, K: Tensor, V: Tensor, i: int, mixer: AttentionConfig, show
     """`softmax(q Kᵀ / √(d/h)) V` over the tokens that token i may see: the context `[d/h]`."""
     first = 0 if mixer.window is None else max(0, i + 1 - mixer.window)
     K, V = K[first : i + 1], V[first : i + 1]
-    show("Kᵀ", K.t(), source=K)
-    scores = q @ K.t()
-    show("scores = q Kᵀ", scores)
-    scores = scores * mixer.scale
-    usual = math.isclose(mixer.scale, mixer.head_dim**-0.5)
-    show("scores / √(d/h)" if usual else "scores · scale", scores)
+    n = "n" if first == 0 else "W"
+    letter, dv = letters.placed("K", mixer), "d/h" if mixer.value_dim == mixer.head_dim else "d_v"
+    show(f"{letter}ᵀ", K.t(), f"d/h × {n}", source=K)
+    scores = q @ K.t() * mixer.scale
+    formula = letters.scaled(f"{letters.placed('q', mixer)} {letter}ᵀ", mixer)
+    product = f"(d/h)(d/h × {n}) = {n}"
+    show(f"s = {formula}", scores, product, note=letters.scale(mixer))
     weights = softmax(scores)
-    show("weights = softmax(scores)", weights)
+    show("a = softmax(s)", weights, n)
     context = weights @ V
-    show("context = weights V", context)
+    show("c = a V", context, f"({n})({n} × {dv}) = {dv}")
     return context
 
 
-def feed_forward(layer: LayerWeights, t: Tensor, show: Show) -> Tensor:
+def feed_forward(layer: LayerWeights, t: Tensor, F: str, show: Show) -> Tensor:
     """`t⁵ = FFN(t⁴)` of one token: each layer `Activation(t W + b)`, none after the last."""
     kind = layer.config.ffn.activation
-    up = times("up = t⁴ W_up", t, layer.W_up, layer.b_up, show)
+    wide = f"(d)(d × {F}) = {F}"
+    up = times("u = t⁴ W_up", t, layer.W_up, layer.b_up, wide, show)
     if layer.W_gate is None:
         hidden = activate(kind, up)
-        show(f"hidden = {kind}(up)", hidden)
     else:
-        gate = times("gate = t⁴ W_gate", t, layer.W_gate, layer.b_gate, show)
+        gate = times("g = t⁴ W_gate", t, layer.W_gate, layer.b_gate, wide, show)
         hidden = activate(kind, gate) * up
-        show(f"hidden = {kind}(gate) ∘ up", hidden)
-    return times("t⁵ = hidden W_down", hidden, layer.W_down, layer.b_down, show)
+    formula = letters.layer_formula(kind, gated=layer.W_gate is not None, small=True)
+    show(formula, hidden, F, note="Layer = Activation(x W + b)")
+    return times("t⁵ = l W_down", hidden, layer.W_down, layer.b_down, f"({F})({F} × d) = d", show)
 
 
-def times(formula: str, t: Tensor, W: Tensor, b: Tensor | None, show: Show) -> Tensor:
+def times(
+    formula: str,
+    t: Tensor,
+    W: Tensor,
+    b: Tensor | None,
+    axes: str,
+    show: Show,
+    note: str = "",
+    token: int | None = None,
+) -> Tensor:
     """`t W + b`: a row times a matrix (GEMV), and the bias where there is one."""
     y = t @ W
     if b is not None:
         y = y + b
         formula += " + b" + formula[formula.rindex("_") :]
-    show(formula, y)
+    show(formula, y, axes, note=note, token=token)
     return y
 
 
@@ -207,17 +222,26 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def norm(
-    formula: str, x: Tensor, w: Tensor, b: Tensor | None, config: NormConfig, show: Show
+    formula: str,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    config: NormConfig,
+    show: Show,
+    axes: str = "d",
 ) -> Tensor:
-    """`scale · (x - mean) / √(variance + ε) + shift`; RMSNorm: `scale · x / √(mean(x²) + ε)`."""
+    """`(x - mean) / √(variance + ε) · scale + shift`; RMSNorm: `x / √(mean(x²) + ε) · scale`."""
+    mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
     if config.kind == "layer":
-        x = x - x.mean()
-    root = ((x * x).mean() + config.eps).sqrt()
-    show("√(variance + ε)" if config.kind == "layer" else "√(mean(x²) + ε)", root)
-    y = w * x / root
+        mean = x.mean()
+        show(mean_formula, mean)
+        x = x - mean
+    square = (x * x).mean()
+    show(square_formula, square)
+    y = w * x / (square + config.eps).sqrt()
     if b is not None:
         y = y + b
-    show(formula.replace("norm", "LayerNorm" if config.kind == "layer" else "RMSNorm"), y)
+    show(formula, y, axes)
     return y
 
 

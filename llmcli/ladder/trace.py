@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.ladder.rung import Value
+from llmcli.ladder.rung import Note, Value
 from llmcli.reports.ladder import Shown
 
 WHOLE = 8  # rows and columns up to which a matrix is kept whole
@@ -13,29 +13,50 @@ CORNER = 4  # … and how many of each are kept of a larger one
 
 
 class Trace:
-    """A `Show` that records every formula's first occurrence: layer 0, head 0, first token."""
+    """A `Show` that records a formula's first occurrence in each section: block 0, head 0.
+
+    Of sections that repeat another one, as the later blocks do, nothing is kept.
+    """
 
     def __init__(self) -> None:
-        self._steps: dict[str, Shown] = {}
+        self._steps: dict[tuple[str, str], Shown] = {}
+        self._section, self._again = "", False
 
     @property
     def steps(self) -> tuple[Shown, ...]:
         """The steps in the order in which they were first shown."""
         return tuple(self._steps.values())
 
-    def __call__(self, formula: str, value: Value, source: Tensor | None = None) -> None:
+    def section(self, title: str, again: bool = False) -> None:
+        """What follows is in the part `title`, and not recorded where it is one like another."""
+        self._section, self._again = title, again
+
+    def __call__(
+        self,
+        formula: str,
+        value: Value,
+        axes: str = "",
+        *,
+        source: Tensor | None = None,
+        note: Note = "",
+        token: int | None = None,
+    ) -> None:
         """Records the step; copies only the corner of what it is shown."""
-        if formula in self._steps:
+        if self._again or (self._section, formula) in self._steps:
             return
         tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         listed = not isinstance(value, Tensor)
-        self._steps[formula] = Shown(
+        self._steps[self._section, formula] = Shown(
             formula=formula,
             shape=tuple(tensor.shape),
             strides=() if listed else tuple(tensor.stride()),
             source=None if source is None else (tuple(source.shape), tuple(source.stride())),
             moved=None if source is None else not shares_memory(tensor, source),
             values=_corner(tensor),
+            section=self._section,
+            axes=axes,
+            note=note if isinstance(note, str) else note(),
+            token=token,
         )
 
 

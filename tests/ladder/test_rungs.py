@@ -64,11 +64,30 @@ def test_the_rungs_are_numbered_from_the_lowest_and_say_what_they_change():
     assert len({kind.name for kind in RUNGS}) == 8
     assert [kind.batched for kind in RUNGS] == [False] * 6 + [True] * 2
     for kind in RUNGS:
-        before, after = kind.change
-        assert before != after
-        assert len(kind.idea.split()) > 40
         assert len(kind.title) < 80
         assert not kind.title.endswith(".")
+
+
+@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_a_rung_says_is_said_of_its_model(kind, name):
+    """No gate, rotation, sharing or window is spoken of where the first block has none."""
+    rung = kind(weights(CONFIGS[name]))
+    before, after = rung.change
+    assert before != after
+    assert len(rung.idea.split()) > 40
+    words, first = f"{before}\n{after}\n{rung.idea}", CONFIGS[name].layers[0]
+    mixer, gated = first.mixer, first.ffn.gated
+    shared = mixer.kv_heads < mixer.heads
+    told = {
+        "rotat": mixer.rope is not None, "NTK": mixer.rope is not None, "gate": gated,
+        "h_kv": shared, "share a key": shared, "narrower": shared,
+        "window": mixer.window is not None, "√(d/h)": mixer.scale == mixer.head_dim**-0.5,
+    }  # fmt: skip
+    for word, applies in told.items():
+        assert applies or word not in words
+    if kind.number in (1, 3) and mixer.rope is not None:
+        assert "R(position)" in words
 
 
 @pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
