@@ -226,10 +226,24 @@ def _usage(exception: Any) -> UsageError:
             message = f"`{option}` takes a value"
     extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
     if extra:
+        split = _split_index(context)
+        if split:
+            from llmcli.explain.parse import split_by_the_shell
+
+            return split_by_the_shell(split)
         message = f"`{extra[1]}` is one argument too many"
         hint = f"put a text of several words in quotes; see `{path} --help`"
     message = re.sub(r"'([^']*)'", r"`\1`", message)
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _split_index(context: Any) -> str:
+    """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
+    from llmcli.cli.params import WORDS
+
+    if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
+        return ""
+    return next((w for w in context.meta[WORDS] if re.search(r"\[[^\]]*$", w)), "")
 
 
 def _no_option(option: str, context: Any) -> UsageError:

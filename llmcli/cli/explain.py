@@ -25,10 +25,37 @@ from llmcli.measure.environment import environment
 from llmcli.reports.explanation import Explanation
 
 if TYPE_CHECKING:
-    from llmcli.explain.index import Wanted
+    from llmcli.explain.parse import Wanted
     from llmcli.model import Model
 
 BUILTIN = "In the beginning"
+EPILOG = """
+Names, with a block's number for N and one of those in braces:
+
+  embed  pos_embed                           E, P   rows of a table
+  blocks.N.resid_pre                         X      what comes in
+  blocks.N.ln1.{scale,out}                   s, T¹  its norm
+  blocks.N.attn.{q,k,v}                      Q K V  head by head
+  blocks.N.attn.{q_norm,k_norm,q_rot,k_rot}         where there are any
+  blocks.N.attn.{scores,pattern}             S A    [head,query,key]
+  blocks.N.attn.{z,result}                   C R    A V, a head's share
+  blocks.N.{attn_out,resid_mid}              T² T³
+  blocks.N.ln2.{scale,out}                   s, T⁴
+  blocks.N.mlp.{pre,post}                    U L    neurons
+  blocks.N.mlp.{gate,up,act,post}            G U L  the same, gated
+  blocks.N.{mlp_out,resid_post}              T⁵ H
+  ln_final.{scale,out}  logits               s, H′
+
+And every parameter: `embed.W`, `blocks.N.attn.W_q`, `blocks.N.attn.b_q`, `blocks.N.mlp.W_up`,
+`blocks.N.ln1.w` …
+
+Examples:
+
+  llmcli explain "blocks.3.attn.pattern[2,-1,0]"
+  llmcli explain "logits[-1,' the']" "And God said" --depth all
+  llmcli explain "blocks.0.ln1.out[' the',5]" --full -m tiny
+  echo "And God said" | llmcli explain "blocks.1.resid_post[-1,3]" -
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +66,8 @@ class NumberArgument:
         str,
         typer.Argument(
             metavar="NAME[INDEX]",
-            help="The number, in quotes: `blocks.3.attn.pattern[2,7,4]` (head, query, key) or "
-            "`logits[7,' Paris']`. From 0; -1 is the last; a quoted token stands for its "
+            help="The number. Quote all of it for the shell, with single quotes inside: "
+            "\"logits[-1,' the']\". From 0; -1 is the last; a quoted token stands for its "
             "position, in the vocabulary for its id.",
         ),
     ]
@@ -98,7 +125,7 @@ def command(
     float64 with formulas of its own; where it differs from the kernel by more than rounding, the
     command exits 1. The text is taken as it stands, without chat template.
     """
-    from llmcli.explain.index import parse
+    from llmcli.explain.parse import parse
 
     out = Output("explain", output)
     wanted, depth = parse(number.number), explain.formulas()
@@ -129,15 +156,16 @@ def _derived(
     out: Output,
 ) -> Explanation:
     from llmcli.explain.derive import explain
+    from llmcli.explain.find import find
     from llmcli.explain.index import place
-    from llmcli.explain.names import find, names
+    from llmcli.explain.names import names
 
     ids, texts = _tokens(model, given)
     largest = model.config.embedding.positions
     room = options.context_length or model.config.context
     for _ in check_fits([Encoded(None, tuple(ids), False)], 1, room, largest=largest):
         pass
-    axes = find(wanted.name, names(model.config, len(ids)), model.config)
+    axes = find(wanted, names(model.config, len(ids)), model.config)
     index = place(wanted, axes, texts, model.tokenizer)
     with Progress(out) as progress:
         return explain(model, ids, texts, axes, index, depth=depth, progress=progress)
@@ -158,5 +186,9 @@ def _tokens(model: Model, given: Prompt) -> tuple[tuple[int, ...], list[str]]:
 
 
 def _body(report: Explanation) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects."""
-    return vars(report) | {"tokens": [{"id": id, "text": text} for id, text in report.tokens]}
+    """The report as JSON has it: tokens as objects, letters with their words."""
+    from llmcli.render.letters import LETTERS
+
+    words = [vars(letter) | {"words": LETTERS[letter.letter][0]} for letter in report.letters]
+    tokens = [{"id": id, "text": text} for id, text in report.tokens]
+    return vars(report) | {"tokens": tokens, "letters": words}

@@ -53,7 +53,7 @@ class Command(TyperCommand):
         return _adopted(super().get_help_option(ctx))
 
     def get_help(self, ctx: Any) -> str:
-        """Usage, what the command does, then options by heading, wrapped to the terminal."""
+        """Usage, what the command does, options by heading, examples, as wide as the terminal."""
         arguments = [p for p in self.get_params(ctx) if isinstance(p, TyperArgument)]
         names = " ".join(str(p.metavar) for p in arguments)
         lines = [f"usage: {ctx.command_path} [OPTIONS] {names}".rstrip(), ""]
@@ -68,7 +68,7 @@ class Command(TyperCommand):
                 heading = option.rich_help_panel or EVERYTHING_ELSE
                 sections.setdefault(heading, []).append(_row(option))
         lines += _sections(sections)
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
 class Root(TyperGroup):
@@ -90,7 +90,8 @@ class Root(TyperGroup):
         if entry is None:
             return None
         with SIGNALS.abrupt():
-            return build(cmd_name, import_module(entry.module).command)
+            module = import_module(entry.module)
+            return build(cmd_name, module.command, getattr(module, "EPILOG", ""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with our message: raises UsageError with the closest names."""
@@ -114,11 +115,11 @@ class Root(TyperGroup):
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
-def build(name: str, function: Callable[..., None]) -> Any:
-    """The command object for a function of option dataclasses."""
+def build(name: str, function: Callable[..., None], epilog: str = "") -> Any:
+    """The command object for a function of option dataclasses; its help ends with `epilog`."""
     flat = flatten(function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=Command, context_settings=dict(HELP_NAMES))(flat)
+    app.command(name, cls=Command, epilog=epilog, context_settings=dict(HELP_NAMES))(flat)
     command = get_command(app)
     hints = get_type_hints(flat, include_extras=True)
     for parameter in command.params:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores(Rule):
-    """`S = Q Kᵀ / √(d/h) + mask`, `[H, T, S]`: −∞ for keys that a query may not look at."""
+    """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at."""
 
     attention: AttentionConfig
     query: str
@@ -40,13 +40,13 @@ class Scores(Rule):
     def hides(self, query: int, key: int) -> str:
         """Why the query may not look at the key, empty where it may."""
         window = self.attention.window
+        masked = f"mask {symbol('M', query, key)} = −∞: token {query} may not look at token {key}"
         if key > query:
-            return f"token {query} may not look at token {key}, which comes after it"
+            return f"{masked}, which comes after it"
+        if window == 1 and query != key:
+            return f"{masked}: it sees only itself"
         if window is not None and query - key >= window:
-            return (
-                f"token {query} may not look at token {key}: it sees the last {window} tokens, "
-                "itself included"
-            )
+            return f"{masked}: it sees the last {window} tokens, itself included"
         return ""
 
     def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
@@ -75,7 +75,7 @@ class Scores(Rule):
         head, query, key = index
         reason = self.hides(query, key)
         if reason:
-            return Element(value=-math.inf, note=f"mask: {reason}")
+            return Element(value=-math.inf, note=reason)
         shared = head // self.group
         terms = products(
             values[self.query][head, query].tolist(), values[self.key][shared, key].tolist()
@@ -141,7 +141,7 @@ class Pattern(Rule):
         if reason:
             zero = Fact(formula="e^(−∞ − max) / Σ = 0 / {}", parts=(summed,), value=0.0)
             return Element(
-                value=0.0, note=f"mask: {reason}", before=(peak,), sum=sum_, terms=terms,
+                value=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
                 after=(zero,), follow=((self.source, index),),
             )  # fmt: skip
         value = exps[key] / summed
@@ -158,7 +158,7 @@ class Pattern(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Mix(Rule):
-    """`Z = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`."""
+    """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`."""
 
     attention: AttentionConfig
     pattern: str

@@ -17,7 +17,7 @@ from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
-from llmcli.explain.values import Progress, Values
+from llmcli.explain.values import UNWRITTEN, Progress, Values
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Step
 
@@ -166,6 +166,7 @@ class _Tree:
             difference=difference,
             tolerance=tolerance,
             ok=difference <= tolerance,
+            recomputed=f"the kernel's {UNWRITTEN[last]}" if last in UNWRITTEN else "",
             note=element.note,
             before=element.before,
             sum=element.sum,
@@ -197,7 +198,8 @@ class _Tree:
         _require_finite(f"{prefix}.z", (head, query, at), derived, kernel)
         tolerance = self._allowed(f"{prefix}.z", float(v_Se[row_S > 0].abs().max()))
         return Check(
-            words=f"A V = {prefix}.z of head {head}, query {query}: the kernel never writes A",
+            words="the fused kernel never writes S and A, so C = A V is compared with its output "
+            f"{symbol(f'{prefix}.z', head, query, at)}, where they differ most",
             derived=derived,
             kernel=kernel,
             difference=abs(derived - kernel),
@@ -238,13 +240,13 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
     mixer = layer.mixer
     shared = mixer.kv_heads != mixer.heads
     found = [
-        ("n", "tokens", tokens),
-        ("d", "wide embeddings", config.width),
-        ("h", "heads", mixer.heads),
-        ("h_kv", "heads of keys and values", mixer.kv_heads if shared else 0),
-        ("d/h", "numbers a head", mixer.head_dim),
-        ("d_v", "numbers a value", 0 if _equal_sizes(model) else mixer.value_dim),
-        ("F", "neurons", layer.ffn.hidden),
-        ("v", "tokens in the vocabulary", config.vocab),
+        ("n", tokens),
+        ("d", config.width),
+        ("h", mixer.heads),
+        ("h_kv", mixer.kv_heads if shared else 0),
+        ("d/h", mixer.head_dim),
+        ("d_v", 0 if _equal_sizes(model) else mixer.value_dim),
+        ("F", layer.ffn.hidden),
+        ("v", config.vocab),
     ]
-    return tuple(Letter(letter=a, words=b, value=c) for a, b, c in found if c)
+    return tuple(Letter(letter=letter, value=value) for letter, value in found if value)

@@ -1,20 +1,18 @@
-"""`NAME[INDEX]`: from what was typed to a tensor and the place of one number in it."""
+"""From an index that was typed to the place of one number in a tensor, and back to words."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from llmcli.errors import UsageError
 from llmcli.explain.names import Axes
+from llmcli.explain.parse import Wanted
 from llmcli.reports.explanation import Coordinate
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
-
-EXAMPLE = "for example `blocks.0.attn.pattern[0,1,0]` or `logits[-1,' the']`"
 
 # an axis in words; a token on one of them is meant by its text
 WORDS = {
@@ -25,60 +23,6 @@ LETTERS = {
     "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dv": "d_v", "F": "F",
     "V": "v", "P": "positions", "1": "1",
 }  # fmt: skip
-
-_ITEM = re.compile(
-    r"""\s*(?:(?P<number>[+-]?\d{1,18})|'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)")
-    \s*(?P<end>,|$)""",
-    re.VERBOSE | re.DOTALL | re.ASCII,
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What was typed: a name, and its index as numbers and quoted tokens (None: no index)."""
-
-    name: str
-    items: tuple[int | str, ...] | None
-
-
-def parse(text: str) -> Wanted:
-    """Reads `NAME[INDEX]`; raises UsageError for what is none."""
-    name, bracket, rest = text.strip().partition("[")
-    name = name.strip()
-    if not name:
-        raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
-    if not bracket:
-        return Wanted(name, None)
-    rest = rest.rstrip()
-    if not rest.endswith("]"):
-        raise UsageError(f"`{text}` has no `]` at its end", hint=EXAMPLE)
-    return Wanted(name, _items(rest[:-1], text))
-
-
-def _items(inside: str, text: str) -> tuple[int | str, ...]:
-    found: list[int | str] = []
-    at, more = 0, bool(inside.strip())
-    while more:
-        item = _ITEM.match(inside, at)
-        if item is None:
-            wrong = inside[at:].strip() or "nothing"
-            raise UsageError(
-                f"`{wrong}` in `{text}` is neither a number nor a quoted token",
-                hint=EXAMPLE + "; the shell needs quotes around all of it",
-            )
-        if item["number"] is not None:
-            found.append(int(item["number"]))
-        else:
-            found.append(_unescaped(item["single"] or item["double"] or ""))
-        at, more = item.end(), item["end"] == ","
-    return tuple(found)
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(
-        r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL
-    )
 
 
 def axis_words(axes: Axes) -> tuple[str, ...]:
@@ -112,7 +56,7 @@ def place(
         items = (*items, 0)
     if len(items) != len(axes.letters):
         raise UsageError(
-            f"{shown} takes {len(axes.letters)} indices, not {len(items)}", hint=_example(axes)
+            f"{shown} takes {_indices(len(axes.letters))}, not {len(items)}", hint=_example(axes)
         )
     words = axis_words(axes)
     return tuple(
@@ -172,11 +116,16 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
         return ids[0]
     if not ids:
         raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
+    spaced = f" {text}"
+    if len(tokenizer.encode(spaced, add_bos=False)) == 1:
+        hint = f"did you mean `'{spaced}'`? a word in a text begins with its space"
+    else:
+        hint = "give one of them, or its id; a word in a text usually begins with a space"
     split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
     more = ", …" if len(ids) > 12 else ""
     raise UsageError(
         f"`{text}` is {len(ids)} tokens, not one: {split}{more}",
-        hint="give one of them, or its id; a word in a text usually begins with a space",
+        hint=hint,
     )
 
 
@@ -190,11 +139,18 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
             f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
             hint=f"give the position of the {word} you mean",
         )
+    close = [token for token in texts if token.strip() == text.strip()]
+    close = close or get_close_matches(text, texts, 1)
     listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
+    meant = f"did you mean `'{close[0]}'`? " if close else ""
     raise UsageError(
         f"no token of the prompt is `{text}`",
-        hint=f"its tokens are {listed}{', …' if len(texts) > 12 else ''}",
+        hint=f"{meant}its tokens are {listed}{', …' if len(texts) > 12 else ''}",
     )
+
+
+def _indices(count: int) -> str:
+    return "1 index" if count == 1 else f"{count} indices"
 
 
 def _shown(axes: Axes) -> str:

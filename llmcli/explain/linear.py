@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,8 +94,9 @@ class Add(Rule):
 class Multiply(Rule):
     """`Q = T¹ W_q + b_q`: every number is a row times a column, plus a bias.
 
-    `heads`: the columns are cut into so many heads, `[H, T, d]` (0: `[T, N]`). An input
-    `[H, T, e]` is put together to `[T, H·e]` first: the concatenation of the heads.
+    `heads`: the columns are cut into so many heads, `[H, T, d]` (0: `[T, N]`), and each of them is
+    called `head`. An input `[H, T, e]` is put together to `[T, H·e]` first: the concatenation of
+    the heads.
     """
 
     source: str
@@ -105,6 +106,7 @@ class Multiply(Rule):
     bias: str | None = None
     bias_letter: str = ""
     heads: int = 0
+    head: str = "head"
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -127,7 +129,13 @@ class Multiply(Rule):
         token = index[1] if self.heads else index[0]
         size = weight_KN.shape[1] // max(self.heads, 1)
         column = index[0] * size + index[2] if self.heads else index[1]
-        return self._dot(values, x, weight_KN[:, column], token, column)
+        element = self._dot(values, x, weight_KN[:, column], token, column)
+        if not self.heads:
+            return element
+        head, _, i = index
+        which = f"({self.head} {head}, number {i})"
+        note = f"{self.weight_letter}: column {column} = {head} · {size} + {i} {which}"
+        return replace(element, note=note)
 
     def _dot(
         self, values: Values, x: Tensor, column_K: Tensor, token: int, column: int
@@ -149,9 +157,19 @@ class Multiply(Rule):
                 )
             ]
         at = largest(terms).at
-        cell = (token, at) if x.ndim == 2 else (at // x.shape[2], token, at % x.shape[2])
+        cell: tuple[int, ...] = (token, at)
+        note = ""
+        if x.ndim == 3:
+            size = x.shape[2]
+            head, i = divmod(at, size)
+            cell = (head, token, i)
+            note = (
+                f"{self.source_letter} with its heads side by side: i = head · {size} + number, "
+                f"as {at} = {head} · {size} + {i}"
+            )
         return Element(
             value=value,
+            note=note,
             sum=dot(columns, summed),
             terms=terms,
             after=tuple(after),
@@ -161,7 +179,7 @@ class Multiply(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShare(Multiply):
-    """`Z_h W_o`: what one head adds to the attention's output, `[H, T, D]`."""
+    """`C W_o`, head by head: what one head adds to the attention's output, `[H, T, D]`."""
 
     def tensor(self, values: Values) -> Tensor:
         """Every head times its own rows of the matrix."""
@@ -177,7 +195,9 @@ class HeadShare(Multiply):
         column_e = values.weight(self.weight)[first : first + z_Te.shape[1], i]
         terms = products(z_Te[token].tolist(), exact(column_e).tolist())
         row = f"{first}+i" if first else "i"
-        columns = (symbol("Z", head, token, "i"), symbol("W_o", row, i))
+        columns = (
+            symbol(self.source_letter, head, token, "i"), symbol(self.weight_letter, row, i)
+        )
         value = total(terms)
         return Element(
             value=value,

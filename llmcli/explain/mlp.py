@@ -26,7 +26,7 @@ NAMES: dict[Activation, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Activate(Rule):
-    """`Activation(G)`, number by number, `[T, F]`."""
+    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`."""
 
     source: str
     source_letter: str
@@ -54,7 +54,7 @@ class Activate(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Rule):
-    """`M = G′ ∘ U`, number by number, `[T, F]`."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
 
     act: str
     up: str
@@ -71,7 +71,7 @@ class Gate(Rule):
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """Two numbers."""
         a, u = float(values[self.act][index]), float(values[self.up][index])
-        formula = f"{symbol('G′', *index)} · {symbol('U', *index)} = {{}} · {{}}"
+        formula = f"{symbol('Activation(G)', *index)} · {symbol('U', *index)} = {{}} · {{}}"
         fact = Fact(formula=formula, parts=(a, u), value=a * u)
         return Element(
             value=a * u, after=(fact,), follow=((self.act, index), (self.up, index))

@@ -1,8 +1,9 @@
 """The rule of every activation of a model, in the letters of the documents.
 
 Inside a block these are X (its input), T¹ = Norm(X), T² = MultiHeadAttention(T¹), T³ = T² + X,
-T⁴ = Norm(T³), T⁵ = FFN(T⁴) and H = T⁵ + T³; in the attention Q, K, V, the scores S, the weights A
-and the heads' results Z; in the feed-forward G before and M after the activation.
+T⁴ = Norm(T³), T⁵ = FFN(T⁴) and H = T⁵ + T³; in the attention Q, K, V, the mask M, the scores S,
+the weights A and the heads' results C = A V; in the feed-forward the neurons U before and the layer
+L after the activation, with G what gates them. H′ is the last block's H, normalized.
 """
 
 from __future__ import annotations
@@ -51,22 +52,22 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
             before=stream,
         )
     last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else "embed"
-    found |= _norm(config.final_norm, "ln_final", "H′", last, "H")
+    found |= _norm(config.final_norm, "ln_final", "H′", last, "H", "H of the last block")
     for name in ("logits_raw", "logits"):
         found[name] = _head(config, name)
     return found
 
 
 def _head(config: ModelConfig, name: str) -> Rule:
-    weight = "W_Eᵀ" if config.head.tied else "W_head"
     bias = " + b" if config.head.bias else ""
+    tied = ", W_head = W_Eᵀ (tied)" if config.head.tied else ""
     return Multiply(
         letter=name,
-        formula=f"logits = H′ {weight}{bias}",
+        formula=f"logits = H′ W_head{bias}{tied}",
         source="ln_final.out",
         source_letter="H′",
         weight="head.W",
-        weight_letter=weight,
+        weight_letter="W_head",
         bias="head.b" if config.head.bias else None,
         bias_letter="b",
     )
@@ -80,7 +81,7 @@ def _block(layer: LayerConfig, block: str, stream: tuple[str, ...]) -> dict[str,
         **_norm(layer.ln1, f"{block}.ln1", "T¹", f"{block}.resid_pre", "X"),
         **_attention(layer.mixer, attn, f"{block}.ln1.out"),
         f"{block}.attn_out": _project(
-            "T²", "Z", f"{attn}.z", f"{attn}.W_o", f"{attn}.b_o" if layer.mixer.out_bias else None
+            "T²", "C", f"{attn}.z", f"{attn}.W_o", f"{attn}.b_o" if layer.mixer.out_bias else None
         ),
         mid[0]: Add(
             letter="T³",
@@ -91,7 +92,7 @@ def _block(layer: LayerConfig, block: str, stream: tuple[str, ...]) -> dict[str,
         **_norm(layer.ln2, f"{block}.ln2", "T⁴", *mid),
         **_mlp(layer.ffn, mlp, f"{block}.ln2.out"),
         f"{block}.mlp_out": _project(
-            "T⁵", "M", f"{mlp}.post", f"{mlp}.W_down", f"{mlp}.b_down" if layer.ffn.bias else None
+            "T⁵", "L", f"{mlp}.post", f"{mlp}.W_down", f"{mlp}.b_down" if layer.ffn.bias else None
         ),
         f"{block}.resid_post": Add(
             letter="H",
@@ -103,9 +104,10 @@ def _block(layer: LayerConfig, block: str, stream: tuple[str, ...]) -> dict[str,
 
 
 def _norm(
-    norm: NormConfig, name: str, letter: str, source: str, source_letter: str
+    norm: NormConfig, name: str, letter: str, source: str, source_letter: str, words: str = ""
 ) -> dict[str, Rule]:
-    """`<name>.scale` and `<name>.out`."""
+    """`<name>.scale` and `<name>.out`; `words`: which source it is, where its letter is not enough.
+    """
     x = source_letter
     square = f"{x}²" if norm.kind == "rms" else f"({x} − μ)²"
     return {
@@ -116,17 +118,19 @@ def _norm(
             source=source,
             source_letter=x,
         ),
-        f"{name}.out": _normed(norm, name, letter, source, x),
+        f"{name}.out": _normed(norm, name, letter, source, x, words),
     }
 
 
-def _normed(norm: NormConfig, name: str, letter: str, source: str, x: str) -> Norm:
+def _normed(
+    norm: NormConfig, name: str, letter: str, source: str, x: str, words: str = ""
+) -> Norm:
     kind = f"RMSNorm({x}) = {x} / s · w"
     if norm.kind == "layer":
         kind = f"LayerNorm({x}) = ({x} − μ) / s · w"
     return Norm(
         letter=letter,
-        formula=f"{letter} = {kind}" + (" + b" if norm.bias else ""),
+        formula=f"{letter} = {kind}" + (" + b" if norm.bias else "") + (words and f", {words}"),
         norm=norm,
         source=source,
         source_letter=x,
@@ -136,7 +140,13 @@ def _normed(norm: NormConfig, name: str, letter: str, source: str, x: str) -> No
 
 
 def _project(
-    letter: str, source_letter: str, source: str, weight: str, bias: str | None, heads: int = 0
+    letter: str,
+    source_letter: str,
+    source: str,
+    weight: str,
+    bias: str | None,
+    heads: int = 0,
+    head: str = "head",
 ) -> Multiply:
     matrix = weight.rpartition(".")[2]
     added = "" if bias is None else bias.rpartition(".")[2]
@@ -150,6 +160,7 @@ def _project(
         bias=bias,
         bias_letter=added,
         heads=heads,
+        head=head,
     )
 
 
@@ -158,15 +169,16 @@ def _attention(a: AttentionConfig, name: str, source: str) -> dict[str, Rule]:
     for letter, heads in (("Q", a.heads), ("K", a.kv_heads), ("V", a.kv_heads)):
         part = letter.lower()
         bias = f"{name}.b_{part}" if a.qkv_bias else None
+        head = "head" if heads == a.heads else "kv head"
         found[f"{name}.{part}"] = _project(
-            letter, "T¹", source, f"{name}.W_{part}", bias, heads
+            letter, "T¹", source, f"{name}.W_{part}", bias, heads, head
         )
     entering = {letter: (f"{name}.{letter.lower()}", letter) for letter in "QK"}
     if a.qk_norm is not None:
         for letter, (origin, _) in entering.items():
-            entering[letter] = (f"{origin}_norm", f"{letter}′")
+            entering[letter] = (f"{origin}_norm", f"{letter}_norm")
             found[f"{origin}_norm"] = _normed(
-                a.qk_norm, f"{origin}_norm", f"{letter}′", origin, letter
+                a.qk_norm, f"{origin}_norm", f"{letter}_norm", origin, letter
             )
     if a.rope is not None:
         for letter, (origin, form) in entering.items():
@@ -188,7 +200,7 @@ def _mixed(
     scaled = f"{query[1]} {key[1]}ᵀ " + ("/ √(d/h)" if is_usual(a) else f"· {a.scale:g}")
     scores = Scores(
         letter="S",
-        formula=f"S = {scaled} + mask",
+        formula=f"S = {scaled} + M",
         attention=a,
         query=query[0],
         key=key[0],
@@ -199,22 +211,22 @@ def _mixed(
         f"{name}.scores": scores,
         f"{name}.pattern": Pattern(
             letter="A",
-            formula=f"A = softmax(S) = softmax({scaled} + mask)",
+            formula=f"A = softmax(S) = softmax({scaled} + M)",
             source=f"{name}.scores",
             scores=scores,
         ),
         f"{name}.z": Mix(
-            letter="Z",
-            formula="Z = A V",
+            letter="C",
+            formula="C = A V",
             attention=a,
             pattern=f"{name}.pattern",
             value=f"{name}.v",
         ),
         f"{name}.result": HeadShare(
             letter="R",
-            formula="R = Z W_o, head by head (T² is their sum)",
+            formula=f"R = C W_o, head by head (T² is their sum{' + b_o' if a.out_bias else ''})",
             source=f"{name}.z",
-            source_letter="Z",
+            source_letter="C",
             weight=f"{name}.W_o",
             weight_letter="W_o",
         ),
@@ -226,22 +238,24 @@ def _mlp(mlp: MlpConfig, name: str, source: str) -> dict[str, Rule]:
         bias = f"{name}.b_{part}" if mlp.bias else None
         return _project(letter, "T⁴", source, f"{name}.W_{part}", bias)
 
-    def activate(letter: str, part: str) -> Activate:
+    def activate(letter: str, of: str, part: str) -> Activate:
+        function = NAMES[mlp.activation]
+        known = f"{letter} = Activation({of})" if letter == "L" else letter
         return Activate(
             letter=letter,
-            formula=f"{letter} = Activation(G), {NAMES[mlp.activation]}",
+            formula=f"{known} = {function}({of})",
             source=f"{name}.{part}",
-            source_letter="G",
+            source_letter=of,
             function=mlp.activation,
         )
 
     if not mlp.gated:
-        return {f"{name}.pre": enter("G", "up"), f"{name}.post": activate("M", "pre")}
+        return {f"{name}.pre": enter("U", "up"), f"{name}.post": activate("L", "U", "pre")}
     return {
         f"{name}.gate": enter("G", "gate"),
         f"{name}.up": enter("U", "up"),
-        f"{name}.act": activate("G′", "gate"),
+        f"{name}.act": activate("Activation(G)", "G", "gate"),
         f"{name}.post": Gate(
-            letter="M", formula="M = G′ ∘ U", act=f"{name}.act", up=f"{name}.up"
+            letter="L", formula="L = Activation(G) ∘ U", act=f"{name}.act", up=f"{name}.up"
         ),
     }

@@ -12,6 +12,9 @@ from llmcli.model import Model
 
 Progress = Callable[[str, int, int | None], None]
 
+# what a fused kernel never writes: computed from what it wrote, in its own dtype
+UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
+
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
 
@@ -113,8 +116,7 @@ class Values:
     def _written(self, name: str) -> Tensor:
         """As the tap saw it.
 
-        A fused kernel never writes scores, pattern and a head's share of the output: those are
-        computed by the mixer, in the kernel's own dtype, from what it emitted.
+        What a fused kernel never writes is computed by the mixer from what it emitted.
         """
         if name not in self._emitted:
             self._emitted[name] = self._unfused(name)
@@ -123,7 +125,7 @@ class Values:
     def _unfused(self, name: str) -> Tensor:
         prefix, _, last = name.rpartition(".")
         layer = _layer(name)
-        if layer is None or last not in ("scores", "pattern", "result"):
+        if layer is None or last not in UNWRITTEN:
             raise KeyError(name)
         mixer = self.model.decoder.blocks[layer].mixer
         if last == "result":

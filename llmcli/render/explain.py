@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.letters import letter_lines
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
 from llmcli.reports.explanation import Coordinate, Explanation, Fact, Step, Sum, Term
 
@@ -35,14 +36,14 @@ def render_explanation(report: Explanation, title: str, *, full: bool = False) -
 
 
 def _prompt(report: Explanation) -> Iterator[RenderableType]:
-    letters = [f"{letter.letter} = {letter.value} {letter.words}" for letter in report.letters]
+    letters = [(letter.letter, letter.value) for letter in report.letters]
     tokens = [f"{at} {_label(text, id)}" for at, (id, text) in enumerate(report.tokens)]
     if len(tokens) > 2 * SOME:
         left = len(tokens) - 2 * SOME
         tokens = [*tokens[:SOME], f"… {left} more", *tokens[-SOME:]]
     if tokens:
         yield Dotted(tokens, FAINT)
-    yield Dotted(letters, FAINT)
+    yield Dotted(list(letter_lines(letters, aliases=True)), FAINT)
 
 
 class _Writer:
@@ -76,7 +77,8 @@ class _Writer:
         index = ",".join(map(str, step.index))
         yield Dotted([f"{step.name}[{index}]", *_where(step)], FAINT)
         if step.source == "kernel":
-            yield Text("the kernel's own: a larger --depth derives it, too", style=FAINT)
+            origin = f"recomputed from {step.recomputed}" if step.recomputed else "the kernel's own"
+            yield Text(f"{origin}: a larger --depth derives it, too", style=FAINT)
             return
         yield Spread([step.formula, step.shape], NUMBER)
         if step.note:
@@ -117,7 +119,7 @@ class _Writer:
         tokens = any(term.label for term in terms)
         columns = [Column(total.over)]
         if tokens:
-            columns.append(Column("token", right=False, cut=True, first_to_go=True))
+            columns.append(Column("token", right=False, cut=True, first_to_go=1))
         columns += [Column(name) for name in total.columns]
         rows = []
         for term in sorted(most, key=lambda term: term.at):
@@ -193,50 +195,59 @@ def _filled(parts: Sequence[str], gap: str, width: int) -> list[str]:
 
 
 def _compared(step: Step) -> RenderableType:
-    words = [f"kernel {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
+    theirs = f"recomputed from {step.recomputed}:" if step.recomputed else "kernel"
+    words = [f"{theirs} {number(step.kernel, 9)}", f"difference {number(step.difference, 2)}"]
     if step.ok:
         return Dotted([*words, GOOD], FAINT)
     return Dotted([*words, f"allowed {number(step.tolerance, 2)}", BAD], WRONG)
 
 
 def _extent(report: Explanation) -> Iterator[RenderableType]:
-    """How much was derived, and what the tree leaves out."""
+    """How much was derived, and what of it is shown."""
     if report.steps[0].source == "weights":
         return
-    many = "1 tensor" if report.tensors == 1 else f"{report.tensors} tensors"
-    words = f"{many} derived in float64 by these formulas, "
+    parts = [f"derived in float64: {_count(report.tensors, 'tensor')}"]
     if report.depth is None:
-        words += "down to the embedding rows and the weights"
+        parts[0] += ", down to the embedding rows and the weights"
     else:
-        words += f"{_count(report.depth, 'formula')} back (--depth), the rest is the kernel's"
-    yield Text(f"{words}; shown is the way of the largest terms", style=FAINT)
+        parts[0] += f", up to {_count(report.depth, 'formula')} back (--depth)"
+        parts.append("what is further back is the kernel's")
+    if math.isinf(report.steps[-1].value) and report.checks:
+        parts.append("what is masked needs none of the numbers behind it, the check does")
+    elif len(report.steps) > 1:
+        parts.append("shown is the way of the largest terms")
+    yield Text("; ".join(parts), style=FAINT)
 
 
 def _checks(report: Explanation) -> Iterator[RenderableType]:
     digits = _digits(report)
     for check in report.checks:
-        yield Text(f"check: {check.words}")
-        parts = [
-            f"derived {number(check.derived, digits)}",
-            f"kernel {number(check.kernel, digits)}",
-            f"difference {number(check.difference, 2)}",
-            f"(allowed {number(check.tolerance, 2)})  {GOOD if check.ok else BAD}",
-        ]
-        yield Spread(parts, "" if check.ok else WRONG)
+        yield Text(f"check: {check.words}:")
+        found = [f"derived {number(check.derived, digits)}"]
+        found += [f"kernel {number(check.kernel, digits)}"]
+        found += _apart(check.difference, check.tolerance, check.ok)
+        yield Spread(found, "" if check.ok else WRONG)
 
 
 def _verdict(report: Explanation) -> RenderableType:
-    if report.steps[0].source == "weights":
-        return Text(f"{report.steps[0].symbol} = {number(report.value, _digits(report))}")
-    digits = _digits(report)
+    """The number asked for, by both of its names, derived and as the kernel has it."""
+    root, digits = report.steps[0], _digits(report)
+    named = f"{root.name}[{','.join(map(str, root.index))}]"
+    if named != root.symbol:
+        named = f"{root.symbol} = {named}"
+    if root.source == "weights":
+        return Text(f"{named} = {number(report.value, digits)}", style=HEADING)
     near = report.difference <= report.tolerance
-    parts = [
-        f"derived {number(report.value, digits)}",
-        f"kernel {number(report.kernel, digits)}",
-        f"difference {number(report.difference, 2)}",
-        f"(allowed {number(report.tolerance, 2)})  {GOOD if near else BAD}",
-    ]
+    theirs = "recomputed" if root.recomputed else "kernel"
+    parts = [f"{named}:", f"derived {number(report.value, digits)}"]
+    parts += [f"{theirs} {number(report.kernel, digits)}"]
+    parts += _apart(report.difference, report.tolerance, near)
     return Spread(parts, HEADING if near else WRONG)
+
+
+def _apart(difference: float, tolerance: float, ok: bool) -> list[str]:
+    allowed = f"(allowed {number(tolerance, 2)})  {GOOD if ok else BAD}"
+    return [f"difference {number(difference, 2)}", allowed]
 
 
 def _digits(report: Explanation) -> int:

@@ -58,7 +58,8 @@ class Step:
     and numbers, `where` what the index means. `source`: `derived` by `before`, the
     `terms` of `sum`, and `after`; taken from the `kernel`; or from the `weights`, where it is a
     parameter. `origins`: what was added up to it, block by block. `kernel` is what the fast
-    kernel has there. `children` are the numbers of the steps that it follows from.
+    kernel has there; one that it never writes was `recomputed` from what that names. `children`
+    are the numbers of the steps that it follows from.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Step:
     difference: float
     tolerance: float
     ok: bool
+    recomputed: str = ""
     note: str = ""
     before: tuple[Fact, ...] = ()
     sum: Sum | None = None
@@ -97,10 +99,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Letter:
-    """A letter of the documents, what it means, and how many that are here."""
+    """A letter of the documents, and how many that are here."""
 
     letter: str
-    words: str
     value: int
 
 

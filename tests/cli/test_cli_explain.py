@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import shlex
 
 import pytest
 from cli_tiny import write_tiny
 
 import llmcli.explain.derive
 import llmcli.nn.attention
+from llmcli.explain.names import names
+from llmcli.loading import load
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return str(write_tiny(tmp_path_factory.mktemp("explain") / "m", weights=True))
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Puts bytes on stdin through a real pipe."""
+    opened = []
+
+    def put(data):
+        reading, writing = os.pipe()
+        os.write(writing, data)
+        os.close(writing)
+        opened.append(io.TextIOWrapper(os.fdopen(reading, "rb")))
+        monkeypatch.setattr("sys.stdin", opened[-1])
+
+    yield put
+    for stream in opened:
+        stream.close()
 
 
 @pytest.fixture
@@ -30,16 +52,24 @@ def test_a_derivation_ends_in_equality(explain, path):
     assert lines[0] == f"{path} (float32 on cpu)"
     assert lines[1].startswith('0 "h" · 1 "e"')
     assert lines[2] == (
-        "n = 5 tokens · d = 32 wide embeddings · h = 4 heads · h_kv = 2 heads of keys and values "
-        "· d/h = 8 numbers a head · F = 48 neurons · v = 261 tokens in the vocabulary"
+        "n = 5 tokens (N) · d = 32 width (d_model, hidden_dim) · h = 4 heads (A, n_heads) · "
+        "h_kv = 2 heads of keys and values (n_kv_heads) · d/h = 8 a head (d_k, d_v, head_dim) · "
+        "F = 48 neurons · v = 261 in the vocabulary (vocab_size)"
     )
-    assert "    A = softmax(S) = softmax(Q_rot K_rotᵀ / √(d/h) + mask)   h × n × n = 4 × 5 × 5" in (
+    assert "    A = softmax(S) = softmax(Q_rot K_rotᵀ / √(d/h) + M)   h × n × n = 4 × 5 × 5" in (
         lines
     )
     assert re.fullmatch(
-        r"derived 0\.\d+   kernel 0\.\d+   difference \S+   \(allowed \S+\)  ✓", lines[-1]
+        r"A\[2,3,1\] = blocks\.1\.attn\.pattern\[2,3,1\]:   derived 0\.\d+   recomputed 0\.\d+   "
+        r"difference \S+   \(allowed \S+\)  ✓",
+        lines[-1],
     )
-    assert lines[-3].startswith("check: A V = blocks.1.attn.z of head 2, query 3")
+    assert re.fullmatch(
+        r"check: the fused kernel never writes S and A, so C = A V is compared with its output "
+        r"blocks\.1\.attn\.z\[2,3,\d\], where they differ most:",
+        lines[-3],
+    )
+    assert re.search(r"^ +recomputed from the kernel's q and k: 0\.\d+ · diff", result.out, re.M)
     heads = [int(at) for at in re.findall(r"^ +(\d+) \S+\[[\d,]+\] = ", result.out, re.MULTILINE)]
     assert heads == list(range(1, len(heads) + 1))
 
@@ -56,7 +86,8 @@ def test_json_has_every_term(explain):
     assert document["depth"] == 4
     assert document["dtype"] == document["model"]["activation_format"] == "float64"
     first = document["steps"][0]
-    assert first["formula"] == "logits = H′ W_Eᵀ"
+    assert first["formula"] == "logits = H′ W_head, W_head = W_Eᵀ (tied)"
+    assert {"letter": "d", "words": "width", "value": 32} in document["letters"]
     assert first["where"][1]["token"] == "x"
     assert len(first["terms"]) == 32
     assert sum(a * b for a, b in (term["parts"] for term in first["terms"])) == pytest.approx(
@@ -73,14 +104,16 @@ def test_masked_scores_are_null_in_json(explain):
     assert "token 1 may not look at token 3" in document["steps"][0]["note"]
     shown = explain("blocks.0.attn.scores[0,1,3]", "hello").out
     assert "S[0,1,3] = −∞" in shown
-    assert "mask: token 1 may not look at token 3, which comes after it" in shown
-    assert shown.splitlines()[-1].startswith("derived −∞   kernel −∞   difference 0 ")
+    assert "mask M[1,3] = −∞: token 1 may not look at token 3, which comes after it" in shown
+    assert shown.splitlines()[-1].startswith(
+        "S[0,1,3] = blocks.0.attn.scores[0,1,3]:   derived −∞   recomputed −∞   difference 0 "
+    )
+    assert "what is masked needs none of the numbers behind it, the check does" in shown
 
 
 def test_depth_and_full(explain):
     one = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1").out
-    assert "1 tensor derived" in one
-    assert "1 formula back" in one
+    assert "derived in float64: 1 tensor, up to 1 formula back (--depth); what is" in one
     everything = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "all").out
     assert "down to the embedding rows and the weights" in everything
     assert "E = W_E[id]" in everything
@@ -144,7 +177,11 @@ def test_random_weights(run_tiny):
 
 
 USAGE = [
-    (("logits[0,0", "hi"), "`logits[0,0` has no `]` at its end", "for example"),
+    (("logits[0,0", "hi"), "`logits[0,0` has no `]`: the shell split", "\"logits[-1,' the']\""),
+    (("logits[0,", " God]", "hi"), "`logits[0,` has no `]`: the shell split", "quote all of it"),
+    (("A[2,1,0]", "hi"), "`A` is a letter of the formulas, `blocks.N.attn.pattern[head,query,key]`",
+     "for example `blocks.0.attn.pattern[2,1,0]`"),
+    (("lm_head.weight[0,1]", "hi"), "there is no activation or parameter", "`logits` or `embed.W`"),
     (("logits", "hi"), "which number of `logits[token: n = 2, vocabulary: v = 261]`?", "example"),
     (("logits[9,0]", "hi"), "`9` is outside the axis token of `logits`: n = 2", "use 0 to 1"),
     (("nothing[0]", "hi"), "there is no activation or parameter `nothing`", "for example"),
@@ -158,7 +195,7 @@ USAGE = [
     (("logits[0,0]", "hi", "--depth", "x"), "from 1 on, or all, not `x`", "--depth 4"),
     (("logits[0,0]", "hi" * 100), "the prompt has 200 tokens", "shorten it"),
     (("logits[0,0]", "--ids", "999"), "token id `999` is outside the vocabulary", "ids go"),
-    (("logits[0,0]", "hi", "more"), "one argument too many", ""),
+    (("logits[0,0]", "hi", "more"), "`more` is one argument too many", "several words in quotes"),
     (("logits[0,0]", ""), "there is no prompt, or it is empty", ""),
 ]  # fmt: skip
 
@@ -172,6 +209,37 @@ def test_usage_errors(argv, message, hint, explain):
     assert message in error
     assert advice.startswith("hint: ")
     assert hint in advice
+
+
+def test_help_lists_the_names(cli):
+    text = cli("explain", "--help").out
+    known = names(load("tiny").config, 3)
+    listed = re.findall(r"^  ((?:[a-z]|blocks\.N)[\w.{},]*(?:  logits|  pos_embed)?)  ", text, re.M)
+    told = {
+        f"{before}{one}".replace("N", "0")
+        for word in " ".join(listed).split()
+        for before, _, inside in [word.removesuffix("}").partition("{")]
+        for one in inside.split(",")
+    }
+    ours = {n for n, axes in known.items() if axes.kind == "activation"}
+    first = {n for n in ours if not re.match(r"blocks\.[1-9]", n)} - {"logits_raw"}
+    assert first <= told
+    gated_and_rotated = {"q_norm", "k_norm", "q_rot", "k_rot", "gate", "up", "act"}
+    assert {n.rpartition(".")[2] for n in told - first} == gated_and_rotated
+
+
+def test_the_examples_of_the_help_work(cli, stdin):
+    text = cli("explain", "--help").out.partition("Examples:")[2]
+    commands = [line.strip() for line in text.splitlines() if line.strip()]
+    assert len(commands) == 4
+    for line in commands:
+        if line.startswith("echo"):
+            stdin(b"And God said\n")
+            line = line.partition(" | ")[2]
+        words = shlex.split(line)
+        assert words.pop(0) == "llmcli"
+        result = cli(*words, *(() if "-m" in words else ("-m", "tiny")))
+        assert result.code == 0, (line, result.err)
 
 
 def test_a_number_has_to_be_named(cli):
@@ -242,7 +310,7 @@ NUMBERS = [
     ("blocks.3.attn.pattern[2,7,4]", "A"),
     ("blocks.3.attn.scores[2,7,4]", "S"),
     ("blocks.3.ln1.out[7,5]", "T¹"),
-    ("blocks.3.mlp.post[3,77]", "M"),
+    ("blocks.3.mlp.post[3,77]", "L"),
     ("logits[7,' Paris']", "logits"),
 ]
 
@@ -260,6 +328,12 @@ def test_the_trained_model_that_ships(number, letter, dtype, cli):
     rounding = {"float32": 1e-5, "float64": 1e-13}[dtype]
     assert document["difference"] < rounding * max(1, abs(document["value"]))
     assert {"embed", "pos_embed"} & {step["name"] for step in document["steps"]}
+
+
+@pytest.mark.real
+def test_the_examples_of_the_help_name_tokens_of_the_real_model(cli, smollm2_path):
+    for number in ("blocks.3.attn.pattern[2,-1,0]", "logits[-1,' the']"):
+        assert cli("explain", number, "-m", str(smollm2_path)).code == 0
 
 
 @pytest.mark.real

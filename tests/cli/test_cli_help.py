@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmcli import __version__
+from llmcli.cli.group import build
 from llmcli.cli.tree import ENTRIES
 
 ROOT = Path(__file__).parents[2]
@@ -116,3 +117,17 @@ def test_help_names_every_choice_and_default(cli):
     assert "with --batch one per prompt, one a line" in text
     assert "With --json one document per prompt, one a line" in text
     assert "[default: the model's, else 0.95]" in text
+
+
+def test_a_command_s_help_ends_with_its_epilog(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def command() -> None:
+        """What it does."""
+
+    plain = build("try", command)
+    with plain.make_context("try", []) as context:
+        assert plain.get_help(context).endswith("Show this message and exit.")
+    told = build("try", command, "\nExamples:\n\n  llmcli try  this\n")
+    with told.make_context("try", []) as context:
+        assert told.get_help(context).endswith("and exit.\n\nExamples:\n\n  llmcli try  this")

@@ -2,6 +2,9 @@
 
 import explain_models
 import pytest
+from explain_models import TEXTS
+
+from llmcli.explain.names import names
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +16,12 @@ def folder(tmp_path_factory):
 def model(folder):
     """`model(name, dtype)`: a fresh one, so that a test may break it."""
     return lambda name, dtype="float64": explain_models.make(name, folder, dtype)
+
+
+@pytest.fixture
+def known(model):
+    def known(name):
+        config = model(name).config
+        return config, names(config, len(TEXTS))
+
+    return known

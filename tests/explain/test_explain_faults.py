@@ -197,7 +197,7 @@ def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(model, mon
     assert all(step.ok for step in found.steps)
     assert [check.ok for check in found.checks] == [False]
     assert not found.ok
-    assert "head 1, query 4" in found.checks[0].words
+    assert "its output blocks.0.attn.z[1,4," in found.checks[0].words
 
 
 def test_numbers_that_are_none(model):

@@ -1,5 +1,6 @@
 """Every number that a model has is derived, and is what the decoder computed."""
 
+import dataclasses
 import math
 import random
 import re
@@ -178,7 +179,9 @@ def test_masked_cells(model):
     assert after.value == after.kernel == -math.inf
     assert after.ok
     assert after.difference == 0
-    assert after.steps[0].note == "mask: token 2 may not look at token 5, which comes after it"
+    assert after.steps[0].note == (
+        "mask M[2,5] = −∞: token 2 may not look at token 5, which comes after it"
+    )
     far = explained(model, "blocks.0.attn.pattern", (0, 6, 1), 1)
     assert far.value == far.kernel == 0
     assert "it sees the last 3 tokens, itself included" in far.steps[0].note
@@ -186,6 +189,45 @@ def test_masked_cells(model):
     edge = explained(model, "blocks.0.attn.pattern", (0, 6, 4), 1)
     assert edge.value > 0
     assert edge.steps[0].note == ""
+
+
+def test_a_window_of_one(model):
+    small = model("odd")
+    rule = rules(small.config)["blocks.0.attn.scores"]
+    alone = dataclasses.replace(rule, attention=dataclasses.replace(rule.attention, window=1))
+    assert alone.hides(3, 3) == ""
+    assert alone.hides(3, 2) == (
+        "mask M[3,2] = −∞: token 3 may not look at token 2: it sees only itself"
+    )
+
+
+def test_a_column_says_which_head_it_belongs_to(model):
+    small = model("llama-grouped")
+    query = explained(small, "blocks.0.attn.q", (3, 4, 5), 1).steps[0]
+    assert query.note == "W_q: column 29 = 3 · 8 + 5 (head 3, number 5)"
+    assert query.sum.columns == ("T¹[4,i]", "W_q[i,29]", "product")
+    key = explained(small, "blocks.0.attn.k", (1, 4, 5), 1).steps[0]
+    assert key.note == "W_k: column 13 = 1 · 8 + 5 (kv head 1, number 5)"
+    out, z = explained(small, "blocks.0.attn_out", (4, 5), 1).steps
+    assert out.sum.columns[0] == "C[4,i]"
+    at = z.index[0] * 8 + z.index[2]
+    assert out.note == (
+        "C with its heads side by side: i = head · 8 + number, "
+        f"as {at} = {z.index[0]} · 8 + {z.index[2]}"
+    )
+    assert out.terms[at].parts[0] == z.value
+
+
+def test_what_the_kernel_never_writes_says_what_it_was_recomputed_from(model):
+    small = model("llama-grouped")
+    found = {
+        part: explained(small, f"blocks.0.attn.{part}", (1, 4, 2), 1).steps[0].recomputed
+        for part in ("scores", "pattern", "result", "z", "q")
+    }
+    assert found == {
+        "scores": "the kernel's q and k", "pattern": "the kernel's q and k",
+        "result": "the kernel's z", "z": "", "q": "",
+    }  # fmt: skip
 
 
 def test_softmax_terms_are_the_row(model):
@@ -238,17 +280,19 @@ def test_the_letters_of_the_documents_with_numbers(model):
 FORMULAS = {
     "blocks.0.ln1.out": "T¹ = LayerNorm(X) = (X − μ) / s · w + b",
     "blocks.0.attn.q": "Q = T¹ W_q + b_q",
-    "blocks.0.attn.scores": "S = Q Kᵀ / √(d/h) + mask",
-    "blocks.0.attn.pattern": "A = softmax(S) = softmax(Q Kᵀ / √(d/h) + mask)",
-    "blocks.0.attn.z": "Z = A V",
-    "blocks.0.attn_out": "T² = Z W_o + b_o",
+    "blocks.0.attn.scores": "S = Q Kᵀ / √(d/h) + M",
+    "blocks.0.attn.pattern": "A = softmax(S) = softmax(Q Kᵀ / √(d/h) + M)",
+    "blocks.0.attn.z": "C = A V",
+    "blocks.0.attn.result": "R = C W_o, head by head (T² is their sum + b_o)",
+    "blocks.0.attn_out": "T² = C W_o + b_o",
     "blocks.0.resid_mid": "T³ = T² + X",
     "blocks.0.ln2.out": "T⁴ = LayerNorm(T³) = (T³ − μ) / s · w + b",
-    "blocks.0.mlp.pre": "G = T⁴ W_up + b_up",
-    "blocks.0.mlp.post": "M = Activation(G), GELU_tanh",
-    "blocks.0.mlp_out": "T⁵ = M W_down + b_down",
+    "blocks.0.mlp.pre": "U = T⁴ W_up + b_up",
+    "blocks.0.mlp.post": "L = Activation(U) = GELU_tanh(U)",
+    "blocks.0.mlp_out": "T⁵ = L W_down + b_down",
     "blocks.0.resid_post": "H = T⁵ + T³",
-    "logits": "logits = H′ W_Eᵀ",
+    "ln_final.out": "H′ = LayerNorm(H) = (H − μ) / s · w + b, H of the last block",
+    "logits": "logits = H′ W_head, W_head = W_Eᵀ (tied)",
 }
 
 
@@ -256,8 +300,15 @@ def test_the_formulas_are_those_of_the_documents(model):
     found = rules(model("gpt2").config)
     assert {name: found[name].formula for name in FORMULAS} == FORMULAS
     odd = rules(model("odd").config)
-    assert odd["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ · 0.3 + mask"
-    assert odd["blocks.1.attn.scores"].formula == "S = Q′ K′ᵀ · 0.3 + mask"
+    assert odd["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ · 0.3 + M"
+    assert odd["blocks.1.attn.scores"].formula == "S = Q_norm K_normᵀ · 0.3 + M"
+    gated = rules(model("llama-grouped").config)
+    assert gated["blocks.0.attn.result"].formula == "R = C W_o, head by head (T² is their sum)"
+    parts = ("gate", "up", "act", "post")
+    assert {part: gated[f"blocks.0.mlp.{part}"].formula for part in parts} == {
+        "gate": "G = T⁴ W_gate", "up": "U = T⁴ W_up", "act": "Activation(G) = SiLU(G)",
+        "post": "L = Activation(G) ∘ U",
+    }  # fmt: skip
     assert odd["blocks.1.resid_pre"].formula == "X = H of block 0 = T⁵ + T³"
     assert odd["logits"].formula == "logits = H′ W_head + b"
 

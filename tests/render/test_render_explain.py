@@ -54,7 +54,7 @@ def report(*steps, **changes):
     return Explanation(
         **{
             "name": root.name, "index": root.index, "tokens": ((7, "In"), (9, " the\t")),
-            "letters": (Letter(letter="n", words="tokens", value=2),), "depth": 4,
+            "letters": (Letter(letter="n", value=2),), "depth": 4,
             "dtype": "float32", "value": root.value, "kernel": root.kernel,
             "difference": root.difference, "tolerance": root.tolerance,
             "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "steps": steps,
@@ -67,7 +67,7 @@ def test_a_dot_product_with_its_largest_terms():
     assert shown(render_explanation(report(DOT), "m (float32 on cpu)")).splitlines() == [
         "m (float32 on cpu)",
         '0 "In" · 1 " the\\t"',
-        "n = 2 tokens",
+        "n = 2 tokens (N)",
         "",
         "  1 Q[0,1,2] = −0.25",
         '    blocks.0.attn.q[0,1,2] · head 0 · token 1 "a\\x1b[31m\\n"',
@@ -77,10 +77,54 @@ def test_a_dot_product_with_its_largest_terms():
         "    Σ + b_q[2] = 3.00001 + (−3.25001) = −0.25",
         "    kernel −0.25000003 · difference 3e−08 · ✓",
         "",
-        "3 tensors derived in float64 by these formulas, 4 formulas back (--depth), the",
-        "rest is the kernel's; shown is the way of the largest terms",
-        "derived −0.25   kernel −0.25000003   difference 3e−08   (allowed 1e−06)  ✓",
+        "derived in float64: 3 tensors, up to 4 formulas back (--depth); what is further",
+        "back is the kernel's",
+        "Q[0,1,2] = blocks.0.attn.q[0,1,2]:  derived −0.25  kernel −0.25000003",
+        "difference 3e−08  (allowed 1e−06)  ✓",
     ]
+
+
+def extent(*steps, **changes):
+    lines = shown(render_explanation(report(*steps, **changes), "m"), 300).splitlines()
+    return next(line for line in lines if line.startswith("derived in float64"))
+
+
+CHECK = Check(words="C = A V", derived=1.0, kernel=1.0, difference=0.0, tolerance=1e-6, ok=True)
+
+
+def test_what_was_derived_and_what_of_it_is_shown():
+    two = (replace(DOT, children=(2,)), step(number=2, name="x"))
+    assert extent(*two, depth=1, tensors=1) == (
+        "derived in float64: 1 tensor, up to 1 formula back (--depth); what is further back is the "
+        "kernel's; shown is the way of the largest terms"
+    )
+    assert extent(*two, depth=None) == (
+        "derived in float64: 3 tensors, down to the embedding rows and the weights; shown is the "
+        "way of the largest terms"
+    )
+    masked = step(value=float("-inf"), kernel=float("-inf"), difference=0.0)
+    assert extent(masked, checks=(CHECK,), tensors=5).endswith(
+        "5 tensors, up to 4 formulas back (--depth); what is further back is the kernel's; what is "
+        "masked needs none of the numbers behind it, the check does"
+    )
+
+
+def test_what_the_kernel_never_writes_is_said_to_be_recomputed():
+    cell = step(
+        name="blocks.0.attn.pattern", symbol="A[0,1,2]", recomputed="the kernel's q and k"
+    )
+    lines = shown(render_explanation(report(cell, checks=(CHECK,)), "m"), 300).splitlines()
+    assert "    recomputed from the kernel's q and k: −0.25000003 · difference 3e−08 · ✓" in lines
+    assert lines[-1] == (
+        "A[0,1,2] = blocks.0.attn.pattern[0,1,2]:   derived −0.25   recomputed −0.25000003   "
+        "difference 3e−08   (allowed 1e−06)  ✓"
+    )
+    assert lines[-3:-1] == [
+        "check: C = A V:", "derived 1   kernel 1   difference 0   (allowed 1e−06)  ✓"
+    ]  # fmt: skip
+    deep = step(number=2, name="x", source="kernel", recomputed="the kernel's q and k")
+    text = shown(render_explanation(report(replace(DOT, children=(2,)), deep), "m"))
+    assert "recomputed from the kernel's q and k: a larger --depth derives it, too" in text
 
 
 def test_full_writes_every_term():
@@ -184,8 +228,19 @@ def test_a_weight_is_no_derivation():
     leaf = step(source="weights", formula="W_q was learned", note="from `x\x1b`")
     text = shown(render_explanation(report(leaf, depth=None, tensors=0), "m"))
     assert "from `x\\x1b`" in text
-    assert text.splitlines()[-1] == "Q[0,1,2] = −0.25"
+    assert text.splitlines()[-1] == "Q[0,1,2] = blocks.0.attn.q[0,1,2] = −0.25"
     assert "kernel" not in text
+
+
+def test_a_number_that_has_one_name_is_named_once():
+    same = step(name="logits", symbol="logits[0,1,2]")
+    assert "\nlogits[0,1,2]:   derived" in shown(render_explanation(report(same), "m"), 200)
+
+
+def test_letters_have_the_other_documents_names():
+    letters = tuple(Letter(letter=a, value=b) for a, b in (("n", 1), ("d", 8), ("F", 32)))
+    text = shown(render_explanation(report(DOT, letters=letters), "m"), 200)
+    assert "n = 1 token (N) · d = 8 width (d_model, hidden_dim) · F = 4d = 32 neurons" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
