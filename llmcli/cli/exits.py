@@ -226,7 +226,7 @@ def _usage(exception: Any) -> UsageError:
             message = f"`{option}` takes a value"
     extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
     if extra:
-        split = _split_index(context)
+        split = "" if context is None else _split_index(context)
         if split:
             from llmcli.explain.parse import split_by_the_shell
 

@@ -144,8 +144,9 @@ def _reason_in_block(part: str, config: ModelConfig, layer: int) -> str:
 
 def _hint(name: str, known: dict[str, Axes]) -> str:
     close = _others(name, known)
-    block = re.match(r"(blocks\.\d+\.)?", name)[0]  # type: ignore[index]  # it always matches
-    inside = [n for n in known if n.startswith(block)]  # what was typed of it is kept
+    typed = re.match(r"blocks\.\d+\.", name)
+    block = typed[0] if typed else ""
+    inside = [n for n in known if n.startswith(block)]  # a block that was typed is kept
     if not close:
         parts = {n.removeprefix(block): n for n in inside}
         close = [parts[n] for n in get_close_matches(name.removeprefix(block), parts, 1, 0.8)]
