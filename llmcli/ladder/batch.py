@@ -7,20 +7,20 @@ one row of each sequence only.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.config import Activation, AttentionConfig, NormConfig, RopeConfig
+from llmcli.config import AttentionConfig, NormConfig, RopeConfig
 from llmcli.ladder import letters
+from llmcli.ladder.cache import Combined, combine
+from llmcli.ladder.matrices import activate, mask, softmax
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
-Combined = tuple[Tensor, Tensor | None]  # W_qkv `[d, (h + 2 h_kv)·d/h]` and b_qkv
 
 
 class Cache:
@@ -59,7 +59,7 @@ class Batch(Rung):
         self.length = 0
         self.positions = torch.arange(0)  # of the rows that are being read
         self.turned: dict[RopeConfig | None, Turns | None] = {}  # their cos and sin
-        self.row, self.n = "", "n"  # `_n`, `1` in the formulas of a last row
+        self.row, self.n, self.keys = "", "n", "n"  # `_n`, `1`, `n` or `W` for a last row
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
@@ -145,24 +145,25 @@ class Batch(Rung):
         stop = self.length + rows
         first = 0 if window is None or rows > 1 else max(0, stop - window)
         K, V = cache.keys[..., first:stop, :], cache.values[..., first:stop, :]
-        new = f"rows {first} to {stop - 2} from the cache, row {stop - 1} new"
-        words, axes = new if self.row else "as kept in the cache", self.letters
-        size = f"b × {axes.h_kv} × n × "
-        self.show(f"{axes.placed('K')}: {words}", K, size + "d/h", source=cache.keys)
-        self.show(f"V: {words}", V, size + axes.dv, source=cache.values)
+        note = f"rows {first} to {stop - 2} from the cache, row {stop - 1} new" if self.row else ""
+        axes, words = self.letters, "of all tokens so far, in the cache"
+        self.keys = "W" if first else "n"
+        size = f"b × {axes.h_kv} × {self.keys} × "
+        self.show(f"{axes.placed('K')}: {words}", K, size + "d/h", source=cache.keys, note=note)
+        self.show(f"V: {words}", V, size + axes.dv, source=cache.values, note=note)
         return K, V
 
     def _attend(self, mixer: AttentionConfig, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
         """`softmax(Q_n Kᵀ / √(d/h)) V`, with the mask where there is more than one row."""
-        axes, n_, n, h = self.letters, self.row, self.n, "b × h"
+        axes, n_, n, s, h = self.letters, self.row, self.n, self.keys, "b × h"
         q, k = f"{axes.placed('Q')}{n_}", axes.placed("K")
         if mixer.kv_heads < mixer.heads:
             h = "b × h_kv × h/h_kv"
             Q, K, V = self._grouped(q, k, Q, K, V)
         KT = K.transpose(-2, -1)
-        self.show(f"{k}ᵀ", KT, f"{h} × d/h × n", source=K)
+        self.show(f"{k}ᵀ", KT, f"{h} × d/h × {s}", source=K)
         S, of = Q @ KT * mixer.scale, f"S{n_}"
-        product, note = f"{h} × ({n} × d/h)(d/h × n) = {h} × {n} × n", letters.scale(mixer)
+        product, note = f"{h} × ({n} × d/h)(d/h × {s}) = {h} × {n} × {s}", letters.scale(mixer)
         self.show(f"S{n_} = {axes.scaled(f'{q} {k}ᵀ')}", S, product, note=note)
         if not n_:
             M = mask(Q.shape[-2], mixer.window).to(Q)
@@ -170,18 +171,18 @@ class Batch(Rung):
             S, of = S + M, "S + M"
             self.show(of, S, f"{h} × n × n")
         A = softmax(S)
-        self.show(f"A{n_} = softmax({of})", A, f"{h} × {n} × n")
+        self.show(f"A{n_} = softmax({of})", A, f"{h} × {n} × {s}")
         C = A @ V
-        self.show(f"C{n_} = A{n_} V", C, f"{h} × ({n} × n)(n × {axes.dv}) = {h} × {n} × {axes.dv}")
+        product = f"{h} × ({n} × {s})({s} × {axes.dv}) = {h} × {n} × {axes.dv}"
+        self.show(f"C{n_} = A{n_} V", C, product)
         return C
 
     def _split(self, name: str, X: Tensor, heads: int, h: str = "h") -> Tensor:
         """`[b, n, h·d/h]` seen as `[b, n, h, d/h]`, and that as `[b, h, n, d/h]`: two views."""
-        apart = X.view(*X.shape[:2], heads, -1)
-        axes = f"b × {self.n} × {h} × d/h"
+        size = self.letters.dv if name.startswith("V") else "d/h"
+        apart, axes = X.view(*X.shape[:2], heads, -1), f"b × {self.n} × {h} × {size}"
         self.show(f"{name} as {axes}", apart, axes, source=X)
-        turned = apart.transpose(-3, -2)
-        axes = f"b × {h} × {self.n} × d/h"
+        turned, axes = apart.transpose(-3, -2), f"b × {h} × {self.n} × {size}"
         self.show(f"{name} as {axes}", turned, axes, source=apart)
         return turned
 
@@ -193,19 +194,18 @@ class Batch(Rung):
         grouped, axes = Q.view(*K.shape[:2], group, *Q.shape[2:]), f"{h} × {self.n} × d/h"
         self.show(f"{q} as {axes}", grouped, axes, source=Q)
         shared_K, shared_V = (X.unsqueeze(2).expand(-1, -1, group, -1, -1) for X in (K, V))
-        self.show(f"{k} as {h} × n × d/h", shared_K, f"{h} × n × d/h", source=K)
+        axes = f"{h} × {self.keys} × d/h"
+        self.show(f"{k} as {axes}", shared_K, axes, source=K)
         return grouped, shared_K, shared_V
 
     def _merge(self, C: Tensor) -> Tensor:
         """`[b, h, n, d/h]` back to `[b, n, h·d/h]`: a view, then a copy."""
         if C.ndim == 5:
             C = C.flatten(1, 2)
-        turned = C.transpose(-3, -2)
-        rows = f"b × {self.n}"
-        self.show(f"C{self.row} as {rows} × h × d/h", turned, f"{rows} × h × d/h", source=C)
-        merged = turned.flatten(-2)
-        formula = f"C{self.row} as {rows} × d, heads merged"
-        self.show(formula, merged, f"{rows} × d", source=turned)
+        turned, axes = C.transpose(-3, -2), f"b × {self.n} × h × {self.letters.dv}"
+        self.show(f"C{self.row} as {axes}", turned, axes, source=C)
+        merged, axes = turned.flatten(-2), f"b × {self.n} × {self.letters.C}"
+        self.show(f"C{self.row} as {axes}, heads merged", merged, axes, source=turned)
         return merged
 
     def _placed(
@@ -285,34 +285,3 @@ class Batch(Rung):
             Y = Y + b
         self.show(formula, Y, axes)
         return Y
-
-
-def combine(layer: LayerWeights) -> Combined:
-    """W_q, W_k and W_v side by side in a tensor of our own, and their biases."""
-    W_qkv = torch.cat((layer.W_q, layer.W_k, layer.W_v), 1)
-    if layer.b_q is None or layer.b_k is None or layer.b_v is None:
-        return W_qkv, None
-    return W_qkv, torch.cat((layer.b_q, layer.b_k, layer.b_v))
-
-
-def mask(n: int, window: int | None) -> Tensor:
-    """M `[n, n]`: −∞ where key j is after query i, or a whole window before it; 0 elsewhere."""
-    hidden = torch.full((n, n), -torch.inf)
-    return hidden.triu(1) if window is None else hidden.triu(1) + hidden.tril(-window)
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Each row `exp(s) / Σ exp(s)`; its largest is subtracted first so that nothing overflows."""
-    powers = (scores - scores.max(-1, keepdim=True).values).exp()
-    return powers / powers.sum(-1, keepdim=True)
-
-
-def activate(kind: Activation, X: Tensor) -> Tensor:
-    """What each neuron does with its sum, number by number."""
-    if kind == "silu":
-        return X * torch.sigmoid(X)
-    if kind == "gelu":
-        return 0.5 * X * (1 + torch.erf(X / math.sqrt(2)))
-    if kind == "gelu_tanh":
-        return 0.5 * X * (1 + torch.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)))
-    return torch.clamp(X, min=0)

@@ -6,14 +6,14 @@ size of a head, F hidden size, v vocabulary.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from llmcli.config import Activation, AttentionConfig, NormConfig
+from llmcli.config import AttentionConfig, NormConfig
 from llmcli.ladder import letters
+from llmcli.ladder.matrices import activate
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
@@ -114,10 +114,11 @@ class CombinedQKV(Rung):
 
     def _split(self, name: str, X: Tensor, heads: int, h: str = "h") -> Tensor:
         """`[n, h·d/h]` seen as `[n, h, d/h]`, and that as `[h, n, d/h]`: two views."""
-        apart = X.view(len(X), heads, -1)
-        self.show(f"{name} as n × {h} × d/h", apart, f"n × {h} × d/h", source=X)
-        turned = apart.transpose(-3, -2)
-        self.show(f"{name} as {h} × n × d/h", turned, f"{h} × n × d/h", source=apart)
+        size = self.letters.dv if name.startswith("V") else "d/h"
+        apart, axes = X.view(len(X), heads, -1), f"n × {h} × {size}"
+        self.show(f"{name} as {axes}", apart, axes, source=X)
+        turned, axes = apart.transpose(-3, -2), f"{h} × n × {size}"
+        self.show(f"{name} as {axes}", turned, axes, source=apart)
         return turned
 
     def _grouped(
@@ -135,10 +136,10 @@ class CombinedQKV(Rung):
         """`[h, n, d/h]` back to `[n, h·d/h]`: the transpose is a view, the rows must be copied."""
         if C.ndim == 4:
             C = C.flatten(0, 1)
-        turned = C.transpose(-3, -2)
-        self.show("C as n × h × d/h", turned, "n × h × d/h", source=C)
-        merged = turned.flatten(-2)
-        self.show("C as n × d, heads merged", merged, "n × d", source=turned)
+        turned, axes = C.transpose(-3, -2), f"n × h × {self.letters.dv}"
+        self.show(f"C as {axes}", turned, axes, source=C)
+        merged, axes = turned.flatten(-2), f"n × {self.letters.C}"
+        self.show(f"C as {axes}, heads merged", merged, axes, source=turned)
         return merged
 
     def _placed(
@@ -232,14 +233,3 @@ def softmax(scores: Tensor) -> Tensor:
     """Each row `exp(s) / Σ exp(s)`; its largest is subtracted first so that nothing overflows."""
     powers = (scores - scores.max(-1, keepdim=True).values).exp()
     return powers / powers.sum(-1, keepdim=True)
-
-
-def activate(kind: Activation, X: Tensor) -> Tensor:
-    """What each neuron does with its sum, number by number."""
-    if kind == "silu":
-        return X * torch.sigmoid(X)
-    if kind == "gelu":
-        return 0.5 * X * (1 + torch.erf(X / math.sqrt(2)))
-    if kind == "gelu_tanh":
-        return 0.5 * X * (1 + torch.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)))
-    return torch.clamp(X, min=0)

@@ -49,8 +49,8 @@ def steps(config: ModelConfig, of: Letters, row: str) -> dict[str, Step]:
         "attn.q": (f"Q{n_}, columns of one product", q),
         "attn.k": (f"K{n_}, columns of the same", k),
         "attn.v": (f"V{n_}, columns of the same", v),
-        "attn.q_norm": (f"Q_norm{n_} = RMSNorm(Q{n_})", q),
-        "attn.k_norm": (f"K_norm{n_} = RMSNorm(K{n_})", k),
+        "attn.q_norm": (norm("Q_norm", "Q", first.mixer.qk_norm or first.ln1), q),
+        "attn.k_norm": (norm("K_norm", "K", first.mixer.qk_norm or first.ln1), k),
         "attn.q_rot": (f"Q_rot{n_} = R(position) Q{normed}{n_}", q),
         "attn.k_rot": (f"K_rot{n_} = R(position) K{normed}{n_}", k),
         "attn.z": (attended, f"b × h × {n} × {of.dv}"),
@@ -108,8 +108,6 @@ class FusedKernels(Rung):
             return None
         known = steps(self.config, self.letters, row)
         last = f"blocks.{len(self.config.layers) - 1}.resid_post"
-        if not row:
-            self._stored()
 
         def tap(name: str, value: Tensor) -> None:
             block = re.match(r"blocks\.(\d+)\.", name)
@@ -122,6 +120,8 @@ class FusedKernels(Rung):
             elif block is not None:
                 self.enter_block(int(block[1]), row)
             self.show(formula, value, axes)
+            if name == "blocks.0.ln1.out" and not row:
+                self._stored()
             if name == last:
                 self.leave_blocks(value, axes, row)
 
@@ -131,7 +131,6 @@ class FusedKernels(Rung):
         """Shows that W_q, W_k and W_v are views of what was loaded. It is stored `[out, in]`."""
         decoder, axes = self.weights.decoder, self.letters
         whole = decoder.blocks[0].mixer.qkv.weight
-        self.enter_block(0)
         places = {"q": ("first", axes.Q), "k": ("next", axes.K), "v": ("last", axes.V)}
         for letter, (place, columns) in places.items():
             part = decoder.slots[f"blocks.0.attn.W_{letter}"]

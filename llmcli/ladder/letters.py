@@ -50,7 +50,7 @@ class Letters:
             K=K,
             V=V,
             C=wide("h", mixer.heads, dv, mixer.value_dim),
-            QKV="3d" if Q == K == V == "d" else f"({Q} + {K} + {V})",
+            QKV="3d" if Q == K == V == "d" else "d_qkv",
             F="4d" if 4 * width == F else "F",
             mixer=mixer,
             gated=layer.ffn.gated,
@@ -72,8 +72,8 @@ class Letters:
 
     @property
     def rotation(self) -> str:
-        """`, Q_rot = R(position) Q, …` where the model rotates, empty where it does not."""
-        return ", Q_rot = R(position) Q, K_rot = R(position) K" if self.rotates else ""
+        """A line `Q_rot = R(position) Q, …` where the model rotates, empty where it does not."""
+        return "\nQ_rot = R(position) Q, K_rot = R(position) K" if self.rotates else ""
 
     def scaled(self, product: str) -> str:
         """`product / √(d/h)`, or times the model's own scale."""
@@ -112,7 +112,7 @@ def norm_formulas(formula: str, config: NormConfig) -> tuple[str, str, str]:
         shift = " + b" if config.bias else ""
         out = f"{name} = LayerNorm({of}) = ({of} − μ)/√(σ² + ε) · w{shift}"
         return f"μ = mean({of})", f"σ² = mean(({of} − μ)²)", out
-    square = f"mean({of}²)"
+    square = f"mean({of}²)" if len(of) == 1 else f"mean(({of})²)"
     return "", square, f"{name} = RMSNorm({of}) = {of}/√({square} + ε) · w"
 
 

@@ -53,11 +53,11 @@ class Loops(Rung):
         if until is not None:
             return torch.tensor(X, dtype=torch.float64)
         of = self.weights
-        self.leave_blocks(X[-1], "d", name="h")
+        self.leave_blocks(X[-1], "d", name="H_q")
+        H = self._norm("H′_q = norm(H_q)", X, of.ln_w, of.ln_b, self.config.final_norm)
         head = self._neurons(of.W_head, of.b_head)
-        H = self._norm("h′ = norm(h)", X, of.ln_w, of.ln_b, self.config.final_norm)
         logits = [times(h, head) for h in H]
-        formula = "logits = h′ × W_head" + plus("b_head", head)
+        formula = "logits = H′_q × W_head" + plus("b_head", head)
         self.show(formula, logits[-1], "(d)(d × v) = v", note=self.tied)
         return torch.tensor(logits, dtype=torch.float64)
 
@@ -85,8 +85,8 @@ class Loops(Rung):
         T4 = self._norm("t⁴ = norm(t³)", T3, layer.ln2_w, layer.ln2_b, config.ln2)
         T5 = [self._feed_forward(layer, t4, self._shows(i, X)) for i, t4 in enumerate(T4)]
         H = [add(t5, t3) for t5, t3 in zip(T5, T3, strict=True)]
-        self.show("h = t⁵ + t³", H[last], "d", note=letters.SECOND_RESIDUAL)
-        self.show("H: h of every token", H, "n × d")
+        self.show("H_q = t⁵ + t³", H[last], "d", note=letters.SECOND_RESIDUAL)
+        self.show("H: H_q of every token", H, "n × d")
         return H
 
     def _norm(
@@ -228,13 +228,7 @@ def softmax(scores: Vector, mixer: AttentionConfig, n: str, show: Show) -> Vecto
 
 
 def norm(
-    formula: str,
-    x: Vector,
-    w: Tensor,
-    b: Tensor | None,
-    config: NormConfig,
-    show: Show,
-    axes: str = "d",
+    formula: str, x: Vector, w: Tensor, b: Tensor | None, config: NormConfig, show: Show
 ) -> Vector:
     """`(x - mean) / √(variance + ε) · scale + shift`; RMSNorm: `x / √(mean(x²) + ε) · scale`."""
     mean_formula, square_formula, formula = letters.norm_formulas(formula, config)
@@ -248,7 +242,7 @@ def norm(
     y = [scale * a / root for scale, a in zip(w.tolist(), x, strict=True)]
     if b is not None:
         y = add(y, b.tolist())
-    show(formula, y, axes)
+    show(formula, y, "d/h" if formula[0] in "qk" else "d")
     return y
 
 
@@ -263,7 +257,7 @@ def place(
 ) -> Vector:
     """A head's query or key normalized and rotated by its position, where the model does that."""
     if weight is not None and mixer.qk_norm is not None:
-        x = norm(f"{name}_norm = norm({name})", x, weight, None, mixer.qk_norm, show, "d/h")
+        x = norm(f"{name}_norm = norm({name})", x, weight, None, mixer.qk_norm, show)
     if angles is None:
         return x
     per_position, factor = angles

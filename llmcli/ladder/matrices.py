@@ -25,7 +25,7 @@ class Matrices(Rung):
 
     number: ClassVar[int] = 3
     name: ClassVar[str] = "matrices"
-    title: ClassVar[str] = "vectors of vectors are matrices: all tokens at once, one head at a time"
+    title: ClassVar[str] = "vectors of vectors become matrices, one head at a time"
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
@@ -64,11 +64,11 @@ class Matrices(Rung):
         mixer = layer.config.mixer
         M = mask(len(T), mixer.window).to(T)
         turns = self._turns(layer, len(T))
+        queries = [self._queries(layer, T, head, turns) for head in range(mixer.heads)]
         keys_values = [self._keys_values(layer, T, head, turns) for head in range(mixer.kv_heads)]
         group = mixer.heads // mixer.kv_heads  # heads that share keys and values
         contexts = []
-        for head in range(mixer.heads):
-            Q = self._queries(layer, T, head, turns)
+        for head, Q in enumerate(queries):
             K, V = keys_values[head // group]
             contexts.append(self._attend(layer, Q, K, V, M))
         C = torch.cat(contexts, 1)
@@ -199,9 +199,9 @@ def cell(Q: Tensor, K: Tensor, S: Tensor, mixer: AttentionConfig) -> str:
     i = len(Q) - 1
     terms = " + ".join(f"({a:.3g})({b:.3g})" for a, b in zip(Q[i, :2], K[0, :2], strict=True))
     root = f"/ {mixer.scale**-1:.4g}" if letters.usual(mixer) else f"· {mixer.scale:.4g}"
-    rows = f"{letters.placed('Q', mixer)} row {i} · {letters.placed('K', mixer)} row 0"
-    score = f"S[{i},0] = ({rows}) {root} = ({terms} + …) {root} = {S[i, 0]:.4g}"
-    return f"{letters.scale(mixer)}\n{score}"
+    rows = f"({letters.placed('Q', mixer)} row {i} · {letters.placed('K', mixer)} row 0) {root}"
+    spelled = f"{letters.scale(mixer)}\nS[{i},0] = {rows}"
+    return f"{spelled}\n= ({terms} + …) {root} = {S[i, 0]:.4g}"
 
 
 def mask(n: int, window: int | None) -> Tensor:

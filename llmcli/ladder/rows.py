@@ -36,12 +36,12 @@ class Rows(Rung):
         if until is not None:
             return torch.stack(X)
         of = self.weights
-        self.leave_blocks(X[-1], "d", name="h")
+        self.leave_blocks(X[-1], "d", name="H_q")
         logits = []
         for i, x in enumerate(X):
             show = self._shows(i, X)
-            h = norm("h′ = norm(h)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
-            formula, axes = "logits = h′ W_head", "(d)(d × v) = v"
+            h = norm("H′_q = norm(H_q)", x, of.ln_w, of.ln_b, self.config.final_norm, show)
+            formula, axes = "logits = H′_q W_head", "(d)(d × v) = v"
             logits.append(times(formula, h, of.W_head, of.b_head, axes, show, self.tied))
         return torch.stack(logits)
 
@@ -73,7 +73,7 @@ class Rows(Rung):
             t4 = norm("t⁴ = norm(t³)", t3, layer.ln2_w, layer.ln2_b, layer.config.ln2, show)
             t5 = feed_forward(layer, t4, F, show)
             H.append(t5 + t3)
-            show("h = t⁵ + t³", H[-1], "d", note=letters.SECOND_RESIDUAL)
+            show("H_q = t⁵ + t³", H[-1], "d", note=letters.SECOND_RESIDUAL)
         return H
 
     def _attention(self, layer: LayerWeights, T: list[Tensor]) -> list[Tensor]:

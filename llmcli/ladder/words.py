@@ -39,7 +39,7 @@ def _loops(of: Letters) -> Words:
 1.4.1      v = t_v × W_v
 1.4.2      its part of the context: a · v
 1.5      c = the sum of these parts
-2      for every token, neuron by neuron: Activation(t · weights + bias)""",
+2      for every token, every neuron: Activation(t · weights + bias)""",
         ),
         f"Each token's query and every token's key{turned} are compared; the scores, scaled and "
         "through a softmax, say how much of each token's value goes into its context. Done "
@@ -78,7 +78,7 @@ def _matrices(of: Letters) -> Words:
             f"for every t_q: c = softmax({of.scaled(f'{q} {K}ᵀ')}) V\n"
             "for every token: Layer = Activation(x W + b)",
             f"Q = T¹ W_q, K = T¹ W_k, V = T¹ W_v{of.rotation}\n{attention}\n"
-            f"Layer = Activation(X W + B) for all tokens at once; the hidden one is {of.F} wide",
+            f"Layer = Activation(X W + B) for all tokens at once, {of.F} neurons",
         ),
         "Row i of a product X W is x_i W, so the n products of a row are one product of matrices "
         "(GEMM), which reads W once instead of n times; row i of B is b, for every i. A product "
@@ -98,7 +98,7 @@ def _heads(of: Letters) -> Words:
     Q, K = of.placed("Q"), of.placed("K")
     return Words(
         (
-            f"for every head: Q_h = T¹ W_q,h …; softmax({of.scaled(f'{Q}_h {K}_hᵀ')} + M) V_h",
+            f"for every head: Q = T¹ W_q …; softmax({of.scaled(f'{Q} {K}ᵀ')} + M) V",
             f"Q = T¹ (W_q¹ ⊕ … ⊕ W_qʰ), K and V alike{of.rotation}\n"
             "n × d → n × h × d/h → h × n × d/h: two views\n"
             f"softmax({of.scaled(f'{Q} {K}ᵀ')} + M) V for all heads in one call",
@@ -137,7 +137,7 @@ def _cache(of: Letters) -> Words:
     )
     return Words(
         (
-            f"for a new token all again: softmax({of.scaled(f'{Q} {K}ᵀ')} + M) V of n rows",
+            f"for a new token n rows again: softmax({of.scaled(f'{Q} {K}ᵀ')} + M) V",
             "for a new token its own row only: Q_n, K_n, V_n = split(T¹_n W_qkv)\n"
             f"K and V: the kept rows and the new one{' (rotated)' if of.rotates else ''}\n"
             f"Attention({Q}_n, {K}, V) = softmax({of.scaled(f'{Q}_n {K}ᵀ')}) V",
@@ -156,9 +156,9 @@ def _batch(of: Letters) -> Words:
     kept = f"b × {of.h_kv} × n × d/h"
     return Words(
         (
-            "activations of one sequence: n × d, heads h × n × d/h, logits n × v",
-            "activations of b sequences: b × n × d, heads b × h × n × d/h, logits b × n × v\n"
-            "weights as before: they have no b",
+            "activations of one sequence: n × d, heads h × n × d/h; logits n × v",
+            "activations of b sequences: b × n × d, heads b × h × n × d/h\n"
+            "logits b × n × v; the weights as before: they have no b",
         ),
         "Sequences do not see each other, so b of them are one more leading dimension that the "
         "library loops over, like the heads; the weights have none. Each number is computed as "
@@ -175,7 +175,7 @@ def _fused(of: Letters) -> Words:
     together = ", and of gate and up," if of.gated else ""
     return Words(
         (
-            f"{Q} {K}ᵀ, scaled, S + M, softmax, A V: five kernels, four b × h × n × n tensors",
+            f"{Q} {K}ᵀ, scale, + M, softmax, A V: five kernels, b × h × n × n tensors",
             f"attend({Q}, {K}, V): one kernel, no n × n tensor{gated}",
         ),
         "Fewer, larger kernels for the same formulas. Attention is one call that goes through K "

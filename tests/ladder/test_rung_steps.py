@@ -14,20 +14,29 @@ from llmcli.ladder.loops import Loops, multiply_adds
 from llmcli.ladder.matrices import Matrices
 from llmcli.ladder.rows import Rows
 from llmcli.ladder.rungs import RUNGS
+from llmcli.ladder.trace import Trace
 
 N = 6
 
 
 class Shown:
-    """A `Show` that keeps the first value and source of each formula, and how often it came."""
+    """A `Show` that keeps what was first said of each formula, and how often it came."""
 
     def __init__(self):
-        self.values, self.sources, self.times = {}, {}, {}
+        self.values, self.sources, self.times, self.axes, self.notes = {}, {}, {}, {}, {}
+        self.sections, self.tokens = {}, {}
+        self.part = ""
 
-    def __call__(self, formula, value, source=None):
+    def __call__(self, formula, value, axes="", *, source=None, note="", token=None):
         self.times[formula] = self.times.get(formula, 0) + 1
         if formula not in self.values:
             self.values[formula], self.sources[formula] = value, source
+            self.axes[formula] = axes.rpartition("= ")[2]
+            self.notes[formula] = note if isinstance(note, str) else note()
+            self.sections[formula], self.tokens[formula] = self.part, token
+
+    def section(self, title, again=False):
+        self.part = title
 
     def moved(self, formula):
         """Whether what is shown lies elsewhere than what it was made from."""
@@ -53,41 +62,108 @@ def shown_last_row(value):
 
 
 BLOCK = {
-    "ln1.out": ("T = T¹: t¹ of every token", "t¹ = RMSNorm(x)", "T = T¹ = RMSNorm(X)"),
-    "attn_out": ("T² = attention(T¹)", "t² = c W_o", "T² = attention(T¹) = C W_o"),
-    "resid_mid": ("T³ = T² + X", "t³ = t² + x", "T³ = T² + X"),
-    "ln2.out": ("t⁴ = RMSNorm(t³)", "t⁴ = RMSNorm(t³)", "T⁴ = RMSNorm(T³)"),
-    "mlp_out": (
-        "T⁵ = FFN(T⁴): t⁵ of every token",
-        "t⁵ = hidden W_down",
-        "T⁵ = FFN(T⁴) = hidden W_down",
+    "ln1.out": (
+        "t¹ = RMSNorm(x) = x/√(mean(x²) + ε) · w",
+        "T¹ = RMSNorm(X) = X/√(mean(X²) + ε) · w",
     ),
-    "resid_post": ("H = T⁵ + T³", "row of H = t⁵ + t³", "H = T⁵ + T³"),
+    "attn_out": ("t² = c {}W_o", "T² = C W_o"),
+    "resid_mid": ("t³ = t² + x", "T³ = T² + X"),
+    "ln2.out": (
+        "t⁴ = RMSNorm(t³) = t³/√(mean((t³)²) + ε) · w",
+        "T⁴ = RMSNorm(T³) = T³/√(mean((T³)²) + ε) · w",
+    ),
+    "mlp.post": (
+        "l = Activation(g) ∘ u, Activation = silu",
+        "L = Activation(G) ∘ U, Activation = silu",
+    ),
+    "mlp_out": ("t⁵ = l {}W_down", "T⁵ = L W_down"),
+    "resid_post": ("H_q = t⁵ + t³", "H = T⁵ + T³"),
 }
 
 
 @pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
 def test_the_steps_of_a_block_are_the_decoders_values(kind):
     shown, taps = climbed(kind, CONFIGS["llama"])
-    for tap, formulas in BLOCK.items():
-        value = shown_last_row(shown.values[formulas[min(kind.number, 3) - 1]])
+    for tap, (row, rows) in BLOCK.items():
+        formula = rows if kind.number >= 3 else row.format("× " if kind.number == 1 else "")
+        value = shown_last_row(shown.values[formula])
         expected = taps[f"blocks.0.{tap}"][0]
         torch.testing.assert_close(value, expected if value.ndim == 2 else expected[-1])
+
+
+@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", [*CONFIGS])
+def test_the_letters_of_a_shape_are_its_numbers(kind, name):
+    """Axis by axis: what is shown as `n × d/h` is n tokens times the size of a head."""
+    trace, tokens = Trace(), ids(2, N + 2)
+    read(kind(weights(CONFIGS[name]), trace), tokens if kind.batched else tokens[:1], N)
+    first, width = CONFIGS[name].layers[0], CONFIGS[name].width
+    mixer, v = first.mixer, first.mixer.value_dim
+    q, k = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    sizes = {
+        "1": 1, "b": 2, "d": width, "h": mixer.heads, "h_kv": mixer.kv_heads, "d/h": mixer.head_dim,
+        "h/h_kv": mixer.heads // mixer.kv_heads, "d_v": v, "F": first.ffn.hidden, "v": 43,
+        "h·d/h": q, "h_kv·d/h": k, "h·d_v": mixer.heads * v, "h_kv·d_v": mixer.kv_heads * v,
+        "d_qkv": q + k + mixer.kv_heads * v, "3d": 3 * width, "4d": 4 * width,
+        "W": mixer.window, "seen": mixer.window,
+    }  # fmt: skip
+    assert len(trace.steps) > 15
+    for step in trace.steps:
+        sizes["n"] = N + 1 if step.section.startswith("the next token") else N
+        assert [sizes[letter] for letter in step.letters] == list(step.shape), step.formula
+
+
+@pytest.mark.parametrize("kind", RUNGS, ids=lambda kind: kind.name)
+def test_every_step_is_said_to_be_where_it_is(kind):
+    """Block 0's H is not what the final norm takes."""
+    shown, taps = climbed(kind, CONFIGS["gpt2"], more=1)
+    name = "H_q" if kind.number <= 2 else "H"
+    last = f"{name} of block 1"
+    assert shown.sections[last] == "after the last block"
+    assert shown.notes[last] == (
+        "block 1 does the same with their own weights: X of block i + 1 is H of block i"
+    )
+    value = shown_last_row(shown.values[last])
+    expected = taps["blocks.1.resid_post"][0]
+    torch.testing.assert_close(value, expected if value.ndim == 2 else expected[-1])
+    after = next(f for f in shown.values if f.startswith(f"{name[0]}′"))
+    assert shown.sections[after] == "after the last block"
+    inside = next(f for f in shown.values if f.startswith(f"{name} = "))
+    assert shown.sections[inside] == "block 0 of 2"
+    following = [part for part in shown.sections.values() if part.startswith("the next token: ")]
+    assert bool(following) == (kind.number >= 6)
 
 
 def test_the_fused_rung_shows_the_decoders_own_activations():
     shown, taps = climbed(FusedKernels, CONFIGS["qk norm"], more=1)
     names = {
-        "X": "resid_pre", "T = T¹ = norm(X)": "ln1.out", "Q, columns of one product": "attn.q",
-        "Q = norm(Q)": "attn.q_norm", "K rotated by position": "attn.k_rot",
-        "C = attend(Q, K, V), one kernel": "attn.z", "T³ = T² + X": "resid_mid",
-        "T⁵ = FFN(T⁴)": "mlp_out", "H = T⁵ + T³": "resid_post",
+        "X = W_E[ids]": "resid_pre", "T¹ = RMSNorm(X) = X/√(mean(X²) + ε) · w": "ln1.out",
+        "Q, columns of one product": "attn.q",
+        "Q_norm = RMSNorm(Q) = Q/√(mean(Q²) + ε) · w": "attn.q_norm",
+        "K_rot = R(position) K_norm": "attn.k_rot",
+        "C = attend(Q_rot, K_rot, V), one kernel": "attn.z", "T³ = T² + X": "resid_mid",
+        "T⁵ = L W_down": "mlp_out", "H = T⁵ + T³": "resid_post",
     }  # fmt: skip
     for formula, tap in names.items():
         torch.testing.assert_close(shown.values[formula], taps[f"blocks.0.{tap}"], rtol=0, atol=0)
-    assert shown.values["C_n = attend(Q_n, K, V), one kernel"].shape == (2, 4, 1, 8)
-    assert not shown.moved("W_k, some rows of the stored W_qkvᵀ")
-    assert not any("_" in formula.replace("_n", "").replace("W_", "") for formula in shown.values)
+    assert shown.values["C_n = attend(Q_rot_n, K_rot, V), one kernel"].shape == (2, 4, 1, 8)
+    for letter, place, rows in (("q", "first", 32), ("k", "next", 16), ("v", "last", 16)):
+        formula = f"W_{letter}ᵀ, the {place} rows of the stored W_qkvᵀ"
+        assert shown.values[formula].shape == (rows, 16)
+        assert not shown.moved(formula)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qk norm", "window", "head with a bias"])
+def test_the_fused_rung_says_what_is_the_same_as_below_alike(name):
+    """The formulas that it shares with rung 7 are the same strings, so that they can be folded."""
+    fused, _ = climbed(FusedKernels, CONFIGS[name], more=1)
+    batch, _ = climbed(Batch, CONFIGS[name], more=1)
+    own = set(fused.values) - set(batch.values)
+    kernels = ("columns of", "one kernel", "of the stored")
+    assert [f for f in own if not any(word in f for word in kernels)] == []
+    for formula in set(fused.values) & set(batch.values):
+        assert fused.axes[formula] == batch.axes[formula]
+        torch.testing.assert_close(fused.values[formula], batch.values[formula])
 
 
 def test_nothing_is_tapped_where_no_one_looks(monkeypatch):
@@ -116,39 +192,78 @@ def test_a_formula_has_a_bias_only_where_there_is_one(kind):
 
 @pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
 def test_the_scale_is_said_to_be_the_usual_one_only_where_it_is(kind):
-    for scale, formula in ((8**-0.5, "scores / √(d/h)"), (0.3, "scores · scale")):
+    for scale, end in ((8**-0.5, " / √(d/h)"), (0.3, " · scale")):
         shown, _ = climbed(kind, gpt2(scale=scale))
-        assert formula in shown.values
-        assert len([f for f in shown.values if f.startswith(("scores /", "scores ·"))]) == 1
+        (formula,) = (f for f in shown.values if f.startswith(("s = ", "S = ")))
+        assert formula.endswith(end)
+        value = "√(d/h) = √8 = 2.828" if scale != 0.3 else "scale = 0.3"
+        assert shown.notes[formula].startswith(value)
+
+
+@pytest.mark.parametrize("kind", RUNGS[:7], ids=lambda kind: kind.name)
+def test_norms_show_their_mean_and_variance(kind):
+    shown, taps = climbed(kind, CONFIGS["gpt2"])
+    name = "x" if kind.number <= 2 else "X"
+    X = taps["blocks.0.resid_pre"][0]
+    mean = shown_last_row(shown.values[f"μ = mean({name})"]).flatten()
+    square = shown_last_row(shown.values[f"σ² = mean(({name} − μ)²)"]).flatten()
+    torch.testing.assert_close(mean, X.mean(-1)[-len(mean) :])
+    torch.testing.assert_close(square, X.var(-1, correction=0)[-len(square) :])
+    without, _ = climbed(kind, CONFIGS["llama"])
+    assert not any("μ" in formula for formula in without.values)
 
 
 def test_the_lowest_rungs_show_the_last_token_which_sees_all_others():
     shown, taps = climbed(Loops, CONFIGS["llama"])
-    weights_ = torch.tensor(shown.values["weights = softmax(scores)"], dtype=torch.float64)
+    weights_ = torch.tensor(shown.values["a = softmax(s)"], dtype=torch.float64)
     assert weights_.shape == (N,)
     assert weights_.sum() == pytest.approx(1)
-    rotated = torch.tensor(shown.values["q rotated by its position"], dtype=torch.float64)
+    rotated = torch.tensor(shown.values["q_rot = R(position) q"], dtype=torch.float64)
     torch.testing.assert_close(rotated, taps["blocks.0.attn.q_rot"][0, 0, -1])
     row, _ = climbed(Rows, CONFIGS["llama"])
-    torch.testing.assert_close(row.values["weights = softmax(scores)"], weights_)
-    assert not row.moved("Kᵀ")
-    assert row.values["Kᵀ"].shape == (8, N)
+    torch.testing.assert_close(row.values["a = softmax(s)"], weights_)
+    assert not row.moved("K_rotᵀ")
+    assert row.values["K_rotᵀ"].shape == (8, N)
+
+
+def test_the_lowest_rungs_say_whose_keys_and_values_they_show():
+    for kind, names in ((Loops, ("k = t_k × W_k", "v = t_v × W_v")),
+                        (Rows, ("k_i = t¹_i W_k", "v_i = t¹_i W_v"))):  # fmt: skip
+        shown, taps = climbed(kind, CONFIGS["llama"])
+        for formula in names:
+            assert shown.tokens[formula] == 0
+            value = torch.as_tensor(shown.values[formula], dtype=torch.float64)
+            torch.testing.assert_close(value, taps[f"blocks.0.attn.{formula[0]}"][0, 0, 0])
+    windowed, _ = climbed(Loops, CONFIGS["window"])
+    assert windowed.tokens["k = t_k × W_k"] == N - 4  # the first that the last token sees
+
+
+def test_one_score_is_spelled_out():
+    shown, _ = climbed(Matrices, CONFIGS["gpt2"])
+    S = shown.values["S = Q Kᵀ / √(d/h)"]
+    Q, K = shown.values["Q = T¹ W_q + b_q"], shown.values["K = T¹ W_k + b_k"]
+    _, rows, terms = shown.notes["S = Q Kᵀ / √(d/h)"].split("\n")
+    assert rows == f"S[{N - 1},0] = (Q row {N - 1} · K row 0) / 2.828"
+    assert terms.startswith(f"= (({Q[-1, 0]:.3g})({K[0, 0]:.3g}) + ")
+    assert terms.endswith(f"/ 2.828 = {S[-1, 0]:.4g}")
+    assert S[-1, 0].item() == pytest.approx((Q[-1] @ K[0] / 8**0.5).item())
+    assert shown.notes["Kᵀ"] == "Q K is not defined: n × d/h times n × d/h"
 
 
 def test_matrices_show_each_heads_own_and_a_masked_square():
     shown, taps = climbed(Matrices, CONFIGS["window"])
-    torch.testing.assert_close(shown.values["Q = T W_q"], taps["blocks.0.attn.q"][0, 0])
-    assert shown.times["Q = T W_q"] == 2 * 4
-    assert shown.times["K = T W_k"] == 2 * 2
+    torch.testing.assert_close(shown.values["Q = T¹ W_q"], taps["blocks.0.attn.q"][0, 0])
+    assert shown.times["Q = T¹ W_q"] == 2 * 4
+    assert shown.times["K = T¹ W_k"] == 2 * 2
     hidden = torch.tensor([[j > i or j <= i - 4 for j in range(N)] for i in range(N)])
-    M = shown.values["mask M"]
+    M = shown.values["M, the mask"]
     assert torch.equal(M.isneginf(), hidden)
     assert (M[~hidden] == 0).all()
-    A = shown.values["A = softmax(scores)"]
+    A = shown.values["A = softmax(S + M)"]
     assert (A[hidden] == 0).all()
     torch.testing.assert_close(A.sum(-1), torch.ones(N, dtype=torch.float64))
-    assert shown.values["Kᵀ"].stride() == (1, 8)
-    assert not shown.moved("Kᵀ")
+    assert shown.values["K_rotᵀ"].stride() == (1, 8)
+    assert not shown.moved("K_rotᵀ")
 
 
 @pytest.mark.parametrize(
@@ -165,9 +280,9 @@ def test_heads_are_split_by_strides_and_merged_by_a_copy(kind, batch, width):
         assert shown.values[turned].stride()[-3:] == (8, width, 1)
         assert not shown.moved(apart)
         assert not shown.moved(turned)
-    assert shown.values["Kᵀ"].shape == (*batch, 4, 8, N)
-    assert not shown.moved("Kᵀ")
-    turned, merged = f"C as {b}n × h × d/h", f"C as {b}n × d, heads merged"
+    assert shown.values["K_rotᵀ"].shape == (*batch, 4, 8, N)
+    assert not shown.moved("K_rotᵀ")
+    turned, merged = f"C as {b}n × h × d/h", f"C as {b}n × h·d/h, heads merged"
     assert not shown.moved(turned)
     assert shown.moved(merged)
     assert shown.values[merged].shape == (*batch, N, 32)
@@ -176,17 +291,17 @@ def test_heads_are_split_by_strides_and_merged_by_a_copy(kind, batch, width):
 
 def test_shared_keys_are_seen_more_than_once_and_not_repeated():
     shown, _ = climbed(HeadsAsDimension, CONFIGS["llama"])
-    K = shown.values["K as k × h/k × n × d/h"]
+    K = shown.values["K_rot as h_kv × h/h_kv × n × d/h"]
     assert K.shape == (2, 2, N, 8)
     assert K.stride(1) == 0
-    assert not shown.moved("K as k × h/k × n × d/h")
-    assert shown.values["K as k × n × d/h"].shape == (2, N, 8)
+    assert not shown.moved("K_rot as h_kv × h/h_kv × n × d/h")
+    assert shown.values["K as h_kv × n × d/h"].shape == (2, N, 8)
     assert shown.moved("W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built")
 
 
 def test_combined_slices_are_views_of_one_product():
     shown, taps = climbed(CombinedQKV, CONFIGS["llama"])
-    assert shown.values["QKV = T W_qkv"].shape == (N, 32 + 16 + 16)
+    assert shown.values["QKV = T¹ W_qkv"].shape == (N, 32 + 16 + 16)
     places = {"q": ("first", 0), "k": ("next", 32), "v": ("last", 48)}
     for letter, (place, start) in places.items():
         formula = f"{letter.upper()}, the {place} columns"
@@ -198,14 +313,20 @@ def test_combined_slices_are_views_of_one_product():
 
 def test_one_more_token_is_one_row_without_a_mask():
     shown, _ = climbed(KeyValueCache, CONFIGS["llama"], more=2)
-    assert shown.values["QKV_n = T_n W_qkv"].shape == (1, 64)
-    assert shown.values["scores_n = Q_n Kᵀ"].shape == (2, 2, 1, N + 1)
-    assert shown.times["mask M"] == 2  # once a layer, for the prompt
-    kept = shown.values["K: the cache's slots so far, K_n the last"]
-    assert kept.shape == (2, N + 1, 8)
-    assert not shown.moved("K: the cache's slots so far, K_n the last")
+    assert shown.values["QKV_n = T¹_n W_qkv"].shape == (1, 64)
+    S_n = "S_n = Q_rot_n K_rotᵀ / √(d/h)"
+    assert shown.values[S_n].shape == (2, 2, 1, N + 1)
+    assert shown.times["M, the mask"] == 2  # once a layer, for the prompt
+    kept = Trace()
+    of = weights(CONFIGS["llama"])
+    read(KeyValueCache(of, kept), ids(1, N + 2), N)
+    both = [step for step in kept.steps if step.formula.startswith("K_rot: of all tokens")]
+    assert [step.shape for step in both] == [(2, N, 8), (2, N + 1, 8)]
+    assert [step.moved for step in both] == [False, False]
+    assert [step.note for step in both] == ["", f"rows 0 to {N - 1} from the cache, row {N} new"]
     windowed, _ = climbed(KeyValueCache, CONFIGS["window"], more=1)
-    assert windowed.values["scores_n = Q_n Kᵀ"].shape == (2, 2, 1, 4)
+    assert windowed.values[S_n].shape == (2, 2, 1, 4)
+    assert windowed.axes[S_n].endswith("1 × W")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "window", "wide values", "layers that differ"])

@@ -9,9 +9,9 @@ def test_views_and_copies_are_told_apart():
     q = torch.arange(24.0).reshape(3, 8)
     heads = q.view(3, 2, 4).transpose(0, 1)
     trace = Trace()
-    trace("split", heads, q)
-    trace("merged", heads.transpose(0, 1).reshape(3, 8), heads)
-    trace("copied", heads.clone(), heads)
+    trace("split", heads, source=q)
+    trace("merged", heads.transpose(0, 1).reshape(3, 8), source=heads)
+    trace("copied", heads.clone(), source=heads)
     split, merged, copied = trace.steps
     assert split.source == ((3, 8), (8, 1))
     assert (split.shape, split.strides, split.moved) == ((2, 3, 4), (4, 8, 1), False)
@@ -30,6 +30,27 @@ def test_a_formula_is_kept_where_it_comes_first():
         ("x", ((1.0,),)),
         ("y", ((2.0,),)),
     ]
+
+
+def test_each_section_has_its_own_steps_and_repeated_ones_have_none():
+    trace = Trace()
+    notes = []
+    trace("x", 0.0)
+    for block in range(3):
+        trace.section(f"block {block}", again=block > 0)
+        trace("x", float(block), note=lambda block=block: notes.append(block) or "said")
+    trace.section("after")
+    trace("x", [4.0, 5.0], "(d)(d × n) = n", note="last", token=2)
+    steps = trace.steps
+    assert [(step.section, step.values[0][0]) for step in steps] == [
+        ("", 0.0),
+        ("block 0", 0.0),
+        ("after", 4.0),
+    ]
+    assert notes == [0]  # of what is not kept no words are made
+    assert [step.note for step in steps] == ["", "said", "last"]
+    assert (steps[2].axes, steps[2].letters, steps[2].token) == ("(d)(d × n) = n", ("n",), 2)
+    assert steps[0].letters == ()
 
 
 def test_lists_have_no_strides():
