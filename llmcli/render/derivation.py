@@ -175,7 +175,7 @@ class _Step:
         if inline:
             cells = "  ".join(_number(row[0]) for row in step.values)
             more = " …" if len(step.values) < (step.shape or (1,))[-2:][0] else ""
-            shape.append(f"   {cells}{more}")
+            shape.append(f"{'   ' if shape else ''}{cells}{more}")
         return _Line(formula, shape)
 
     def _numbers(self) -> Iterator[RenderableType]:

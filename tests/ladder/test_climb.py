@@ -173,5 +173,5 @@ def test_steps_of_the_first_layer_are_kept():
     for rung in rungs:
         assert rung.steps, rung.number
     moved = {step.formula: step.moved for step in rungs[3].steps if step.source is not None}
-    assert moved["Kᵀ"] is False
+    assert moved["K_rotᵀ"] is False
     assert moved["C as n × d, heads merged"] is True
