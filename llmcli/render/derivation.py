@@ -34,7 +34,8 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))
     index = report.rungs.index(rung)
-    below = _Below(report.rungs[index - 1] if index else None)
+    # where the two disagree nothing is "as on the rung below": all numbers are shown
+    below = _Below(report.rungs[index - 1] if index and rung.ok else None)
     if any(below.kind(step) == RAISED for step in rung.steps):
         words = f"without numbers: steps of rung {below.number} that have more axes here"
         parts.append(Text(words, style=FAINT))

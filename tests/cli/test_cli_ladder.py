@@ -54,7 +54,7 @@ def test_json_has_every_rung(climb):
 def test_one_rung_is_explained(climb):
     result = climb("ab", "--rung", "4", "--explain")
     assert result.code == 0
-    assert "A = softmax(scores)" in result.out
+    assert "without numbers: steps of rung 3 that have more axes here" in result.out
     assert "copy  C as n × d, heads merged" in result.out
     assert "rung 4: logits differ from the rung before by at most" in result.out
     assert "tok/s" not in result.out

@@ -15,6 +15,7 @@ from llmcli.ladder.heads import HeadsAsDimension
 from llmcli.ladder.loops import Loops
 from llmcli.ladder.matrices import Matrices
 from llmcli.ladder.rows import Rows
+from llmcli.ladder.rung import Silent
 
 SOME = ("gpt2", "llama", "window", "qk norm", "partial rotation", "layers that differ")
 
@@ -62,8 +63,13 @@ def test_the_attention_pattern_against_heads_as_a_dimension(of):
     """What `attention` will draw: rows of the pattern, in blocks, from emitted activations."""
     tokens = ids(1, 7)
     seen = []
-    rung = HeadsAsDimension(of, lambda formula, value, source=None: (
-        seen.append(value) if formula == "A = softmax(scores)" else None))  # fmt: skip
+
+    class Patterns(Silent):
+        def __call__(self, formula, value, axes="", *, source=None, note="", token=None):
+            if formula == "A = softmax(S + M)":
+                seen.append(value)
+
+    rung = HeadsAsDimension(of, Patterns())
     rung.start(tokens[0])
     taps = {}
     of.decoder(tokens, tap=taps.__setitem__)

@@ -136,6 +136,13 @@ def test_only_what_is_the_same_is_folded():
     assert "X: as on rung 2" in derivation(X, below=(replace(X, note="said there"),))
 
 
+def test_nothing_is_folded_where_the_rungs_disagree():
+    wrong = replace(RUNG, difference=0.5)
+    text = shown(render_rung(wrong, replace(REPORT, rungs=(BELOW, wrong)), "tiny"), 80)
+    assert "as on rung" not in text
+    assert '  0 "In"                0.5          1          2          3 …' in text
+
+
 def test_steps_with_an_axis_more_are_shapes():
     raised = tuple(
         replace(one, shape=(4, *one.shape), axes=f"b × {one.axes}") for one in (X, MEAN, SCORES)
