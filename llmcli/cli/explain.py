@@ -141,6 +141,11 @@ def command(
 
         out.show(render_explanation(report, model_line(about), full=explain.full))
     if not report.ok:
+        if report.local is not None and not report.local.ok:
+            raise Different(
+                f"`{report.local.name}` is not what its formula makes of the kernel's own inputs",
+                hint="of the tensors that were checked it is the first, in the order of execution",
+            )
         raise Different(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
             hint="the first step with a ✗ has the difference; --depth all derives everything",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config import AttentionConfig
-from llmcli.explain.rule import Element, Rule, dot, largest, products, symbol, total
+from llmcli.explain.rule import Element, Rule, dot, largest, products, size, symbol, total
 from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
@@ -60,22 +60,33 @@ class Scores(Rule):
         """Head by head."""
         q_HTd, k_KSd = values[self.query], values[self.key]
         tokens = q_HTd.shape[1]
-        at_T = torch.arange(tokens)
-        hidden_TS = at_T[None, :] > at_T[:, None]
-        if self.attention.window is not None:
-            hidden_TS = hidden_TS | (at_T[:, None] - at_T[None, :] >= self.attention.window)
         heads = [
             torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.group]) * self.attention.scale
             for head, q_Td in enumerate(q_HTd)
         ]
-        return torch.stack(heads).masked_fill(hidden_TS, -math.inf)
+        return torch.stack(heads).masked_fill_(self.hidden(tokens), -math.inf)
+
+    def hidden(self, tokens: int) -> Tensor:
+        """Which keys no query may look at, `[T, S]`."""
+        at_T = torch.arange(tokens)
+        hidden_TS = at_T[None, :] > at_T[:, None]
+        if self.attention.window is not None:
+            hidden_TS = hidden_TS | (at_T[:, None] - at_T[None, :] >= self.attention.window)
+        return hidden_TS
+
+    def magnitudes(self, values: Values) -> Tensor:
+        """Σ|q·k|, scaled; a mask is exact."""
+        q_HTd, k_KSd = values[self.query].abs(), values[self.key].abs()
+        k_HSd = k_KSd.repeat_interleave(self.group, 0)
+        size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.attention.scale)
+        return size_HTS.masked_fill_(self.hidden(q_HTd.shape[1]), 0.0)
 
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """A dot product of a query and a key, scaled; or −∞."""
         head, query, key = index
         reason = self.hides(query, key)
         if reason:
-            return Element(value=-math.inf, note=reason)
+            return Element(value=-math.inf, magnitude=0.0, note=reason)
         shared = head // self.group
         terms = products(
             values[self.query][head, query].tolist(), values[self.key][shared, key].tolist()
@@ -84,17 +95,18 @@ class Scores(Rule):
         columns = (
             symbol(self.query_letter, head, query, "i"), symbol(self.key_letter, shared, key, "i")
         )
-        size = self.attention.head_dim
+        width = self.attention.head_dim
         value = summed * self.attention.scale
         usual = is_usual(self.attention)
         scaled = Fact(
-            formula=f"Σ / √{size} = {{}} / {{}}" if usual else "Σ · scale = {} · {}",
-            parts=(summed, math.sqrt(size) if usual else self.attention.scale),
+            formula=f"Σ / √{width} = {{}} / {{}}" if usual else "Σ · scale = {} · {}",
+            parts=(summed, math.sqrt(width) if usual else self.attention.scale),
             value=value,
         )
         at = largest(terms).at
         return Element(
             value=value,
+            magnitude=size(terms) * abs(self.attention.scale),
             note=_shared(self.attention, head),
             sum=dot(columns, summed),
             terms=terms,
@@ -121,6 +133,18 @@ class Pattern(Rule):
         e_HTS = torch.exp(s_HTS - s_HTS.amax(-1, keepdim=True))
         return e_HTS / e_HTS.sum(-1, keepdim=True)
 
+    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+        """The largest weight of the row; what is masked is 0 exactly."""
+        hidden = self.scores.hides(*index[1:])
+        return 0.0 if hidden else super().magnitude(values, name, index)
+
+    def magnitudes(self, values: Values) -> Tensor:
+        """A weight times the sizes of what its scores were added up from, for `e^` of them.
+
+        The kernel never writes scores: what it rounds in them is in its weights.
+        """
+        return _uncertain(values[self.source], self.scores.magnitudes(values))
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The whole row of scores, their exponentials, and the share of one of them."""
         head, query, key = index
@@ -141,7 +165,7 @@ class Pattern(Rule):
         if reason:
             zero = Fact(formula="e^(−∞ − max) / Σ = 0 / {}", parts=(summed,), value=0.0)
             return Element(
-                value=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
+                value=0.0, magnitude=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
                 after=(zero,), follow=((self.source, index),),
             )  # fmt: skip
         value = exps[key] / summed
@@ -150,10 +174,20 @@ class Pattern(Rule):
             parts=(exps[key], summed),
             value=value,
         )
+        magnitude = float(self.row_magnitudes(values, head, query)[key])
         return Element(
-            value=value, before=(peak,), sum=sum_, terms=terms, after=(share,),
+            value=value, magnitude=magnitude, before=(peak,), sum=sum_, terms=terms, after=(share,),
             follow=((self.source, index),),
         )  # fmt: skip
+
+
+    def row_magnitudes(self, values: Values, head: int, query: int) -> Tensor:
+        """Those of one row, `[S]`."""
+        s_S, scores = values[self.source][head, query], self.scores
+        k_Sd = values[scores.key][head // scores.group].abs()
+        q_d = values[scores.query][head, query].abs()
+        size_S = (k_Sd * q_d).sum(-1) * abs(scores.attention.scale)
+        return _uncertain(s_S, size_S.masked_fill_(s_S == -math.inf, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +195,7 @@ class Mix(Rule):
     """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`."""
 
     attention: AttentionConfig
+    weights: Pattern
     pattern: str
     value: str
 
@@ -180,6 +215,12 @@ class Mix(Rule):
             ]
         )
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """What the weights may be off, times the values: a fused kernel writes neither S nor A."""
+        group = self.attention.heads // self.attention.kv_heads
+        v_HSe = values[self.value].abs().repeat_interleave(group, 0)
+        return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""
         head, query, i = index
@@ -194,13 +235,25 @@ class Mix(Rule):
         columns = (symbol("A", head, query, "s"), symbol("V", shared, "s", i))
         value = total(terms)
         at = largest(terms).at
+        off_S = self.weights.row_magnitudes(values, head, query)
         return Element(
             value=value,
+            magnitude=float((off_S * values[self.value][shared, :, i].abs()).sum()),
             note=_shared(self.attention, head),
             sum=dot(columns, value, over="s"),
             terms=terms,
             follow=((self.pattern, (head, query, at)), (self.value, (shared, at, i))),
         )
+
+
+def _uncertain(s: Tensor, size: Tensor) -> Tensor:
+    """What `[…, S]` weights may be off, in eps, where scores `s` were added up from `size`.
+
+    A weight is wrong by its own share of what its score and its sum are wrong: e^x(1 + dx).
+    """
+    below = torch.where(s == -math.inf, 0.0, s.amax(-1, keepdim=True) - s)
+    a, off = s.softmax(-1), size + below
+    return a * (1 + off + (a * off).sum(-1, keepdim=True))
 
 
 def is_usual(attention: AttentionConfig) -> bool:

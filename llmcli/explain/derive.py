@@ -13,13 +13,14 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
+from llmcli.explain.local import local
 from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
 from llmcli.explain.values import UNWRITTEN, Progress, Values
 from llmcli.model import Model, dtype_name
-from llmcli.reports.explanation import Check, Explanation, Letter, Step
+from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
 
 Source = Literal["derived", "kernel"]
 
@@ -51,7 +52,7 @@ def explain(
     tokens = tuple(zip(ids, texts, strict=True))
     if axes.kind == "parameter":
         leaf = parameter_step(model, axes, index, equal_sizes=_equal_sizes(model))
-        return _explanation((leaf,), (), tokens, letters, None, dtype_name(model.dtype), 0)
+        return _explanation((leaf,), (), None, tokens, letters, None, dtype_name(model.dtype), 0)
     with torch.inference_mode():
         values = Values(
             model, rules(model.config), ids, texts, target=axes.name, depth=depth,
@@ -60,14 +61,25 @@ def explain(
         tree = _Tree(values, len(ids))
         tree.require_memory()
         steps, checks = tree.steps((axes.name, index)), tree.checks()
+        alone = local(values, _derived_cells(steps))
     return _explanation(
-        steps, checks, tokens, letters, values.depth, dtype_name(model.dtype), len(values.derived)
-    )
+        steps, checks, alone, tokens, letters, values.depth, dtype_name(model.dtype),
+        len(values.derived),
+    )  # fmt: skip
+
+
+def _derived_cells(steps: Sequence[Step]) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for step in steps:
+        if step.source == "derived":
+            found.setdefault(step.name, []).append(step.index)
+    return found
 
 
 def _explanation(
     steps: tuple[Step, ...],
     checks: tuple[Check, ...],
+    alone: Local | None,
     tokens: tuple[tuple[int, str], ...],
     letters: tuple[Letter, ...],
     depth: int | None,
@@ -86,9 +98,12 @@ def _explanation(
         kernel=root.kernel,
         difference=root.difference,
         tolerance=root.tolerance,
-        ok=all(step.ok for step in steps) and all(check.ok for check in checks),
+        ok=all(step.ok for step in steps)
+        and all(check.ok for check in checks)
+        and (alone is None or alone.ok),
         tensors=tensors,
         checks=checks,
+        local=alone,
         steps=steps,
     )
 
@@ -133,7 +148,7 @@ class _Tree:
         """The number with the inputs that are followed from it: deep down only the first."""
         (name, index), values = cell, self.values
         if not values.derives(name):
-            return Element(value=float(values[name][index]))
+            return Element(value=float(values[name][index]), magnitude=0.0)
         values.derived.add(name)
         element = values.rules[name].element(values, index)
         if values.depth is not None and level >= values.depth:

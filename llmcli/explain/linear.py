@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmcli.explain.parameter import origin
-from llmcli.explain.rule import Element, Rule, dot, largest, products, symbol, total
+from llmcli.explain.rule import Element, Rule, dot, largest, products, size, symbol, total
 from llmcli.explain.values import exact
 from llmcli.reports.explanation import Fact, Term
 
@@ -36,6 +36,14 @@ class LookUp(Rule):
         weight_VD = values.weight(self.weight)
         return torch.stack([exact(weight_VD[row]) for row in rows])
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """None: a copy."""
+        return torch.zeros(1, dtype=torch.float64)
+
+    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+        """None: a copy."""
+        return 0.0
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """One number of the table."""
         token, i = index
@@ -46,7 +54,7 @@ class LookUp(Rule):
         )
         note = f"{which}: row {row} of {self.table}, {origin(values.model, self.weight)}"
         fact = Fact(formula=symbol(self.table, row, i), parts=(), value=value)
-        return Element(value=value, note=note, after=(fact,))
+        return Element(value=value, magnitude=0.0, note=note, after=(fact,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,12 @@ class Add(Rule):
     def tensor(self, values: Values) -> Tensor:
         """Number by number."""
         return torch.stack([values[name] for name in self.inputs]).sum(0)
+
+    def magnitudes(self, values: Values) -> Tensor:
+        """Of the parts; a single one is a copy."""
+        if len(self.parts) == 1:
+            return torch.zeros(1, dtype=torch.float64)
+        return torch.stack([values[name].abs() for name in self.inputs]).sum(0)
 
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and everything that the stream was made of up to here."""
@@ -84,6 +98,7 @@ class Add(Rule):
         )
         return Element(
             value=value,
+            magnitude=size(terms) if len(terms) > 1 else 0.0,
             after=(added,),
             origins=origins if len(origins) > 2 else (),
             follow=((self.parts[largest(terms).at][0], index),),
@@ -122,19 +137,27 @@ class Multiply(Rule):
             out_TN = out_TN + values.vector(self.bias)
         return _split(out_TN, self.heads) if self.heads else out_TN
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """Absolute values of all rows times those of all columns."""
+        weight_KN = exact(values.weight(self.weight)).abs_()
+        out_TN = torch.einsum("tk,kn->tn", _concatenated(values[self.source]).abs(), weight_KN)
+        if self.bias is not None:
+            out_TN = out_TN + values.vector(self.bias).abs()
+        return _split(out_TN, self.heads) if self.heads else out_TN
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """A dot product, its terms those of the row and the column."""
         x = values[self.source]
         weight_KN = values.weight(self.weight)
         token = index[1] if self.heads else index[0]
-        size = weight_KN.shape[1] // max(self.heads, 1)
-        column = index[0] * size + index[2] if self.heads else index[1]
+        wide = weight_KN.shape[1] // max(self.heads, 1)
+        column = index[0] * wide + index[2] if self.heads else index[1]
         element = self._dot(values, x, weight_KN[:, column], token, column)
         if not self.heads:
             return element
         head, _, i = index
         which = f"({self.head} {head}, number {i})"
-        note = f"{self.weight_letter}: column {column} = {head} · {size} + {i} {which}"
+        note = f"{self.weight_letter}: column {column} = {head} · {wide} + {i} {which}"
         return replace(element, note=note)
 
     def _dot(
@@ -145,7 +168,7 @@ class Multiply(Rule):
         columns = (
             symbol(self.source_letter, token, "i"), symbol(self.weight_letter, "i", column)
         )
-        value, after = summed, []
+        value, b, after = summed, 0.0, []
         if self.bias is not None:
             b = float(values.weight(self.bias)[column])
             value = summed + b
@@ -160,15 +183,16 @@ class Multiply(Rule):
         cell: tuple[int, ...] = (token, at)
         note = ""
         if x.ndim == 3:
-            size = x.shape[2]
-            head, i = divmod(at, size)
+            wide = x.shape[2]
+            head, i = divmod(at, wide)
             cell = (head, token, i)
             note = (
-                f"{self.source_letter} with its heads side by side: i = head · {size} + number, "
-                f"as {at} = {head} · {size} + {i}"
+                f"{self.source_letter} with its heads side by side: i = head · {wide} + number, "
+                f"as {at} = {head} · {wide} + {i}"
             )
         return Element(
             value=value,
+            magnitude=size(terms) + abs(b),
             note=note,
             sum=dot(columns, summed),
             terms=terms,
@@ -187,6 +211,12 @@ class HeadShare(Multiply):
         w_HeD = exact(values.weight(self.weight)).reshape(len(z_HTe), z_HTe.shape[2], -1)
         return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """The same of the absolute values."""
+        z_HTe = values[self.source].abs()
+        w_HeD = exact(values.weight(self.weight)).abs_().reshape(len(z_HTe), z_HTe.shape[2], -1)
+        return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """A dot product over the numbers of the head."""
         head, token, i = index
@@ -201,6 +231,7 @@ class HeadShare(Multiply):
         value = total(terms)
         return Element(
             value=value,
+            magnitude=size(terms),
             sum=dot(columns, value),
             terms=terms,
             follow=((self.source, (head, token, largest(terms).at)),),

@@ -41,12 +41,18 @@ class Activate(Rule):
         """The function's own formula."""
         return _activated(values[self.source], self.function)
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
+        x_TF = values[self.source].abs()
+        return torch.zeros_like(x_TF) if self.function == "relu" else x_TF
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The formula with the number in it."""
         x = float(values[self.source][index])
         value = float(_activated(torch.tensor(x, dtype=torch.float64), self.function))
         return Element(
             value=value,
+            magnitude=0.0 if self.function == "relu" else abs(x),
             after=_facts(symbol(self.source_letter, *index), x, value, self.function),
             follow=((self.source, index),),
         )
@@ -68,13 +74,20 @@ class Gate(Rule):
         """A product of numbers."""
         return values[self.act] * values[self.up]
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """Of the products themselves."""
+        return self.tensor(values).abs()
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """Two numbers."""
         a, u = float(values[self.act][index]), float(values[self.up][index])
         formula = f"{symbol('Activation(G)', *index)} · {symbol('U', *index)} = {{}} · {{}}"
         fact = Fact(formula=formula, parts=(a, u), value=a * u)
         return Element(
-            value=a * u, after=(fact,), follow=((self.act, index), (self.up, index))
+            value=a * u,
+            magnitude=abs(a * u),
+            after=(fact,),
+            follow=((self.act, index), (self.up, index)),
         )
 
 

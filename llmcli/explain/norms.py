@@ -52,6 +52,11 @@ class Scale(Rule):
         centred = x - self._means(x)
         return ((centred * centred).sum(-1, keepdim=True) / size + self.norm.eps) ** 0.5
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """The result, and the mean that was taken off."""
+        x = values[self.source]
+        return self.scales(x) + self._means(x).abs()
+
     def _means(self, x: Tensor) -> Tensor:
         if self.norm.kind == "rms":
             return torch.zeros_like(x[..., :1])
@@ -63,6 +68,7 @@ class Scale(Rule):
         found = self.statistics(values[self.source][tuple(row)].tolist(), row)
         return Element(
             value=found.scale.value,
+            magnitude=found.scale.value + abs(found.mean or 0.0),
             before=found.before,
             sum=found.sum,
             terms=found.terms,
@@ -111,6 +117,15 @@ class Norm(Scale):
         out = (x - self._means(x)) / self.scales(x) * values.vector(self.weight)
         return out if self.bias is None else out + values.vector(self.bias)
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """The row's number, the terms of its mean, and the bias."""
+        x = values[self.source]
+        spread = x.abs()
+        if self.norm.kind == "layer":
+            spread = spread + x.abs().mean(-1, keepdim=True)
+        out = spread / self.scales(x) * values.vector(self.weight).abs()
+        return out if self.bias is None else out + values.vector(self.bias).abs()
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the number itself."""
         *row, i = index
@@ -128,8 +143,10 @@ class Norm(Scale):
         if b is not None:
             words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
+        mean = 0.0 if found.mean is None else math.fsum(map(abs, x)) / len(x)
         return Element(
             value=value,
+            magnitude=(abs(x[i]) + mean) / scale * abs(w) + abs(b or 0.0),
             before=found.before,
             sum=found.sum,
             terms=found.terms,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmcli.config import RopeConfig
-from llmcli.explain.rule import Element, Rule, largest, symbol, total
+from llmcli.explain.rule import Element, Rule, largest, size, symbol, total
 from llmcli.ops.rope import frequencies
 from llmcli.reports.explanation import Fact, Term
 
@@ -58,6 +58,24 @@ class Rotate(Rule):
             out[:, position, half : 2 * half] = b * cos_N + a * sin_N
         return out
 
+    def magnitudes(self, values: Values) -> Tensor:
+        """Both products of a pair, each of an angle in float64; what is not turned is a copy."""
+        x = values[self.source].abs()
+        omegas, factor = self.angles(x.shape[1])
+        half = len(omegas)
+        out = torch.zeros_like(x)
+        position_T1 = torch.arange(x.shape[1], dtype=torch.float64)[:, None]
+        angle_TN = position_T1 * torch.tensor(omegas, dtype=torch.float64)
+        a, b = x[..., :half], x[..., half : 2 * half]
+        cos, sin, off = angle_TN.cos().abs(), angle_TN.sin().abs(), self._off(angle_TN, values)
+        out[..., :half] = (a * cos + b * sin + (a + b) * off) * factor
+        out[..., half : 2 * half] = (b * cos + a * sin + (a + b) * off) * factor
+        return out
+
+    def _off(self, angle: Tensor, values: Values) -> Tensor:
+        """How far cos and sin are off for the rounding of an angle, in eps of the kernel."""
+        return angle * (torch.finfo(torch.float64).eps / values.eps)
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The angle, its cosine and sine, and the two numbers of the pair."""
         head, position, i = index
@@ -69,7 +87,10 @@ class Rotate(Rule):
             value = float(x[index])
             note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
             fact = Fact(formula=own, parts=(), value=value)
-            return Element(value=value, note=note, after=(fact,), follow=((self.source, index),))
+            return Element(
+                value=value, magnitude=0.0, note=note, after=(fact,),
+                follow=((self.source, index),),
+            )  # fmt: skip
         other = i - half if i >= half else i + half
         x_own, x_other = float(x[index]), float(x[head, position, other])
         omega = omegas[i % half]
@@ -88,8 +109,10 @@ class Rotate(Rule):
             parts=(x_own, cos, x_other, sin),
             value=value,
         )
+        off = float(self._off(torch.tensor(position * omega), values)) * factor
         return Element(
             value=value,
+            magnitude=size(terms) + (abs(x_own) + abs(x_other)) * off,
             before=self._turn(position, i % half, omega, cos, sin, factor),
             after=(last,),
             follow=((self.source, (head, position, largest(terms).at)),),

@@ -24,9 +24,13 @@ Cell = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """One number and its arithmetic; `follow` are the inputs that matter most, the first most."""
+    """One number and its arithmetic; `follow` are the inputs that matter most, the first most.
+
+    `magnitude`: Σ|terms|, as `Rule.magnitudes` has it for every number; 0 where nothing is rounded.
+    """
 
     value: float
+    magnitude: float
     note: str = ""
     before: tuple[Fact, ...] = ()
     sum: Sum | None = None
@@ -56,6 +60,14 @@ class Rule(ABC):
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The number at `index` with every step of its arithmetic."""
 
+    @abstractmethod
+    def magnitudes(self, values: Values) -> Tensor:
+        """How large what is added up to each number is: Σ|terms|, and |bias|, or its equivalent.
+
+        A kernel that computes this one formula rounds by so many eps of it, whatever cancels, and
+        by nothing where it is 0. Can be broadcast to the shape of `tensor`.
+        """
+
     def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
         """How large the numbers are whose roundings end up in this one: the largest of its row."""
         return float(values.kernel_row(name, index).abs().max())
@@ -82,6 +94,11 @@ def dot(columns: tuple[str, str], value: float, over: str = "i") -> Sum:
 def total(terms: Sequence[Term]) -> float:
     """The sum of the terms, rounded once."""
     return math.fsum(term.value for term in terms)
+
+
+def size(terms: Sequence[Term]) -> float:
+    """The sum of their absolute values."""
+    return math.fsum(abs(term.value) for term in terms)
 
 
 def largest(terms: Sequence[Term]) -> Term:

@@ -207,18 +207,20 @@ def _mixed(
         query_letter=query[1],
         key_letter=key[1],
     )
+    pattern = Pattern(
+        letter="A",
+        formula=f"A = softmax(S) = softmax({scaled} + M)",
+        source=f"{name}.scores",
+        scores=scores,
+    )
     return {
         f"{name}.scores": scores,
-        f"{name}.pattern": Pattern(
-            letter="A",
-            formula=f"A = softmax(S) = softmax({scaled} + M)",
-            source=f"{name}.scores",
-            scores=scores,
-        ),
+        f"{name}.pattern": pattern,
         f"{name}.z": Mix(
             letter="C",
             formula="C = A V",
             attention=a,
+            weights=pattern,
             pattern=f"{name}.pattern",
             value=f"{name}.v",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -43,7 +44,9 @@ class Values:
         self.texts = tuple(texts)
         self.depth = depth
         self.progress = progress
+        self.eps: float = torch.finfo(model.dtype).eps
         self.derived: set[str] = set()
+        self.whole: set[str] = set()  # of these every number
         self._distance = _distances(rules, target)
         if depth is not None and depth > max(self._distance.values()):
             self.depth = None  # that is all of it
@@ -59,7 +62,19 @@ class Values:
 
     def derives(self, name: str) -> bool:
         """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
+        if self.depth == 0:
+            return name.rpartition(".")[2] in ("scores", "pattern")
         return self.depth is None or self._distance.get(name, self.depth) < self.depth
+
+    def own(self) -> Values:
+        """The same with the kernel's own numbers as inputs of every formula.
+
+        What a fused kernel never writes is derived from what it wrote.
+        """
+        own = copy(self)
+        own.depth, own.progress = 0, None
+        own._known, own.derived, own.whole = {}, set(), set()
+        return own
 
     def kept(self) -> list[str]:
         """What is derived on the way to the target, of which one number is enough, and kept."""
@@ -99,11 +114,17 @@ class Values:
         return [n for n in self.rules if n in found and n.rpartition(".")[2] not in _NOT_KEPT]
 
     def _derive(self, name: str) -> Tensor:
-        if self.progress is not None and name not in self.derived:
-            self.progress("deriving", len(self.derived), len(self._distance))
+        if name not in self.derived:
+            self.tell("deriving")
         tensor = self.rules[name].tensor(self)
         self.derived.add(name)
+        self.whole.add(name)
         return tensor
+
+    def tell(self, what: str) -> None:
+        """That something goes on."""
+        if self.progress is not None:
+            self.progress(what, len(self.derived), len(self._distance))
 
     def kernel(self, name: str) -> Tensor:
         """What the decoder computed, as a whole."""
@@ -118,9 +139,7 @@ class Values:
 
         What a fused kernel never writes is computed by the mixer from what it emitted.
         """
-        if name not in self._emitted:
-            self._emitted[name] = self._unfused(name)
-        return self._emitted[name]
+        return self._emitted[name] if name in self._emitted else self._unfused(name)
 
     def _unfused(self, name: str) -> Tensor:
         prefix, _, last = name.rpartition(".")
@@ -158,8 +177,8 @@ class Values:
 
 
 def exact(tensor: Tensor) -> Tensor:
-    """The same numbers in float64 on the CPU."""
-    return tensor.detach().cpu().double()
+    """A copy of the same numbers in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64, copy=True)
 
 
 def _layer(name: str) -> int | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import letter_lines
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
-from llmcli.reports.explanation import Coordinate, Explanation, Fact, Step, Sum, Term
+from llmcli.reports.explanation import Coordinate, Explanation, Fact, Local, Step, Sum, Term
 
 FEW, SOME = 3, 8  # terms of a long sum that are written out, rows of a table of tokens
 DEEPEST = 4  # levels of indentation, two columns each: beyond, the tree runs straight down
@@ -31,7 +31,10 @@ def render_explanation(report: Explanation, title: str, *, full: bool = False) -
     writer = _Writer(full, _digits(report))
     shown: list[RenderableType] = [Text(one_line(title), style=HEADING), *_prompt(report)]
     shown += writer.steps(report.steps)
-    shown += [Text(), *_extent(report), *_checks(report), _verdict(report)]
+    shown += [Text(), *_extent(report), *_checks(report)]
+    if report.local is not None:
+        shown += _alone(report.local, _digits(report))
+    shown.append(_verdict(report))
     return Group(*shown)
 
 
@@ -227,6 +230,25 @@ def _checks(report: Explanation) -> Iterator[RenderableType]:
         found += [f"kernel {number(check.kernel, digits)}"]
         found += _apart(check.difference, check.tolerance, check.ok)
         yield Spread(found, "" if check.ok else WRONG)
+
+
+def _alone(local: Local, digits: int) -> Iterator[RenderableType]:
+    """Whether each formula holds for itself, and where that is nearest to failing, or fails."""
+    place = f"{local.name}[{','.join(map(str, local.index))}]"
+    if not local.ok:
+        yield Text(f"on the kernel's own inputs the formula of {local.name} does not hold:")
+        found = [f"{place}:", f"derived {number(local.derived, digits)}"]
+        found += [f"kernel {number(local.kernel, digits)}"]
+        yield Spread([*found, *_apart(local.difference, local.tolerance, False)], WRONG)
+        return
+    words = f"each of the {_count(local.formulas, 'formula')} shown"
+    if local.formulas == 1:
+        words = "the formula shown"
+    if local.tensors:
+        words += f", and every number of {_count(local.tensors, 'tensor')},"
+    apart = f"difference {number(local.difference, 2)} of {number(local.tolerance, 2)} allowed"
+    nearest = f"; nearest to failing is {place}, {apart}" if local.difference else ", exactly"
+    yield Text(f"{words} holds on the kernel's own inputs{nearest}  {GOOD}", style=FAINT)
 
 
 def _verdict(report: Explanation) -> RenderableType:

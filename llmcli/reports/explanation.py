@@ -98,6 +98,26 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Local:
+    """Each formula alone, on the kernel's own inputs, against the kernel's own output.
+
+    `formulas` of the steps that are shown, and of every number of so many `tensors`. The number
+    at `name[index]` uses most of its `tolerance`; where one uses more, it is of the first such
+    tensor in execution order, and not `ok`.
+    """
+
+    formulas: int
+    tensors: int
+    name: str
+    index: tuple[int, ...]
+    derived: float
+    kernel: float
+    difference: float
+    tolerance: float
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Letter:
     """A letter of the documents, and how many that are here."""
 
@@ -110,7 +130,8 @@ class Explanation:
     """One number of a model, derived; `tokens` as (id, text), `depth` None: down to the weights.
 
     `tensors` were derived as a whole, in float64, for the one number. `steps` are numbered from 1,
-    the number itself first, and `ok` where each of them and every check agree with the kernel.
+    the number itself first, and `ok` where each of them, every check and
+    `local` agree with the kernel.
     """
 
     name: str
@@ -126,4 +147,5 @@ class Explanation:
     ok: bool
     tensors: int
     checks: tuple[Check, ...]
+    local: Local | None
     steps: tuple[Step, ...]

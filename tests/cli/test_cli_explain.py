@@ -13,6 +13,7 @@ from cli_tiny import write_tiny
 
 import llmcli.explain.derive
 import llmcli.nn.attention
+import llmcli.nn.norm
 from llmcli.explain.names import names
 from llmcli.loading import load
 
@@ -67,8 +68,10 @@ def test_a_derivation_ends_in_equality(explain, path):
     assert re.fullmatch(
         r"check: the fused kernel never writes S and A, so C = A V is compared with its output "
         r"blocks\.1\.attn\.z\[2,3,\d\], where they differ most:",
-        lines[-3],
+        lines[-4],
     )
+    assert re.search(r"^each of the \d+ formulas shown, and every number of \d+ tensors, holds on "
+                     r"the kernel's own inputs; nearest .*✓$", lines[-2])  # fmt: skip
     assert re.search(r"^ +recomputed from the kernel's q and k: 0\.\d+ · diff", result.out, re.M)
     heads = [int(at) for at in re.findall(r"^ +(\d+) \S+\[[\d,]+\] = ", result.out, re.MULTILINE)]
     assert heads == list(range(1, len(heads) + 1))
@@ -117,7 +120,7 @@ def test_depth_and_full(explain):
     everything = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "all").out
     assert "down to the embedding rows and the weights" in everything
     assert "E = W_E[id]" in everything
-    assert "the kernel's own" not in everything
+    assert "the kernel's own:" not in everything
     full = explain("blocks.1.mlp_out[1,2]", "hello", "--depth", "1", "--full").out
     assert len(re.findall(r"^    +\d+   +[\d.e−]+   +[\d.e−]+   +[\d.e−]+$", full, re.M)) == 48
 
@@ -259,14 +262,27 @@ def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
     result = explain("blocks.0.attn.z[0,1,2]", "hello")
     assert result.code == 1
     assert result.out.splitlines()[-1].endswith("✗")
-    assert "error: the derivation of `blocks.0.attn.z` and the kernel differ" in result.err
-    assert "hint: the first step with a ✗" in result.err
+    assert "error: `blocks.0.attn.z` is not what its formula makes of the kernel's" in result.err
+    assert "hint: of the tensors that were checked it is the first" in result.err
     result = explain("blocks.0.attn.z[0,1,2]", "hello", "--json")
     assert result.code == 1
     document = result.json()
     assert document["schema"] == "llmcli.explain/1"
     assert document["ok"] is False
     assert document["steps"][0]["ok"] is False
+    assert document["local"]["ok"] is False
+    assert document["local"]["name"] == "blocks.0.attn.z"
+
+
+def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
+    norm = llmcli.nn.norm.rms_norm
+    monkeypatch.setattr(
+        llmcli.nn.norm, "rms_norm", lambda x, w, eps: norm(x, w, eps) * 1.00002
+    )
+    result = explain("blocks.1.resid_post[3,2]", "hello", "--depth", "all")
+    assert result.code == 1
+    assert "error: `blocks.0.ln1.out` is not what its formula makes of the" in result.err
+    assert "the formula of blocks.0.ln1.out does not hold:" in result.out
 
 
 def test_numbers_that_are_none_exit_7(cli, tmp_path):

@@ -8,7 +8,17 @@ import pytest
 from rich.console import Console
 
 from llmcli.render.explain import number, render_explanation
-from llmcli.reports.explanation import Check, Coordinate, Explanation, Fact, Letter, Step, Sum, Term
+from llmcli.reports.explanation import (
+    Check,
+    Coordinate,
+    Explanation,
+    Fact,
+    Letter,
+    Local,
+    Step,
+    Sum,
+    Term,
+)
 
 
 def shown(renderable, width=80, colour=False):
@@ -57,7 +67,7 @@ def report(*steps, **changes):
             "letters": (Letter(letter="n", value=2),), "depth": 4,
             "dtype": "float32", "value": root.value, "kernel": root.kernel,
             "difference": root.difference, "tolerance": root.tolerance,
-            "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "steps": steps,
+            "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "local": None, "steps": steps,
             **changes,
         }
     )  # fmt: skip
@@ -125,6 +135,32 @@ def test_what_the_kernel_never_writes_is_said_to_be_recomputed():
     deep = step(number=2, name="x", source="kernel", recomputed="the kernel's q and k")
     text = shown(render_explanation(report(replace(DOT, children=(2,)), deep), "m"))
     assert "recomputed from the kernel's q and k: a larger --depth derives it, too" in text
+
+
+LOCAL = Local(
+    formulas=12, tensors=34, name="blocks.3.mlp_out", index=(0, 80), derived=69.25, kernel=69.5,
+    difference=0.25, tolerance=0.5, ok=True,
+)  # fmt: skip
+
+
+def test_whether_each_formula_holds_for_itself():
+    def told(**changes):
+        found = report(DOT, local=replace(LOCAL, **changes), ok=changes.get("ok", True))
+        return shown(render_explanation(found, "m"), 300)
+
+    assert (
+        "each of the 12 formulas shown, and every number of 34 tensors, holds on the kernel's own "
+        "inputs; nearest to failing is blocks.3.mlp_out[0,80], difference 0.25 of 0.5 allowed  ✓"
+    ) in told()
+    assert "\nthe formula shown holds on the kernel's own inputs, exactly  ✓\n" in told(
+        formulas=1, tensors=0, difference=0.0
+    )
+    wrong = told(ok=False, tolerance=0.125).splitlines()
+    assert wrong[-3:-1] == [
+        "on the kernel's own inputs the formula of blocks.3.mlp_out does not hold:",
+        "blocks.3.mlp_out[0,80]:   derived 69.25   kernel 69.5   difference 0.25   "
+        "(allowed 0.12)  ✗",
+    ]
 
 
 def test_full_writes_every_term():

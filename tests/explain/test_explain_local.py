@@ -1,0 +1,132 @@
+"""Every formula alone, on the kernel's own inputs: what roundings on a long way would hide."""
+
+import dataclasses
+import math
+
+import explain_models
+import pytest
+import torch
+from explain_models import IDS, NAMES, TEXTS, explained
+
+from llmcli.explain import local
+from llmcli.explain.derive import explain
+from llmcli.explain.names import names
+from llmcli.explain.rules import rules
+from llmcli.explain.values import Values
+from llmcli.loading import load
+
+
+def values_of(model):
+    return Values(model, rules(model.config), IDS, TEXTS, target="logits", depth=None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model):
+    model = model(name, dtype)
+    own = values_of(model).own()
+    known = names(model.config, len(IDS))
+    for tensor, rule in rules(model.config).items():
+        sizes = known[tensor].sizes
+        magnitudes = rule.magnitudes(own).expand(sizes)
+        assert magnitudes.ge(0).all()
+        for index in {tuple(0 for _ in sizes), tuple(size // 2 for size in sizes),
+                      tuple(size - 1 for size in sizes)}:  # fmt: skip
+            one = rule.element(own, index).magnitude
+            assert math.isclose(one, float(magnitudes[index]), rel_tol=1e-9), (tensor, index)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernel_needs_less_than_half_of_what_it_is_allowed(name, model):
+    found = explained(model(name, "float32"), "logits", (5, 9)).local
+    assert found.ok
+    assert found.tensors > 10
+    assert 0 < found.difference <= found.tolerance / 2
+
+
+def scaled(model, layer, factor):
+    mixer = model.decoder.blocks[layer].mixer
+    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * factor)
+
+
+@pytest.mark.parametrize("at", [(8, 5), (8, 100), (3, 17)])
+def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
+    """Too little for what a whole way may be off, too much for its own formula."""
+    tiny = load("tiny", dtype="float32")
+    text = "And God said, Let there be light: and there"
+    ids = tuple(tiny.tokenizer.encode(text))
+    texts = [tiny.tokenizer.token_text(id) for id in ids]
+    axes = names(tiny.config, len(ids))["blocks.3.resid_post"]
+    assert explain(tiny, ids, texts, axes, at, depth=None).ok
+    scaled(tiny, 1, 1.0005)
+    found = explain(tiny, ids, texts, axes, at, depth=None)
+    assert not found.ok
+    assert not found.local.ok
+    # the scores are recomputed by the same faulty mixer, and come first in execution order
+    assert found.local.name == "blocks.1.attn.scores"
+
+
+def test_it_is_found_in_a_deep_model_though_the_number_itself_agrees():
+    deep = explain_models.deep_model(20)
+    mixer = deep.decoder.blocks[9].mixer
+    mixer.out.weight = mixer.out.weight.clone()
+    mixer.out.weight[3, 2] += 2e-13
+    found = explained(deep, "blocks.19.resid_post", (6, 3))
+    assert found.difference <= found.tolerance, "the way allows more"
+    assert all(step.ok for step in found.steps)
+    assert not found.ok
+    assert (found.local.name, found.local.index[1]) == ("blocks.9.attn_out", 3)
+    assert found.local.tolerance < 1e-13
+
+
+def test_at_every_depth_the_formulas_shown_are_checked(model):
+    broken = model("llama-grouped", "float32")
+    where = ("blocks.1.mlp_out", (5, 2), 1)
+    good = explained(broken, *where).local
+    assert (good.formulas, good.tensors, good.ok) == (1, 0, True)
+    down = broken.decoder.blocks[1].ffn.down
+    down.weight = down.weight * 1.0001
+    found = explained(broken, *where).local
+    assert not found.ok
+    assert (found.name, found.index) == ("blocks.1.mlp_out", (5, 2))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral-window"])
+def test_what_is_masked_is_exactly_nothing(name, model, monkeypatch):
+    leaking = model(name)
+    cell = (1, 2, 4)
+    good = explained(leaking, "blocks.0.attn.pattern", cell, 1)
+    assert good.ok
+    assert good.tolerance == good.steps[0].tolerance == 0
+    rows = leaking.decoder.blocks[0].mixer.attention_rows
+    monkeypatch.setattr(
+        leaking.decoder.blocks[0].mixer, "attention_rows", lambda *args: rows(*args) + 1e-5
+    )
+    found = explained(leaking, "blocks.0.attn.pattern", cell, 1)
+    assert not found.ok
+    assert not found.steps[0].ok
+    seen = explained(leaking, "blocks.0.attn.pattern", (1, 4, 4), 1)
+    assert not seen.local.ok, "what is not masked is wrong, too"
+
+
+@pytest.mark.parametrize("name", ["embed", "pos_embed"])
+def test_a_row_of_a_table_is_a_copy(name, model):
+    report = explained(model("gpt2", "float32"), name, (3, 5), 1)
+    assert report.ok
+    assert report.tolerance == report.difference == 0
+
+
+def test_what_is_not_rotated_and_relu_are_copies(model):
+    own = values_of(model("odd")).own()
+    turned = rules(own.model.config)["blocks.0.attn.q_rot"].magnitudes(own)
+    assert turned[..., 4:].eq(0).all()
+    assert turned[..., :4].gt(0).all()
+    own = values_of(model("llama-biases-relu")).own()
+    assert rules(own.model.config)["blocks.0.mlp.act"].magnitudes(own).eq(0).all()
+
+
+def test_what_is_allowed_is_roundings_of_the_terms(model):
+    own = values_of(model("gpt2", "float32")).own()
+    allowed = local._allowed(torch.tensor([0.0, 2.0], dtype=torch.float64), own)
+    assert allowed[0] == 0
+    assert math.isclose(float(allowed[1]), local.ROUNDINGS * 2 * 2**-23, rel_tol=1e-9)
