@@ -97,10 +97,13 @@ class ExplainOptions:
         """The depth as a number, None for all; raises UsageError for anything else."""
         if self.depth == "all":
             return None
-        if self.depth.isascii() and self.depth.isdecimal() and 1 <= int(self.depth[:19]) <= LARGEST:
-            return int(self.depth)
+        given = self.depth
+        digits = given.isascii() and given.isdecimal() and len(given) <= 19
+        if digits and 1 <= int(given) <= LARGEST:
+            return int(given)
+        shown = given if len(given) <= 40 else f"{given[:40]}…"
         raise UsageError(
-            f"`--depth` takes a number of formulas from 1 on, or all, not `{self.depth}`",
+            f"`--depth` takes a number of formulas from 1 on, or all, not `{shown}`",
             hint="for example `--depth 4`",
         )
 
@@ -123,14 +126,15 @@ def command(
     Every step has its formula in the letters of the papers and the prompt's own numbers, from
     embedding rows through dot products, scaling, mask and softmax. The derivation is done in
     float64 with formulas of its own; where it differs from the kernel by more than rounding, the
-    command exits 1. The text is taken as it stands, without chat template.
+    command exits 1. The text is taken as it stands, without chat template; a parameter needs none.
     """
     from llmcli.explain.parse import parse
 
     out = Output("explain", output)
     wanted, depth = parse(number.number), explain.formulas()
-    given = prompt_or_builtin(prompt, BUILTIN, out.note)
-    loaded = load_model(model.proving(), out, text=given.ids is None).model
+    given = None if wanted.parameter else prompt_or_builtin(prompt, BUILTIN, out.note)
+    text = given is not None and given.ids is None
+    loaded = load_model(model.proving(), out, text=text).model
     report = _derived(loaded, wanted, given, depth, model, out)
     about = loaded.describe()
     if out.json:
@@ -155,7 +159,7 @@ def command(
 def _derived(
     model: Model,
     wanted: Wanted,
-    given: Prompt,
+    given: Prompt | None,
     depth: int | None,
     options: ModelOptions,
     out: Output,
@@ -165,12 +169,12 @@ def _derived(
     from llmcli.explain.index import place
     from llmcli.explain.names import names
 
-    ids, texts = _tokens(model, given)
+    ids, texts = ((), []) if given is None else _tokens(model, given)
     largest = model.config.embedding.positions
     room = options.context_length or model.config.context
     for _ in check_fits([Encoded(None, tuple(ids), False)], 1, room, largest=largest):
         pass
-    axes = find(wanted, names(model.config, len(ids)), model.config)
+    axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
     index = place(wanted, axes, texts, model.tokenizer)
     with Progress(out) as progress:
         return explain(model, ids, texts, axes, index, depth=depth, progress=progress)

@@ -24,6 +24,9 @@ LETTERS = {
     "V": "v", "P": "positions", "1": "1",
 }  # fmt: skip
 
+_PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as
+_BY_NUMBER = "such a token has no text of its own: give its id, or its position in the prompt"
+
 
 def axis_words(axes: Axes) -> tuple[str, ...]:
     """Every axis in words; where there are queries and keys, a token is a `query`."""
@@ -114,13 +117,19 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
     ids = tokenizer.encode(text, add_bos=False)
     if len(ids) == 1:
         return ids[0]
+    if _PART in text:
+        raise UsageError(f"`{text}` has part of a character in it", hint=_BY_NUMBER)
     if not ids:
         raise UsageError("an empty token", hint="put a token between the quotes, or give its id")
     spaced = f" {text}"
-    if len(tokenizer.encode(spaced, add_bos=False)) == 1:
+    if not text.startswith(" ") and len(tokenizer.encode(spaced, add_bos=False)) == 1:
         hint = f"did you mean `'{spaced}'`? a word in a text begins with its space"
     else:
-        hint = "give one of them, or its id; a word in a text usually begins with a space"
+        hint = "give one of them, or its id"
+        if not text.startswith(" "):
+            hint += "; a word in a text usually begins with a space"
+        if any(_PART in tokenizer.token_text(id) for id in ids):
+            hint = _BY_NUMBER
     split = ", ".join(f"`{tokenizer.token_text(id)}` ({id})" for id in ids[:12])
     more = ", …" if len(ids) > 12 else ""
     raise UsageError(
@@ -130,6 +139,10 @@ def _id(text: str, tokenizer: Tokenizer) -> int:
 
 
 def _position(text: str, word: str, texts: Sequence[str]) -> int:
+    if _PART in text:
+        raise UsageError(
+            f"`{text}` has part of a character in it", hint=f"give the position of the {word}"
+        )
     found = [at for at, token in enumerate(texts) if token == text]
     if len(found) == 1:
         return found[0]
@@ -139,8 +152,9 @@ def _position(text: str, word: str, texts: Sequence[str]) -> int:
             f"{', '.join(map(str, found[:12]))}{', …' if len(found) > 12 else ''}",
             hint=f"give the position of the {word} you mean",
         )
-    close = [token for token in texts if token.strip() == text.strip()]
-    close = close or get_close_matches(text, texts, 1)
+    whole = [token for token in texts if _PART not in token]
+    close = [token for token in whole if token.strip() == text.strip()]
+    close = close or get_close_matches(text, whole, 1)
     listed = ", ".join(f"{at} `{token}`" for at, token in enumerate(texts[:12]))
     meant = f"did you mean `'{close[0]}'`? " if close else ""
     raise UsageError(

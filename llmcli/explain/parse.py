@@ -10,11 +10,17 @@ from llmcli.errors import UsageError
 EXAMPLE = "for example `blocks.0.attn.pattern[0,1,0]` or `logits[-1,' the']`"
 
 _ITEM = re.compile(
-    r"""\s*(?:(?P<number>[+-]?\d{1,18})|'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)")
+    r"""\s*(?:(?P<number>[+-]?\d+)|'(?P<single>(?:[^'\\]|\\.)*)'|"(?P<double>(?:[^"\\]|\\.)*)")
     \s*(?P<end>,|$)""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPE = re.compile(
+    r"\\(?:x(?P<x>[\da-fA-F]{2})|u(?P<u>[\da-fA-F]{4})|U(?P<U>[\da-fA-F]{8})|(?P<one>.))",
+    re.DOTALL | re.ASCII,
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
+_WHOLE = "quote all of it, with single quotes inside: \"logits[-1,' the']\""
+_ONE = "explain takes one number, no globs or ranges"
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,11 @@ class Wanted:
 
     name: str
     items: tuple[int | str, ...] | None
+
+    @property
+    def parameter(self) -> bool:
+        """Whether it is named as parameters are (`W_q`, `b`), which no prompt changes."""
+        return re.fullmatch(r"[Wb](_\w+)?|w", self.name.rpartition(".")[2]) is not None
 
 
 def parse(text: str) -> Wanted:
@@ -33,6 +44,10 @@ def parse(text: str) -> Wanted:
         raise UsageError(f"`{text}` has an index in its name", hint=f"did you mean `{whole}`?")
     name, bracket, rest = text.strip().partition("[")
     name = name.strip()
+    if name[:1] in ("'", '"'):
+        raise UsageError(f"`{text}` begins with a quote that the shell has left", hint=_WHOLE)
+    if re.search(r"[*?{}:]", name):
+        raise UsageError(f"`{name}` names no one tensor", hint=f"{_ONE}; {EXAMPLE}")
     if not name:
         raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
     if not bracket:
@@ -49,7 +64,7 @@ def split_by_the_shell(word: str) -> UsageError:
     """For a word such as `logits[-1,`, which the shell has made of `logits[-1, 'a']`."""
     return UsageError(
         f"`{word}` has no `]`: the shell split NAME[INDEX]",
-        hint="quote all of it, with single quotes inside: \"logits[-1,' the']\"",
+        hint=_WHOLE,
     )
 
 
@@ -59,17 +74,28 @@ def _items(inside: str, text: str) -> tuple[int | str, ...]:
     while more:
         item = _ITEM.match(inside, at)
         if item is None:
-            wrong = inside[at:].strip() or "nothing"
-            raise UsageError(
-                f"`{wrong}` in `{text}` is neither a number nor a quoted token",
-                hint=_quote(inside, at, text.partition("[")[0].strip()),
-            )
+            raise _unread(inside, at, text)
         if item["number"] is not None:
+            if len(item["number"]) > 18:
+                raise UsageError(
+                    f"`{item['number'][:40]}…` is outside the axis: none is as long", hint=EXAMPLE
+                )
             found.append(int(item["number"]))
         else:
             found.append(_unescaped(item["single"] or item["double"] or ""))
         at, more = item.end(), item["end"] == ","
     return tuple(found)
+
+
+def _unread(inside: str, at: int, text: str) -> UsageError:
+    """For what is neither a number nor a token, from `at` to the next comma."""
+    wrong = inside[at:].partition(",")[0].strip() or "nothing"
+    if re.search(r"[*:?]|\.\.", wrong) or re.fullmatch(r"\d+\s*-\s*\d+", wrong):
+        return UsageError(f"`{wrong}` in `{text}` is not one number", hint=f"{_ONE}; {EXAMPLE}")
+    return UsageError(
+        f"`{wrong}` in `{text}` is neither a number nor a quoted token",
+        hint=_quote(inside, at, text.partition("[")[0].strip()),
+    )
 
 
 def _quote(inside: str, at: int, name: str) -> str:
@@ -82,6 +108,16 @@ def _quote(inside: str, at: int, name: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    return re.sub(
-        r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text, flags=re.DOTALL
-    )
+    return _ESCAPE.sub(_character, text)
+
+
+def _character(escape: re.Match[str]) -> str:
+    hexadecimal = escape["x"] or escape["u"] or escape["U"]
+    try:
+        return chr(int(hexadecimal, 16)) if hexadecimal else _ESCAPES[escape["one"]]
+    except (KeyError, ValueError, OverflowError):
+        raise UsageError(
+            f"`{escape[0]}` is no escape that is known",
+            hint="these are: \\n \\t \\r \\\\ \\' \\\" \\xNN \\uNNNN \\UNNNNNNNN; for part of a "
+            "character give its position or id",
+        ) from None

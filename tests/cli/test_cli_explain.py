@@ -13,6 +13,7 @@ from cli_tiny import write_tiny
 
 import llmcli.explain.derive
 import llmcli.nn.attention
+import llmcli.nn.decoder
 import llmcli.nn.norm
 from llmcli.explain.names import names
 from llmcli.loading import load
@@ -173,6 +174,24 @@ def test_parameters(explain):
     assert document["value"] == document["kernel"]
 
 
+def test_a_parameter_needs_no_prompt_no_tokenizer_and_no_pass(cli, tmp_path, monkeypatch):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+    def run(*args, **kwargs):
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(llmcli.nn.decoder.Decoder, "__call__", run)
+    for name in ("blocks.0.attn.W_q[2,5]", "blocks.1.ln1.w[3]", "embed.W[3,1]"):
+        result = cli("explain", name, "-m", str(folder))
+        assert (result.code, result.err) == (0, "")
+        assert "n = " not in result.out
+    assert cli("explain", "blocks.0.attn.b_q[2]", "-m", str(folder)).code == 2
+    text = cli("explain", "embed.W['x',1]", "-m", str(folder))
+    assert "the model has no tokenizer" in text.err
+
+
 def test_random_weights(run_tiny):
     result = run_tiny("explain", "ln_final.w[3]", "hi")
     assert "drawn at random with the seed 1" in result.out
@@ -195,6 +214,7 @@ USAGE = [
     (("logits[0,0]", "hi", "--depth", "0"), "`--depth` takes a number of formulas", "--depth 4"),
     (("logits[0,0]", "hi", "--depth", "-1"), "from 1 on, or all, not `-1`", "--depth 4"),
     (("logits[0,0]", "hi", "--depth", "9" * 300), "from 1 on, or all", "--depth 4"),
+    (("logits[0,0]", "hi", "--depth", "9" * 5000), "all, not `9999999999", "--depth 4"),
     (("logits[0,0]", "hi", "--depth", "x"), "from 1 on, or all, not `x`", "--depth 4"),
     (("logits[0,0]", "hi" * 100), "the prompt has 200 tokens", "shorten it"),
     (("logits[0,0]", "--ids", "999"), "token id `999` is outside the vocabulary", "ids go"),

@@ -21,6 +21,7 @@ from llmcli.explain.parse import Wanted, parse
         ("a.scale[3]", "a.scale", (3,)),
         ("logits[]", "logits", ()),
         ("logits['']", "logits", ("",)),
+        (r"logits['\x41\u4e2d\U0001F600\"']", "logits", ('A\u4e2d\U0001f600"',)),
     ],
 )
 def test_what_can_be_read(text, name, items):
@@ -34,17 +35,31 @@ def test_what_can_be_read(text, name, items):
         ("[1]", "has no name"),
         ("logits[1]x", r"does not end with its `\]`"),
         ("logits[1,]", "`nothing` in .* is neither a number nor a quoted token"),
-        ("logits[1.5,2]", "`1.5,2` in .* is neither a number"),
+        ("logits[1.5,2]", "`1.5` in .* is neither a number"),
+        (r"logits['\q']", r"`\\q` is no escape that is known"),
+        (r"logits['\x4']", r"`\\x` is no escape that is known"),
+        (r"logits['\u12']", r"`\\u` is no escape that is known"),
+        (r"logits['\U00110000']", r"`\\U00110000` is no escape that is known"),
+        ("logits[*,1]", r"`\*` in .* is not one number"),
+        ("logits[:,1]", "`:` in .* is not one number"),
+        ("logits[1,0:3]", "`0:3` in .* is not one number"),
+        ("logits[0-3,1]", "`0-3` in .* is not one number"),
+        ("blocks.*.attn.q[0,0,0]", r"`blocks.\*.attn.q` names no one tensor"),
         ("logits[1,'Paris]", "`'Paris` in .* is neither a number"),
         ("logits[1 2]", "`1 2` in .* is neither a number"),
         ("logits[1][2]", r"`1\]\[2` in .* is neither a number"),
-        ("logits[" + "9" * 400 + "]", "is neither a number"),
+        ("logits[" + "9" * 400 + "]", "`9{40}…` is outside the axis"),
+        ("logits[-" + "9" * 5000 + "]", "is outside the axis"),
     ],
 )
 def test_what_cannot(text, message):
     with pytest.raises(UsageError, match=message) as caught:
         parse(text)
-    assert "blocks.0.attn.pattern[0,1,0]" in caught.value.hint
+    escape = "escape" in message
+    hint = r"\xNN \uNNNN" if escape else "blocks.0.attn.pattern[0,1,0]"
+    assert hint in caught.value.hint
+    if "one" in message:
+        assert "explain takes one number, no globs or ranges" in caught.value.hint
 
 
 OTHERWISE = [
@@ -52,7 +67,8 @@ OTHERWISE = [
      "quote all of it, with single quotes inside: \"logits[-1,' the']\""),
     ("logits[1,Paris]", "`Paris` in", "so does all of it for the shell: \"logits[1,'Paris']\""),
     ("logits[1, Paris]", "`Paris` in", "\"logits[1,' Paris']\""),
-    ("p[0,God,3]", "`God,3` in", "\"p[0,'God',3]\""),
+    ("'logits[-1,' the']'", "begins with a quote", "with single quotes inside: \"logits[-1,"),
+    ("p[0,God,3]", "`God` in", "\"p[0,'God',3]\""),
     ("blocks[0].attn.q[0,1,2]", "has an index in its name", "mean `blocks.0.attn.q[0,1,2]`?"),
     ("model.layers[3].x", "has an index in its name", "did you mean `model.layers.3.x`?"),
 ]  # fmt: skip
@@ -64,6 +80,35 @@ def test_what_was_probably_meant(text, message, hint):
         parse(text)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+class Bytes:
+    """A tokenizer whose only tokens are bytes."""
+
+    def encode(self, text, *, add_bos):
+        return list(text.encode())
+
+    def token_text(self, id):
+        return bytes((id,)).decode(errors="replace")
+
+
+def test_parts_of_characters_are_named_by_number(known):
+    _, axes = known("gpt2")
+    texts = ["a", "\ufffd", "\ufffd", "b", "c", "d", "e"]
+    for typed, message in (
+        ("logits[0,'\u4e2d']", "`\u4e2d` is 3 tokens, not one"),
+        ("logits[0,'\ufffd']", "`\ufffd` has part of a character in it"),
+        ("logits['\ufffd',0]", "`\ufffd` has part of a character in it"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            place(parse(typed), axes["logits"], texts, Bytes())
+        assert message in caught.value.message
+        assert "\ufffd" not in caught.value.hint
+        assert "id, or its position" in caught.value.hint or "the position" in caught.value.hint
+    with pytest.raises(UsageError) as caught:
+        place(parse("logits[0,' de']"), axes["logits"], texts, Bytes())
+    assert "did you mean" not in caught.value.hint
+    assert "begins with a space" not in caught.value.hint
 
 
 class Letters:

@@ -67,7 +67,8 @@ def report(*steps, **changes):
             "letters": (Letter(letter="n", value=2),), "depth": 4,
             "dtype": "float32", "value": root.value, "kernel": root.kernel,
             "difference": root.difference, "tolerance": root.tolerance,
-            "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "local": None, "steps": steps,
+            "ok": all(step.ok for step in steps), "tensors": 3, "checks": (), "local": None,
+            "steps": steps,
             **changes,
         }
     )  # fmt: skip
