@@ -158,8 +158,7 @@ class Batch(Rung):
         axes, n_, n, s, h = self.letters, self.row, self.n, self.keys, "b × h"
         q, k = f"{axes.placed('Q')}{n_}", axes.placed("K")
         if mixer.kv_heads < mixer.heads:
-            h = "b × h_kv × h/h_kv"
-            Q, K, V = self._grouped(q, k, Q, K, V)
+            K, V = self._repeated(k, K, V, mixer.heads // mixer.kv_heads)
         KT = K.transpose(-2, -1)
         self.show(f"{k}ᵀ", KT, f"{h} × d/h × {s}", source=K)
         S, of = Q @ KT * mixer.scale, f"S{n_}"
@@ -186,22 +185,17 @@ class Batch(Rung):
         self.show(f"{name} as {axes}", turned, axes, source=apart)
         return turned
 
-    def _grouped(
-        self, q: str, k: str, Q: Tensor, K: Tensor, V: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Several heads per key/value head: `[b, h_kv, h/h_kv, n, d/h]`, K and V as views."""
-        group, h = Q.shape[1] // K.shape[1], "b × h_kv × h/h_kv"
-        grouped, axes = Q.view(*K.shape[:2], group, *Q.shape[2:]), f"{h} × {self.n} × d/h"
-        self.show(f"{q} as {axes}", grouped, axes, source=Q)
-        shared_K, shared_V = (X.unsqueeze(2).expand(-1, -1, group, -1, -1) for X in (K, V))
-        axes = f"{h} × {self.keys} × d/h"
-        self.show(f"{k} as {axes}", shared_K, axes, source=K)
-        return grouped, shared_K, shared_V
+    def _repeated(self, k: str, K: Tensor, V: Tensor, times: int) -> tuple[Tensor, Tensor]:
+        """K and V once for every head that reads them, `[b, h, n, d/h]`: copies."""
+        many_K, many_V = (X.repeat_interleave(times, 1) for X in (K, V))
+        axes = f"b × h × {self.keys} × d/h"
+        self.show(f"{k} as {axes}, for every head", many_K, axes, source=K)
+        axes = f"b × h × {self.keys} × {self.letters.dv}"
+        self.show(f"V as {axes}, for every head", many_V, axes, source=V)
+        return many_K, many_V
 
     def _merge(self, C: Tensor) -> Tensor:
         """`[b, h, n, d/h]` back to `[b, n, h·d/h]`: a view, then a copy."""
-        if C.ndim == 5:
-            C = C.flatten(1, 2)
         turned, axes = C.transpose(-3, -2), f"b × {self.n} × h × {self.letters.dv}"
         self.show(f"C{self.row} as {axes}", turned, axes, source=C)
         merged, axes = turned.flatten(-2), f"b × {self.n} × {self.letters.C}"

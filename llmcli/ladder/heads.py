@@ -103,8 +103,7 @@ class HeadsAsDimension(Rung):
         axes, h = self.letters, "h"
         q, k = axes.placed("Q"), axes.placed("K")
         if mixer.kv_heads < mixer.heads:
-            h = "h_kv × h/h_kv"
-            Q, K, V = self._grouped(q, k, Q, K, V)
+            K, V = self._repeated(k, K, V, mixer.heads // mixer.kv_heads)
         KT = K.transpose(-2, -1)
         self.show(f"{k}ᵀ", KT, f"{h} × d/h × n", source=K)
         S = Q @ KT * mixer.scale
@@ -129,21 +128,17 @@ class HeadsAsDimension(Rung):
         self.show(f"{name} as {axes}", turned, axes, source=apart)
         return turned
 
-    def _grouped(
-        self, q: str, k: str, Q: Tensor, K: Tensor, V: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Several heads per key/value head: `[h_kv, h/h_kv, n, d/h]`, K and V seen h/h_kv times."""
-        group, axes = len(Q) // len(K), "h_kv × h/h_kv × n × d/h"
-        grouped = Q.view(len(K), group, *Q.shape[1:])
-        self.show(f"{q} as {axes}", grouped, axes, source=Q)
-        shared_K, shared_V = (X.unsqueeze(1).expand(-1, group, -1, -1) for X in (K, V))
-        self.show(f"{k} as {axes}", shared_K, axes, source=K)
-        return grouped, shared_K, shared_V
+    def _repeated(self, k: str, K: Tensor, V: Tensor, times: int) -> tuple[Tensor, Tensor]:
+        """K and V once for every head that reads them, `[h, n, d/h]`: copies."""
+        many_K, many_V = (X.repeat_interleave(times, 0) for X in (K, V))
+        axes = "h × n × d/h"
+        self.show(f"{k} as {axes}, for every head", many_K, axes, source=K)
+        axes = f"h × n × {self.letters.dv}"
+        self.show(f"V as {axes}, for every head", many_V, axes, source=V)
+        return many_K, many_V
 
     def _merge(self, C: Tensor) -> Tensor:
         """`[h, n, d/h]` back to `[n, h·d/h]`: the transpose is a view, the rows must be copied."""
-        if C.ndim == 4:
-            C = C.flatten(0, 1)
         turned, axes = C.transpose(-3, -2), f"n × h × {self.letters.dv}"
         self.show(f"C as {axes}", turned, axes, source=C)
         merged, axes = turned.flatten(-2), f"n × {self.letters.C}"

@@ -29,6 +29,7 @@ class Rows(Rung):
     @torch.inference_mode()
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[n, v]`; with `until=i` the rows `[n, d]` after layer i."""
+        self._turns: dict[object, tuple[Tensor, Tensor] | None] = {}
         X = self._embed(ids)
         for i, layer in enumerate(self.weights.layers[: None if until is None else until + 1]):
             self.enter_block(i)
@@ -146,17 +147,33 @@ class Rows(Rung):
         if weight is not None and qk_norm is not None:
             x = norm(f"{name}_norm = norm({name})", x, weight, None, qk_norm, show, "d/h")
             name = f"{name}_norm"
-        angles = self.weights.angles(layer, n)
-        if angles is None:
+        turn = self._turn(layer, position, n)
+        if turn is None:
             return x
-        per_position, factor = torch.tensor(angles[0], dtype=torch.float64), angles[1]
-        cos = (torch.cos(position * per_position) * factor).to(x)
-        sin = (torch.sin(position * per_position) * factor).to(x)
-        half = len(per_position)
+        cos, sin = turn
+        half = len(cos)
         a, b, rest = x[:half], x[half : 2 * half], x[2 * half :]
         x = torch.cat((a * cos - b * sin, b * cos + a * sin, rest))
         show(f"{name[0]}_rot = R(position) {name}", x, "d/h", token=position)
         return x
+
+    def _turn(self, layer: LayerWeights, position: int, n: int) -> tuple[Tensor, Tensor] | None:
+        """cos and sin of every pair at a position; None where nothing rotates.
+
+        Kept for the heads and layers that rotate alike: to compute them anew is no formula of
+        this rung, and would be half of its time.
+        """
+        key = (layer.config.mixer.rope, position, n)
+        if key not in self._turns:
+            angles = self.weights.angles(layer, n)
+            if angles is None:
+                self._turns[key] = None
+            else:
+                per_position, factor = torch.tensor(angles[0], dtype=torch.float64), angles[1]
+                turns = (f(position * per_position) * factor for f in (torch.cos, torch.sin))
+                cos, sin = (turn.to(self.weights.W_E) for turn in turns)
+                self._turns[key] = cos, sin
+        return self._turns[key]
 
     def _shows(self, i: int, tokens: list[Tensor]) -> Show:
         """Of the steps that every token takes, those of the last one: it sees all the others."""

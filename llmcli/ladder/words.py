@@ -92,8 +92,8 @@ def _matrices(of: Letters) -> Words:
 
 def _heads(of: Letters) -> Words:
     shared = (
-        " Several heads share a key and a value: these are seen h/h_kv times without being "
-        "repeated (the library's product may repeat them inside)."
+        " Several heads share a key and a value: a batched product wants a pair of matrices for "
+        "every head, so both are repeated h/h_kv times, a copy that rung 8 does without."
     )
     Q, K = of.placed("Q"), of.placed("K")
     return Words(
@@ -175,7 +175,7 @@ def _fused(of: Letters) -> Words:
     together = ", and of gate and up," if of.gated else ""
     return Words(
         (
-            f"{Q} {K}ᵀ, scale, + M, softmax, A V: five kernels, b × h × n × n tensors",
+            f"{Q} {K}ᵀ, scale, + M, softmax (5), A V: 9 kernels, 6 tensors of n × n",
             f"attend({Q}, {K}, V): one kernel, no n × n tensor{gated}",
         ),
         "Fewer, larger kernels for the same formulas. Attention is one call that goes through K "

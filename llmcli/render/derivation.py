@@ -12,14 +12,14 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from llmcli.render.ladder import _change, _heading, _moved, _verdict, listed
+from llmcli.render.ladder import change, heading, listed, moved, verdict
 from llmcli.render.theme import FAINT, HEADING, NUMBER, quoted
 from llmcli.reports.ladder import NEXT, LadderReport, RungReport, Shown
 
 CELL = 11  # columns of a number
 LABEL = 16  # … and of the token that a row belongs to, at most
 INDENT = "  "
-FIRST = {"h": "head 0", "h_kv": "head 0", "h/h_kv": "", "b": "sequence 0"}
+FIRST = {"h": "head 0", "h_kv": "head 0", "b": "sequence 0"}
 # a step of the rung below: the same, or the same with one axis more in front, or neither
 SAME, RAISED, NEW = "same", "raised", "new"
 
@@ -29,7 +29,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
 
     Steps that are those of the rung below are named and not printed again.
     """
-    parts: list[RenderableType] = [*_heading(report, model), "", *_change(rung, shapes=False), ""]
+    parts: list[RenderableType] = [*heading(report, model), "", *change(rung, shapes=False), ""]
     parts += [Text(rung.idea), "", Text(_which(rung, report), style=FAINT)]
     if rung.estimated:
         parts.append(Text(f"only a part was computed: {rung.estimated}", style=FAINT))
@@ -54,7 +54,7 @@ def render_rung(rung: RungReport, report: LadderReport, model: str) -> list[Rend
             if not title.startswith(NEXT):
                 notes.update(step.note for step in alike)
     if rung.difference is not None:
-        parts += ["", _verdict(rung)]
+        parts += ["", verdict(rung)]
     return parts
 
 
@@ -90,7 +90,7 @@ def _raised(steps: Sequence[Shown]) -> Iterator[RenderableType]:
         group = list(alike)
         names = Text(", ".join(_name(step.formula) for step in group), style=HEADING)
         if group[0].moved is not None:
-            names = Text.assemble(_moved(group[0]), "  ", names)
+            names = Text.assemble(moved(group[0]), "  ", names)
         sizes = _sizes(" × ".join(group[0].letters), group[0].shape)
         yield _Line(names, Text(sizes, style=NUMBER))
 
@@ -162,7 +162,7 @@ class _Step:
         step = self.step
         formula = Text(step.formula, style=HEADING)
         if step.source is not None:
-            formula = Text.assemble(_moved(step), "  ", formula)
+            formula = Text.assemble(moved(step), "  ", formula)
         named = step.axes and step.formula.endswith(step.axes)  # the formula says the axes
         shape = Text(_sizes("" if named else step.axes, step.shape), style=NUMBER)
         if step.source is not None and step.source[1] != step.strides:

@@ -38,16 +38,17 @@ def render_ladder(report: LadderReport, model: str, *, whole: bool) -> list[Rend
 
     `whole`: the climb was not interrupted.
     """
-    parts: list[RenderableType] = [*_heading(report, model)]
+    parts: list[RenderableType] = [*heading(report, model)]
     for before, rung in zip((None, *report.rungs), report.rungs, strict=False):
-        parts += ["", *_change(rung, before)]
+        parts += ["", *change(rung, before)]
     parts += ["", _table(report), *_footnotes(report, whole)]
     if report.beyond:
         parts += ["", *_beyond(report.beyond)]
     return [*parts, "", Bars(report.rungs)]
 
 
-def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
+def heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
+    """The model, the tokens that were read, and what the letters stand for."""
     tokens = " ".join(quoted(token) for token in report.tokens)
     more = " ".join(quoted(token) for token in report.more)
     letters = list(letter_lines(report.letters, aliases=True))
@@ -58,7 +59,7 @@ def _heading(report: LadderReport, model: str) -> tuple[RenderableType, ...]:
     )
 
 
-def _change(
+def change(
     rung: RungReport, rung_before: RungReport | None = None, *, shapes: bool = True
 ) -> list[RenderableType]:
     """The rung's title, the formula that it changes, and what is new in how tensors lie."""
@@ -69,7 +70,7 @@ def _change(
     if shapes:
         known = {step.formula for step in rung_before.steps} if rung_before else set()
         for step, name in _reshapings(rung.steps, known):
-            table.add_row("", _moved(step), _shape(step, name))
+            table.add_row("", moved(step), shape(step, name))
     table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
@@ -93,11 +94,12 @@ def _letter(formula: str) -> tuple[str, str]:
     return (match[0], formula[match.end() :]) if match else ("", formula)
 
 
-def _moved(step: Shown) -> Text:
+def moved(step: Shown) -> Text:
+    """Whether a step that changes a shape only looked at the numbers anew or moved them."""
     return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
 
 
-def _shape(step: Shown, name: str) -> Text:
+def shape(step: Shown, name: str) -> Text:
     """`Kᵀ  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
     assert step.source is not None
     shape, strides = step.source
@@ -159,7 +161,7 @@ def _footnotes(report: LadderReport, whole: bool) -> list[RenderableType]:
     for rung in apart:
         notes.append(f"Δ of rung {rung.number}: {rung.compared} only, not the logits")
     lines: list[RenderableType] = [Text(note, style=FAINT) for note in notes]
-    lines += [_verdict(rung) for rung in report.rungs if not rung.ok]
+    lines += [verdict(rung) for rung in report.rungs if not rung.ok]
     compared = [rung for rung in report.rungs if rung.difference is not None]
     if report.ok and compared and whole:
         words = f"every rung agrees with the one before ({report.dtype})"
@@ -196,7 +198,8 @@ def _beyond(variants: Sequence[Variant]) -> list[RenderableType]:
     return [Rows(columns, rows), *(Text(note, style=FAINT) for note in notes)]
 
 
-def _verdict(rung: RungReport) -> Text:
+def verdict(rung: RungReport) -> Text:
+    """The difference from the rung before, and whether rounding explains it."""
     words = (
         f"rung {rung.number}: {rung.compared} differ from the rung before by at most "
         f"{rung.difference:.1e}, allowed for rounding: {rung.allowed:.1e}"

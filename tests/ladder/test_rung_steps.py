@@ -289,14 +289,18 @@ def test_heads_are_split_by_strides_and_merged_by_a_copy(kind, batch, width):
     assert shown.values[merged].is_contiguous()
 
 
-def test_shared_keys_are_seen_more_than_once_and_not_repeated():
+def test_shared_keys_are_copied_for_every_head():
     shown, _ = climbed(HeadsAsDimension, CONFIGS["llama"])
-    K = shown.values["K_rot as h_kv × h/h_kv × n × d/h"]
-    assert K.shape == (2, 2, N, 8)
-    assert K.stride(1) == 0
-    assert not shown.moved("K_rot as h_kv × h/h_kv × n × d/h")
+    name = "K_rot as h × n × d/h, for every head"
+    K = shown.values[name]
+    assert K.shape == (4, N, 8)
+    assert torch.equal(K[0], K[1])
+    assert not torch.equal(K[1], K[2])
+    assert shown.moved(name)
+    assert shown.moved("V as h × n × d/h, for every head")
     assert shown.values["K as h_kv × n × d/h"].shape == (2, N, 8)
     assert shown.moved("W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built")
+
 
 
 def test_combined_slices_are_views_of_one_product():
@@ -315,7 +319,7 @@ def test_one_more_token_is_one_row_without_a_mask():
     shown, _ = climbed(KeyValueCache, CONFIGS["llama"], more=2)
     assert shown.values["QKV_n = T¹_n W_qkv"].shape == (1, 64)
     S_n = "S_n = Q_rot_n K_rotᵀ / √(d/h)"
-    assert shown.values[S_n].shape == (2, 2, 1, N + 1)
+    assert shown.values[S_n].shape == (4, 1, N + 1)
     assert shown.times["M, the mask"] == 2  # once a layer, for the prompt
     kept = Trace()
     of = weights(CONFIGS["llama"])
@@ -325,7 +329,7 @@ def test_one_more_token_is_one_row_without_a_mask():
     assert [step.moved for step in both] == [False, False]
     assert [step.note for step in both] == ["", f"rows 0 to {N - 1} from the cache, row {N} new"]
     windowed, _ = climbed(KeyValueCache, CONFIGS["window"], more=1)
-    assert windowed.values[S_n].shape == (2, 2, 1, 4)
+    assert windowed.values[S_n].shape == (4, 1, 4)
     assert windowed.axes[S_n].endswith("1 × W")
 
 
