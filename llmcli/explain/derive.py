@@ -14,11 +14,11 @@ from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.local import local
-from llmcli.explain.names import Axes, names
+from llmcli.explain.names import Axes, divides, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
-from llmcli.explain.values import UNWRITTEN, Progress, Values
+from llmcli.explain.values import UNWRITTEN, Progress, Values, needed_bytes
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
 
@@ -51,20 +51,36 @@ def explain(
     letters = _letters(model, axes, len(ids))
     tokens = tuple(zip(ids, texts, strict=True))
     if axes.kind == "parameter":
-        leaf = parameter_step(model, axes, index, equal_sizes=_equal_sizes(model))
+        leaf = parameter_step(model, axes, index)
         return _explanation((leaf,), (), None, tokens, letters, None, dtype_name(model.dtype), 0)
     with torch.inference_mode():
+        _require_memory(model, axes.name, len(ids), depth)
         values = Values(
             model, rules(model.config), ids, texts, target=axes.name, depth=depth,
             progress=progress,
         )  # fmt: skip
         tree = _Tree(values, len(ids))
-        tree.require_memory()
         steps, checks = tree.steps((axes.name, index)), tree.checks()
         alone = local(values, _derived_cells(steps))
     return _explanation(
         steps, checks, alone, tokens, letters, values.depth, dtype_name(model.dtype),
         len(values.derived),
+    )  # fmt: skip
+
+
+def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> None:
+    """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
+    sizes = {n: axes.sizes for n, axes in names(model.config, tokens).items()}
+    kept, derived = needed_bytes(rules(model.config), sizes, name, depth, model.dtype.itemsize)
+    on_cpu = torch.device(model.device).type == "cpu"
+    hint = "use a shorter prompt, or a small --depth"
+    if not on_cpu:
+        devices.require_memory(
+            kept, torch.device(model.device), "the activations of the prompt", hint
+        )
+    devices.require_memory(
+        derived + (kept if on_cpu else 0), torch.device("cpu"), "the tensors of the derivation",
+        hint,
     )  # fmt: skip
 
 
@@ -116,16 +132,6 @@ class _Tree:
         self.axes = names(values.model.config, tokens)
         self.rows: dict[tuple[str, int, int], None] = {}  # of patterns, in order
 
-    def require_memory(self) -> None:
-        """Raises OutOfMemory where what is derived does not fit."""
-        numbers = sum(math.prod(self.axes[name].sizes) for name in self.values.kept())
-        devices.require_memory(
-            8 * numbers,
-            torch.device("cpu"),
-            "the tensors of the derivation",
-            "use a shorter prompt, or a small --depth",
-        )
-
     def steps(self, root: Cell) -> tuple[Step, ...]:
         """The number and, to `depth`, those that it follows from, each before its inputs.
 
@@ -173,7 +179,7 @@ class _Tree:
             index=index,
             symbol=symbol(rule.letter, *index),
             formula=rule.formula,
-            shape=shape_in_letters(axes, equal_sizes=_equal_sizes(values.model)),
+            shape=shape_in_letters(axes),
             where=where(axes, index, values.texts, values.model.tokenizer),
             source=source,
             value=element.value,
@@ -243,10 +249,6 @@ def _require_finite(name: str, index: tuple[int, ...], *found: float) -> None:
             )
 
 
-def _equal_sizes(model: Model) -> bool:
-    return all(layer.mixer.head_dim == layer.mixer.value_dim for layer in model.config.layers)
-
-
 def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
     """The letters of the documents and what they are in this model (in the number's block)."""
     config = model.config
@@ -259,8 +261,8 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
         ("d", config.width),
         ("h", mixer.heads),
         ("h_kv", mixer.kv_heads if shared else 0),
-        ("d/h", mixer.head_dim),
-        ("d_v", 0 if _equal_sizes(model) else mixer.value_dim),
+        ("d/h" if divides(mixer, config.width) else "d_k", mixer.head_dim),
+        ("d_v", 0 if mixer.value_dim == mixer.head_dim else mixer.value_dim),
         ("F", layer.ffn.hidden),
         ("v", config.vocab),
     ]

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 # an axis in words; a token on one of them is meant by its text
 WORDS = {
     "T": "token", "S": "key", "H": "head", "Hk": "kv head", "D": "dimension", "dh": "number",
-    "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position", "1": "number",
+    "dk": "number", "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position",
+    "1": "number",
 }  # fmt: skip
 LETTERS = {
-    "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dv": "d_v", "F": "F",
-    "V": "v", "P": "positions", "1": "1",
+    "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dk": "d_k", "dv": "d_v",
+    "F": "F", "V": "v", "P": "positions", "1": "1",
 }  # fmt: skip
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as
@@ -38,12 +39,11 @@ def axis_words(axes: Axes) -> tuple[str, ...]:
     return tuple(words)
 
 
-def shape_in_letters(axes: Axes, *, equal_sizes: bool) -> str:
-    """`h × n × d/h = 9 × 8 × 64`; `equal_sizes`: values are as large as queries, so d/h too."""
-    letters = []
-    for axis in axes.letters:
-        shown = "·".join(LETTERS.get(part, part) for part in axis.split("·"))
-        letters.append(shown.replace("d_v", "d/h") if equal_sizes else shown)
+def shape_in_letters(axes: Axes) -> str:
+    """`h × n × d/h = 9 × 8 × 64`."""
+    letters = [
+        "·".join(LETTERS.get(part, part) for part in axis.split("·")) for axis in axes.letters
+    ]
     return f"{' × '.join(letters)} = {' × '.join(map(str, axes.sizes))}"
 
 

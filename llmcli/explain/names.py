@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmcli import anatomy
 from llmcli.anatomy import TensorSpec
-from llmcli.config import ModelConfig
+from llmcli.config import AttentionConfig, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,25 @@ def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
 
 
 def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
-    """Its axes; where every head has keys and values of its own, there is one kind of heads."""
-    mixer = None if spec.layer is None else config.layers[spec.layer].mixer
-    if mixer is not None and mixer.kv_heads == mixer.heads:
-        return tuple(letter.replace("Hk", "H") for letter in spec.axes)
-    return spec.axes
+    """Its axes; heads with keys and values of their own, and values as large as keys, are one kind.
+
+    `dk` for `dh` where the heads' sizes are not the width's parts.
+    """
+    if spec.layer is None:
+        return spec.axes
+    mixer, axes = config.layers[spec.layer].mixer, spec.axes
+    if mixer.kv_heads == mixer.heads:
+        axes = tuple(letter.replace("Hk", "H") for letter in axes)
+    if mixer.value_dim == mixer.head_dim:
+        axes = tuple(letter.replace("dv", "dh") for letter in axes)
+    if divides(mixer, config.width):
+        return axes
+    return tuple(letter.replace("dh", "dk") for letter in axes)
+
+
+def divides(mixer: AttentionConfig, width: int) -> bool:
+    """Whether a head is `d/h` wide, as in the documents; its size is called d_k where not."""
+    return mixer.heads * mixer.head_dim == width
 
 
 def _unwritten(config: ModelConfig, prefix: str, tokens: int) -> dict[str, Axes]:

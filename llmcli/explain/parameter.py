@@ -9,9 +9,7 @@ from llmcli.model import Model
 from llmcli.reports.explanation import Step
 
 
-def parameter_step(
-    model: Model, axes: Axes, index: tuple[int, ...], *, equal_sizes: bool
-) -> Step:
+def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
     slot = model.decoder.slots[axes.name]
     turned = axes.name == "head.W" or ".W_" in axes.name
@@ -25,7 +23,7 @@ def parameter_step(
         index=index,
         symbol=symbol(letter, *index),
         formula=f"{letter} was learned",
-        shape=shape_in_letters(axes, equal_sizes=equal_sizes),
+        shape=shape_in_letters(axes),
         where=where(axes, index, (), model.tokenizer),
         source="weights",
         value=value,

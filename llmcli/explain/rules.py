@@ -12,6 +12,7 @@ from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, 
 from llmcli.explain.attention import Mix, Pattern, Scores, is_usual
 from llmcli.explain.linear import Add, HeadShare, LookUp, Multiply
 from llmcli.explain.mlp import NAMES, Activate, Gate
+from llmcli.explain.names import divides
 from llmcli.explain.norms import Norm, Scale
 from llmcli.explain.rope import Rotate
 from llmcli.explain.rule import Rule
@@ -43,7 +44,7 @@ def rules(config: ModelConfig) -> dict[str, Rule]:
     for i, layer in enumerate(config.layers):
         block = f"blocks.{i}"
         found[f"{block}.resid_pre"] = enters
-        found |= _block(layer, block, stream)
+        found |= _block(layer, block, stream, config.width)
         stream = (*stream, f"{block}.attn_out", f"{block}.mlp_out")
         enters = Add(
             letter="X",
@@ -73,13 +74,15 @@ def _head(config: ModelConfig, name: str) -> Rule:
     )
 
 
-def _block(layer: LayerConfig, block: str, stream: tuple[str, ...]) -> dict[str, Rule]:
+def _block(
+    layer: LayerConfig, block: str, stream: tuple[str, ...], width: int
+) -> dict[str, Rule]:
     attn, mlp = f"{block}.attn", f"{block}.mlp"
     before = (*stream, f"{block}.attn_out")
     mid = (f"{block}.resid_mid", "T³")
     return {
         **_norm(layer.ln1, f"{block}.ln1", "T¹", f"{block}.resid_pre", "X"),
-        **_attention(layer.mixer, attn, f"{block}.ln1.out"),
+        **_attention(layer.mixer, attn, f"{block}.ln1.out", width),
         f"{block}.attn_out": _project(
             "T²", "C", f"{attn}.z", f"{attn}.W_o", f"{attn}.b_o" if layer.mixer.out_bias else None
         ),
@@ -164,7 +167,7 @@ def _project(
     )
 
 
-def _attention(a: AttentionConfig, name: str, source: str) -> dict[str, Rule]:
+def _attention(a: AttentionConfig, name: str, source: str, width: int) -> dict[str, Rule]:
     found: dict[str, Rule] = {}
     for letter, heads in (("Q", a.heads), ("K", a.kv_heads), ("V", a.kv_heads)):
         part = letter.lower()
@@ -191,13 +194,14 @@ def _attention(a: AttentionConfig, name: str, source: str) -> dict[str, Rule]:
                 source_letter=form,
                 rope=a.rope,
             )
-    return found | _mixed(a, name, entering["Q"], entering["K"])
+    return found | _mixed(a, name, entering["Q"], entering["K"], width)
 
 
 def _mixed(
-    a: AttentionConfig, name: str, query: tuple[str, str], key: tuple[str, str]
+    a: AttentionConfig, name: str, query: tuple[str, str], key: tuple[str, str], width: int
 ) -> dict[str, Rule]:
-    scaled = f"{query[1]} {key[1]}ᵀ " + ("/ √(d/h)" if is_usual(a) else f"· {a.scale:g}")
+    root = "√(d/h)" if divides(a, width) else "√d_k"
+    scaled = f"{query[1]} {key[1]}ᵀ " + (f"/ {root}" if is_usual(a) else f"· {a.scale:g}")
     scores = Scores(
         letter="S",
         formula=f"S = {scaled} + M",

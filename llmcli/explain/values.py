@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
@@ -18,6 +19,8 @@ UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
+
+_AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
 
 
 class Values:
@@ -75,11 +78,6 @@ class Values:
         own.depth, own.progress = 0, None
         own._known, own.derived, own.whole = {}, set(), set()
         return own
-
-    def kept(self) -> list[str]:
-        """What is derived on the way to the target, of which one number is enough, and kept."""
-        near = [name for name, far in self._distance.items() if far and self.derives(name)]
-        return [name for name in near if name.rpartition(".")[2] not in _NOT_KEPT]
 
     def formulas(self, name: str) -> int:
         """How many formulas follow one another up to `name`, at least its own."""
@@ -174,6 +172,44 @@ class Values:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
+
+
+def needed_bytes(
+    rules: Mapping[str, Rule],
+    sizes: Mapping[str, tuple[int, ...]],
+    target: str,
+    depth: int | None,
+    itemsize: int,
+) -> tuple[int, int]:
+    """About the bytes of what a tap sees up to `target`, on the device, and of what is derived.
+
+    Derived are the tensors that are kept, and while one is derived and checked some more as large
+    as the largest: its inputs, its magnitudes, what they are compared with.
+    """
+    last = _last_layer(target)
+    seen = [
+        name
+        for name in rules
+        if name.rpartition(".")[2] not in UNWRITTEN
+        and (last is None or (_layer(name) is None and "embed" in name) or _before(name, last))
+    ]
+    far = _distances(rules, target)
+    near = {name for name, at in far.items() if depth is None or at < depth}
+    if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
+        near |= {name for name in far if name.rpartition(".")[2] in UNWRITTEN}
+    whole = {name: math.prod(sizes[name]) for name in near if name != target or _squares(name)}
+    kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
+    at_once = _AT_ONCE * max(whole.values(), default=0)
+    return itemsize * sum(math.prod(sizes[name]) for name in seen), 8 * (kept + at_once)
+
+
+def _before(name: str, last: int) -> bool:
+    layer = _layer(name)
+    return layer is not None and layer <= last
+
+
+def _squares(name: str) -> bool:
+    return name.rpartition(".")[2] in ("scores", "pattern")
 
 
 def exact(tensor: Tensor) -> Tensor:

@@ -215,6 +215,8 @@ def _extent(report: Explanation) -> Iterator[RenderableType]:
     else:
         parts[0] += f", up to {_count(report.depth, 'formula')} back (--depth)"
         parts.append("what is further back is the kernel's")
+        last = "the formula" if report.depth == 1 else f"the last {report.depth} formulas"
+        parts.append(f"this proves {last}: --depth all goes to the embedding rows")
     if math.isinf(report.steps[-1].value) and report.checks:
         parts.append("what is masked needs none of the numbers behind it, the check does")
     elif len(report.steps) > 1:

@@ -12,6 +12,7 @@ LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "h": ("heads", ("A", "n_heads")),
     "h_kv": ("heads of keys and values", ("n_kv_heads",)),
     "d/h": ("a head", ("d_k", "d_v", "head_dim")),
+    "d_k": ("a head", ("d_v", "head_dim")),  # where h heads are not d wide
     "d_v": ("a value", ()),
     "F": ("neurons", ()),
     "v": ("in the vocabulary", ("vocab_size",)),

@@ -189,7 +189,7 @@ def test_shapes_are_written_in_letters(known):
     _, axes = known("llama-grouped")
 
     def shape(name):
-        return shape_in_letters(axes[name], equal_sizes=True)
+        return shape_in_letters(axes[name])
 
     assert shape("blocks.0.attn.q") == "h × n × d/h = 4 × 7 × 8"
     assert shape("blocks.0.attn.v") == "h_kv × n × d/h = 2 × 7 × 8"
@@ -198,3 +198,9 @@ def test_shapes_are_written_in_letters(known):
     assert shape("logits") == "n × v = 7 × 97"
     _, axes = known("gpt2")
     assert shape("blocks.0.attn.k") == "h × n × d/h = 2 × 7 × 8"
+    _, axes = known("odd")
+    assert shape("blocks.0.attn.q") == "h × n × d_k = 4 × 7 × 8"
+    assert shape("blocks.0.attn.v") == "h_kv × n × d_v = 2 × 7 × 6"
+    assert shape("blocks.0.attn.W_q") == "d × h·d_k = 10 × 32"
+    with pytest.raises(UsageError, match="q`: d_k = 8"):
+        place(parse("blocks.0.attn.q[0,0,8]"), axes["blocks.0.attn.q"], TEXTS, None)

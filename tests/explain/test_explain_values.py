@@ -14,6 +14,7 @@ from explain_models import IDS, NAMES, explained
 from llmcli.errors import OutOfMemory
 from llmcli.explain.names import names
 from llmcli.explain.rules import rules
+from llmcli.explain.values import needed_bytes
 
 
 def emitted(model):
@@ -275,6 +276,15 @@ def test_the_letters_of_the_documents_with_numbers(model):
     odd = explained(model("odd"), "blocks.1.attn.z", (0, 0, 0), 1)
     assert {letter.letter: letter.value for letter in odd.letters}["d_v"] == 6
     assert odd.steps[0].shape == "h × n × d_v = 4 × 7 × 6"
+    assert {letter.letter: letter.value for letter in odd.letters}["d_k"] == 8
+    assert "d/h" not in {letter.letter for letter in odd.letters}
+
+
+def test_a_head_that_is_not_a_part_of_the_width_is_not_called_d_h(model):
+    config = model("llama-grouped").config
+    wide = rules(dataclasses.replace(config, width=48))
+    assert wide["blocks.0.attn.scores"].formula == "S = Q_rot K_rotᵀ / √d_k + M"
+    assert "d/h" not in "".join(rule.formula for rule in wide.values())
 
 
 FORMULAS = {
@@ -315,7 +325,28 @@ def test_the_formulas_are_those_of_the_documents(model):
 
 def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
     small = model("gpt2")
-    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 8 * 7 * 16)
-    assert explained(small, "blocks.0.attn.q", (0, 1, 2), 2).ok, "T¹ alone fits"
-    with pytest.raises(OutOfMemory, match="the tensors of the derivation need"):
-        explained(small, "blocks.0.attn.q", (0, 1, 2), 3)
+    where = ("blocks.0.attn.pattern", (0, 1, 2))
+    free = 30_000
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: free)
+    assert explained(small, *where, 1).ok
+    run = []
+    monkeypatch.setattr(type(small.decoder), "__call__", lambda *args, **rest: run.append(args))
+    for depth, free in ((1, 5000), (None, 16_000)):
+        with pytest.raises(OutOfMemory, match="the tensors of the derivation need"):
+            explained(small, *where, depth)
+    assert not run, "said before the model is run"
+
+
+def test_the_squares_of_long_prompts_are_counted(model):
+    config = model("gpt2").config
+    found = rules(config)
+
+    def derived(name, tokens, depth):
+        sizes = {n: axes.sizes for n, axes in names(config, tokens).items()}
+        return needed_bytes(found, sizes, name, depth, 4)[1]
+
+    heads = config.layers[0].mixer.heads
+    for name in ("scores", "pattern", "z"):
+        assert derived(f"blocks.0.attn.{name}", 1000, 1) >= 4 * 8 * heads * 1000**2
+    assert derived("blocks.0.mlp.pre", 1000, 1) == 0
+    assert derived("blocks.0.mlp.pre", 1000, None) >= 4 * 8 * heads * 1000**2

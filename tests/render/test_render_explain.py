@@ -89,7 +89,8 @@ def test_a_dot_product_with_its_largest_terms():
         "    kernel −0.25000003 · difference 3e−08 · ✓",
         "",
         "derived in float64: 3 tensors, up to 4 formulas back (--depth); what is further",
-        "back is the kernel's",
+        "back is the kernel's; this proves the last 4 formulas: --depth all goes to the",
+        "embedding rows",
         "Q[0,1,2] = blocks.0.attn.q[0,1,2]:  derived −0.25  kernel −0.25000003",
         "difference 3e−08  (allowed 1e−06)  ✓",
     ]
@@ -107,7 +108,8 @@ def test_what_was_derived_and_what_of_it_is_shown():
     two = (replace(DOT, children=(2,)), step(number=2, name="x"))
     assert extent(*two, depth=1, tensors=1) == (
         "derived in float64: 1 tensor, up to 1 formula back (--depth); what is further back is the "
-        "kernel's; shown is the way of the largest terms"
+        "kernel's; this proves the formula: --depth all goes to the embedding rows; shown is the "
+        "way of the largest terms"
     )
     assert extent(*two, depth=None) == (
         "derived in float64: 3 tensors, down to the embedding rows and the weights; shown is the "
@@ -115,8 +117,9 @@ def test_what_was_derived_and_what_of_it_is_shown():
     )
     masked = step(value=float("-inf"), kernel=float("-inf"), difference=0.0)
     assert extent(masked, checks=(CHECK,), tensors=5).endswith(
-        "5 tensors, up to 4 formulas back (--depth); what is further back is the kernel's; what is "
-        "masked needs none of the numbers behind it, the check does"
+        "5 tensors, up to 4 formulas back (--depth); what is further back is the kernel's; this "
+        "proves the last 4 formulas: --depth all goes to the embedding rows; what is masked "
+        "needs none of the numbers behind it, the check does"
     )
 
 
