@@ -331,7 +331,7 @@ def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
     assert explained(small, *where, 1).ok
     run = []
     monkeypatch.setattr(type(small.decoder), "__call__", lambda *args, **rest: run.append(args))
-    for depth, free in ((1, 5000), (None, 16_000)):
+    for depth, free in ((1, 5000), (None, 16_000)):  # noqa: B007 (the lambda uses it)
         with pytest.raises(OutOfMemory, match="the tensors of the derivation need"):
             explained(small, *where, depth)
     assert not run, "said before the model is run"

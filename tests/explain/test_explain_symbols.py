@@ -1,0 +1,141 @@
+"""What is printed with an index is the number that stands there in the model, and words compute."""
+
+import math
+import re
+
+import pytest
+import torch
+from explain_models import IDS, NAMES, explained
+from test_explain_values import emitted
+
+from llmcli.explain.names import names
+from llmcli.explain.rules import rules
+
+CELL = re.compile(r"(Activation\(G\)|[A-Za-z′¹²³⁴⁵_]+)\[([^\]]+)\]")
+
+
+def block_of(name):
+    return re.match(r"blocks\.\d+\.", name)[0] if name.startswith("blocks.") else ""
+
+
+def looked_up(step, letter, model, seen):
+    """The tensor that a letter means in the formula of a step; parameters in formula order."""
+    config, block, own = model.config, block_of(step.name), step.name.rpartition(".")[0]
+    slots = {name: slot.double() for name, slot in model.decoder.slots.items()}
+    if letter in ("w", "b") and own:
+        return slots[f"{own}.{letter}"] if f"{own}.{letter}" in slots else slots["head.b"]
+    if letter in ("w", "b"):
+        return slots["head.b"]
+    if letter == "W_head":
+        return (slots["head.W"] if "head.W" in slots else slots["embed.W"]).t()
+    if letter in ("W_E", "W_P"):
+        return slots["embed.W" if letter == "W_E" else "pos_embed.W"]
+    if letter.startswith(("W_", "b_")):
+        part = "mlp" if letter[2:] in ("up", "down", "gate") else "attn"
+        slot = slots[f"{block}{part}.{letter}"]
+        return slot.t() if slot.ndim == 2 else slot
+    if letter == "X" and not block:
+        return seen["embed"]
+    inside = rules(config)
+    named = [name for name in inside if inside[name].letter == letter and name in seen]
+    if block and letter in ("T⁵", "T³") and step.name.endswith("resid_pre"):
+        block = f"blocks.{int(block.split('.')[1]) - 1}."
+    if letter in ("T⁵", "T³", "T²", "T¹", "T⁴", "X") or block:
+        named = [name for name in named if name.startswith(block)] or named
+    return seen[named[-1] if letter == "H" and not block else named[0]]
+
+
+def at(tensor, index, running):
+    """The number at `3,s,i`; `64+i` is the i-th from 64 on."""
+    place = []
+    for item in index.split(","):
+        first, _, letter = item.rpartition("+")
+        place.append(int(first or 0) + running if letter.isalpha() else int(item))
+    return float(tensor[tuple(place)] if len(place) <= tensor.ndim else tensor[tuple(place[1:])])
+
+
+def column_numbers(step, model, seen):
+    """For every column of a sum that is a cell, what it is printed as and what it has to be."""
+    for number, column in enumerate(step.sum.columns):
+        found = CELL.fullmatch(column)
+        if found is None:
+            continue
+        tensor = looked_up(step, found[1], model, seen)
+        if found[1] == "C" and step.name.endswith("attn_out"):
+            tensor = torch.cat(list(tensor), -1)  # the heads side by side
+        for term in step.terms:
+            yield column, term.parts[number], at(tensor, found[2], term.at)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_column_of_a_sum_is_the_tensor_that_it_names(name, model):
+    model = model(name)
+    seen = emitted(model)
+    checked = set()
+    for axes in names(model.config, len(IDS)).values():
+        if axes.kind != "activation":
+            continue
+        for index in {tuple(size - 1 for size in axes.sizes), tuple(s // 2 for s in axes.sizes)}:
+            step = explained(model, axes.name, index).steps[0]
+            for column, shown, theirs in column_numbers(step, model, seen) if step.sum else ():
+                assert math.isclose(shown, theirs, rel_tol=1e-8, abs_tol=1e-10), (column, step.name)
+                checked.add(CELL.fullmatch(column)[1])
+    assert {"T¹", "W_q", "C", "W_o", "A", "V", "L", "W_down", "H′", "W_head"} <= checked
+
+
+def evaluated(words, cells):
+    """Formulas in words as Python: σ, Φ, ω, u and their parts."""
+    words = CELL.sub(lambda found: f"({cells[found[0]]!r})", words)
+    for theirs, ours in (
+        ("√(2/π)", "math.sqrt(2/math.pi)"), ("√2", "math.sqrt(2)"), ("³", "**3"), ("e^−", "E**-"),
+        ("^", "**"), ("−", "-"), ("·", "*"), ("erf", "math.erf"),
+    ):  # fmt: skip
+        words = words.replace(theirs, ours)
+    return eval(words, {"math": math, "E": math.e})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_in_words_computes_the_number(name, model):
+    model = model(name)
+    seen = emitted(model)
+    found = set()
+    for axes in names(model.config, len(IDS)).values():
+        part = axes.name.rpartition(".")[2]
+        if part not in ("post", "act", "q_rot", "k_rot"):
+            continue
+        step = explained(model, axes.name, [size // 3 for size in axes.sizes], 1).steps[0]
+        for fact in (*step.before, *step.after):
+            left, _, right = fact.formula.partition(" = ")
+            words = right.partition(" = {}")[0]
+            cells = {
+                cell[0]: at(looked_up(step, cell[1], model, seen), cell[2], 0)
+                for cell in CELL.finditer(right)
+            }
+            if left.startswith(("σ", "Φ", "u", "ω")) and "stretched" not in right:
+                assert math.isclose(evaluated(words, cells), fact.value, rel_tol=1e-9), fact
+                found.add(left[0])
+            angle = next((f.value for f in step.before if f.formula.startswith("φ")), None)
+            if left.startswith(("cos φ", "sin φ")) and "·" not in left:
+                assert math.isclose(fact.value, getattr(math, left[:3])(angle), rel_tol=1e-12)
+                found.add(left[:3])
+    activations = {"silu": {"σ"}, "gelu": {"Φ"}, "gelu_tanh": {"u"}, "relu": set()}
+    assert set().union(*(activations[layer.ffn.activation] for layer in model.config.layers)) <= (
+        found
+    )
+    turned = model.config.layers[0].mixer.rope is not None
+    assert (not turned) or {"cos", "sin"} <= found
+
+
+def test_an_output_head_of_its_own_is_turned(model):
+    loaded = model("odd")
+    slot = loaded.decoder.slots["head.W"]
+    assert explained(loaded, "head.W", (2, 47)).value == slot[47, 2].item() != slot[2, 7].item()
+
+
+def test_what_a_mixture_may_be_off(model):
+    """The check of a pattern through z allows what a formula after q, k and v allows."""
+    broken = model("gpt2")
+    good = explained(broken, "blocks.0.attn.pattern", (1, 4, 2), 1).checks[0]
+    assert good.ok
+    v = emitted(broken)["blocks.0.attn.v"][1, :5].abs().max().item()
+    assert good.tolerance < 250 * torch.finfo(torch.float64).eps * v
