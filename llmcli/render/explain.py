@@ -123,7 +123,11 @@ class _Writer:
         columns = [Column(total.over)]
         if tokens:
             columns.append(Column("token", right=False, cut=True, first_to_go=1))
-        columns += [Column(name) for name in total.columns]
+        last = len(total.columns) - 1  # where it is too narrow for all, the product stays
+        columns += [
+            Column(name, first_to_go=0 if at == last else 2 + at)
+            for at, name in enumerate(total.columns)
+        ]
         rows = []
         for term in sorted(most, key=lambda term: term.at):
             numbers = [*term.parts, term.value][: len(total.columns)]
@@ -154,9 +158,10 @@ class Indented:
     by: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        inner = options.update(width=max(24, options.max_width - self.by))
+        by = min(self.by, max(0, options.max_width - 28))
+        inner = options.update(width=options.max_width - by)
         for line in Segment.split_lines(console.render(self.block, inner)):
-            yield Segment(" " * self.by)
+            yield Segment(" " * by)
             yield from line
             yield Segment.line()
 

@@ -327,7 +327,7 @@ def test_ctrl_c(explain, monkeypatch):
     assert (result.code, result.out) == (130, "")
 
 
-@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize("columns", ["40", "60", "80", "200"])
 def test_every_line_fits_the_terminal(columns, explain, monkeypatch):
     import sys
 

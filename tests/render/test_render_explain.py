@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from llmcli.render.explain import number, render_explanation
@@ -283,7 +284,7 @@ def test_letters_have_the_other_documents_names():
     assert "n = 1 token (N) · d = 8 width (d_model, hidden_dim) · F = 4d = 32 neurons" in text
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("full", [False, True])
 def test_every_line_fits(width, full):
     deep = [replace(DOT, number=at, name=f"n{at}", children=(at + 1, 99)) for at in range(1, 9)]
@@ -292,7 +293,7 @@ def test_every_line_fits(width, full):
     steps = [replace(s, children=(*s.children, 9)) if s.number < 8 else s for s in steps]
     many = tuple((id, f" token{id}") for id in range(40))
     text = shown(render_explanation(report(*steps, tokens=many), "m", full=full), width)
-    assert max(map(len, text.splitlines())) <= width
+    assert max(map(cell_len, text.splitlines())) <= width
     assert "… 24 more" in text
     bare = shown(render_explanation(report(*steps, tokens=many), "m", full=full), width, True)
     plain = re.sub(r"\x1b\[[\d;]*m", "", bare)
