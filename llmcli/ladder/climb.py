@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -18,6 +18,7 @@ from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.count import count, loop_work
 from llmcli.ladder.course import Course, Progress
 from llmcli.ladder.estimate import estimate
+from llmcli.ladder.letters import head_size
 from llmcli.ladder.loops import Loops
 from llmcli.ladder.rung import Rung, silent
 from llmcli.ladder.rungs import RUNGS
@@ -198,7 +199,12 @@ def _again(climbed: Sequence[_Climbed], run: Course, progress: Progress | None) 
 
 def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
+
+    def spelled(text: str) -> str:
+        return text.replace("d/h", size)
+
     for done in climbed:
+        size = head_size(done.rung.config)
         prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
         prompt_work, token_work = done.work
         before = climbed[len(reports) - 1] if reports else None
@@ -208,14 +214,22 @@ def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]
                 number=done.rung.number,
                 name=done.rung.name,
                 title=done.rung.title,
-                change=done.rung.change,
-                idea=done.rung.idea,
+                change=(spelled(done.rung.change[0]), spelled(done.rung.change[1])),
+                idea=spelled(done.rung.idea),
                 sequences=len(run.prompts) if done.rung.batched else 1,
                 prompt_s=prompt_s,
                 token_s=token_s,
                 prompt_work=prompt_work,
                 token_work=token_work,
-                steps=done.steps,
+                steps=tuple(
+                    replace(
+                        step,
+                        formula=spelled(step.formula),
+                        axes=spelled(step.axes),
+                        note=spelled(step.note),
+                    )
+                    for step in done.steps
+                ),
                 estimated=None if done.part is None else _part_words(done.part, run),
                 prompt_speedup=_speedup(before.prompt_s, done.prompt_s) if before else None,
                 token_speedup=_speedup(before.token_s, done.token_s) if before else None,

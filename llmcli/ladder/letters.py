@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llmcli.config import Activation, AttentionConfig, LayerConfig, NormConfig
+from llmcli.config import Activation, AttentionConfig, LayerConfig, ModelConfig, NormConfig
 
 FIRST_RESIDUAL = "O = X + MHA(LN(X)): T³ is that O"
 SECOND_RESIDUAL = "H = O + FFN(LN(O)), with O = T³"
@@ -122,3 +122,11 @@ def layer_formula(kind: Activation, *, gated: bool, row: str = "", small: bool =
     if gated:
         return f"{L}{row} = Activation({G}{row}) ∘ {U}{row}, Activation = {kind}"
     return f"{L}{row} = Activation({U}{row}), Activation = {kind}"
+
+
+def head_size(config: ModelConfig) -> str:
+    """What a head's size is called: `d/h`, as long as the heads share the width among them."""
+    divided = all(
+        layer.mixer.heads * layer.mixer.head_dim == config.width for layer in config.layers
+    )
+    return "d/h" if divided else "d_k"

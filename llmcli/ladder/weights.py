@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llmcli.config import DynamicScaling, LayerConfig, LongRopeScaling, ModelConfig
 from llmcli.errors import UnsupportedModel
+from llmcli.ladder.letters import head_size
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.rope import frequencies
 
@@ -125,7 +126,7 @@ def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str
         ("d", config.width),
         ("h", first.mixer.heads),
         *((("h_kv", first.mixer.kv_heads),) if grouped else ()),
-        ("d/h", first.mixer.head_dim),
+        (head_size(config), first.mixer.head_dim),
         ("F", first.ffn.hidden),
         ("v", config.vocab),
         ("b", sequences),

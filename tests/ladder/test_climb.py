@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ladder_models import random_weights
+from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.errors import NotFinite
 from llmcli.ladder import climb as climbing
@@ -14,6 +15,8 @@ from llmcli.ladder.climb import climb
 from llmcli.ladder.course import plan_course
 from llmcli.ladder.heads import HeadsAsDimension
 from llmcli.ladder.loops import multiply_adds
+from llmcli.ladder.weights import Weights, letters
+from llmcli.loading import load
 
 IDS = [5, 9, 2, 7]
 
@@ -175,3 +178,26 @@ def test_steps_of_the_first_layer_are_kept():
     moved = {step.formula: step.moved for step in rungs[3].steps if step.source is not None}
     assert moved["K_rotᵀ"] is False
     assert moved["C as n × d, heads merged"] is True
+
+
+@pytest.mark.parametrize(("width", "letter"), [(8, "d/h"), (16, "d_k")])
+def test_a_head_is_called_d_h_only_where_it_is(tmp_path, width, letter):
+    draw = torch.Generator().manual_seed(1)
+    tensors = llama_tensors()
+    for i in range(2):
+        for part, heads in (("q", 4), ("k", 2), ("v", 2)):
+            shape = (heads * width, 32)
+            name = f"model.layers.{i}.self_attn.{part}_proj.weight"
+            tensors[name] = torch.randn(shape, generator=draw) * 0.3
+        name = f"model.layers.{i}.self_attn.o_proj.weight"
+        tensors[name] = torch.randn((32, 4 * width), generator=draw) * 0.3
+    folder = write_llama(tmp_path / "m", tensors, head_dim=width)
+    weights = Weights.of(load(str(folder), dtype="float32").decoder)
+    other = {"d/h": "d_k", "d_k": "d/h"}[letter]
+    assert letter in dict(letters(weights, tokens=4, sequences=1))
+    for rung in climb(weights, course(weights, rounds=0)):
+        assert rung.ok
+        written = [*rung.change, rung.idea]
+        written += [text for step in rung.steps for text in (step.formula, step.axes, step.note)]
+        assert not any(other in text for text in written)
+        assert any(letter in text for text in written)
