@@ -36,5 +36,11 @@ def test_the_letters_of_one_model():
 
 
 def test_no_name_means_two_things():
-    names = [name for letter, (_, others) in LETTERS.items() for name in (letter, *others)]
+    # d/h and d_k are the same thing, and a model has one of them
+    names = [
+        name
+        for letter, (_, others) in LETTERS.items()
+        if letter != "d_k"
+        for name in (letter, *others)
+    ]
     assert {name for name in names if names.count(name) > 1} == {"d_v"}, "left out beside d_v"
