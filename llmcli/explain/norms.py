@@ -121,15 +121,24 @@ class Norm(Scale):
         """The row's number, the terms of its mean, and the bias."""
         x = values[self.source]
         spread = x.abs()
-        if self.norm.kind == "layer":
+        if self._mean_is_rounded(x):
             spread = spread + x.abs().mean(-1, keepdim=True)
         out = spread / self.scales(x) * values.vector(self.weight).abs()
         return out if self.bias is None else out + values.vector(self.bias).abs()
 
+    def _mean_is_rounded(self, x: Tensor) -> bool:
+        """Whether the kernel takes a mean off, whose roundings are those of Σ|x|.
+
+        It does for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm`
+        computes as the LayerNorm of (x, -x): its mean is 0 but for them.
+        """
+        return self.norm.kind == "layer" or x.numel() == x.shape[-1]
+
     def element(self, values: Values, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the number itself."""
         *row, i = index
-        x = values[self.source][tuple(row)].tolist()
+        rows = values[self.source]
+        x = rows[tuple(row)].tolist()
         found = self.statistics(x, row)
         w = float(values.weight(self.weight)[i])
         b = None if self.bias is None else float(values.weight(self.bias)[i])
@@ -143,7 +152,7 @@ class Norm(Scale):
         if b is not None:
             words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
-        mean = 0.0 if found.mean is None else math.fsum(map(abs, x)) / len(x)
+        mean = math.fsum(map(abs, x)) / len(x) if self._mean_is_rounded(rows) else 0.0
         return Element(
             value=value,
             magnitude=(abs(x[i]) + mean) / scale * abs(w) + abs(b or 0.0),

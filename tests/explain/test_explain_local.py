@@ -7,6 +7,7 @@ import explain_models
 import pytest
 import torch
 from explain_models import IDS, NAMES, TEXTS, explained
+from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.explain import local
 from llmcli.explain.derive import explain
@@ -130,3 +131,26 @@ def test_what_is_allowed_is_roundings_of_the_terms(model):
     allowed = local._allowed(torch.tensor([0.0, 2.0], dtype=torch.float64), own)
     assert allowed[0] == 0
     assert math.isclose(float(allowed[1]), local.ROUNDINGS * 2 * 2**-23, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("ids", [(5,), (5, 9)])
+def test_a_row_with_one_huge_number_is_normed_to_rounding(tmp_path, ids, dtype):
+    """The kernel norms a single row in another way, and small numbers lose digits there."""
+    tensors = llama_tensors()
+    tensors["model.embed_tokens.weight"][5, 3] = 5000.0
+    model = load(str(write_llama(tmp_path / "m", tensors)), dtype=dtype)
+    axes = names(model.config, len(ids))["logits"]
+    texts = [str(id) for id in ids]
+    assert explain(model, ids, texts, axes, (0, 7), depth=None).ok
+
+
+@pytest.mark.parametrize("ids", [(5,), (5, 9)])
+def test_a_norm_that_is_off_is_seen_in_one_row_and_in_more(tmp_path, ids):
+    model = load(str(write_llama(tmp_path / "m")), dtype="float32")
+    final = model.decoder.ln_final
+    final.config = dataclasses.replace(final.config, eps=0.1)
+    axes = names(model.config, len(ids))["logits"]
+    found = explain(model, ids, [str(id) for id in ids], axes, (0, 7), depth=None)
+    assert not found.ok
+    assert found.local.name.startswith("ln_final")
