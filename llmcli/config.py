@@ -131,6 +131,10 @@ class AttentionConfig:
     qkv_bias: bool = False
     out_bias: bool = False
 
+    def divides(self, width: int) -> bool:
+        """Whether the heads share `width` among them, so that each is `width / heads` wide."""
+        return self.heads * self.head_dim == width
+
 
 @dataclass(frozen=True, kw_only=True)
 class MlpConfig:

@@ -27,9 +27,13 @@ class LlmcliError(Exception):
 
 
 class CheckFailed(LlmcliError):
-    """A check that a view prints came out red (exit 1)."""
+    """A check that a view prints came out red (exit 1).
+
+    `told`: the view is on stdout, as a JSON document too, and says so.
+    """
 
     kind = "check_failed"
+    told = True
 
 
 class WriteFailed(LlmcliError):

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.encoding import Encoded, check_fits
+from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import (
-    Prompt,
-    check_ids,
-    check_tokenized,
-    need_tokenizer,
-    prompt_or_builtin,
-)
+from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
     from llmcli.explain.parse import Wanted
     from llmcli.model import Model
 
-BUILTIN = "In the beginning"
 EPILOG = """
 Names, with a block's number for N and one of those in braces:
 
@@ -108,12 +101,6 @@ class ExplainOptions:
         )
 
 
-class Different(CheckFailed):
-    """The derivation and the kernel disagree; `told`: the JSON document says so already."""
-
-    told = True
-
-
 def command(
     number: NumberArgument,
     prompt: GivenPromptOptions,
@@ -146,11 +133,11 @@ def command(
         out.show(render_explanation(report, model_line(about), full=explain.full))
     if not report.ok:
         if report.local is not None and not report.local.ok:
-            raise Different(
+            raise CheckFailed(
                 f"`{report.local.name}` is not what its formula makes of the kernel's own inputs",
                 hint="of the tensors that were checked it is the first, in the order of execution",
             )
-        raise Different(
+        raise CheckFailed(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
             hint="the first step with a ✗ has the difference; --depth all derives everything",
         )
@@ -169,29 +156,17 @@ def _derived(
     from llmcli.explain.index import place
     from llmcli.explain.names import names
 
-    ids, texts = ((), []) if given is None else _tokens(model, given)
-    largest = model.config.embedding.positions
+    known = model.tokenizer
+    encoded = [] if given is None else [encode(given, ChatOptions(raw=True), model)]
+    ids = encoded[0].ids if encoded else ()
+    texts = ["" if known is None else known.token_text(id) for id in ids]
     room = options.context_length or model.config.context
-    for _ in check_fits([Encoded(None, tuple(ids), False)], 1, room, largest=largest):
-        pass
+    # of the notes there is none: nothing is generated
+    list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))
     axes = find(wanted, names(model.config, max(1, len(ids))), model.config)
     index = place(wanted, axes, texts, model.tokenizer)
     with Progress(out) as progress:
         return explain(model, ids, texts, axes, index, depth=depth, progress=progress)
-
-
-def _tokens(model: Model, given: Prompt) -> tuple[tuple[int, ...], list[str]]:
-    """Ids and texts of the prompt; raises UsageError, or CheckpointError without a tokenizer."""
-    known = model.tokenizer
-    if given.ids is not None:
-        check_ids(given.ids, model.config.vocab)
-        return given.ids, ["" if known is None else known.token_text(id) for id in given.ids]
-    tokenizer = need_tokenizer(known, model.name)
-    ids = tuple(tokenizer.encode(given.text or ""))
-    if not ids:
-        raise UsageError("the prompt has no tokens", hint="give at least one character")
-    check_tokenized(ids, model.config.vocab, model.name)
-    return ids, [tokenizer.token_text(id) for id in ids]
 
 
 def _body(report: Explanation) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import prompt_or_builtin
+from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError, WriteFailed
 from llmcli.measure.environment import environment
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 LADDER = "Ladder"
-BUILTIN = "In the beginning"
 NAMES = ("loops", "rows", "matrices", "heads", "combined", "cache", "batch", "fused")
 
 
@@ -103,12 +102,6 @@ class LadderOptions:
     ] = None
 
 
-class Different(CheckFailed):
-    """Two rungs disagree; `told`: the JSON document says so already."""
-
-    told = True
-
-
 def command(
     prompt: GivenPromptOptions, ladder: LadderOptions, model: ModelOptions, output: OutputOptions
 ) -> None:
@@ -132,7 +125,7 @@ def command(
         raise Stopped(cut, told=out.json, where=f" after rung {report.rungs[-1].number}")
     if not report.ok:
         wrong = ", ".join(str(rung.number) for rung in report.rungs if not rung.ok)
-        raise Different(f"rung {wrong} differs from the rung before by more than rounding")
+        raise CheckFailed(f"rung {wrong} differs from the rung before by more than rounding")
 
 
 def _show(

@@ -18,6 +18,7 @@ from llmcli.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
+BUILTIN = "In the beginning"
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 

@@ -14,7 +14,7 @@ from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.local import local
-from llmcli.explain.names import Axes, divides, names
+from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
@@ -261,7 +261,7 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
         ("d", config.width),
         ("h", mixer.heads),
         ("h_kv", mixer.kv_heads if shared else 0),
-        ("d/h" if divides(mixer, config.width) else "d_k", mixer.head_dim),
+        ("d/h" if mixer.divides(config.width) else "d_k", mixer.head_dim),
         ("d_v", 0 if mixer.value_dim == mixer.head_dim else mixer.value_dim),
         ("F", layer.ffn.hidden),
         ("v", config.vocab),

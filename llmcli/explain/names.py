@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmcli import anatomy
 from llmcli.anatomy import TensorSpec
-from llmcli.config import AttentionConfig, ModelConfig
+from llmcli.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,9 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
         axes = tuple(letter.replace("Hk", "H") for letter in axes)
     if mixer.value_dim == mixer.head_dim:
         axes = tuple(letter.replace("dv", "dh") for letter in axes)
-    if divides(mixer, config.width):
+    if mixer.divides(config.width):
         return axes
     return tuple(letter.replace("dh", "dk") for letter in axes)
-
-
-def divides(mixer: AttentionConfig, width: int) -> bool:
-    """Whether a head is `d/h` wide, as in the documents; its size is called d_k where not."""
-    return mixer.heads * mixer.head_dim == width
 
 
 def _unwritten(config: ModelConfig, prefix: str, tokens: int) -> dict[str, Axes]:

@@ -12,7 +12,6 @@ from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, 
 from llmcli.explain.attention import Mix, Pattern, Scores, is_usual
 from llmcli.explain.linear import Add, HeadShare, LookUp, Multiply
 from llmcli.explain.mlp import NAMES, Activate, Gate
-from llmcli.explain.names import divides
 from llmcli.explain.norms import Norm, Scale
 from llmcli.explain.rope import Rotate
 from llmcli.explain.rule import Rule
@@ -200,7 +199,7 @@ def _attention(a: AttentionConfig, name: str, source: str, width: int) -> dict[s
 def _mixed(
     a: AttentionConfig, name: str, query: tuple[str, str], key: tuple[str, str], width: int
 ) -> dict[str, Rule]:
-    root = "√(d/h)" if divides(a, width) else "√d_k"
+    root = "√(d/h)" if a.divides(width) else "√d_k"
     scaled = f"{query[1]} {key[1]}ᵀ " + (f"/ {root}" if is_usual(a) else f"· {a.scale:g}")
     scores = Scores(
         letter="S",

@@ -10,38 +10,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.config import AttentionConfig, NormConfig, RopeConfig
 from llmcli.ladder import letters
-from llmcli.ladder.cache import Combined, combine
+from llmcli.ladder.cache import Cache, Combined, combine
 from llmcli.ladder.matrices import activate, mask, softmax
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
-
-
-class Cache:
-    """Keys (rotated) and values of one layer, `[b, h_kv, C, d/h]`: C slots for each sequence.
-
-    Slots are allocated ahead, twice as many each time they run out.
-    """
-
-    def __init__(self, layer: LayerWeights, b: int) -> None:
-        mixer = layer.config.mixer
-        self.keys = layer.W_k.new_zeros(b, mixer.kv_heads, 0, mixer.head_dim)
-        self.values = layer.W_v.new_zeros(b, mixer.kv_heads, 0, mixer.value_dim)
-
-    def write(self, K: Tensor, V: Tensor, start: int) -> None:
-        """Rows of K and V, `[b, h_kv, rows, d/h]`, into the slots from `start` on."""
-        slots, stop = self.keys.shape[-2], start + K.shape[-2]
-        if stop > slots:
-            more = (0, 0, 0, max(stop, 2 * slots, 32) - slots)
-            self.keys, self.values = F.pad(self.keys, more), F.pad(self.values, more)
-        self.keys[..., start:stop, :] = K
-        self.values[..., start:stop, :] = V
 
 
 class Batch(Rung):

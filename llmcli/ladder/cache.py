@@ -26,17 +26,19 @@ Combined = tuple[Tensor, Tensor | None]  # W_qkv `[d, (h + 2 h_kv)·d/h]` and b_
 class Cache:
     """Keys (rotated) and values of one layer, `[h_kv, C, d/h]`: C slots, as many as tokens or more.
 
+    Of a batch `[b, h_kv, C, d/h]`, where `b` is given.
+
     Slots are allocated ahead, twice as many each time they run out: concatenating a row to K, as
     the documents draw it, copies all rows before it at every token.
     """
 
-    def __init__(self, layer: LayerWeights) -> None:
+    def __init__(self, layer: LayerWeights, *b: int) -> None:
         mixer = layer.config.mixer
-        self.keys = layer.W_k.new_zeros(mixer.kv_heads, 0, mixer.head_dim)
-        self.values = layer.W_v.new_zeros(mixer.kv_heads, 0, mixer.value_dim)
+        self.keys = layer.W_k.new_zeros(*b, mixer.kv_heads, 0, mixer.head_dim)
+        self.values = layer.W_v.new_zeros(*b, mixer.kv_heads, 0, mixer.value_dim)
 
     def write(self, K: Tensor, V: Tensor, start: int) -> None:
-        """Rows of K and V, `[h_kv, rows, d/h]`, into the slots from `start` on."""
+        """Rows of K and V, `[…, h_kv, rows, d/h]`, into the slots from `start` on."""
         slots, stop = self.keys.shape[-2], start + K.shape[-2]
         if stop > slots:
             more = (0, 0, 0, max(stop, 2 * slots, 32) - slots)

@@ -199,12 +199,12 @@ def _again(climbed: Sequence[_Climbed], run: Course, progress: Progress | None) 
 
 def _reports(climbed: Sequence[_Climbed], run: Course) -> tuple[RungReport, ...]:
     reports: list[RungReport] = []
+    size = head_size(climbed[0].rung.config) if climbed else ""
 
     def spelled(text: str) -> str:
         return text.replace("d/h", size)
 
     for done in climbed:
-        size = head_size(done.rung.config)
         prompt_s, token_s = spread(done.prompt_s), spread(done.token_s)
         prompt_work, token_work = done.work
         before = climbed[len(reports) - 1] if reports else None

@@ -126,7 +126,5 @@ def layer_formula(kind: Activation, *, gated: bool, row: str = "", small: bool =
 
 def head_size(config: ModelConfig) -> str:
     """What a head's size is called: `d/h`, as long as the heads share the width among them."""
-    divided = all(
-        layer.mixer.heads * layer.mixer.head_dim == config.width for layer in config.layers
-    )
+    divided = all(layer.mixer.divides(config.width) for layer in config.layers)
     return "d/h" if divided else "d_k"

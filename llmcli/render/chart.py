@@ -10,7 +10,7 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from llmcli.render.ladder import scaled, times
+from llmcli.render.ladder import power_below, scaled, times
 from llmcli.reports.ladder import LadderReport, RungReport
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def ladder_png(report: LadderReport, title: str) -> bytes:
     image = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(image)
     rates = [1 / rung.token_s.median for rung in report.rungs]
-    lowest = math.floor(math.log10(min(rates)) - 0.1)
+    lowest = power_below(rates)
     highest = math.ceil(math.log10(max(rates)) + 1e-9)
     room = WIDTH - 2 * MARGIN - NAMES - VALUES
 

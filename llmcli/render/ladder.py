@@ -70,7 +70,7 @@ def change(
     if shapes:
         known = {step.formula for step in rung_before.steps} if rung_before else set()
         for step, name in _reshapings(rung.steps, known):
-            table.add_row("", moved(step), shape(step, name))
+            table.add_row("", moved(step), _shape(step, name))
     table.add_row("", Text("token", style=FAINT), Text(_work_words(rung)))
     return [Text.assemble((f"{rung.number}  {rung.name}", HEADING), f"  {rung.title}"), table]
 
@@ -99,7 +99,7 @@ def moved(step: Shown) -> Text:
     return Text("copy", style=_COPY) if step.moved else Text("view", style=_GOOD)
 
 
-def shape(step: Shown, name: str) -> Text:
+def _shape(step: Shown, name: str) -> Text:
     """`Kᵀ  [4,32] → [32,4]  strides (32,1) → (1,32)`."""
     assert step.source is not None
     shape, strides = step.source
@@ -228,13 +228,17 @@ class Bars:
             yield Text.assemble(f"{name:<{left}} ", (bar, NUMBER), f" {word}", no_wrap=True)
 
 
+def power_below(rates: Sequence[float]) -> int:
+    """The power of ten at which the scale begins, so that the shortest bar is still seen."""
+    return math.floor(math.log10(min(rates)) - 0.1)
+
+
 def bar_lengths(rates: Sequence[float]) -> list[float]:
     """0 … 1 for each rate: the logarithm's place between the power of ten below all and the most.
 
-    The scale begins at a power of ten so that equal factors are equal lengths and the shortest
-    bar is still seen.
+    Equal factors are equal lengths.
     """
-    lowest = math.floor(math.log10(min(rates)) - 0.1)
+    lowest = power_below(rates)
     span = math.log10(max(rates)) - lowest
     return [(math.log10(rate) - lowest) / span for rate in rates]
 

@@ -174,3 +174,11 @@ def test_rotations_that_depend_on_the_length_are_refused_where_they_do(cli, tmp_
     assert "beyond 8 tokens this model rotates by the length" in result.err
     short = cli("ladder", "-m", str(folder), "abcdef", "--rung", "5-7", "--context-length", "20")
     assert short.code == 0
+
+
+def test_the_names_are_those_of_the_rungs():
+    """The command keeps its own list, for the rungs' would import torch."""
+    from llmcli.cli.ladder import NAMES
+    from llmcli.ladder.rungs import RUNGS
+
+    assert tuple(rung.name for rung in RUNGS) == NAMES
