@@ -37,6 +37,7 @@ BESIDE = {
     ("loading", "weights"),
     ("generation", "model"),
     ("ladder", "measure"),
+    ("measure", "explain"),
     ("__main__", "cli"),
 }
 TORCH_FREE = {
@@ -48,9 +49,10 @@ TORCH_FREE = {
 COMPUTES = ("ops", "kernels", "devices", "nn", "model", "weights", "loading", "generation")
 AT_TOP = {
     "cli": {"typer"},
-    "render": {"rich"},
+    "render": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.sandbox`, which is imported when a template is rendered
-    **{part: {"torch"} for part in (*COMPUTES, "measure", "ladder", "explain")},
+    **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain")},
+    "measure": {"torch", "numpy"},
 }
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {

@@ -1,0 +1,158 @@
+"""What the commands that look inside share: which text, which layers, which positions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.encoding import ChatOptions, Encoded, check_fits, encode
+from llmcli.cli.options import PROMPT, ModelOptions
+from llmcli.cli.params import Range
+from llmcli.cli.prompts import Prompt
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.sampling import Sampling
+    from llmcli.model import Model
+
+# tokens come back in it, so that induction and duplicate-token heads have something to do
+LOOKED_AT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, "
+    "and void; and darkness was upon the face of the deep."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """The text is looked at as it stands, unless the chat template is asked for."""
+
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            rich_help_panel=PROMPT,
+            help="Put the text into the model's chat template. [default: as it stands]",
+        ),
+    ] = False
+    system: Annotated[
+        str | None,
+        typer.Option(
+            "--system",
+            metavar="TEXT",
+            rich_help_panel=PROMPT,
+            help="The system message; implies --chat.",
+        ),
+    ] = None
+
+    def options(self) -> ChatOptions:
+        """The same as `generate` has them, with `--raw` for the default."""
+        chat = self.chat or self.system is not None
+        return ChatOptions(chat=chat, raw=not chat, system=self.system)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTokensOptions:
+    """Tokens that the model writes after the prompt, and that are looked at as well."""
+
+    generate: Annotated[
+        int,
+        typer.Option(
+            "--generate",
+            metavar="N",
+            rich_help_panel=PROMPT,
+            help="Let the model write up to N tokens (the likeliest ones), and look at them too.",
+        ),
+        Range(0),
+    ] = 0
+
+
+def greedy() -> Sampling:
+    """The likeliest token every time: what is looked at is the same in every run."""
+    from llmcli.generation.sampling import Sampling
+
+    return Sampling(temperature=0.0)
+
+
+def encode_look(
+    given: Prompt, template: TemplateOptions, options: ModelOptions, model: Model, *, new: int = 0
+) -> Encoded:
+    """The ids of the prompt that is looked at, with room for `new` tokens after it.
+
+    Raises UsageError, PromptTooLong where they do not fit the context, and CheckpointError
+    without a tokenizer.
+    """
+    chat = template.options()
+    chat.check(ids=given.ids is not None and (template.chat or template.system is not None))
+    encoded = encode(given, chat, model)
+    room = options.context_length or model.config.context
+    positions = model.config.embedding.positions
+    room = room if positions is None else min(room, positions)
+    list(check_fits([encoded], 1, room, largest=positions))
+    if len(encoded.ids) + new > room:
+        left = room - len(encoded.ids)
+        raise UsageError(
+            f"`--generate {new}` does not fit: the prompt has {len(encoded.ids)} tokens and the "
+            f"context is {room}",
+            hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
+        )
+    return encoded
+
+
+def token_texts(model: Model, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+    """(id, text for people) of every token; the text is empty without a tokenizer."""
+    known = model.tokenizer
+    return tuple((id, "" if known is None else known.token_text(id)) for id in ids)
+
+
+def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ...]:
+    """`0,3-5,-1` → numbers in that order, each once; negative ones count from the end.
+
+    `what` is what they number (`layers`), of which there are `size`. Raises UsageError naming
+    `option` for anything else and for a number that is not there.
+    """
+    found: dict[int, None] = {}
+    for item in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"(-?\d{1,6})(?:-(-?\d{1,6}))?", item, re.ASCII)
+        if not match:
+            raise UsageError(
+                f"`{option}` takes numbers and ranges such as 0,3-5,-1, not `{item or text}`"
+            )
+        ends = [_counted(int(end), size, option, what) for end in match.groups() if end]
+        if ends[0] > ends[-1]:
+            raise UsageError(f"`{option} {item}` runs backwards")
+        found |= dict.fromkeys(range(ends[0], ends[-1] + 1))
+    return tuple(found)
+
+
+def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
+    """`40:80`, `:10`, `-5:` or `7` → first position and the one after the last, within `size`.
+
+    None is all of them. Raises UsageError for anything else and for an empty span.
+    """
+    if text is None:
+        return 0, size
+    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", text.strip(), re.ASCII)
+    if not match or not any(match.groups()) or (match[3] and not match[2]):
+        raise UsageError(f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`")
+    if not match[2]:
+        at = _counted(int(match[1]), size, option, "tokens")
+        return at, at + 1
+    first, last = slice(*(int(end) if end else None for end in match.group(1, 3))).indices(size)[:2]
+    if first >= last:
+        raise UsageError(
+            f"`{option} {text}` has no token in it", hint=f"positions go from 0 to {size - 1}"
+        )
+    return first, last
+
+
+def _counted(number: int, size: int, option: str, what: str) -> int:
+    if not -size <= number < size:
+        raise UsageError(
+            f"`{option}`: there is no {number}, for there are {size} {what}",
+            hint=f"they go from 0 to {size - 1}; -1 is the last",
+        )
+    return number % size

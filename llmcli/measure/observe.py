@@ -1,0 +1,116 @@
+"""Runs a prompt once, and the tokens generated after it, while somebody looks.
+
+Nothing is computed twice: the forward pass is the one that `generate` runs, and a watcher is
+shown every activation as it appears. What is not kept by the watcher is freed.
+
+Axes: T tokens of one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.generation.picker import Picker
+from llmcli.generation.sampling import Sampling
+from llmcli.model import Model
+from llmcli.nn.state import State
+
+# watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
+Watch = Callable[[int, str, Tensor], None]
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What was run: all token ids, the prompt's and the new ones, and what was kept.
+
+    `state` holds keys and values of all of them where tokens were generated, else None.
+    `logits_V` are those of the last token, None where the run ended at an earlier layer.
+    """
+
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    state: State | None
+    logits_V: Tensor | None
+
+
+def observe(
+    model: Model,
+    ids: Sequence[int],
+    watch: Watch,
+    *,
+    generate: int = 0,
+    sampling: Sampling | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
+) -> Observed:
+    """One forward call over `ids`, then one for each of up to `generate` new tokens.
+
+    The new tokens are drawn as `sampling` says, and each is fed to the model too, the last one
+    as well, so that every token is a query. An end-of-text token is the last. `until`: nothing
+    after that layer is computed (without `generate` only). Raises OutOfMemory where the cache
+    does not fit, NotFinite for logits that are NaN.
+    """
+    one = torch.tensor([list(ids)], device=model.device)
+    if generate < 1:
+        _tell(progress, "reading the prompt", 0, len(ids))
+        out = model.decoder(one, tap=partial(watch, 0), logits="last", until=until)
+        last_V = out[0, -1] if until is None else None
+        return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None, logits_V=last_V)
+    if until is not None or sampling is None:
+        raise ValueError("what is generated needs every layer, and a sampling")
+    return _generated(model, ids, one, watch, generate, sampling, progress)
+
+
+def _generated(
+    model: Model,
+    ids: Sequence[int],
+    one: Tensor,
+    watch: Watch,
+    generate: int,
+    sampling: Sampling,
+    progress: Progress | None,
+) -> Observed:
+    capacity = len(ids) + generate
+    devices.require_memory(
+        model.decoder.state_bytes(1, capacity),
+        model.device,
+        f"the cache of {capacity} tokens",
+        "use a shorter prompt or a smaller --generate",
+    )
+    picker = Picker(
+        sampling,
+        [ids],
+        samples=1,
+        vocab=model.config.vocab,
+        device=model.device,
+        logprobs=None,
+        limit=generate,
+    )
+    state = model.decoder.new_state(1, capacity)
+    _tell(progress, "reading the prompt", 0, len(ids))
+    logits_BV = model.decoder(one, state, tap=partial(watch, 0), logits="last")[:, 0]
+    every = list(ids)
+    for step in range(generate):
+        ids_B, choices = picker.pick(logits_BV)
+        first = len(every)
+        every.append(choices[0].id)
+        _tell(progress, "generating", step, generate)
+        tap = partial(watch, first)
+        logits_BV = model.decoder(ids_B[:, None], state, tap=tap, logits="last")[:, 0]
+        if every[-1] in model.eos_ids:
+            break
+    return Observed(
+        ids=tuple(every), prompt_tokens=len(ids), state=state, logits_V=logits_BV[0]
+    )
+
+
+def _tell(progress: Progress | None, words: str, done: int, total: int | None) -> None:
+    if progress is not None:
+        progress(words, done, total)

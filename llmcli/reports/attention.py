@@ -1,0 +1,124 @@
+"""What the heads of a model attend to. Letters: H heads, T queries, S keys.
+
+One head's matrix is `A[i, j]`, the weight of key j for the query at position i, from 0;
+logarithms are natural.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from llmcli.reports.checks import ViewCheck
+
+if TYPE_CHECKING:
+    import numpy as np
+
+What = Literal["pattern", "scores"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number a head: `formula` is its definition, its values lie in `low` … `high`.
+
+    `high` is None where it grows with the prompt. `source`: who defined it.
+    """
+
+    name: str
+    words: str
+    formula: str
+    source: str = ""
+    low: float = 0.0
+    high: float | None = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A kind of head: those whose `metric` is at least `threshold`. `letter` marks it in a map."""
+
+    name: str
+    letter: str
+    metric: str
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadReport:
+    """One head. A metric without an eligible row is NaN; `labels` are the kinds that it is."""
+
+    head: int
+    kv_head: int
+    metrics: dict[str, float]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerReport:
+    """One layer. `kind`: `full` or `window 512`; `kv_heads` heads of keys and values."""
+
+    layer: int
+    kind: str
+    kv_heads: int
+    heads: tuple[HeadReport, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A part of one head's matrix: queries and keys `first` … `last`-1, NaN where masked.
+
+    `values` is `[rows, columns]` float32. One cell is the largest of `pool` × `pool` cells, 1
+    where none had to be put together.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    queries: tuple[int, int]
+    keys: tuple[int, int]
+    pool: int
+    values: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A query that attends to a key. `rank_value` is what pairs are ranked by.
+
+    That is `weight`, or (`by` of the report) weight × ‖v W_O‖.
+    """
+
+    layer: int
+    head: int
+    kv_head: int
+    query: int
+    key: int
+    weight: float
+    rank_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionReport:
+    """The heads that were asked for, in order.
+
+    `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
+    `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
+    A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `skipped`: metrics that were left out, with the reason.
+    """
+
+    what: What
+    dtype: str
+    tokens: tuple[tuple[int, str], ...]
+    prompt_tokens: int
+    weighted: bool
+    metrics: tuple[Metric, ...]
+    labels: tuple[Label, ...]
+    layers: tuple[LayerReport, ...]
+    matrices: tuple[Matrix, ...]
+    pairs: tuple[Pair, ...]
+    pairs_by: str
+    checks: tuple[ViewCheck, ...]
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)

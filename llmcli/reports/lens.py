@@ -1,0 +1,64 @@
+"""What each layer would have said: the logit lens (nostalgebraist 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.reports.checks import ViewCheck
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensToken:
+    """A token and its probability."""
+
+    id: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensCell:
+    """One place of the residual stream, read at one position.
+
+    `top`: its likeliest tokens, the first the likeliest. `entropy` and `kl`, the divergence
+    KL(output ‖ this) from the model's own output, in nats. `target_rank` (1: likeliest) and
+    `target_probability` are of that position's target.
+    """
+
+    top: tuple[LensToken, ...]
+    entropy: float
+    kl: float
+    target_rank: int
+    target_probability: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensRow:
+    """One place of the residual stream, `blocks.3.resid_post`, at every position shown."""
+
+    name: str
+    layer: int | None
+    cells: tuple[LensCell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LensReport:
+    """Rows from the embedding to the last block; `positions` index `tokens`, (id, text).
+
+    `targets`: what `target_rank` is of, a token for each position; `target` says which in words.
+    `settled`: the first row from which the output's likeliest token stays likeliest to the end.
+    """
+
+    dtype: str
+    tokens: tuple[tuple[int, str], ...]
+    positions: tuple[int, ...]
+    target: str
+    targets: tuple[LensToken, ...]
+    rows: tuple[LensRow, ...]
+    settled: tuple[int, ...]
+    checks: tuple[ViewCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)
