@@ -65,11 +65,23 @@ def prompt_or_builtin(
     options: GivenPromptOptions, builtin: str, note: Callable[[str], None]
 ) -> Prompt:
     """The prompt, or `builtin`, which `note` then hears of, where none was given."""
-    if options.ids is None and options.prompt is None and options.file is None:
-        unread = "; stdin was not read: give `-` for it" if stdin_is_given(sys.stdin) else ""
-        note(f"no prompt was given: `{builtin}` is used{unread}")
-        return Prompt(builtin)
-    return read_prompt(options)
+    if (options.ids, options.prompt, options.file) != (None, None, None):
+        return read_prompt(options)
+    unread = ""
+    if stdin_is_given(sys.stdin):
+        if not isinstance(options, PromptOptions):
+            unread = "; stdin was not read: give `-` for it"
+        elif not options.no_stdin and (text := read_stdin(sys.stdin)):
+            return Prompt(text)
+    note(f"no prompt was given: `{builtin}` is used{unread}")
+    return Prompt(builtin)
+
+
+def looked_at(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
+    """The prompt of a command that looks inside, a pipe too; the built-in one where none is."""
+    from llmcli.cli.looking import LOOKED_AT  # which needs `Prompt`
+
+    return prompt_or_builtin(options, LOOKED_AT, note)
 
 
 def parse_ids(text: str) -> tuple[int, ...]:

@@ -8,8 +8,15 @@ import socket
 
 import pytest
 
+from llmcli.cli.looking import LOOKED_AT
 from llmcli.cli.options import GivenPromptOptions, PromptOptions
-from llmcli.cli.prompts import parse_ids, prompt_or_builtin, read_prompt, stdin_is_given
+from llmcli.cli.prompts import (
+    looked_at,
+    parse_ids,
+    prompt_or_builtin,
+    read_prompt,
+    stdin_is_given,
+)
 from llmcli.errors import UsageError
 
 
@@ -101,6 +108,34 @@ def test_without_a_pipe_there_is_nothing_to_say_about_stdin(monkeypatch):
     assert caught.value.hint == (
         'give a text ("…"), `-f FILE`, `-` for stdin, or token ids with `--ids 1,2,3`'
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "expected"),
+    [
+        (b"pipe\n", {}, "pipe"),
+        (b"pipe\n", {"prompt": "argument"}, "pipe\nargument"),
+        (b"", {"prompt": "argument"}, "argument"),
+        (b"", {}, LOOKED_AT),
+        (b"\n", {}, LOOKED_AT),
+        (b"pipe", {"no_stdin": True}, LOOKED_AT),
+        (b"pipe", {"no_stdin": True, "prompt": "argument"}, "argument"),
+    ],
+)
+def test_what_is_looked_at_is_a_pipe_too_and_the_builtin_where_nothing_was_given(
+    stdin, data, options, expected
+):
+    notes = []
+    stdin(data)
+    assert looked_at(PromptOptions(**options), notes.append).text == expected
+    said = [f"no prompt was given: `{LOOKED_AT}` is used"] if expected == LOOKED_AT else []
+    assert notes == said
+
+
+def test_an_empty_argument_is_not_the_builtin_prompt(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError, match="there is no prompt"):
+        looked_at(PromptOptions(prompt=""), pytest.fail)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n"])
