@@ -31,6 +31,7 @@ def attention_parameters(
             formula,
             bias=a.qkv_bias,
             layer=layer,
+            fused="qkv",
         )
     if a.qk_norm is not None:
         for symbol in ("q", "k"):
@@ -52,34 +53,46 @@ def attention_parameters(
 def attention_activations(
     attention: AttentionConfig, prefix: str, width: int, call: Call, *, layer: int
 ) -> tuple[TensorSpec, ...]:
-    """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, then `z`."""
+    """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, then `z`.
+
+    `scores` and `pattern` before `z` and `result` after it are never written: no fused kernel
+    has them in memory, they are derived from what it does write.
+    """
     a = attention
     bias = {symbol: f" + b_{symbol}" if a.qkv_bias else "" for symbol in "qkv"}
     q = {"H": a.heads, "T": call.tokens, "dh": a.head_dim}
     k = {"Hk": a.kv_heads, "T": call.tokens, "dh": a.head_dim}
     v = {"Hk": a.kv_heads, "T": call.tokens, "dv": a.value_dim}
     per_column = call.product_flops(width, 1)
-    rows: list[tuple[str, dict[str, int], str, int]] = [
-        ("q", q, f"Q = X W_q{bias['q']}", per_column * a.heads * a.head_dim),
-        ("k", k, f"K = X W_k{bias['k']}", per_column * a.kv_heads * a.head_dim),
-        ("v", v, f"V = X W_v{bias['v']}", per_column * a.kv_heads * a.value_dim),
+    # the last word: what one call makes for all of them, and each is a view of
+    rows: list[tuple[str, dict[str, int], str, int, str]] = [
+        ("q", q, f"Q = X W_q{bias['q']}", per_column * a.heads * a.head_dim, "qkv"),
+        ("k", k, f"K = X W_k{bias['k']}", per_column * a.kv_heads * a.head_dim, "qkv"),
+        ("v", v, f"V = X W_v{bias['v']}", per_column * a.kv_heads * a.value_dim, "qkv"),
     ]
     if a.qk_norm is not None:
         rows += [
-            ("q_norm", q, norm_formula(a.qk_norm, "Q", "Q'"), 0),
-            ("k_norm", k, norm_formula(a.qk_norm, "K", "K'"), 0),
+            ("q_norm", q, norm_formula(a.qk_norm, "Q", "Q'"), 0, "qk_norm"),
+            ("k_norm", k, norm_formula(a.qk_norm, "K", "K'"), 0, "qk_norm"),
         ]
     if a.rope is not None:
         mark = "" if a.qk_norm is None else "'"
         rows += [
-            ("q_rot", q, f"Q_rot = R(positions) Q{mark}", 0),
-            ("k_rot", k, f"K_rot = R(positions) K{mark}", 0),
+            ("q_rot", q, f"Q_rot = R(positions) Q{mark}", 0, "qk_rot"),
+            ("k_rot", k, f"K_rot = R(positions) K{mark}", 0, "qk_rot"),
         ]
-    specs = [
-        call.activation(f"{prefix}.{name}", sizes, formula, flops=flops, layer=layer)
-        for name, sizes, formula, flops in rows
+    projected = [
+        call.activation(
+            f"{prefix}.{name}",
+            sizes,
+            formula,
+            flops=flops,
+            layer=layer,
+            shares=f"{prefix}.{fused}",
+        )
+        for name, sizes, formula, flops, fused in rows
     ]
-    return (*specs, _mixed_values(a, prefix, call, layer))
+    return (*projected, *_mixed(a, prefix, width, call, layer))
 
 
 def attention_states(
@@ -116,18 +129,35 @@ def visible_pairs(tokens: int, past: int, window: int | None) -> int:
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
-def _mixed_values(a: AttentionConfig, prefix: str, call: Call, layer: int) -> TensorSpec:
+def _mixed(
+    a: AttentionConfig, prefix: str, width: int, call: Call, layer: int
+) -> tuple[TensorSpec, ...]:
+    """`scores pattern z result`, of which the kernel writes `z` alone."""
     per_pair = 2 * call.batch * a.heads * (a.head_dim + a.value_dim)
     pairs = call.tokens * call.keys
     hidden = pairs - visible_pairs(call.tokens, call.past, a.window)
     query, key = ("Q_rot", "K_rot") if a.rope is not None else ("Q", "K")
     if a.rope is None and a.qk_norm is not None:
         query, key = "Q'", "K'"
-    return call.activation(
-        f"{prefix}.z",
-        {"H": a.heads, "T": call.tokens, "dv": a.value_dim},
-        f"Z = softmax(scale · {query} {key}ᵀ + mask) V",
-        flops=per_pair * pairs,
-        masked_flops=per_pair * hidden,
-        layer=layer,
+    scores = f"scale · {query} {key}ᵀ + mask"
+    square = {"H": a.heads, "T": call.tokens, "S": call.keys}
+    share = {"H": a.heads, "T": call.tokens, "D": width}
+
+    def derived(name: str, sizes: dict[str, int], formula: str) -> TensorSpec:
+        return call.activation(
+            f"{prefix}.{name}", sizes, formula, layer=layer, wide=True, written=False
+        )
+
+    return (
+        derived("scores", square, f"S = {scores}"),
+        derived("pattern", square, "P = softmax(S)"),
+        call.activation(
+            f"{prefix}.z",
+            {"H": a.heads, "T": call.tokens, "dv": a.value_dim},
+            f"Z = softmax({scores}) V",
+            flops=per_pair * pairs,
+            masked_flops=per_pair * hidden,
+            layer=layer,
+        ),
+        derived("result", share, "A_h = Z_h W_o of head h"),
     )

@@ -23,12 +23,17 @@ def embedding_parameters(
 def embedding_activations(
     embedding: EmbeddingConfig, width: int, call: Call
 ) -> tuple[TensorSpec, ...]:
-    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`."""
+    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`.
+
+    Where all sequences are at the same positions the rows of `pos_embed` are looked up once,
+    `[T, D]`, and seen by each of them.
+    """
     sizes = {"T": call.tokens, "D": width}
     token = call.activation("embed", sizes, "E = W[ids]")
     if embedding.positions is None:
         return (token,)
-    return (token, call.activation("pos_embed", sizes, "P = W[positions]"))
+    rows = call.activation("pos_embed", sizes, "P = W[positions]", shares="pos_embed.rows")
+    return (token, rows)
 
 
 def head_parameters(head: HeadConfig, vocab: int, width: int) -> tuple[TensorSpec, ...]:
@@ -59,9 +64,16 @@ def head_activations(
     """
     sizes = {"T": tokens, "V": vocab}
     flops = call.product_flops(width, vocab, tokens=tokens)
+    same = call.dtype is not None and call.dtype == call.wide_dtype
     return (
         call.activation("logits_raw", sizes, head_formula(head), flops=flops),
-        call.activation("logits", sizes, "logits = logits_raw", wide=True),
+        call.activation(
+            "logits",
+            sizes,
+            "logits = logits_raw",
+            wide=True,
+            shares="logits_raw" if same else None,
+        ),
     )
 
 

@@ -17,7 +17,10 @@ def mlp_parameters(
     rows.append(("down", ("F", "D"), (mlp.hidden, width), "Y = M W_down"))
     specs: list[TensorSpec] = []
     for symbol, axes, shape, formula in rows:
-        specs += projection(prefix, symbol, axes, shape, formula, bias=mlp.bias, layer=layer)
+        fused = "gate_up" if mlp.gated and symbol != "down" else ""
+        specs += projection(
+            prefix, symbol, axes, shape, formula, bias=mlp.bias, layer=layer, fused=fused
+        )
     return tuple(specs)
 
 
@@ -27,6 +30,8 @@ def mlp_activations(
     """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
     flops = call.product_flops(width, mlp.hidden)
     bias = {symbol: f" + b_{symbol}" if mlp.bias else "" for symbol in ("gate", "up")}
+    both = f"{prefix}.gate_up"  # what one product gives
+    shared = {"gate": both, "up": both}
     if mlp.gated:
         rows = [
             ("gate", f"G = X' W_gate{bias['gate']}", flops),
@@ -41,6 +46,8 @@ def mlp_activations(
         ]
     sizes = {"T": call.tokens, "F": mlp.hidden}
     return tuple(
-        call.activation(f"{prefix}.{name}", sizes, formula, flops=flops, layer=layer)
+        call.activation(
+            f"{prefix}.{name}", sizes, formula, flops=flops, layer=layer, shares=shared.get(name)
+        )
         for name, formula, flops in rows
     )

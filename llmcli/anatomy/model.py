@@ -51,15 +51,38 @@ def activations(
     `logits="last"` only the last position goes through the final norm and the head.
     """
     call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
-    specs = list(embedding_activations(config.embedding, config.width, call))
-    for index, layer in enumerate(config.layers):
-        specs += _block_activations(config, layer, index, call)
-    last = tokens if logits == "all" else 1
-    specs += norm_activations(
-        config.final_norm, "ln_final", "R", config.width, call, layer=None, tokens=last
-    )
-    specs += head_activations(config.head, config.vocab, config.width, call, tokens=last)
-    return tuple(specs)
+    return tuple(spec for spec in _executed(config, call, logits) if spec.written)
+
+
+def unwritten(
+    config: ModelConfig,
+    *,
+    batch: int,
+    tokens: int,
+    past: int,
+    phase: Phase,
+    dtype: str | None = None,
+) -> tuple[TensorSpec, ...]:
+    """What the same call computes but never has in memory: every layer's `attn.scores`,
+    `attn.pattern` and `attn.result`, which are derived from what it emits.
+    """
+    call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
+    return tuple(spec for spec in _executed(config, call, "all") if not spec.written)
+
+
+def calculated(
+    config: ModelConfig,
+    *,
+    batch: int,
+    tokens: int,
+    past: int,
+    phase: Phase,
+    logits: Literal["all", "last"] = "all",
+    dtype: str | None = None,
+) -> tuple[TensorSpec, ...]:
+    """`activations` and `unwritten` together, in execution order."""
+    call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
+    return tuple(_executed(config, call, logits))
 
 
 def states(
@@ -75,6 +98,18 @@ def states(
     )
 
 
+def _executed(config: ModelConfig, call: Call, logits: Literal["all", "last"]) -> list[TensorSpec]:
+    specs = list(embedding_activations(config.embedding, config.width, call))
+    for index, layer in enumerate(config.layers):
+        specs += _block_activations(config, layer, index, call)
+    last = call.tokens if logits == "all" else 1
+    specs += norm_activations(
+        config.final_norm, "ln_final", "R", config.width, call, layer=None, tokens=last
+    )
+    specs += head_activations(config.head, config.vocab, config.width, call, tokens=last)
+    return specs
+
+
 def _block_activations(
     config: ModelConfig, layer: LayerConfig, index: int, call: Call
 ) -> list[TensorSpec]:
@@ -82,19 +117,25 @@ def _block_activations(
     mixer, ffn = layer.mixer, layer.ffn
     stream = {"T": call.tokens, "D": width}
 
-    def residual(name: str, formula: str, flops: int = 0) -> TensorSpec:
-        return call.activation(f"{block}.{name}", stream, formula, flops=flops, layer=index)
+    def residual(name: str, formula: str, flops: int = 0, shares: str | None = None) -> TensorSpec:
+        return call.activation(
+            f"{block}.{name}", stream, formula, flops=flops, layer=index, shares=shares
+        )
 
     def norm(name: str, config: NormConfig, letter: str) -> tuple[TensorSpec, ...]:
         return norm_activations(
             config, f"{block}.{name}", letter, width, call, layer=index, tokens=call.tokens
         )
 
-    first = "R = E + P" if config.embedding.positions is not None else "R = E"
-    before = first if index == 0 else f"R = blocks.{index - 1}.resid_post"
+    before = f"blocks.{index - 1}.resid_post"
+    entry = residual("resid_pre", f"R = {before}", shares=before)
+    if index == 0 and config.embedding.positions is None:
+        entry = residual("resid_pre", "R = E", shares="embed")
+    elif index == 0:
+        entry = residual("resid_pre", "R = E + P")
     z_columns = mixer.heads * mixer.value_dim
     return [
-        residual("resid_pre", before),
+        entry,
         *norm("ln1", layer.ln1, "R"),
         *attention_activations(mixer, f"{block}.attn", width, call, layer=index),
         residual(

@@ -39,6 +39,12 @@ class TensorSpec:
     and nothing else: norms, activations, biases and softmax are not counted. Scores count as
     the full `T × S` rectangle; `masked_flops` is the part of `flops` spent on cells that the
     causal mask or the window hides, so `flops - masked_flops` is what must be computed.
+
+    `shares` names the memory that the tensor is a view of: that of another tensor, or of one
+    that has no name of its own here (`blocks.0.attn.qkv`, what one product gives for all three);
+    tensors that share one name lie in one storage. None where the memory is its own, and for
+    `logits` where the dtype is not known. `written` is False for what the fused kernel never
+    writes: `scores`, `pattern` and `result` are derived from what it does.
     """
 
     name: str
@@ -52,6 +58,8 @@ class TensorSpec:
     masked_flops: int = 0
     layer: int | None = None
     phase: Phase | None = None
+    shares: str | None = None
+    written: bool = True
 
     @property
     def count(self) -> int:
@@ -98,8 +106,13 @@ class Call:
         masked_flops: int = 0,
         layer: int | None = None,
         wide: bool = False,
+        shares: str | None = None,
+        written: bool = True,
     ) -> TensorSpec:
-        """An activation `[B, …]`: `sizes` gives the axes after the batch, in order."""
+        """An activation `[B, …]`: `sizes` gives the axes after the batch, in order.
+
+        `wide`: kept in at least float32.
+        """
         return TensorSpec(
             name=name,
             kind="activation",
@@ -111,6 +124,8 @@ class Call:
             masked_flops=masked_flops,
             layer=layer,
             phase=self.phase,
+            shares=shares,
+            written=written,
         )
 
     def product_flops(self, rows: int, columns: int, *, tokens: int | None = None) -> int:
@@ -119,7 +134,13 @@ class Call:
 
 
 def parameter(
-    name: str, axes: tuple[str, ...], shape: tuple[int, ...], formula: str, *, layer: int | None
+    name: str,
+    axes: tuple[str, ...],
+    shape: tuple[int, ...],
+    formula: str,
+    *,
+    layer: int | None,
+    shares: str | None = None,
 ) -> TensorSpec:
     """A parameter stored as its formula writes it: vectors, and tables that are looked up."""
     return TensorSpec(
@@ -130,6 +151,7 @@ def parameter(
         stored_shape=shape,
         formula=formula,
         layer=layer,
+        shares=shares,
     )
 
 
@@ -142,10 +164,12 @@ def projection(
     *,
     bias: bool,
     layer: int | None,
+    fused: str = "",
 ) -> tuple[TensorSpec, ...]:
     """`W_<symbol>` `[in, out]`, stored `[out, in]`, and `b_<symbol>` `[out]` where it has a bias.
 
-    `formula` is the one without bias; the bias is appended to it.
+    `formula` is the one without bias; the bias is appended to it. `fused`: the symbol of the
+    product that computes several at once, whose weights lie one after the other.
     """
     full = f"{formula} + b_{symbol}" if bias else formula
     weight = TensorSpec(
@@ -156,8 +180,16 @@ def projection(
         stored_shape=(shape[1], shape[0]),
         formula=full,
         layer=layer,
+        shares=f"{prefix}.W_{fused}" if fused else None,
     )
     if not bias:
         return (weight,)
-    vector = parameter(f"{prefix}.b_{symbol}", (axes[1],), (shape[1],), full, layer=layer)
+    vector = parameter(
+        f"{prefix}.b_{symbol}",
+        (axes[1],),
+        (shape[1],),
+        full,
+        layer=layer,
+        shares=f"{prefix}.b_{fused}" if fused else None,
+    )
     return (weight, vector)

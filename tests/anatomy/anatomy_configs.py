@@ -1,4 +1,4 @@
-"""Random small models of every variant that the parts have."""
+"""Two fixed models, and random small ones of every variant that the parts have."""
 
 from hypothesis import strategies as st
 
@@ -11,6 +11,63 @@ from llmcli.config import (
     ModelConfig,
     NormConfig,
     RopeConfig,
+)
+
+RMS = NormConfig(kind="rms", eps=1e-5)
+LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
+QWEN = ModelConfig(
+    family="any",
+    model_type="any",
+    vocab=50,
+    width=12,
+    context=64,
+    layers=(
+        LayerConfig(
+            mixer=AttentionConfig(
+                heads=6,
+                kv_heads=2,
+                head_dim=4,
+                value_dim=3,
+                scale=0.5,
+                rope=RopeConfig(theta=1e4, dims=4),
+                qk_norm=RMS,
+                qkv_bias=True,
+            ),
+            ffn=MlpConfig(hidden=20, activation="silu", gated=True),
+            ln1=RMS,
+            ln2=RMS,
+        ),
+    ),
+    embedding=EmbeddingConfig(),
+    final_norm=RMS,
+    head=HeadConfig(tied=False),
+)
+GPT = ModelConfig(
+    family="any",
+    model_type="any",
+    vocab=50,
+    width=12,
+    context=64,
+    layers=(
+        LayerConfig(
+            mixer=AttentionConfig(
+                heads=3,
+                kv_heads=3,
+                head_dim=4,
+                value_dim=4,
+                scale=0.5,
+                rope=None,
+                qkv_bias=True,
+                out_bias=True,
+            ),
+            ffn=MlpConfig(hidden=48, activation="gelu_tanh", gated=False, bias=True),
+            ln1=LAYER,
+            ln2=LAYER,
+        ),
+    ),
+    embedding=EmbeddingConfig(positions=64),
+    final_norm=LAYER,
+    head=HeadConfig(tied=True),
 )
 
 sizes = st.integers(1, 9)

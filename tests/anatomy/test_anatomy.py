@@ -5,76 +5,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from anatomy_configs import GPT, QWEN
 
 from llmcli.anatomy import activations, parameters, states
 from llmcli.anatomy.attention import visible_pairs
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
-
-RMS = NormConfig(kind="rms", eps=1e-5)
-LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
-QWEN = ModelConfig(
-    family="any",
-    model_type="any",
-    vocab=50,
-    width=12,
-    context=64,
-    layers=(
-        LayerConfig(
-            mixer=AttentionConfig(
-                heads=6,
-                kv_heads=2,
-                head_dim=4,
-                value_dim=3,
-                scale=0.5,
-                rope=RopeConfig(theta=1e4, dims=4),
-                qk_norm=RMS,
-                qkv_bias=True,
-            ),
-            ffn=MlpConfig(hidden=20, activation="silu", gated=True),
-            ln1=RMS,
-            ln2=RMS,
-        ),
-    ),
-    embedding=EmbeddingConfig(),
-    final_norm=RMS,
-    head=HeadConfig(tied=False),
-)
-GPT = ModelConfig(
-    family="any",
-    model_type="any",
-    vocab=50,
-    width=12,
-    context=64,
-    layers=(
-        LayerConfig(
-            mixer=AttentionConfig(
-                heads=3,
-                kv_heads=3,
-                head_dim=4,
-                value_dim=4,
-                scale=0.5,
-                rope=None,
-                qkv_bias=True,
-                out_bias=True,
-            ),
-            ffn=MlpConfig(hidden=48, activation="gelu_tanh", gated=False, bias=True),
-            ln1=LAYER,
-            ln2=LAYER,
-        ),
-    ),
-    embedding=EmbeddingConfig(positions=64),
-    final_norm=LAYER,
-    head=HeadConfig(tied=True),
-)
 
 
 def axes_and_shapes(specs):

@@ -1,0 +1,116 @@
+"""Views and copies: tensors share a storage exactly where their specs say so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from anatomy_configs import QWEN, models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmcli.anatomy import activations, calculated, parameters, unwritten
+from llmcli.nn.decoder import Decoder
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
+calls = st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(0, 3))
+
+
+def roots(specs):
+    """Name → the memory it lies in, every `shares` followed to its end."""
+    shares = {spec.name: spec.shares for spec in specs}
+
+    def root(name):
+        return root(shares[name]) if shares.get(name) else name
+
+    return {spec.name: root(spec.name) for spec in specs}
+
+
+def storages(tensors):
+    """Name → where its storage begins; all of them are alive, so that none is used twice."""
+    return {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+
+
+def partition(places):
+    groups = {}
+    for name, place in places.items():
+        groups.setdefault(place, set()).add(name)
+    return sorted(map(sorted, groups.values()))
+
+
+def emitted(decoder, batch, tokens, past):
+    seen = {}
+    state = decoder.new_state(batch, past + tokens)
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    if past:
+        decoder(ids.new_zeros(batch, past), state)
+    decoder(ids, state, tap=seen.__setitem__)
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(), calls, st.sampled_from(sorted(DTYPES)))
+def test_activations_share_memory_exactly_where_their_specs_say(config, call, dtype):
+    batch, tokens, past = call
+    seen = emitted(Decoder(config, device="cpu", dtype=DTYPES[dtype]), *call)
+    specs = activations(config, batch=batch, tokens=tokens, past=past, phase="prefill", dtype=dtype)
+    assert partition(roots(specs)) == partition(storages(seen))
+    for spec in specs:  # a view of a named tensor is that tensor, as far as it goes
+        if spec.shares in seen:
+            assert seen[spec.name].data_ptr() == seen[spec.shares].data_ptr()
+
+
+@settings(max_examples=40, deadline=None)
+@given(models(), st.sampled_from(sorted(DTYPES)))
+def test_parameters_share_memory_exactly_where_their_specs_say(config, dtype):
+    slots = Decoder(config, device="cpu", dtype=DTYPES[dtype]).slots
+    assert partition(roots(parameters(config))) == partition(storages(slots))
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(), calls)
+def test_what_is_never_written_is_derived_from_what_is(config, call):
+    """Shapes and dtypes of `unwritten` are those of the rows that the mixer derives."""
+    batch, tokens, past = call
+    decoder = Decoder(config, device="cpu", dtype=torch.float32)
+    state = decoder.new_state(batch, past + tokens)
+    if past:
+        decoder(torch.zeros(batch, past, dtype=torch.long), state)
+    seen = {}
+    decoder(torch.zeros(batch, tokens, dtype=torch.long), state, tap=seen.__setitem__)
+    given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
+    specs = {spec.name: spec for spec in unwritten(config, dtype="float32", **given)}
+    assert len(specs) == 3 * len(config.layers)
+    for i, block in enumerate(decoder.blocks):
+        mixer = config.layers[i].mixer
+        q = seen[f"blocks.{i}.attn.q" if mixer.rope is None else f"blocks.{i}.attn.q_rot"]
+        rows = block.mixer.score_rows(q, state.layers[i].k, past)
+        for name in ("scores", "pattern"):
+            spec = specs[f"blocks.{i}.attn.{name}"]
+            assert (spec.shape, spec.dtype) == (tuple(rows.shape), "float32")
+        W_o = decoder.slots[f"blocks.{i}.attn.W_o"].T.unflatten(0, (mixer.heads, -1))
+        result = seen[f"blocks.{i}.attn.z"] @ W_o
+        assert specs[f"blocks.{i}.attn.result"].shape == tuple(result.shape)
+
+
+@settings(max_examples=20, deadline=None)
+@given(models(), calls)
+def test_calculated_is_both_in_execution_order(config, call):
+    batch, tokens, past = call
+    given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
+    both = calculated(config, **given)
+    assert tuple(spec for spec in both if spec.written) == activations(config, **given)
+    assert tuple(spec for spec in both if not spec.written) == unwritten(config, **given)
+    names = [spec.name for spec in both]
+    for i in range(len(config.layers)):
+        order = [names.index(f"blocks.{i}.attn.{n}") for n in ("scores", "pattern", "z", "result")]
+        assert order == sorted(order)
+        assert order[-1] < names.index(f"blocks.{i}.attn_out")
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.q", "blocks.0.attn.v", "logits"])
+def test_a_planted_fault_is_seen(name):
+    specs = activations(QWEN, batch=1, tokens=3, past=0, phase="prefill", dtype="float32")
+    seen = emitted(Decoder(QWEN, device="cpu", dtype=torch.float32), 1, 3, 0)
+    assert partition(roots(specs)) == partition(storages(seen))
+    wrong = [replace(spec, shares=None) if spec.name == name else spec for spec in specs]
+    assert partition(roots(wrong)) != partition(storages(seen))
