@@ -5,18 +5,17 @@ One door for stdout: whatever goes wrong there (closed pipe, full disk) is the s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from llmcli.cli.exits import tell
+from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
 from llmcli.errors import WriteFailed
 
@@ -134,15 +133,19 @@ class Output:
 
 def write_file(path: str, data: bytes) -> None:
     """Writes a file that the user asked for; raises WriteFailed and leaves no half of one."""
-    target = Path(path).expanduser()
-    try:
-        target.write_bytes(data)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            if target.is_file() and error.errno != errno.EACCES:
-                target.unlink()
-        reason = (error.strerror or str(error)).lower()
-        raise WriteFailed(f"could not write `{path}`: {reason}") from error
+    with whole_file(path) as file:
+        file.write(data)
+
+
+def write_document(path: str, document: Mapping[str, Any]) -> None:
+    """Writes JSON to a file, arrays row by row: no text of a whole matrix lies in memory.
+
+    Numbers of float32 arrays have nine digits, which is all they have. Raises WriteFailed.
+    """
+    with whole_file(path) as file:
+        for piece in json_pieces(document):
+            file.write(piece.encode())
+        file.write(b"\n")
 
 
 def make_console(screen: Screen) -> Console:
@@ -179,6 +182,30 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     plain = encoding.lower().replace("-", "") != "utf8"
     return json.dumps(jsonable(value), indent=indent, ensure_ascii=plain, allow_nan=False)
+
+
+def json_pieces(value: Any) -> Iterator[str]:
+    """The text of `dumps`, in pieces: a row of an array at a time."""
+    if isinstance(value, Mapping):
+        comma = "{"
+        for key, item in value.items():
+            yield f"{comma}{json.dumps(str(key))}: "
+            yield from json_pieces(item)
+            comma = ", "
+        yield "}" if comma == ", " else "{}"
+    elif isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 1:
+        comma = "["
+        for item in value:
+            yield comma
+            yield from json_pieces(item)
+            comma = ", "
+        yield "]" if comma == ", " else "[]"
+    elif getattr(value, "ndim", 0) == 1 and str(value.dtype) == "float32":
+        row = value.tolist()
+        numbers = (f"{number:.9g}" if math.isfinite(number) else "null" for number in row)
+        yield f"[{', '.join(numbers)}]"
+    else:
+        yield json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
 
 
 def jsonable(value: Any) -> Any:

@@ -1,0 +1,138 @@
+"""Files that a command writes because the user asked for one: which kind, how large, and whole.
+
+A file appears under its name only when it is complete: until then it grows beside it under
+another name. A full disk or Ctrl-C costs nothing, and what was there before stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from llmcli.errors import UsageError, WriteFailed
+
+# bytes above which `--force` is asked for; a browser reads a page as a whole
+PAGE_CAP = 64 << 20
+FILE_CAP = 1 << 30
+
+
+def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> str:
+    """`png` for `out.png`: the ending, in small letters, which says what is written.
+
+    Called before anything is computed. Raises UsageError for an ending that is not among
+    `allowed` (`("png", "json")`), and WriteFailed where there is no such directory.
+    """
+    target = Path(path).expanduser()
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in allowed:
+        endings = [f".{ending}" for ending in allowed]
+        listed = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
+        near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
+        example = f"{target.stem or 'out'}.{(near or allowed)[0]}"
+        raise UsageError(
+            f"`{option} {path}` does not end in {listed}",
+            hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",
+        )
+    if not target.absolute().parent.is_dir():
+        raise WriteFailed(f"could not write `{path}`: there is no such directory")
+    if target.is_dir():
+        raise WriteFailed(f"could not write `{path}`: it is a directory")
+    return kind
+
+
+def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
+    """Refuses a file of about `estimate` bytes where that is too much.
+
+    `smaller` says how to get less: "name fewer layers with `--layer`". Raises UsageError above
+    the cap (64 MiB for a page, 1 GiB for anything else) without `force`, and WriteFailed where
+    the disk has no room for it.
+    """
+    from llmcli.render.stats import size
+
+    cap = PAGE_CAP if path.lower().endswith(".html") else FILE_CAP
+    if estimate > cap and not force:
+        raise UsageError(
+            f"`{path}` would take about {size(estimate)}, more than {size(cap)}",
+            hint=f"{smaller}, or add --force",
+        )
+    folder = Path(path).expanduser().absolute().parent
+    with contextlib.suppress(OSError):  # a file system that does not say
+        free = shutil.disk_usage(folder).free
+        if estimate > free:
+            raise WriteFailed(
+                f"could not write `{path}`: it would take about {size(estimate)} and the disk has "
+                f"{size(free)} free",
+                hint=smaller,
+            )
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[BinaryIO]:
+    """An open file, empty and seekable, which becomes `path` when the block ends well.
+
+    After an exception nothing is left of it. Raises WriteFailed, with the system's reason, for
+    whatever goes wrong with the file, inside the block too; other exceptions pass through.
+    """
+    # the file behind a symbolic link is replaced, not the link
+    target = Path(os.path.realpath(Path(path).expanduser()))
+    if target.exists() and not target.is_file():  # a pipe or a device is written as it is
+        with _opened(path, target, "wb") as file:
+            yield file
+        return
+    beside = target.with_name(f".llmcli-{secrets.token_hex(6)}.part")
+    try:
+        with _opened(path, beside, "xb+") as file:
+            yield file
+        with _told(path):
+            if target.exists():
+                beside.chmod(target.stat().st_mode & 0o7777)
+            beside.replace(target)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _opened(path: str, target: Path, mode: str) -> Iterator[BinaryIO]:
+    with _told(path):
+        raw = _File(target, mode, path)
+    file = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+    try:
+        yield file
+        with _told(path):
+            file.close()
+    finally:
+        with contextlib.suppress(OSError, WriteFailed):  # what is left in the buffer is not wanted
+            file.close()
+        with contextlib.suppress(OSError):
+            raw.close()
+
+
+class _File(io.FileIO):
+    """A file whose writes fail with WriteFailed: the block may do other work that can fail."""
+
+    def __init__(self, target: Path, mode: str, path: str) -> None:
+        super().__init__(target, mode)
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        """Writes as much as the system takes at once. Raises WriteFailed."""
+        with _told(self._path):
+            return super().write(data)
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise WriteFailed(f"could not write `{path}`: {reason}") from error

@@ -1,0 +1,168 @@
+"""Files that the user asked for: their ending, their size, and that they appear whole or not."""
+
+import errno
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from llmcli.cli import files
+from llmcli.cli.files import check_size, kind_of_file, whole_file
+from llmcli.cli.output import dumps, json_pieces, write_document, write_file
+from llmcli.errors import UsageError, WriteFailed
+
+ALLOWED = ("safetensors", "npz", "png")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.png", "png"), ("A.B.NPZ", "npz"), ("x y.safetensors", "safetensors")]
+)
+def test_the_ending_says_the_kind(name, kind, tmp_path):
+    assert kind_of_file(str(tmp_path / name), ALLOWED) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a.pgn", "did you mean `-o a.png`?"),
+        ("a.safetensor", "did you mean `-o a.safetensors`?"),
+        ("a", "such as `-o a.safetensors`"),
+        ("a.pdf", "such as `-o a.safetensors`"),
+        ("", "such as `-o out.safetensors`"),
+    ],
+)
+def test_another_ending_is_refused_with_what_is_allowed(name, hint):
+    with pytest.raises(UsageError) as caught:
+        kind_of_file(name, ALLOWED)
+    assert caught.value.message == f"`-o {name}` does not end in .safetensors, .npz or .png"
+    assert caught.value.hint == hint
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_runs(tmp_path):
+    with pytest.raises(WriteFailed, match="no such directory"):
+        kind_of_file(str(tmp_path / "no" / "a.png"), ALLOWED)
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(WriteFailed, match="it is a directory"):
+        kind_of_file(str(tmp_path / "d.png"), ALLOWED)
+
+
+@pytest.mark.parametrize(("name", "cap"), [("a.HTML", 64 << 20), ("a.npz", 1 << 30)])
+def test_above_the_cap_it_has_to_be_forced(name, cap, tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
+    path = str(tmp_path / name)
+    check_size(path, cap, force=False, smaller="use less")
+    check_size(path, cap + 1, force=True, smaller="use less")
+    with pytest.raises(UsageError, match="would take about") as caught:
+        check_size(path, 3 * cap, force=False, smaller="use less")
+    assert caught.value.hint == "use less, or add --force"
+
+
+class _Free:
+    free = 8 << 30
+
+
+def test_a_disk_without_room_is_told_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
+    with pytest.raises(WriteFailed, match=r"about 9 GiB and the disk has 8 GiB free"):
+        check_size(str(tmp_path / "a.npz"), 9 << 30, force=True, smaller="use less")
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def test_a_new_file_has_the_usual_permissions_and_an_old_one_keeps_its_own(tmp_path, umask):
+    new, old = tmp_path / "new.png", tmp_path / "old.png"
+    old.write_bytes(b"before")
+    old.chmod(0o604)
+    write_file(str(new), b"now")
+    write_file(str(old), b"now")
+    assert (new.read_bytes(), old.read_bytes()) == (b"now", b"now")
+    assert stat.S_IMODE(new.stat().st_mode) == 0o640
+    assert stat.S_IMODE(old.stat().st_mode) == 0o604
+    assert sorted(os.listdir(tmp_path)) == ["new.png", "old.png"]
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, ValueError, OSError])
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_what_is_not_finished_leaves_nothing_and_the_old_file(tmp_path, exception, before):
+    path = tmp_path / "a.npz"
+    if before is not None:
+        path.write_bytes(before)
+    with pytest.raises(exception), whole_file(str(path)) as file:  # noqa: PT012
+        file.write(b"half")
+        file.flush()
+        assert path.exists() == (before is not None)
+        raise exception
+    assert os.listdir(tmp_path) == ([] if before is None else ["a.npz"])
+    assert before is None or path.read_bytes() == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
+    for size in (10, 1 << 20):  # found when the buffer is written, and while it fills
+        with pytest.raises(WriteFailed, match="could not write `/dev/full`: no space left"):
+            write_file("/dev/full", b"x" * size)
+
+
+def test_a_disk_that_fills_keeps_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "a.npz").write_bytes(b"old")
+
+    def full(self, data):
+        with files._told(self._path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files._File, "write", full)
+    with pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device"):
+        write_file(str(tmp_path / "a.npz"), b"x" * (1 << 20))
+    assert os.listdir(tmp_path) == ["a.npz"]
+    assert (tmp_path / "a.npz").read_bytes() == b"old"
+
+
+def test_the_file_behind_a_link_is_replaced_not_the_link(tmp_path):
+    real, link = tmp_path / "real.png", tmp_path / "link.png"
+    real.write_bytes(b"old")
+    link.symlink_to("real.png")
+    write_file(str(link), b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_as_it_is(tmp_path):
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_file(str(path), b"through")
+    assert os.read(reading, 100) == b"through"
+    os.close(reading)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_document_is_the_json_of_dumps_with_arrays_row_by_row(tmp_path):
+    floats = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    floats[0, 0] = [np.nan, -np.inf, 0.0, 1e-30]
+    document = {
+        "schema": "x/1",
+        "empty": [{}, [], np.zeros((2, 0))],
+        "tokens": [(1, 'é"\n')],
+        "pattern": floats,
+        "ids": np.arange(3),
+        "wide": np.array([1 / 3, np.inf]),
+        "none": None,
+    }
+    path = tmp_path / "a.json"
+    write_document(str(path), document)
+    found, expected = json.loads(path.read_text(encoding="utf-8")), json.loads(dumps(document))
+    back = np.array(found.pop("pattern"), object)
+    assert back[0, 0].tolist()[:3] == [None, None, 0]
+    back[0, 0, :2] = np.nan, -np.inf
+    assert np.array_equal(back.astype(np.float32), floats, equal_nan=True)
+    expected.pop("pattern")
+    assert found == expected
+    rows = list(json_pieces(np.zeros((50, 3), np.float32)))
+    assert rows.count("[0, 0, 0]") == 50
