@@ -1,0 +1,257 @@
+"""The names of a model's tensors, and from a name or pattern that was typed to these names.
+
+One vocabulary for every view: what a model has (`known`), which of it a pattern means (`select`),
+what another program's name is called here (`canonical`) and the other way round (`aliases`). A
+refusal says why a name is not there, or what is near it. `Names` holds all of it for one model and
+is what to keep where more than one name is asked for.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from llmcli.anatomy.absent import either, layers_there_are, near, why_absent
+from llmcli.anatomy.aliases import UNLIKE, Sources, others
+from llmcli.anatomy.model import activations, parameters, states
+from llmcli.anatomy.spec import Kind, TensorSpec
+from llmcli.config import ModelConfig
+from llmcli.errors import UsageError
+
+NO_SOURCES: Sources = MappingProxyType({})
+LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
+
+_GLOB = re.compile(r"[*?\[]")
+# a block's number, or a range of them, negative ones counted from the last
+_LAYERS = re.compile(
+    r"(?:(?<=^)|(?<=\.))(?P<part>blocks|cache|layers|h|blk)\."
+    r"(?P<first>-?\d{1,6})(?:-(?P<last>-?\d{1,6}))?(?=\.|$)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """One name: what it is, in which block, its axes (`B H T dh`) and the formula that makes it."""
+
+    name: str
+    kind: Kind
+    layer: int | None
+    axes: tuple[str, ...]
+    formula: str
+
+
+def known(config: ModelConfig) -> dict[str, Named]:
+    """Every tensor of the model: its parameters, then activations and states as they come to be.
+
+    With what the fused attention never writes: `attn.scores`, `attn.pattern`, `attn.result`. A
+    layer's part of the cache stands where it is written, before its scores.
+    """
+    found = {spec.name: _named(spec) for spec in parameters(config)}
+    kept: dict[int | None, list[TensorSpec]] = {}
+    for spec in states(config, batch=1, capacity=1):
+        kept.setdefault(spec.layer, []).append(spec)
+    for spec in activations(config, batch=1, tokens=1, past=0, phase="prefill"):
+        if not spec.name.endswith(".attn.z"):
+            found[spec.name] = _named(spec)
+            continue
+        scores, pattern, result = _unwritten(spec)
+        before = [_named(state) for state in kept.get(spec.layer, ())]
+        for named in (*before, scores, pattern, _named(spec), result):
+            found[named.name] = named
+    return found
+
+
+def canonical(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> str | None:
+    """What a name is called here; None where this model has no tensor of that name.
+
+    `sources`: `families.sources(config)`, for the names of transformers and llama.cpp. Raises
+    UsageError for a name that means several tensors (`c_attn`) or not the same everywhere.
+    """
+    return Names(config, sources).canonical(name)
+
+
+def select(
+    pattern: str,
+    config: ModelConfig,
+    *,
+    kinds: Sequence[Kind] = LOOKED_AT,
+    sources: Sources = NO_SOURCES,
+) -> tuple[str, ...]:
+    """The names of those kinds that `pattern` means; see `Names.select`."""
+    return Names(config, sources).select(pattern, kinds)
+
+
+def aliases(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> tuple[str, ...]:
+    """What others call one of our names: TransformerLens first, the checkpoint's names last."""
+    return Names(config, sources).aliases(name)
+
+
+class Names:
+    """The names of one model and what others call them."""
+
+    def __init__(self, config: ModelConfig, sources: Sources = NO_SOURCES) -> None:
+        self.config = config
+        self.sources = sources
+        self.known: Mapping[str, Named] = known(config)
+
+    def canonical(self, name: str) -> str | None:
+        """As the function of that name says."""
+        if name in self.known:
+            return name
+        _refuse_unlike(name)
+        meant = self._others.get(name, ())
+        if len(meant) > 1:
+            raise UsageError(f"`{name}` holds several tensors in one", hint=f"use {either(meant)}")
+        return meant[0] if meant and meant[0] in self.known else None
+
+    def aliases(self, name: str) -> tuple[str, ...]:
+        """As the function of that name says."""
+        theirs = self._theirs.get(name, [])
+        # not those that another one of them has in it: a decoder without its head writes names
+        # without what stands before them, and `blk.0.attn_q` is `blk.0.attn_q.weight`
+        return tuple(
+            a
+            for a in theirs
+            if f"{a}.weight" not in theirs and not any(b.endswith(f".{a}") for b in theirs)
+        )
+
+    def select(self, pattern: str, kinds: Sequence[Kind] = LOOKED_AT) -> tuple[str, ...]:
+        """The names of those kinds that a pattern means, in execution order, each once.
+
+        Names, aliases and globs (`*` also across dots, `?`, `[qk]`), separated by commas; where a
+        block's number stands also a range `0-3` and numbers from the end, `-1`, `-2--1`. Raises
+        UsageError for what matches nothing, saying why, and for names of other kinds.
+        """
+        items = [item.strip() for item in pattern.split(",")]
+        if not all(items):
+            raise UsageError(
+                f"`{pattern}` has an empty name", hint="for example `blocks.*.attn.pattern`"
+            )
+        chosen: set[str] = set()
+        for item in items:
+            for one in _expanded(item, self.config):
+                chosen |= self._matched(one, item, kinds)
+        return tuple(name for name in self.known if name in chosen)
+
+    def refusal(self, name: str, kinds: Sequence[Kind]) -> UsageError:
+        """Why there is no such name among those kinds, and what is near it."""
+        candidates = [n for n, named in self.known.items() if named.kind in kinds]
+        plain = self._others.get(name, (name,))[0]
+        reason = why_absent(plain, self.config)
+        close = near(plain, candidates)
+        message = f"there is no {' or '.join(kinds)} `{name}`"
+        if reason:
+            message = f"this model has no `{name}`: {reason}"
+        hint = f"did you mean {either(close)}?" if close else "`llmcli shapes --names` lists them"
+        return UsageError(message, hint=hint)
+
+    @cached_property
+    def _others(self) -> dict[str, tuple[str, ...]]:
+        return others(self.config, self.sources)
+
+    @cached_property
+    def _theirs(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, meant in self._others.items():
+            if len(meant) == 1 and name not in self.known:
+                found.setdefault(meant[0], []).append(name)
+        return found
+
+    def _matched(self, item: str, typed: str, kinds: Sequence[Kind]) -> set[str]:
+        """What an item without ranges means; `typed` is the item with them."""
+        if _GLOB.search(item):
+            every = self._globbed(item)
+        else:
+            name = self.canonical(item)
+            every = set() if name is None else {name}
+        found = {name for name in every if self.known[name].kind in kinds}
+        if found:
+            return found
+        if every:
+            kind = self.known[min(every)].kind
+            raise UsageError(f"`{typed}` is {_a(kind)}, not {' or '.join(map(_a, kinds))}")
+        raise self._matches_nothing(item, typed, kinds)
+
+    def _globbed(self, glob: str) -> set[str]:
+        """Our names that match; only where none does, the names of others."""
+        matches = re.compile(fnmatch.translate(glob)).match
+        ours = {name for name in self.known if matches(name)}
+        if ours:
+            return ours
+        theirs = (meant for name, meant in self._others.items() if matches(name))
+        return {name for meant in theirs for name in meant if name in self.known}
+
+    def _matches_nothing(self, item: str, typed: str, kinds: Sequence[Kind]) -> UsageError:
+        inside = [name for name in self.known if name.startswith(f"{item}.")]
+        if inside:
+            return UsageError(
+                f"`{typed}` is no tensor, {len(inside)} are in it", hint=f"use `{typed}.*`"
+            )
+        if not _GLOB.search(item):
+            return self.refusal(item, kinds)
+        example = re.sub(r"(?<=\.)\*(?=\.)", "0", item, count=1)  # a name that it could mean
+        _refuse_unlike(example)
+        refused = self.refusal(example, kinds)
+        message = refused.message.replace(f"`{example}`", f"`{typed}`", 1)
+        if message.startswith("there is no"):
+            message = f"`{typed}` matches no {' or '.join(kinds)}"
+        hint = refused.hint
+        if hint is not None and example != item:
+            hint = hint.replace("`blocks.0.", "`blocks.*.")
+        return UsageError(message, hint=hint)
+
+
+def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
+    """An item for every block of its range, the numbers counted from 0."""
+    found = _LAYERS.search(item)
+    if found is None:
+        yield item
+        return
+    layers = len(config.layers)
+    numbers = [int(number) for number in (found["first"], found["last"]) if number is not None]
+    if not all(-layers <= number < layers for number in numbers):
+        part = "cache" if found["part"] == "cache" else "blocks"
+        raise UsageError(f"this model has no `{item}`: {layers_there_are(config, part)}")
+    first, last = numbers[0] % layers, numbers[-1] % layers
+    if first > last:
+        raise UsageError(f"`{item}` begins after its end", hint=f"the range is `{last}-{first}`")
+    for number in range(first, last + 1):
+        yield f"{item[: found.start()]}{found['part']}.{number}{item[found.end() :]}"
+
+
+def _refuse_unlike(name: str) -> None:
+    """Raises UsageError for a name of others that is not one thing."""
+    for pattern, words, ours, which in UNLIKE:
+        found = re.fullmatch(pattern, name)
+        if found:
+            instead = [use.format(**found.groupdict()) for use in ours]
+            raise UsageError(f"`{name}` {words}", hint=f"use {either(instead)}, {which}")
+
+
+def _named(spec: TensorSpec) -> Named:
+    return Named(
+        name=spec.name, kind=spec.kind, layer=spec.layer, axes=spec.axes, formula=spec.formula
+    )
+
+
+def _unwritten(z: TensorSpec) -> tuple[Named, ...]:
+    """Scores, pattern and result, which the fused kernel that writes `z` never does."""
+    prefix = z.name.removesuffix(".z")
+    scores = z.formula.removeprefix("Z = softmax(").removesuffix(") V")
+    rows = (
+        ("scores", ("B", "H", "T", "S"), f"S = {scores}"),
+        ("pattern", ("B", "H", "T", "S"), "A = softmax(S)"),
+        ("result", ("B", "H", "T", "D"), "Z W_o, head by head"),
+    )
+    return tuple(
+        Named(name=f"{prefix}.{name}", kind="activation", layer=z.layer, axes=axes, formula=formula)
+        for name, axes, formula in rows
+    )
+
+
+def _a(kind: Kind) -> str:
+    return f"{'an' if kind[0] == 'a' else 'a'} {kind}"
