@@ -26,6 +26,8 @@ class Checkpoint:
     `path` is the file or directory, `name` what the user asked for. `config` is
     `config.json` as it stands (None where there is none), or a GGUF file's metadata.
     `files` are the weight files, none where a directory holds a configuration alone.
+    `metadata` is a GGUF file's again, or `__metadata__` of the safetensors (a key that several
+    shards have is the first one's).
     """
 
     path: Path
@@ -35,6 +37,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     generation_config: Mapping[str, Any] | None
     files: tuple[Path, ...]
+    metadata: Mapping[str, Any]
     _open: Mapping[Path, WeightFile] = field(repr=False, compare=False)
 
     @property
@@ -101,13 +104,14 @@ def open_checkpoint(path: Path, *, name: str | None = None) -> Checkpoint:
         metadata, tensors, size = read_gguf(path)
         return Checkpoint(
             path=path, kind="gguf", name=name, config=metadata, tensors=tensors,
-            generation_config=None, files=(path,), _open={path: WeightFile(path, size)},
+            generation_config=None, files=(path,), metadata=metadata,
+            _open={path: WeightFile(path, size)},
         )  # fmt: skip
-    _, tensors, size = read_safetensors(path)
+    written, tensors, size = read_safetensors(path)
     beside = read_folder(path.parent, only=path)
     return Checkpoint(
         path=path, kind="safetensors", name=name, config=beside.config, tensors=tensors,
-        generation_config=beside.generation_config, files=(path,),
+        generation_config=beside.generation_config, files=(path,), metadata=written,
         _open={path: WeightFile(path, size)},
     )  # fmt: skip
 
@@ -116,8 +120,10 @@ def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
     """A directory of one or more safetensors files, merged into one index."""
     tensors: dict[str, TensorInfo] = {}
     files: dict[Path, WeightFile] = {}
+    metadata: dict[str, str] = {}
     for shard in folder.shards:
-        _, found, size = read_safetensors(shard)
+        written, found, size = read_safetensors(shard)
+        metadata = written | metadata
         files[shard] = WeightFile(shard, size)
         twice = next((tensor for tensor in found if tensor in tensors), None)
         if twice is not None:
@@ -134,5 +140,6 @@ def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
             )
     return Checkpoint(
         path=path, kind="safetensors", name=name, config=folder.config, tensors=tensors,
-        generation_config=folder.generation_config, files=tuple(files), _open=files,
+        generation_config=folder.generation_config, files=tuple(files), metadata=metadata,
+        _open=files,
     )  # fmt: skip

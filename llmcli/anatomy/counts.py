@@ -1,0 +1,164 @@
+"""How many parameters a model has and how much memory a run takes, from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcli.anatomy.model import parameters, states
+from llmcli.anatomy.spec import DTYPE_BYTES
+from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
+
+PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
+
+
+def count_parameters(config: ModelConfig) -> ParameterCounts:
+    """Every parameter once, by the part that it belongs to; a tied head has none of its own."""
+    parts = dict.fromkeys(("embedding", "attention", "mlp", "norms", "head"), 0)
+    for spec in parameters(config):
+        parts[_part(spec.name)] += spec.count
+    total = sum(parts.values())
+    return ParameterCounts(total=total, active=total, **parts)
+
+
+def _part(name: str) -> str:
+    """`attention` for `blocks.3.attn.W_q`; the norms of queries and keys are norms."""
+    names = name.split(".")
+    if names[0] in ("embed", "pos_embed"):
+        return "embedding"
+    if names[0] == "head":
+        return "head"
+    if names[0] == "ln_final" or names[2] in ("ln1", "ln2") or names[3].endswith("_norm"):
+        return "norms"
+    return {"attn": "attention", "mlp": "mlp"}[names[2]]
+
+
+def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:
+    """The layers grouped by what `LayerType` says of them, in the order of their first one."""
+    found: dict[LayerType, list[int]] = {}
+    for index, layer in enumerate(config.layers):
+        found.setdefault(_layer_type(layer), []).append(index)
+    return tuple(replace(kind, layers=tuple(layers)) for kind, layers in found.items())
+
+
+def _layer_type(layer: LayerConfig) -> LayerType:
+    mixer, ffn = layer.mixer, layer.ffn
+    return LayerType(
+        kind="full attention" if mixer.window is None else "sliding window",
+        layers=(),
+        window=mixer.window,
+        heads=mixer.heads,
+        kv_heads=mixer.kv_heads,
+        head_dim=mixer.head_dim,
+        value_dim=mixer.value_dim,
+        rotary=mixer.rope is not None,
+        qk_norm=mixer.qk_norm is not None,
+        norm={"rms": "RMSNorm", "layer": "LayerNorm"}[layer.ln1.kind],
+        hidden=ffn.hidden,
+        activation=ffn.activation,
+        gated=ffn.gated,
+    )
+
+
+def memory_need(
+    config: ModelConfig, *, dtype: str, batch: int, context: int, cuda: bool = False
+) -> MemoryNeed:
+    """Bytes of a run of `batch` sequences of `context` tokens each, in that arithmetic.
+
+    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel.
+    """
+    size = DTYPE_BYTES[dtype]
+    per_token = sum(spec.count for spec in states(config, batch=batch, capacity=1)) * size
+    cache = per_token * context
+    return MemoryNeed(
+        dtype=dtype,
+        batch=batch,
+        context=context,
+        weights=sum(spec.count for spec in parameters(config)) * size,
+        cache=cache,
+        cache_per_token=per_token,
+        # a sequence that ends leaves the batch: the caches of the others are copied
+        copies=cache if batch > 1 else 0,
+        activations=prefill_peak(config, batch, context, size, cuda=cuda),
+    )
+
+
+def longest_context(
+    config: ModelConfig, need: MemoryNeed, *, free: int, most: int, cuda: bool = False
+) -> int:
+    """The largest number of tokens, up to `most`, that `free` bytes are enough for.
+
+    `need` is that of the same run at any length. 0 where not even one token fits.
+    """
+    slope = need.cache_per_token * (2 if need.copies else 1)
+
+    def fits(tokens: int) -> bool:
+        peak = prefill_peak(config, need.batch, tokens, DTYPE_BYTES[need.dtype], cuda=cuda)
+        return need.weights + slope * tokens + peak <= free
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def prefill_peak(
+    config: ModelConfig, batch: int, context: int, size: int, *, cuda: bool = False
+) -> int:
+    """Bytes that are alive at once, at most, while the last chunk of a prompt is read.
+
+    An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
+    the largest of them, and the rotation tables, which stay. `size`: bytes of a number.
+    """
+    tokens = min(context, PROMPT_CHUNK)
+    wide = max(size, 4)
+    peak = batch * config.vocab * (size + wide)  # the logits of the last position, in both
+    for layer in dict.fromkeys(config.layers):
+        peak = max(
+            peak,
+            _attention_peak(config.width, layer.mixer, batch, tokens, context, size, cuda=cuda),
+            _mlp_peak(config.width, layer.ffn, batch * tokens, size, cuda=cuda),
+        )
+    ropes = {layer.mixer.rope for layer in config.layers} - {None}
+    return peak + sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
+
+
+def _attention_peak(
+    width: int, a: AttentionConfig, batch: int, tokens: int, keys: int, size: int, *, cuda: bool
+) -> int:
+    """The stream and its norm, then the product with its rotation, or the attention itself."""
+    rows = batch * tokens
+    turned = (a.heads + a.kv_heads) * a.head_dim
+    product = turned + a.kv_heads * a.value_dim
+    held = rows * (2 * width + product) * size
+    # the rotation is done in float32: narrower numbers are copied to it and back
+    turning = rows * turned * (3 * size if size >= 4 else size + 16)
+    masked = keys > tokens or (a.window is not None and a.window < tokens)
+    attending = rows * (turned + a.heads * a.value_dim) * size
+    if masked:
+        attending += tokens * keys * (1 + size)  # visible or not, and the same as 0 and -∞
+    if masked and cuda and a.heads != a.kv_heads:  # keys and values are copied for every head
+        attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * size
+        attending += batch * a.heads * tokens * keys * (2 * size + 4)
+    return held + max(turning, attending) + _product_scratch(width, product, rows, size, cuda=cuda)
+
+
+def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int, *, cuda: bool) -> int:
+    """Two streams, what attention added, the norm, what comes out; the hidden numbers twice over.
+
+    Gated: gate and up, the gate after its function, and the product of both.
+    """
+    columns = 2 * mlp.hidden if mlp.gated else mlp.hidden
+    held = rows * (5 * width + 2 * columns) * size
+    return held + _product_scratch(width, columns, rows, size, cuda=cuda)
+
+
+def _product_scratch(inputs: int, columns: int, rows: int, size: int, *, cuda: bool) -> int:
+    """What a product of 16-bit numbers takes on a CPU without such instructions: float32."""
+    return 0 if cuda or size >= 4 else 4 * columns * (inputs + rows)
+
+
+def _rope_tables(rope: RopeConfig, context: int, wide: int) -> int:
+    """cos and sin of all positions; the tables double in length when they are too short."""
+    return 2 * (1 << max(context - 1, 255).bit_length()) * rope.dims * wide

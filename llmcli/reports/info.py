@@ -1,0 +1,182 @@
+"""What a model is, from its headers: sizes, layers, tokenizer, formats, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmcli.reports.checks import ViewCheck
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """How many numbers the model has learned; a tied head is the embedding, counted once.
+
+    `active` enter the computation of one token. `embedding` are the rows that ids and positions
+    look up, `head` the output matrix of its own where it has one; with `attention`, `mlp` and
+    `norms` they add up to `total`.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    attention: int
+    mlp: int
+    norms: int
+    head: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerType:
+    """Layers that are alike in everything that is said here; `layers` are their numbers.
+
+    `window`: the most keys that a query sees, None for all before it.
+    """
+
+    kind: Literal["full attention", "sliding window"]
+    layers: tuple[int, ...]
+    window: int | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    rotary: bool
+    qk_norm: bool
+    norm: str
+    hidden: int
+    activation: str
+    gated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFormat:
+    """The tensors of a file that are stored alike: `numbers` in so many bytes."""
+
+    format: str
+    tensors: int
+    numbers: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFacts:
+    """What lies on the disk. `metadata`: of a GGUF file, or `__metadata__` of safetensors."""
+
+    kind: Literal["safetensors", "gguf"]
+    path: str
+    files: int
+    bytes: int
+    tensors: int
+    formats: tuple[StoredFormat, ...]
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFacts:
+    """Ids with their texts; `adds_bos`: in front of every text, by the tokenizer's own rule."""
+
+    kind: str
+    vocabulary: int
+    bos: tuple[int, str] | None
+    adds_bos: bool
+    eos: tuple[tuple[int, str], ...]
+    chat_template: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Memory of one device in bytes, None where it cannot be asked.
+
+    `bfloat16`: whether it multiplies bfloat16 itself. `usable` is false where the installed
+    PyTorch is one without CUDA.
+    """
+
+    device: str
+    name: str
+    total_bytes: int | None
+    free_bytes: int | None
+    bfloat16: bool
+    usable: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNeed:
+    """Bytes that a run takes at one length of context.
+
+    `copies`: of the cache, which a batch makes when one of its sequences ends. `activations` is
+    the peak of reading a prompt of that length, an estimate; the others are exact.
+    """
+
+    dtype: str
+    batch: int
+    context: int
+    weights: int
+    cache: int
+    cache_per_token: int
+    copies: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it together."""
+        return self.weights + self.cache + self.copies + self.activations
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFit:
+    """Whether a run fits what is free there, and the longest context that does.
+
+    `longest` is at most the model's own context (or the one asked for), 0 where not even one
+    token fits; it and `fits` are None where free memory is unknown or the device not usable.
+    """
+
+    device: Device
+    need: MemoryNeed
+    fits: bool | None
+    longest: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the configuration says, and what follows for memory on each device.
+
+    `fits` begins with the device that would be used. `positions`: rows of learned positions, a
+    hard limit of the context.
+    """
+
+    family: str
+    model_type: str
+    width: int
+    vocabulary: int
+    context: int
+    positions: int | None
+    tied: bool
+    counts: ParameterCounts
+    layers: tuple[LayerType, ...]
+    fits: tuple[DeviceFit, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoReport:
+    """What `llmcli info` prints; `model` is None where there is no configuration that we know.
+
+    `unknown` says why `model`, or the tokenizer, is missing.
+    """
+
+    name: str
+    file: FileFacts
+    model: ModelFacts | None
+    tokenizer: TokenizerFacts | None
+    unknown: tuple[str, ...] = ()
+    checks: tuple[ViewCheck, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """A supported family: what checkpoints call it, and what it is made of."""
+
+    name: str
+    words: str
+    hf_types: tuple[str, ...]
+    gguf_architectures: tuple[str, ...]
