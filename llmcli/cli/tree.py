@@ -21,15 +21,14 @@ ENTRIES = {
     "explain": Entry(
         "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
     ),
+    "info": Entry("llmcli.cli.info", "What a model is, and whether it fits this machine.", "Look"),
     "score": Entry(
         "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
     ),
     "tokens": Entry(
         "llmcli.cli.tokens", "The tokens of a text: ids, pieces, byte offsets.", "Look"
     ),
-    "env": Entry(
-        "llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"
-    ),
+    "env": Entry("llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"),
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."

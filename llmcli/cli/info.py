@@ -1,0 +1,229 @@
+"""`llmcli info`: what a model is, and whether it fits this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.options import ModelOptions, OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.params import LARGEST, Range
+from llmcli.cli.running import open_checkpoint_of
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.measure.environment import environment
+from llmcli.reports.checks import checks_document
+
+if TYPE_CHECKING:
+    from llmcli.reports.info import Device, InfoReport, ModelFacts
+
+EPILOG = """
+Examples:
+
+  llmcli info
+  llmcli info -m tiny --batch 8 --context-length 512
+  llmcli info -m model.gguf --metadata
+  llmcli info -m ./model --dtype bfloat16 --json
+  llmcli info --families
+"""
+_WHOLE_LIST = 16  # entries of metadata that JSON has in full
+
+
+@dataclass(frozen=True, kw_only=True)
+class InfoOptions:
+    """What is asked about."""
+
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch",
+            metavar="B",
+            rich_help_panel="Info",
+            help="Sequences at a time that memory is counted for.",
+        ),
+        Range(1, LARGEST),
+    ] = 1
+    metadata: Annotated[
+        bool,
+        typer.Option(
+            "--metadata", rich_help_panel="Info", help="Every key of the file's own metadata."
+        ),
+    ] = False
+    families: Annotated[
+        bool,
+        typer.Option(
+            "--families", rich_help_panel="Info", help="The families of models that can be run."
+        ),
+    ] = False
+
+
+def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> None:
+    """What a model is: family, parameters, layers, context, tokenizer, formats, memory.
+
+    From the configuration and the headers of the files alone: no weights are read and PyTorch
+    is not imported. Memory is that of a run with `--dtype` at `--context-length` (default: the
+    model's own), against what this machine has free.
+    """
+    out = Output("info", output)
+    if info.families:
+        _families(out)
+        return
+    from llmcli.measure.info import measure_info
+    from llmcli.measure.memory import machine_devices
+
+    devices = _chosen(model.device, machine_devices())
+    checkpoint = open_checkpoint_of(model, out)
+    report = measure_info(
+        checkpoint,
+        devices,
+        dtype=model.dtype,
+        batch=info.batch,
+        context=model.context_length,
+    )
+    _check_context(model.context_length, report.model, out)
+    if out.json:
+        out.document(_body(report), model=_about(report), environment=environment())
+    else:
+        from llmcli.render.info import render_info
+
+        out.show(render_info(report, metadata=info.metadata))
+    bad = [check for check in report.checks if not check.ok]
+    if bad:
+        raise CheckFailed(
+            f"not so: {bad[0].words}{f' (`{bad[0].where}`)' if bad[0].where else ''}",
+            hint="the file and its configuration belong to different models: fetch both again",
+        )
+
+
+def _families(out: Output) -> None:
+    from llmcli.measure.info import supported_families
+
+    families = supported_families()
+    if out.json:
+        out.document({"families": families}, model=None, environment=environment())
+        return
+    from llmcli.render.info import render_families
+
+    out.show(render_families(families))
+
+
+def _chosen(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices to compare with, the one that a run would use first.
+
+    Raises UsageError for a device that is not there.
+    """
+    if name == "auto":
+        return tuple(sorted(devices, key=lambda device: not device.usable))
+    asked = "cuda:0" if name == "cuda" else name
+    found = tuple(device for device in devices if device.device == asked)
+    if not found:
+        there = ", ".join(device.device for device in devices)
+        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
+    return found
+
+
+def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) -> None:
+    """A longer context than the model's own: a note, or UsageError where it cannot exist."""
+    if wanted is None or model is None or wanted <= model.context:
+        return
+    if model.positions is not None and wanted > model.positions:
+        raise UsageError(
+            f"`--context-length {wanted}` is more than the {model.positions} positions that the "
+            "model has learned",
+            hint=f"use at most {model.positions}",
+        )
+    out.note(f"the model was trained for {model.context} tokens, fewer than {wanted}")
+
+
+def _about(report: InfoReport) -> dict[str, Any]:
+    """The `model` object of the document, as far as headers tell."""
+    model = report.model
+    about: dict[str, Any] = {
+        "name": report.name,
+        "path": report.file.path,
+        "stored_formats": sorted(stored.format for stored in report.file.formats),
+    }
+    if model is None:
+        return about | {"family": None, "weight_format": None, "activation_format": None}
+    first = model.fits[0]
+    return about | {
+        "family": model.family,
+        "model_type": model.model_type,
+        "parameters": model.counts.total,
+        "context": model.context,
+        "weight_format": first.need.dtype,
+        "activation_format": first.need.dtype,
+        "weight_bytes": first.need.weights,
+        "device": first.device.device,
+    }
+
+
+def _body(report: InfoReport) -> dict[str, Any]:
+    file = vars(report.file) | {
+        "metadata": {_text(key): _short(item) for key, item in report.file.metadata.items()}
+    }
+    return {
+        "file": file,
+        "architecture": None if report.model is None else _architecture(report.model),
+        "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
+        "memory": [] if report.model is None else _memory(report.model),
+        "unknown": report.unknown,
+        "checks": checks_document(report.checks),
+    }
+
+
+def _architecture(model: ModelFacts) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(model).items() if name != "fits"}
+    counts = fields.pop("counts")
+    return fields | {
+        "parameters": counts,
+        "layers": [{"count": len(kind.layers)} | vars(kind) for kind in model.layers],
+    }
+
+
+def _memory(model: ModelFacts) -> list[dict[str, Any]]:
+    """One object a device: what it has, what a run takes there, and whether that fits."""
+    return [
+        vars(fit.device)
+        | {name: size for name, size in vars(fit.need).items() if name in ("dtype", "batch")}
+        | {
+            "context": fit.need.context,
+            "weights_bytes": fit.need.weights,
+            "cache_bytes": fit.need.cache,
+            "cache_bytes_per_token": fit.need.cache_per_token,
+            "cache_copies_bytes": fit.need.copies,
+            "prompt_bytes_estimate": fit.need.activations,
+            "needed_bytes": fit.need.total,
+            "fits": fit.fits,
+            "longest_context": fit.longest,
+        }
+        for fit in model.fits
+    ]
+
+
+def _tokens(facts: Mapping[str, Any]) -> dict[str, Any]:
+    def named(token: tuple[int, str]) -> dict[str, Any]:
+        return {"id": token[0], "text": token[1]}
+
+    bos = facts["bos"]
+    return dict(facts) | {
+        "bos": None if bos is None else named(bos),
+        "eos": [named(token) for token in facts["eos"]],
+    }
+
+
+def _short(value: Any) -> Any:
+    """A value of metadata for JSON: a long list as its length and its first entries."""
+    if isinstance(value, str):
+        return _text(value)
+    if not isinstance(value, list):
+        return value
+    listed = [_short(item) for item in value[:_WHOLE_LIST]]
+    return listed if len(value) <= _WHOLE_LIST else {"length": len(value), "first": listed}
+
+
+def _text(value: str) -> str:
+    """`value` with bytes that are no UTF-8 spelled out: JSON has to be encoded."""
+    return value.encode("utf-8", "backslashreplace").decode()

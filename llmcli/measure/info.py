@@ -1,0 +1,197 @@
+"""What a checkpoint is and whether it fits this machine, from its headers. No torch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from llmcli.anatomy import parameters
+from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import Plan, Rule, families, plan, translate
+from llmcli.families.words import WORDS
+from llmcli.measure.memory import auto_dtype
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.info import (
+    Device,
+    DeviceFit,
+    FamilyFacts,
+    FileFacts,
+    InfoReport,
+    ModelFacts,
+    StoredFormat,
+    TokenizerFacts,
+)
+from llmcli.text import load_tokenizer
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
+    from llmcli.config import ModelConfig
+    from llmcli.text import Tokenizer
+
+
+def measure_info(
+    checkpoint: Checkpoint,
+    devices: Sequence[Device],
+    *,
+    dtype: str = "auto",
+    batch: int = 1,
+    context: int | None = None,
+) -> InfoReport:
+    """What the headers say, and what `batch` sequences of `context` tokens take in `dtype`.
+
+    `context` None: the model's own. A configuration that is missing or of a kind that we do not
+    know leaves `model` None, as a tokenizer of an unknown kind leaves `tokenizer`; one that
+    contradicts itself raises CheckpointError.
+    """
+    unknown: list[str] = []
+    model: ModelFacts | None = None
+    checks: tuple[ViewCheck, ...] = ()
+    if checkpoint.config is None:
+        unknown.append("there is no config.json beside the weights, so the model is not known")
+    else:
+        try:
+            config, rules = translate(checkpoint)
+            model = _model(config, checkpoint, devices, dtype, batch, context)
+            checks = _checks(checkpoint, config, rules)
+        except UnsupportedModel as error:
+            unknown.append(error.message)
+    tokenizer = None
+    try:
+        tokenizer = load_tokenizer(checkpoint)
+    except CheckpointError as error:
+        unknown.append(error.message)
+    return InfoReport(
+        name=checkpoint.name,
+        file=_file(checkpoint),
+        model=model,
+        tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
+        unknown=tuple(unknown),
+        checks=checks,
+    )
+
+
+def supported_families() -> tuple[FamilyFacts, ...]:
+    """Every family with the names under which checkpoints call it."""
+    return tuple(
+        FamilyFacts(
+            name=family.name,
+            words=WORDS[family.name],
+            hf_types=family.hf_types,
+            gguf_architectures=family.gguf_archs,
+        )
+        for family in families()
+    )
+
+
+def _model(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    devices: Iterable[Device],
+    dtype: str,
+    batch: int,
+    context: int | None,
+) -> ModelFacts:
+    stored = {info.format for info in checkpoint.tensors.values()}
+    fits = [
+        _fit(config, device, auto_dtype(device, stored) if dtype == "auto" else dtype, batch,
+             context or config.context)
+        for device in devices
+    ]  # fmt: skip
+    return ModelFacts(
+        family=config.family,
+        model_type=config.model_type,
+        width=config.width,
+        vocabulary=config.vocab,
+        context=config.context,
+        positions=config.embedding.positions,
+        tied=config.head.tied,
+        counts=count_parameters(config),
+        layers=layer_types(config),
+        fits=tuple(fits),
+    )
+
+
+def _fit(config: ModelConfig, device: Device, dtype: str, batch: int, context: int) -> DeviceFit:
+    cuda = device.device.startswith("cuda")
+    need = memory_need(config, dtype=dtype, batch=batch, context=context, cuda=cuda)
+    free = device.free_bytes
+    if free is None or not device.usable:
+        return DeviceFit(device=device, need=need, fits=None, longest=None)
+    most = config.embedding.positions or max(context, config.context)
+    longest = longest_context(config, need, free=free, most=most, cuda=cuda)
+    return DeviceFit(device=device, need=need, fits=need.total <= free, longest=longest)
+
+
+def _checks(
+    checkpoint: Checkpoint, config: ModelConfig, rules: Sequence[Rule]
+) -> tuple[ViewCheck, ...]:
+    """That the file has what the configuration describes; none where it has no tensors at all."""
+    if not checkpoint.tensors:
+        return ()
+    todo = plan(checkpoint.tensors, rules, config)
+    wanted = {spec.name: spec.count for spec in parameters(config)}
+    used = {load.source for load in todo.loads}
+    held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
+    missing = set(wanted) - {load.target for load in todo.loads}
+    total = sum(wanted.values())
+    return (
+        ViewCheck(
+            name="stored_numbers",
+            words=f"the stored tensors hold the {total} parameters of the configuration",
+            value=float(abs(held - total)),
+            tolerance=0.0,
+        ),
+        ViewCheck(
+            name="stored_names",
+            words="every parameter has its tensor, and every tensor its place",
+            value=float(len(missing) + len(todo.unexpected)),
+            tolerance=0.0,
+            where=_first(missing, wanted, todo),
+        ),
+    )
+
+
+def _first(missing: set[str], wanted: Iterable[str], todo: Plan) -> str:
+    """The first parameter without a tensor, else the first tensor without a parameter."""
+    return next((name for name in wanted if name in missing), next(iter(todo.unexpected), ""))
+
+
+def _file(checkpoint: Checkpoint) -> FileFacts:
+    found: dict[str, list[tuple[int, int]]] = {}
+    for info in checkpoint.tensors.values():
+        found.setdefault(info.format, []).append((math.prod(info.shape), info.nbytes))
+    formats = [
+        StoredFormat(
+            format=name,
+            tensors=len(sizes),
+            numbers=sum(count for count, _ in sizes),
+            bytes=sum(nbytes for _, nbytes in sizes),
+        )
+        for name, sizes in found.items()
+    ]
+    return FileFacts(
+        kind=checkpoint.kind,
+        path=str(checkpoint.path),
+        files=len(checkpoint.files),
+        bytes=sum(os.path.getsize(file) for file in checkpoint.files),
+        tensors=len(checkpoint.tensors),
+        formats=tuple(sorted(formats, key=lambda stored: -stored.bytes)),
+        metadata=checkpoint.metadata,
+    )
+
+
+def _tokenizer(tokenizer: Tokenizer) -> TokenizerFacts:
+    def named(token: int) -> tuple[int, str]:
+        return token, tokenizer.token_text(token)
+
+    return TokenizerFacts(
+        kind=tokenizer.name,
+        vocabulary=tokenizer.vocab_size,
+        bos=None if tokenizer.bos_id is None else named(tokenizer.bos_id),
+        adds_bos=tokenizer.add_bos,
+        eos=tuple(named(token) for token in sorted(tokenizer.eos_ids)),
+        chat_template=tokenizer.chat_template is not None,
+    )

@@ -1,0 +1,263 @@
+"""What a model is, in facts by subject, and a table of whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from llmcli.render.checks import render_checks
+from llmcli.render.layout import Column, Dotted, Rows, filled
+from llmcli.render.stats import size
+from llmcli.render.theme import FAINT, HEADING, one_line, quoted
+from llmcli.reports.info import (
+    DeviceFit,
+    FamilyFacts,
+    FileFacts,
+    InfoReport,
+    LayerType,
+    ModelFacts,
+    TokenizerFacts,
+)
+
+GOOD, BAD = "green", "red"
+_LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
+
+
+def render_info(report: InfoReport, *, metadata: bool = False) -> RenderableType:
+    """The model, its tokenizer and its file, then memory; `metadata`: the file's own, too."""
+    facts: list[tuple[str, Sequence[str]]] = []
+    if report.model is not None:
+        facts += _model(report.model)
+    if report.tokenizer is not None:
+        facts += _tokenizer(report.tokenizer)
+    facts += _file(report.file)
+    facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
+    parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING), Facts(facts)]
+    if report.model is not None:
+        parts += _memory(report.model.fits)
+    if metadata:
+        parts += _metadata(report.file)
+    if report.checks:
+        parts += [Text(""), render_checks(report.checks)]
+    return Group(*parts)
+
+
+def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
+    """Each family: what it is made of, and the names by which checkpoints ask for it."""
+    rows: list[tuple[str, Sequence[str]]] = []
+    for family in families:
+        rows.append((family.name, (family.words,)))
+        rows.append(("", (f"model_type of config.json: {', '.join(family.hf_types)}",)))
+        rows.append(("", (f"GGUF architecture: {', '.join(family.gguf_architectures)}",)))
+    return Facts(rows)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A subject a row and what is said of it, parts joined by dots, beside each other.
+
+    Lines break between parts; a part that is wider than the room breaks between words.
+    """
+
+    rows: Sequence[tuple[str, Sequence[str]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        indent = max(len(name) for name, _ in self.rows) + 2
+        room = max(1, options.max_width - indent)
+        for name, parts in self.rows:
+            label = name
+            for line in filled(parts, room):
+                for piece in Text(line).wrap(console, room, overflow="fold"):
+                    piece.rstrip()
+                    yield Text.assemble((label.ljust(indent), FAINT), piece, no_wrap=True)
+                    label = ""
+
+
+def count(number: int) -> str:
+    """`134,515,008`."""
+    return f"{number:,}"
+
+
+def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
+    counts = model.counts
+    yield (
+        "family",
+        (
+            one_line(model.family),
+            f"type {one_line(model.model_type)}",
+            f"width {model.width}",
+            f"vocabulary {count(model.vocabulary)}",
+        ),
+    )
+    words = [f"{count(counts.total)} ({_short(counts.total)})"]
+    words.append(
+        "all active" if counts.active == counts.total else f"{count(counts.active)} active"
+    )
+    yield "parameters", words
+    parts = {
+        "embedding": counts.embedding,
+        "attention": counts.attention,
+        "MLP": counts.mlp,
+        "norms": counts.norms,
+        "head": counts.head,
+    }
+    shown = [f"{name} {count(number)}" for name, number in parts.items() if number]
+    yield "", [*shown, *(("head tied to the embedding",) if model.tied else ())]
+    for number, layers in enumerate(model.layers):
+        yield "" if number else "layers", _layers(layers, len(model.layers) > 1)
+    limit = " learned positions" if model.positions is not None else ""
+    yield "context", (f"{count(model.context)} tokens{' =' + limit if limit else ''}",)
+
+
+def _layers(kind: LayerType, numbered: bool) -> list[str]:
+    times = len(kind.layers)
+    window = f" of {count(kind.window)} keys" if kind.window is not None else ""
+    heads = f"{kind.heads} heads" if kind.heads > 1 else "1 head"
+    size_ = (
+        f" of {kind.head_dim}"
+        if kind.head_dim == kind.value_dim
+        else f" of {kind.head_dim} (values {kind.value_dim})"
+    )
+    keys = f"{kind.kv_heads} kv heads" if kind.kv_heads > 1 else "1 kv head"
+    parts = [f"{times} × {kind.kind}{window}", heads + size_, keys]
+    if kind.rotary:
+        parts.append("rotary")
+    if kind.qk_norm:
+        parts.append("q and k normalized")
+    parts.append(kind.norm)
+    parts.append(f"{kind.activation} MLP of {count(kind.hidden)}{', gated' if kind.gated else ''}")
+    if numbered:
+        parts.append(f"layers {spans(kind.layers)}")
+    return parts
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """`0-3,5,7-8` for rising numbers."""
+    out: list[list[int]] = []
+    for number in numbers:
+        if out and out[-1][1] == number - 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, Sequence[str]]]:
+    template = "chat template" if facts.chat_template else "no chat template"
+    yield "tokenizer", (one_line(facts.kind), f"{count(facts.vocabulary)} tokens", template)
+    ends = [f"EOS {token} {quoted(text)}" for token, text in facts.eos] or ["no EOS"]
+    if facts.bos is None:
+        yield "", ("no BOS", *ends)
+    else:
+        added = "put in front" if facts.adds_bos else "not put in front"
+        yield "", (f"BOS {facts.bos[0]} {quoted(facts.bos[1])} ({added})", *ends)
+
+
+def _file(file: FileFacts) -> Iterator[tuple[str, Sequence[str]]]:
+    kind = {"gguf": "GGUF", "safetensors": "safetensors"}[file.kind]
+    if file.files:
+        number = "1 file" if file.files == 1 else f"{file.files} files"
+        tensors = "1 tensor" if file.tensors == 1 else f"{count(file.tensors)} tensors"
+        yield "stored", (f"{kind}, {number}", size(file.bytes), tensors)
+    else:
+        yield "stored", ("a configuration without weights",)
+    for stored in file.formats:
+        each = 8 * stored.bytes / stored.numbers if stored.numbers else 0
+        yield (
+            "",
+            (
+                f"{one_line(stored.format)} {size(stored.bytes)}",
+                f"{count(stored.numbers)} numbers of {each:g} bits",
+                "1 tensor" if stored.tensors == 1 else f"{count(stored.tensors)} tensors",
+            ),
+        )
+    if file.metadata:
+        yield "", (f"{len(file.metadata)} metadata keys",)
+    yield "path", (one_line(file.path),)
+
+
+def _memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
+    need = fits[0].need
+    sequences = f", {need.batch} sequences" if need.batch > 1 else ""
+    copies = any(fit.need.copies for fit in fits)
+    columns = [
+        Column("device", right=False),
+        Column("dtype", right=False, first_to_go=2),
+        Column("weights", first_to_go=4),
+        Column("cache", first_to_go=4),
+        *((Column("copies", first_to_go=4),) if copies else ()),
+        Column("prompt", first_to_go=4),
+        Column("needed"),
+        Column("free"),
+        Column("fits", right=False),
+        Column("longest", first_to_go=1),
+    ]
+    names = [
+        f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
+        for fit in fits
+    ]
+    notes = [
+        f"cache: {size(need.cache_per_token)} a token in {need.dtype}",
+        "prompt: the peak of reading it, an estimate",
+        *(("copies: of the cache, when a sequence ends",) if copies else ()),
+        "longest: the most tokens that fit",
+        "PyTorch itself is not counted",
+    ]
+    return [
+        Text(f"\nmemory for {count(need.context)} tokens{sequences}", style=HEADING),
+        Rows(columns, [_fit(fit, copies) for fit in fits]),
+        Dotted(names, FAINT),
+        Dotted(notes, FAINT),
+    ]
+
+
+def _fit(fit: DeviceFit, copies: bool) -> list[Text]:
+    need, free = fit.need, fit.device.free_bytes
+    fits = {True: ("yes", GOOD), False: ("no", BAD), None: ("unknown", FAINT)}[fit.fits]
+    if not fit.device.usable:
+        fits = ("PyTorch without CUDA", FAINT)
+    sizes = [need.weights, need.cache, *((need.copies,) if copies else ()), need.activations]
+    return [
+        Text(fit.device.device),
+        Text(need.dtype),
+        *(Text(size(nbytes)) for nbytes in sizes),
+        Text(size(need.total)),
+        Text(_size(free)),
+        Text(fits[0], style=fits[1]),
+        Text("unknown" if fit.longest is None else count(fit.longest)),
+    ]
+
+
+def _metadata(file: FileFacts) -> list[RenderableType]:
+    heading = Text("\nmetadata", style=HEADING)
+    if not file.metadata:
+        return [heading, Text("none")]
+    rows = [f"{one_line(key)} = {_value(value)}" for key, value in file.metadata.items()]
+    return [heading, *(Text(row, overflow="fold") for row in rows)]
+
+
+def _value(value: Any) -> str:
+    """A value of metadata on one line: texts in quotes, long ones and long lists cut."""
+    if isinstance(value, str):
+        more = f" … ({count(len(value))} characters)" if len(value) > _LONG_TEXT else ""
+        return quoted(value[:_LONG_TEXT]) + more
+    if isinstance(value, list):
+        more = f", … ({count(len(value))} entries)" if len(value) > _LONG_LIST else ""
+        return f"[{', '.join(_value(item) for item in value[:_LONG_LIST])}{more}]"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def _short(number: int) -> str:
+    """`135 M`, `70.6 B`, `512`."""
+    for unit, scale in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)
+
+
+def _size(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else size(nbytes)
