@@ -1,0 +1,89 @@
+"""The residual stream of one run: the rows that are kept, and that it is a sum.
+
+Axes: B batch (1 here), T tokens of one call, D width, R rows kept (places of the stream), P
+positions kept.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import NotFinite
+from llmcli.ops.norm import at_least_float32
+from llmcli.reports.checks import ViewCheck
+
+PLACES = ("resid_pre", "resid_mid", "resid_post")
+ADDED = ("embed", "pos_embed", "attn_out", "mlp_out")
+
+
+class Stream:
+    """Watches a run: keeps `names` at `positions`, and adds up what is added to the stream.
+
+    Every place of it has to be the place before plus what was added since; the first is the
+    embedding.
+    """
+
+    def __init__(self, names: tuple[str, ...], positions: range) -> None:
+        self.names = names
+        self._positions = positions
+        self._kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        self._parts: list[Tensor] = []
+        self._off, self._where = 0.0, ""
+        self._eps = 0.0
+
+    def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
+        """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
+        part = name.rpartition(".")[2]
+        if name == "embed":
+            self._parts = []
+        if part in PLACES:
+            self._add_up(first, name, x_BTD[0])
+        if part in PLACES or part in ADDED:
+            self._parts.append(x_BTD[0])
+        if name in self._kept:
+            wanted = self._positions
+            start, stop = (max(0, at - first) for at in (wanted.start, wanted.stop))
+            self._kept[name].append(x_BTD[0, start:stop].clone())
+
+    @property
+    def last_TD(self) -> Tensor:
+        """The latest place of the stream, all tokens of that call."""
+        return self._parts[-1]
+
+    def rows(self, positions: range) -> Tensor:
+        """`[R, P, D]` at some of the positions that were kept, in the dtype of the run."""
+        start, stop = (at - self._positions.start for at in (positions.start, positions.stop))
+        return torch.stack([torch.cat(self._kept[name])[start:stop] for name in self.names])
+
+    def check(self) -> ViewCheck:
+        """The worst difference, as a share of the numbers that were added.
+
+        One sum is rounded once, by half of eps at most; GPUs may do it in another order.
+        """
+        return ViewCheck(
+            name="residual_stream",
+            words="every row is the one before plus what the layer added, relative difference",
+            value=self._off,
+            tolerance=self._eps,
+            where=self._where,
+        )
+
+    def _add_up(self, first: int, name: str, x_TD: Tensor) -> None:
+        parts = [at_least_float32(part) for part in self._parts]
+        size_TD = sum((part.abs() for part in parts), torch.zeros_like(parts[0]))
+        apart_TD = (sum(parts[1:], parts[0]) - at_least_float32(x_TD)).abs()
+        share_T = (apart_TD / size_TD.clamp_min(torch.finfo(x_TD.dtype).tiny)).amax(-1)
+        off, at = (float(found) for found in share_T.max(0))
+        if not math.isfinite(off):
+            worst = int((~torch.isfinite(share_T)).nonzero()[0])
+            raise NotFinite(
+                f"`{name}` is not finite at position {first + worst}",
+                hint="try --dtype float32; the checkpoint may hold NaN",
+            )
+        if off > self._off:
+            self._off, self._where = off, f"{name}, position {first + int(at)}"
+        self._eps = torch.finfo(x_TD.dtype).eps
+        self._parts = []

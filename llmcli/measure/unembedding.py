@@ -1,0 +1,121 @@
+"""From rows of the residual stream to logits: by the formula, and as the model does it.
+
+The formula is written a second time here, after the papers and not after `nn`, so that a wrong
+weight or ε in the model's own final norm or head shows. What a family does to its logits after the
+product (a scale, a soft cap) belongs into `unembed`, and nowhere else in what looks inside.
+
+Axes: N rows, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.config import NormConfig
+from llmcli.model import Model
+from llmcli.ops.linear import linear
+from llmcli.ops.norm import at_least_float32
+from llmcli.reports.checks import ViewCheck
+
+# How many roundings (eps) of its largest logit the logits of a row may be off. Measured, the worst
+# of all positions: 0.8 in float32 (smollm2 and small random models of every family), 0.25 in 16
+# bits, where products are summed in float32.
+ROUNDINGS = 8.0
+HALF_ROUNDINGS = 1.0
+
+_BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
+
+
+def unembed(model: Model, h_ND: Tensor) -> Tensor:
+    """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics."""
+    slots, config = model.decoder.slots, model.config
+    bias = slots["ln_final.b"] if config.final_norm.bias else None
+    x_ND = normalized(at_least_float32(h_ND), config.final_norm, slots["ln_final.w"], bias)
+    weight_VD = slots["embed.W" if config.head.tied else "head.W"]
+    logits_NV = x_ND.new_empty(len(x_ND), len(weight_VD))
+    step = max(1, _BLOCK // weight_VD.shape[1])
+    for start in range(0, len(weight_VD), step):
+        part = slice(start, start + step)
+        logits_NV[:, part] = x_ND @ weight_VD[part].to(x_ND.dtype).t()
+    return logits_NV.add_(slots["head.b"]) if config.head.bias else logits_NV
+
+
+def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:
+    """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
+
+    In the dtype of `x`, whatever that of the weights is.
+    """
+    if config.kind == "layer":
+        x_ND = x_ND - x_ND.mean(-1, keepdim=True)
+    x_ND = x_ND / ((x_ND * x_ND).mean(-1, keepdim=True) + config.eps).sqrt() * w_D.to(x_ND.dtype)
+    return x_ND if b_D is None else x_ND + b_D.to(x_ND.dtype)
+
+
+def own_logits(model: Model, h_ND: Tensor) -> Tensor:
+    """What the model's own final norm and head make of rows that left its last block, `[N, V]`."""
+    decoder = model.decoder
+    weight_VD = decoder.embed if decoder.head is None else decoder.head.weight
+    return at_least_float32(linear(decoder.ln_final(h_ND), weight_VD, decoder.head_bias))
+
+
+class Agreement:
+    """Whether logits by the formula are the model's own, compared as distributions.
+
+    Where every logit is off by at most e, the divergence is at most e²/2 (Hoeffding's lemma: the
+    difference has a range of 2e) and a probability is off by at most e/2 (Pinsker's inequality).
+    e is a number of roundings of the row's largest logit. The comparison itself is done in
+    float64, whose own roundings the divergence is allowed as well.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        roundings = HALF_ROUNDINGS if dtype.itemsize == 2 else ROUNDINGS
+        self._off = roundings * torch.finfo(dtype).eps
+        self._probability = _Worst()
+        self._divergence = _Worst()
+
+    def add(self, positions: Sequence[int], formula_NV: Tensor, own_NV: Tensor) -> None:
+        """Row n of both is read at `positions[n]`."""
+        ours_NV, theirs_NV = (
+            t.to("cpu", torch.float64).log_softmax(-1) for t in (formula_NV, own_NV)
+        )
+        largest_N = own_NV.abs().amax(-1).to("cpu", torch.float64)
+        apart_N, tokens_N = (ours_NV.exp() - theirs_NV.exp()).abs().max(-1)
+        kl_N = (theirs_NV.exp() * (theirs_NV - ours_NV)).sum(-1).abs()
+        for n, position in enumerate(positions):
+            off = self._off * float(largest_N[n])
+            place = f"position {position}"
+            self._probability.add(float(apart_N[n]), off / 2, f"{place}, id {int(tokens_N[n])}")
+            itself = 32 * torch.finfo(torch.float64).eps * max(1.0, float(largest_N[n]))
+            self._divergence.add(float(kl_N[n]), off * off / 2 + itself, place)
+
+    def checks(self) -> tuple[ViewCheck, ViewCheck]:
+        """The position that uses most of what it is allowed, by probability and by divergence."""
+        return (
+            self._probability.check(
+                "output", "the last row is the model's output, largest difference of a probability"
+            ),
+            self._divergence.check("output_kl", "the same as KL(output ‖ last row) in nats"),
+        )
+
+
+class _Worst:
+    """Of many differences the one that is the largest share of what it is allowed."""
+
+    def __init__(self) -> None:
+        self._share = -1.0
+        self._found = (0.0, 0.0, "")
+
+    def add(self, value: float, tolerance: float, where: str) -> None:
+        share = value / tolerance if tolerance and value == value else math.inf if value else 0.0
+        if share > self._share:
+            self._share, self._found = share, (value, tolerance, where)
+
+    def check(self, name: str, words: str) -> ViewCheck:
+        value, tolerance, where = self._found
+        return ViewCheck(
+            name=name, words=words, value=value, tolerance=tolerance, where=where if value else ""
+        )
