@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from llmcli.anatomy.norm import norm_formula, norm_parameters
 from llmcli.anatomy.spec import Call, TensorSpec, projection
-from llmcli.config import AttentionConfig
+from llmcli.config import AttentionConfig, NormConfig
 
 
 def attention_parameters(
@@ -22,7 +24,7 @@ def attention_parameters(
     )
     specs: list[TensorSpec] = []
     for symbol, result, axis, size in outputs:
-        formula = f"{result} = X W_{symbol}"
+        formula = f"{result} = T¹ W_{symbol}"
         specs += projection(
             prefix,
             symbol,
@@ -36,14 +38,19 @@ def attention_parameters(
     if a.qk_norm is not None:
         for symbol in ("q", "k"):
             specs += norm_parameters(
-                a.qk_norm, f"{prefix}.{symbol}_norm", "dh", a.head_dim, layer=layer
+                f"{prefix}.{symbol}_norm",
+                "dh",
+                a.head_dim,
+                _qk_norm_formula(a.qk_norm, symbol.upper()),
+                bias=a.qk_norm.bias,
+                layer=layer,
             )
     specs += projection(
         prefix,
         "o",
         ("H·dv", "D"),
         (a.heads * a.value_dim, width),
-        "A = Z W_o",
+        "T² = C W_o",
         bias=a.out_bias,
         layer=layer,
     )
@@ -66,20 +73,20 @@ def attention_activations(
     per_column = call.product_flops(width, 1)
     # the last word: what one call makes for all of them, and each is a view of
     rows: list[tuple[str, dict[str, int], str, int, str]] = [
-        ("q", q, f"Q = X W_q{bias['q']}", per_column * a.heads * a.head_dim, "qkv"),
-        ("k", k, f"K = X W_k{bias['k']}", per_column * a.kv_heads * a.head_dim, "qkv"),
-        ("v", v, f"V = X W_v{bias['v']}", per_column * a.kv_heads * a.value_dim, "qkv"),
+        ("q", q, f"Q = T¹ W_q{bias['q']}", per_column * a.heads * a.head_dim, "qkv"),
+        ("k", k, f"K = T¹ W_k{bias['k']}", per_column * a.kv_heads * a.head_dim, "qkv"),
+        ("v", v, f"V = T¹ W_v{bias['v']}", per_column * a.kv_heads * a.value_dim, "qkv"),
     ]
     if a.qk_norm is not None:
         rows += [
-            ("q_norm", q, norm_formula(a.qk_norm, "Q", "Q'"), 0, "qk_norm"),
-            ("k_norm", k, norm_formula(a.qk_norm, "K", "K'"), 0, "qk_norm"),
+            ("q_norm", q, _qk_norm_formula(a.qk_norm, "Q"), 0, "qk_norm"),
+            ("k_norm", k, _qk_norm_formula(a.qk_norm, "K"), 0, "qk_norm"),
         ]
     if a.rope is not None:
-        mark = "" if a.qk_norm is None else "'"
+        mark = "" if a.qk_norm is None else "_norm"
         rows += [
-            ("q_rot", q, f"Q_rot = R(positions) Q{mark}", 0, "qk_rot"),
-            ("k_rot", k, f"K_rot = R(positions) K{mark}", 0, "qk_rot"),
+            ("q_rot", q, f"Q_rot = R(position) Q{mark}", 0, "qk_rot"),
+            ("k_rot", k, f"K_rot = R(position) K{mark}", 0, "qk_rot"),
         ]
     projected = [
         call.activation(
@@ -136,10 +143,8 @@ def _mixed(
     per_pair = 2 * call.batch * a.heads * (a.head_dim + a.value_dim)
     pairs = call.tokens * call.keys
     hidden = pairs - visible_pairs(call.tokens, call.past, a.window)
-    query, key = ("Q_rot", "K_rot") if a.rope is not None else ("Q", "K")
-    if a.rope is None and a.qk_norm is not None:
-        query, key = "Q'", "K'"
-    scores = f"scale · {query} {key}ᵀ + mask"
+    scores = _scores_formula(a, width)
+    bias = " + b_o" if a.out_bias else ""
     square = {"H": a.heads, "T": call.tokens, "S": call.keys}
     share = {"H": a.heads, "T": call.tokens, "D": width}
 
@@ -150,14 +155,27 @@ def _mixed(
 
     return (
         derived("scores", square, f"S = {scores}"),
-        derived("pattern", square, "P = softmax(S)"),
+        derived("pattern", square, f"A = softmax(S) = softmax({scores})"),
         call.activation(
             f"{prefix}.z",
             {"H": a.heads, "T": call.tokens, "dv": a.value_dim},
-            f"Z = softmax({scores}) V",
+            "C = A V",
             flops=per_pair * pairs,
             masked_flops=per_pair * hidden,
             layer=layer,
         ),
-        derived("result", share, "A_h = Z_h W_o of head h"),
+        derived("result", share, f"R = C W_o, head by head (T² is their sum{bias})"),
     )
+
+
+def _qk_norm_formula(norm: NormConfig, letter: str) -> str:
+    return norm_formula(norm, letter, f"{letter}_norm")
+
+
+def _scores_formula(a: AttentionConfig, width: int) -> str:
+    """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
+    suffix = "_rot" if a.rope is not None else "_norm" if a.qk_norm is not None else ""
+    product = f"Q{suffix} K{suffix}ᵀ"
+    if not math.isclose(a.scale, a.head_dim**-0.5):
+        return f"{product} · {a.scale:g} + M"
+    return f"{product} / {'√(d/h)' if a.divides(width) else '√d_k'} + M"

@@ -10,13 +10,13 @@ def embedding_parameters(
     embedding: EmbeddingConfig, vocab: int, width: int
 ) -> tuple[TensorSpec, ...]:
     """`embed.W` `[V, D]`, with learned positions also `pos_embed.W` `[P, D]`: rows looked up."""
-    token = parameter("embed.W", ("V", "D"), (vocab, width), "E = W[ids]", layer=None)
+    token = parameter("embed.W", ("V", "D"), (vocab, width), "E = W_E[id]", layer=None)
     if embedding.positions is None:
         return (token,)
     rows = embedding.positions
     return (
         token,
-        parameter("pos_embed.W", ("P", "D"), (rows, width), "P = W[positions]", layer=None),
+        parameter("pos_embed.W", ("P", "D"), (rows, width), "P = W_P[position]", layer=None),
     )
 
 
@@ -29,10 +29,10 @@ def embedding_activations(
     `[T, D]`, and seen by each of them.
     """
     sizes = {"T": call.tokens, "D": width}
-    token = call.activation("embed", sizes, "E = W[ids]")
+    token = call.activation("embed", sizes, "E = W_E[id]")
     if embedding.positions is None:
         return (token,)
-    rows = call.activation("pos_embed", sizes, "P = W[positions]", shares="pos_embed.rows")
+    rows = call.activation("pos_embed", sizes, "P = W_P[position]", shares="pos_embed.rows")
     return (token, rows)
 
 
@@ -70,7 +70,7 @@ def head_activations(
         call.activation(
             "logits",
             sizes,
-            "logits = logits_raw",
+            f"logits = logits_raw in {call.wide_dtype or 'at least float32'}",
             wide=True,
             shares="logits_raw" if same else None,
         ),
@@ -78,6 +78,6 @@ def head_activations(
 
 
 def head_formula(head: HeadConfig) -> str:
-    """`logits = X W_head`, with the token embedding's transpose where it is tied."""
-    weight = "W_Eᵀ" if head.tied else "W"
-    return f"logits = X {weight}" + (" + b" if head.bias else "")
+    """`logits = H′ W_head`, the transpose of the token embedding where it is tied."""
+    bias = " + b" if head.bias else ""
+    return f"logits = H′ W_head{bias}" + (", W_head = W_Eᵀ (tied)" if head.tied else "")

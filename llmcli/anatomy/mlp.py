@@ -1,20 +1,27 @@
-"""The feed-forward part: `act(X W_up) W_down`, or gated, `(act(X W_gate) ∘ X W_up) W_down`."""
+"""The feed-forward part: `act(T⁴ W_up) W_down`, or gated, `(act(T⁴ W_gate) ∘ T⁴ W_up) W_down`."""
 
 from __future__ import annotations
 
 from llmcli.anatomy.spec import Call, TensorSpec, projection
-from llmcli.config import MlpConfig
+from llmcli.config import Activation, MlpConfig
+
+FUNCTIONS: dict[Activation, str] = {
+    "silu": "SiLU",
+    "gelu": "GELU",
+    "gelu_tanh": "GELU_tanh",
+    "relu": "ReLU",
+}
 
 
 def mlp_parameters(
     mlp: MlpConfig, prefix: str, width: int, *, layer: int
 ) -> tuple[TensorSpec, ...]:
     """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
-    up = "U = X' W_up" if mlp.gated else "G = X' W_up"
+    up = "U = T⁴ W_up"
     rows = [("up", ("D", "F"), (width, mlp.hidden), up)]
     if mlp.gated:
-        rows.insert(0, ("gate", ("D", "F"), (width, mlp.hidden), "G = X' W_gate"))
-    rows.append(("down", ("F", "D"), (mlp.hidden, width), "Y = M W_down"))
+        rows.insert(0, ("gate", ("D", "F"), (width, mlp.hidden), "G = T⁴ W_gate"))
+    rows.append(("down", ("F", "D"), (mlp.hidden, width), "T⁵ = L W_down"))
     specs: list[TensorSpec] = []
     for symbol, axes, shape, formula in rows:
         fused = "gate_up" if mlp.gated and symbol != "down" else ""
@@ -29,20 +36,21 @@ def mlp_activations(
 ) -> tuple[TensorSpec, ...]:
     """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
     flops = call.product_flops(width, mlp.hidden)
+    function = FUNCTIONS[mlp.activation]
     bias = {symbol: f" + b_{symbol}" if mlp.bias else "" for symbol in ("gate", "up")}
     both = f"{prefix}.gate_up"  # what one product gives
     shared = {"gate": both, "up": both}
     if mlp.gated:
         rows = [
-            ("gate", f"G = X' W_gate{bias['gate']}", flops),
-            ("up", f"U = X' W_up{bias['up']}", flops),
-            ("act", f"G' = {mlp.activation}(G)", 0),
-            ("post", "M = G' ∘ U", 0),
+            ("gate", f"G = T⁴ W_gate{bias['gate']}", flops),
+            ("up", f"U = T⁴ W_up{bias['up']}", flops),
+            ("act", f"Activation(G) = {function}(G)", 0),
+            ("post", "L = Activation(G) ∘ U", 0),
         ]
     else:
         rows = [
-            ("pre", f"G = X' W_up{bias['up']}", flops),
-            ("post", f"M = {mlp.activation}(G)", 0),
+            ("pre", f"U = T⁴ W_up{bias['up']}", flops),
+            ("post", f"L = Activation(U) = {function}(U)", 0),
         ]
     sizes = {"T": call.tokens, "F": mlp.hidden}
     return tuple(

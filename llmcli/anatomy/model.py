@@ -16,7 +16,7 @@ from llmcli.anatomy.embedding import (
     head_parameters,
 )
 from llmcli.anatomy.mlp import mlp_activations, mlp_parameters
-from llmcli.anatomy.norm import norm_activations, norm_parameters
+from llmcli.anatomy.norm import norm_activations, norm_formula, norm_parameters
 from llmcli.anatomy.spec import Call, Phase, TensorSpec
 from llmcli.config import LayerConfig, ModelConfig, NormConfig
 
@@ -26,11 +26,11 @@ def parameters(config: ModelConfig) -> tuple[TensorSpec, ...]:
     specs = list(embedding_parameters(config.embedding, config.vocab, config.width))
     for index, layer in enumerate(config.layers):
         block = f"blocks.{index}"
-        specs += norm_parameters(layer.ln1, f"{block}.ln1", "D", config.width, layer=index)
+        specs += _norm_parameters(config, layer.ln1, f"{block}.ln1", ("X", "T¹"), index)
         specs += attention_parameters(layer.mixer, f"{block}.attn", config.width, layer=index)
-        specs += norm_parameters(layer.ln2, f"{block}.ln2", "D", config.width, layer=index)
+        specs += _norm_parameters(config, layer.ln2, f"{block}.ln2", ("T³", "T⁴"), index)
         specs += mlp_parameters(layer.ffn, f"{block}.mlp", config.width, layer=index)
-    specs += norm_parameters(config.final_norm, "ln_final", "D", config.width, layer=None)
+    specs += _norm_parameters(config, config.final_norm, "ln_final", ("H", "H′"), None)
     specs += head_parameters(config.head, config.vocab, config.width)
     return tuple(specs)
 
@@ -98,13 +98,20 @@ def states(
     )
 
 
+def _norm_parameters(
+    config: ModelConfig, norm: NormConfig, prefix: str, letters: tuple[str, str], index: int | None
+) -> tuple[TensorSpec, ...]:
+    formula = norm_formula(norm, *letters)
+    return norm_parameters(prefix, "D", config.width, formula, bias=norm.bias, layer=index)
+
+
 def _executed(config: ModelConfig, call: Call, logits: Literal["all", "last"]) -> list[TensorSpec]:
     specs = list(embedding_activations(config.embedding, config.width, call))
     for index, layer in enumerate(config.layers):
         specs += _block_activations(config, layer, index, call)
     last = call.tokens if logits == "all" else 1
     specs += norm_activations(
-        config.final_norm, "ln_final", "R", config.width, call, layer=None, tokens=last
+        config.final_norm, "ln_final", ("H", "H′"), config.width, call, layer=None, tokens=last
     )
     specs += head_activations(config.head, config.vocab, config.width, call, tokens=last)
     return specs
@@ -122,34 +129,34 @@ def _block_activations(
             f"{block}.{name}", stream, formula, flops=flops, layer=index, shares=shares
         )
 
-    def norm(name: str, config: NormConfig, letter: str) -> tuple[TensorSpec, ...]:
+    def norm(name: str, config: NormConfig, letters: tuple[str, str]) -> tuple[TensorSpec, ...]:
         return norm_activations(
-            config, f"{block}.{name}", letter, width, call, layer=index, tokens=call.tokens
+            config, f"{block}.{name}", letters, width, call, layer=index, tokens=call.tokens
         )
 
     before = f"blocks.{index - 1}.resid_post"
-    entry = residual("resid_pre", f"R = {before}", shares=before)
+    entry = residual("resid_pre", f"X = H of block {index - 1} = T⁵ + T³", shares=before)
     if index == 0 and config.embedding.positions is None:
-        entry = residual("resid_pre", "R = E", shares="embed")
+        entry = residual("resid_pre", "X = E", shares="embed")
     elif index == 0:
-        entry = residual("resid_pre", "R = E + P")
+        entry = residual("resid_pre", "X = E + P")
     z_columns = mixer.heads * mixer.value_dim
     return [
         entry,
-        *norm("ln1", layer.ln1, "R"),
+        *norm("ln1", layer.ln1, ("X", "T¹")),
         *attention_activations(mixer, f"{block}.attn", width, call, layer=index),
         residual(
             "attn_out",
-            "A = Z W_o" + (" + b_o" if mixer.out_bias else ""),
+            "T² = C W_o" + (" + b_o" if mixer.out_bias else ""),
             call.product_flops(z_columns, width),
         ),
-        residual("resid_mid", "R' = R + A"),
-        *norm("ln2", layer.ln2, "R'"),
+        residual("resid_mid", "T³ = T² + X"),
+        *norm("ln2", layer.ln2, ("T³", "T⁴")),
         *mlp_activations(ffn, f"{block}.mlp", width, call, layer=index),
         residual(
             "mlp_out",
-            "Y = M W_down" + (" + b_down" if ffn.bias else ""),
+            "T⁵ = L W_down" + (" + b_down" if ffn.bias else ""),
             call.product_flops(ffn.hidden, width),
         ),
-        residual("resid_post", "R'' = R' + Y"),
+        residual("resid_post", "H = T⁵ + T³"),
     ]

@@ -1,8 +1,4 @@
-"""Normalization of the last axis: RMSNorm and LayerNorm.
-
-In formulas `R` is the residual stream, `R'` the same after attention was added, and `X`, `X'`
-are what a norm makes of them for the part that follows.
-"""
+"""Normalization of the last axis: RMSNorm and LayerNorm."""
 
 from __future__ import annotations
 
@@ -11,11 +7,10 @@ from llmcli.config import NormConfig
 
 
 def norm_parameters(
-    norm: NormConfig, prefix: str, axis: str, size: int, *, layer: int | None
+    prefix: str, axis: str, size: int, formula: str, *, bias: bool, layer: int | None
 ) -> tuple[TensorSpec, ...]:
-    """`<prefix>.w` and, with a bias, `<prefix>.b`, both `[size]`."""
-    formula = norm_formula(norm)
-    names = ("w", "b") if norm.bias else ("w",)
+    """`<prefix>.w` and, with a bias, `<prefix>.b`, both `[size]`; `formula` uses them."""
+    names = ("w", "b") if bias else ("w",)
     return tuple(
         parameter(f"{prefix}.{name}", (axis,), (size,), formula, layer=layer) for name in names
     )
@@ -24,7 +19,7 @@ def norm_parameters(
 def norm_activations(
     norm: NormConfig,
     prefix: str,
-    stream: str,
+    letters: tuple[str, str],
     width: int,
     call: Call,
     *,
@@ -33,14 +28,18 @@ def norm_activations(
 ) -> tuple[TensorSpec, ...]:
     """`<prefix>.scale` `[B, T, 1]`, the number that is divided by, and `<prefix>.out` `[B, T, D]`.
 
-    `stream` is the letter of the residual stream that is normalized; `tokens` the number of its
-    positions (1 where only the last is needed).
+    `letters`: of the residual stream that is normalized, and of what comes out; `tokens`: the
+    number of its positions (1 where only the last is needed).
     """
-    inside = f"mean({stream}²)" if norm.kind == "rms" else f"mean(({stream} − mean({stream}))²)"
-    out = stream.replace("R", "X")
+    stream, out = letters
+    square = f"({stream} − μ)²" if norm.kind == "layer" else squared(stream)
     return (
         call.activation(
-            f"{prefix}.scale", {"T": tokens, "1": 1}, f"s = √({inside} + ε)", layer=layer, wide=True
+            f"{prefix}.scale",
+            {"T": tokens, "1": 1},
+            f"s = √(mean({square}) + ε)",
+            layer=layer,
+            wide=True,
         ),
         call.activation(
             f"{prefix}.out",
@@ -51,7 +50,12 @@ def norm_activations(
     )
 
 
-def norm_formula(norm: NormConfig, x: str = "R", out: str = "X") -> str:
-    """`X = R / s ∘ w` (rms) or `X = (R − mean(R)) / s ∘ w + b` (layer)."""
-    centred = x if norm.kind == "rms" else f"({x} − mean({x}))"
-    return f"{out} = {centred} / s ∘ w" + (" + b" if norm.bias else "")
+def squared(letter: str) -> str:
+    """`X²`, and `(T³)²` where a letter has a number above it."""
+    return f"{letter}²" if len(letter) == 1 else f"({letter})²"
+
+
+def norm_formula(norm: NormConfig, x: str, out: str) -> str:
+    """`T¹ = RMSNorm(X) = X / s · w` or `T¹ = LayerNorm(X) = (X − μ) / s · w + b`."""
+    kind = f"RMSNorm({x}) = {x}" if norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
+    return f"{out} = {kind} / s · w" + (" + b" if norm.bias else "")

@@ -5,8 +5,14 @@ Letters of the axes: `B` batch, `T` query positions, `S` key positions, `P` lear
 value, `F` hidden size of the feed-forward, `V` vocabulary. A product of two axes that lie in
 one is written with a dot: `H·dh`.
 
-Formulas are oriented as in the papers: activations are rows, so `Q = X W_q` and `W_q` is
-`[D, H·dh]`. A linear layer of torch stores the transpose, which is `stored_shape`.
+Formulas have the letters of the documents, the same as `explain` derives with (a test compares
+them): in a block X (its input), T¹ = Norm(X), T² = MultiHeadAttention(T¹), T³ = T² + X,
+T⁴ = Norm(T³), T⁵ = FFN(T⁴) and H = T⁵ + T³; in the attention Q, K, V, the mask M, the scores S, the
+weights A and the heads' results C = A V; in the feed-forward the neurons U before and the layer L
+after the activation, with G what gates them. H′ is the last block's H, normalized.
+
+They are oriented as in the papers: activations are rows, so `Q = T¹ W_q` and `W_q` is `[D, H·dh]`.
+A linear layer of torch stores the transpose, which is `stored_shape`.
 """
 
 from __future__ import annotations

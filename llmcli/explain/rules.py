@@ -8,6 +8,7 @@ L after the activation, with G what gates them. H′ is the last block's H, norm
 
 from __future__ import annotations
 
+from llmcli.anatomy.norm import squared
 from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, NormConfig
 from llmcli.explain.attention import Mix, Pattern, Scores, is_usual
 from llmcli.explain.linear import Add, HeadShare, LookUp, Multiply
@@ -73,9 +74,7 @@ def _head(config: ModelConfig, name: str) -> Rule:
     )
 
 
-def _block(
-    layer: LayerConfig, block: str, stream: tuple[str, ...], width: int
-) -> dict[str, Rule]:
+def _block(layer: LayerConfig, block: str, stream: tuple[str, ...], width: int) -> dict[str, Rule]:
     attn, mlp = f"{block}.attn", f"{block}.mlp"
     before = (*stream, f"{block}.attn_out")
     mid = (f"{block}.resid_mid", "T³")
@@ -108,10 +107,9 @@ def _block(
 def _norm(
     norm: NormConfig, name: str, letter: str, source: str, source_letter: str, words: str = ""
 ) -> dict[str, Rule]:
-    """`<name>.scale` and `<name>.out`; `words`: which source it is, where its letter is not enough.
-    """
+    """`<name>.scale` and `<name>.out`; `words`: which source it is, where letters are too few."""
     x = source_letter
-    square = f"{x}²" if norm.kind == "rms" else f"({x} − μ)²"
+    square = f"({x} − μ)²" if norm.kind == "layer" else squared(x)
     return {
         f"{name}.scale": Scale(
             letter="s",
@@ -124,9 +122,7 @@ def _norm(
     }
 
 
-def _normed(
-    norm: NormConfig, name: str, letter: str, source: str, x: str, words: str = ""
-) -> Norm:
+def _normed(norm: NormConfig, name: str, letter: str, source: str, x: str, words: str = "") -> Norm:
     kind = f"RMSNorm({x}) = {x} / s · w"
     if norm.kind == "layer":
         kind = f"LayerNorm({x}) = ({x} − μ) / s · w"

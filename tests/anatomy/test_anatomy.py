@@ -5,10 +5,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from anatomy_configs import GPT, QWEN
+from anatomy_configs import GPT, QWEN, models
+from hypothesis import given, settings
 
-from llmcli.anatomy import activations, parameters, states
+from llmcli.anatomy import activations, calculated, parameters, states, unwritten
 from llmcli.anatomy.attention import visible_pairs
+from llmcli.explain.rules import rules
 
 
 def axes_and_shapes(specs):
@@ -56,37 +58,67 @@ def test_parameters_of_a_model_with_learned_positions_and_a_tied_head():
 def test_formulas_follow_one_another():
     """Every letter on a right side is a parameter or was on a left side before."""
     formulas = {name: spec.formula for name, spec in call(QWEN).items()}
-    assert formulas["embed"] == "E = W[ids]"
-    assert formulas["blocks.0.resid_pre"] == "R = E"
-    assert formulas["blocks.0.ln1.scale"] == "s = √(mean(R²) + ε)"
-    assert formulas["blocks.0.ln1.out"] == "X = R / s ∘ w"
-    assert formulas["blocks.0.attn.q"] == "Q = X W_q + b_q"
-    assert formulas["blocks.0.attn.q_norm"] == "Q' = Q / s ∘ w"
-    assert formulas["blocks.0.attn.q_rot"] == "Q_rot = R(positions) Q'"
-    assert formulas["blocks.0.attn.z"] == "Z = softmax(scale · Q_rot K_rotᵀ + mask) V"
-    assert formulas["blocks.0.attn_out"] == "A = Z W_o"
-    assert formulas["blocks.0.resid_mid"] == "R' = R + A"
-    assert formulas["blocks.0.ln2.out"] == "X' = R' / s ∘ w"
-    assert formulas["blocks.0.mlp.act"] == "G' = silu(G)"
-    assert formulas["blocks.0.mlp.post"] == "M = G' ∘ U"
-    assert formulas["blocks.0.mlp_out"] == "Y = M W_down"
-    assert formulas["blocks.0.resid_post"] == "R'' = R' + Y"
-    assert formulas["logits_raw"] == "logits = X W"
+    assert formulas["embed"] == "E = W_E[id]"
+    assert formulas["blocks.0.resid_pre"] == "X = E"
+    assert formulas["blocks.0.ln1.scale"] == "s = √(mean(X²) + ε)"
+    assert formulas["blocks.0.ln1.out"] == "T¹ = RMSNorm(X) = X / s · w"
+    assert formulas["blocks.0.attn.q"] == "Q = T¹ W_q + b_q"
+    assert formulas["blocks.0.attn.q_norm"] == "Q_norm = RMSNorm(Q) = Q / s · w"
+    assert formulas["blocks.0.attn.q_rot"] == "Q_rot = R(position) Q_norm"
+    assert formulas["blocks.0.attn.z"] == "C = A V"
+    assert formulas["blocks.0.attn_out"] == "T² = C W_o"
+    assert formulas["blocks.0.resid_mid"] == "T³ = T² + X"
+    assert formulas["blocks.0.ln2.scale"] == "s = √(mean((T³)²) + ε)"
+    assert formulas["blocks.0.ln2.out"] == "T⁴ = RMSNorm(T³) = T³ / s · w"
+    assert formulas["blocks.0.mlp.act"] == "Activation(G) = SiLU(G)"
+    assert formulas["blocks.0.mlp.post"] == "L = Activation(G) ∘ U"
+    assert formulas["blocks.0.mlp_out"] == "T⁵ = L W_down"
+    assert formulas["blocks.0.resid_post"] == "H = T⁵ + T³"
+    assert formulas["logits_raw"] == "logits = H′ W_head"
+    weights = {spec.name: spec.formula for spec in parameters(QWEN)}
+    assert weights["blocks.0.ln2.w"] == formulas["blocks.0.ln2.out"]
+    assert weights["blocks.0.attn.b_k"] == formulas["blocks.0.attn.k"]
+    assert weights["blocks.0.mlp.W_down"] == formulas["blocks.0.mlp_out"]
 
 
 def test_formulas_of_layer_norm_learned_positions_and_a_plain_mlp():
     formulas = {name: spec.formula for name, spec in call(GPT).items()}
-    assert formulas["blocks.0.resid_pre"] == "R = E + P"
-    assert formulas["blocks.0.ln1.scale"] == "s = √(mean((R − mean(R))²) + ε)"
-    assert formulas["blocks.0.ln1.out"] == "X = (R − mean(R)) / s ∘ w + b"
-    assert formulas["blocks.0.attn.z"] == "Z = softmax(scale · Q Kᵀ + mask) V"
-    assert formulas["blocks.0.attn_out"] == "A = Z W_o + b_o"
-    assert formulas["blocks.0.mlp.pre"] == "G = X' W_up + b_up"
-    assert formulas["blocks.0.mlp.post"] == "M = gelu_tanh(G)"
-    assert formulas["logits_raw"] == "logits = X W_Eᵀ"
-    without_rope = replace(QWEN.layers[0].mixer, rope=None)
-    config = replace(QWEN, layers=(replace(QWEN.layers[0], mixer=without_rope),))
-    assert "Q' K'ᵀ" in call(config)["blocks.0.attn.z"].formula
+    assert formulas["blocks.0.resid_pre"] == "X = E + P"
+    assert formulas["blocks.0.ln1.scale"] == "s = √(mean((X − μ)²) + ε)"
+    assert formulas["blocks.0.ln1.out"] == "T¹ = LayerNorm(X) = (X − μ) / s · w + b"
+    assert formulas["blocks.0.attn_out"] == "T² = C W_o + b_o"
+    assert formulas["blocks.0.mlp.pre"] == "U = T⁴ W_up + b_up"
+    assert formulas["blocks.0.mlp.post"] == "L = Activation(U) = GELU_tanh(U)"
+    assert formulas["logits_raw"] == "logits = H′ W_head, W_head = W_Eᵀ (tied)"
+
+
+@pytest.mark.parametrize(
+    ("change", "formula"),
+    [
+        ({"rope": None}, "Q_norm K_normᵀ · 0.3 + M"),
+        ({"rope": None, "qk_norm": None, "scale": 0.5}, "Q Kᵀ / √d_k + M"),
+        ({"heads": 3, "kv_heads": 3, "scale": 0.5}, "Q_rot K_rotᵀ / √(d/h) + M"),
+    ],
+)
+def test_the_formula_of_the_scores_says_what_enters_them(change, formula):
+    mixer = replace(QWEN.layers[0].mixer, **{"scale": 0.3} | change)
+    config = replace(QWEN, layers=(replace(QWEN.layers[0], mixer=mixer),))
+    given = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill"}
+    derived = {spec.name: spec.formula for spec in unwritten(config, **given)}
+    assert derived["blocks.0.attn.scores"] == f"S = {formula}"
+    assert derived["blocks.0.attn.pattern"] == f"A = softmax(S) = softmax({formula})"
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_formulas_are_those_that_explain_derives_with(config):
+    """Two views never write one tensor in two ways."""
+    specs = calculated(config, batch=1, tokens=3, past=0, phase="prefill", dtype="float32")
+    derived = {name: rule.formula for name, rule in rules(config).items()}
+    assert [spec.name for spec in specs] == list(derived)
+    for spec in specs:
+        if spec.name != "logits":  # which explain derives in one with `logits_raw`
+            assert spec.formula == derived[spec.name].removesuffix(", H of the last block")
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 50])
