@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from llmcli.explain.rule import Element, Rule, dot, largest, products, size, sym
 from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+    from llmcli.explain.kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,39 +50,39 @@ class Scores(Rule):
             return f"{masked}: it sees the last {window} tokens, itself included"
         return ""
 
-    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
         """A score can be small because large products cancel: ‖q‖ · ‖k‖ · scale bounds them."""
         head, query, _ = index
         q_d = values.kernel(self.query)[head, query]
         k_Sd = values.kernel(self.key)[head // self.group, : query + 1]
         return float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.attention.scale)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Head by head."""
-        q_HTd, k_KSd = values[self.query], values[self.key]
-        tokens = q_HTd.shape[1]
+        q_HTd, k_KSd = values[self.query], values.every(self.key)
         heads = [
             torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.group]) * self.attention.scale
             for head, q_Td in enumerate(q_HTd)
         ]
-        return torch.stack(heads).masked_fill_(self.hidden(tokens), -math.inf)
+        hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
+        return torch.stack(heads).masked_fill_(hidden_TS, -math.inf)
 
-    def hidden(self, tokens: int) -> Tensor:
-        """Which keys no query may look at, `[T, S]`."""
-        at_T = torch.arange(tokens)
-        hidden_TS = at_T[None, :] > at_T[:, None]
+    def hidden(self, positions: Sequence[int], keys: int) -> Tensor:
+        """Which keys the queries at those positions may not look at, `[T, S]`."""
+        at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
+        hidden_TS = at_S > at_T1
         if self.attention.window is not None:
-            hidden_TS = hidden_TS | (at_T[:, None] - at_T[None, :] >= self.attention.window)
+            hidden_TS = hidden_TS | (at_T1 - at_S >= self.attention.window)
         return hidden_TS
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """Σ|q·k|, scaled; a mask is exact."""
-        q_HTd, k_KSd = values[self.query].abs(), values[self.key].abs()
+        q_HTd, k_KSd = values[self.query].abs(), values.every(self.key).abs()
         k_HSd = k_KSd.repeat_interleave(self.group, 0)
         size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.attention.scale)
-        return size_HTS.masked_fill_(self.hidden(q_HTd.shape[1]), 0.0)
+        return size_HTS.masked_fill_(self.hidden(values.positions, k_KSd.shape[1]), 0.0)
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """A dot product of a query and a key, scaled; or −∞."""
         head, query, key = index
         reason = self.hides(query, key)
@@ -93,7 +94,8 @@ class Scores(Rule):
         )
         summed = total(terms)
         columns = (
-            symbol(self.query_letter, head, query, "i"), symbol(self.key_letter, shared, key, "i")
+            symbol(self.query_letter, head, query, "i"),
+            symbol(self.key_letter, shared, key, "i"),
         )
         width = self.attention.head_dim
         value = summed * self.attention.scale
@@ -127,25 +129,25 @@ class Pattern(Rule):
         """The scores."""
         return (self.source,)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Row by row."""
         s_HTS = values[self.source]
         e_HTS = torch.exp(s_HTS - s_HTS.amax(-1, keepdim=True))
         return e_HTS / e_HTS.sum(-1, keepdim=True)
 
-    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
         """The largest weight of the row; what is masked is 0 exactly."""
         hidden = self.scores.hides(*index[1:])
         return 0.0 if hidden else super().magnitude(values, name, index)
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """A weight times the sizes of what its scores were added up from, for `e^` of them.
 
         The kernel never writes scores: what it rounds in them is in its weights.
         """
         return _uncertain(values[self.source], self.scores.magnitudes(values))
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The whole row of scores, their exponentials, and the share of one of them."""
         head, query, key = index
         reason = self.scores.hides(query, key)
@@ -180,8 +182,7 @@ class Pattern(Rule):
             follow=((self.source, index),),
         )  # fmt: skip
 
-
-    def row_magnitudes(self, values: Values, head: int, query: int) -> Tensor:
+    def row_magnitudes(self, values: Kernel, head: int, query: int) -> Tensor:
         """Those of one row, `[S]`."""
         s_S, scores = values[self.source][head, query], self.scores
         k_Sd = values[scores.key][head // scores.group].abs()
@@ -204,9 +205,9 @@ class Mix(Rule):
         """Pattern and values."""
         return (self.pattern, self.value)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Head by head."""
-        v_KSe = values[self.value]
+        v_KSe = values.every(self.value)
         group = self.attention.heads // self.attention.kv_heads
         return torch.stack(
             [
@@ -215,13 +216,13 @@ class Mix(Rule):
             ]
         )
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """What the weights may be off, times the values: a fused kernel writes neither S nor A."""
         group = self.attention.heads // self.attention.kv_heads
-        v_HSe = values[self.value].abs().repeat_interleave(group, 0)
+        v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""
         head, query, i = index
         shared = head // (self.attention.heads // self.attention.kv_heads)

@@ -13,12 +13,13 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
+from llmcli.explain.kernel import UNWRITTEN
 from llmcli.explain.local import local
 from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
-from llmcli.explain.values import UNWRITTEN, Progress, Values, needed_bytes
+from llmcli.explain.values import Progress, Values, needed_bytes
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
 

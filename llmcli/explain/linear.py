@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from llmcli.explain.kernel import Kernel, exact
 from llmcli.explain.parameter import origin
 from llmcli.explain.rule import Element, Rule, dot, largest, products, size, symbol, total
-from llmcli.explain.values import exact
 from llmcli.reports.explanation import Fact, Term
 
-if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+_COLUMNS = 8192  # of a head with 128k columns a copy in float64 would be gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,27 +28,29 @@ class LookUp(Rule):
         """None: this is where a derivation ends."""
         return ()
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """The rows, one after the other."""
-        rows = range(len(values.ids)) if self.by_position else values.ids
+        rows = [at if self.by_position else values.ids[at] for at in values.positions]
         weight_VD = values.weight(self.weight)
         return torch.stack([exact(weight_VD[row]) for row in rows])
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """None: a copy."""
         return torch.zeros(1, dtype=torch.float64)
 
-    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
         """None: a copy."""
         return 0.0
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """One number of the table."""
         token, i = index
         row = token if self.by_position else values.ids[token]
         value = float(values.weight(self.weight)[row, i])
-        which = f"token {token} stands at position {row}" if self.by_position else (
-            f"token {token} has the id {row}"
+        which = (
+            f"token {token} stands at position {row}"
+            if self.by_position
+            else f"token {token} has the id {row}"
         )
         note = f"{which}: row {row} of {self.table}, {origin(values.model, self.weight)}"
         fact = Fact(formula=symbol(self.table, row, i), parts=(), value=value)
@@ -69,17 +69,17 @@ class Add(Rule):
         """The parts that are added."""
         return tuple(name for name, _ in self.parts)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Number by number."""
         return torch.stack([values[name] for name in self.inputs]).sum(0)
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """Of the parts; a single one is a copy."""
         if len(self.parts) == 1:
             return torch.zeros(1, dtype=torch.float64)
         return torch.stack([values[name].abs() for name in self.inputs]).sum(0)
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and everything that the stream was made of up to here."""
         terms = tuple(
             Term(at=i, parts=(), value=float(values[name][index]), label=symbol(letter, *index))
@@ -128,24 +128,22 @@ class Multiply(Rule):
         """The rows."""
         return (self.source,)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """All rows times all columns."""
-        out_TN = torch.einsum(
-            "tk,kn->tn", _concatenated(values[self.source]), exact(values.weight(self.weight))
-        )
+        out_TN = _product(_concatenated(values[self.source]), values.weight(self.weight))
         if self.bias is not None:
             out_TN = out_TN + values.vector(self.bias)
         return _split(out_TN, self.heads) if self.heads else out_TN
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """Absolute values of all rows times those of all columns."""
-        weight_KN = exact(values.weight(self.weight)).abs_()
-        out_TN = torch.einsum("tk,kn->tn", _concatenated(values[self.source]).abs(), weight_KN)
+        x_TK = _concatenated(values[self.source]).abs()
+        out_TN = _product(x_TK, values.weight(self.weight), absolute=True)
         if self.bias is not None:
             out_TN = out_TN + values.vector(self.bias).abs()
         return _split(out_TN, self.heads) if self.heads else out_TN
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """A dot product, its terms those of the row and the column."""
         x = values[self.source]
         weight_KN = values.weight(self.weight)
@@ -160,14 +158,10 @@ class Multiply(Rule):
         note = f"{self.weight_letter}: column {column} = {head} · {wide} + {i} {which}"
         return replace(element, note=note)
 
-    def _dot(
-        self, values: Values, x: Tensor, column_K: Tensor, token: int, column: int
-    ) -> Element:
+    def _dot(self, values: Kernel, x: Tensor, column_K: Tensor, token: int, column: int) -> Element:
         terms = products(_concatenated(x)[token].tolist(), exact(column_K).tolist())
         summed = total(terms)
-        columns = (
-            symbol(self.source_letter, token, "i"), symbol(self.weight_letter, "i", column)
-        )
+        columns = (symbol(self.source_letter, token, "i"), symbol(self.weight_letter, "i", column))
         value, b, after = summed, 0.0, []
         if self.bias is not None:
             b = float(values.weight(self.bias)[column])
@@ -205,19 +199,19 @@ class Multiply(Rule):
 class HeadShare(Multiply):
     """`C W_o`, head by head: what one head adds to the attention's output, `[H, T, D]`."""
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Every head times its own rows of the matrix."""
         z_HTe = values[self.source]
         w_HeD = exact(values.weight(self.weight)).reshape(len(z_HTe), z_HTe.shape[2], -1)
         return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """The same of the absolute values."""
         z_HTe = values[self.source].abs()
         w_HeD = exact(values.weight(self.weight)).abs_().reshape(len(z_HTe), z_HTe.shape[2], -1)
         return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """A dot product over the numbers of the head."""
         head, token, i = index
         z_Te = values[self.source][head]
@@ -225,9 +219,7 @@ class HeadShare(Multiply):
         column_e = values.weight(self.weight)[first : first + z_Te.shape[1], i]
         terms = products(z_Te[token].tolist(), exact(column_e).tolist())
         row = f"{first}+i" if first else "i"
-        columns = (
-            symbol(self.source_letter, head, token, "i"), symbol(self.weight_letter, row, i)
-        )
+        columns = (symbol(self.source_letter, head, token, "i"), symbol(self.weight_letter, row, i))
         value = total(terms)
         return Element(
             value=value,
@@ -236,6 +228,15 @@ class HeadShare(Multiply):
             terms=terms,
             follow=((self.source, (head, token, largest(terms).at)),),
         )
+
+
+def _product(x_TK: Tensor, weight_KN: Tensor, *, absolute: bool = False) -> Tensor:
+    """Rows times columns, or times their absolute values; so many columns in float64 at a time."""
+    parts = []
+    for first in range(0, weight_KN.shape[1], _COLUMNS):
+        wide_KN = exact(weight_KN[:, first : first + _COLUMNS])
+        parts.append(torch.einsum("tk,kn->tn", x_TK, wide_KN.abs_() if absolute else wide_KN))
+    return torch.cat(parts, dim=1)
 
 
 def _concatenated(x: Tensor) -> Tensor:

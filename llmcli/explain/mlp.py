@@ -14,7 +14,7 @@ from llmcli.explain.rule import Element, Rule, symbol
 from llmcli.reports.explanation import Fact
 
 if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+    from llmcli.explain.kernel import Kernel
 
 NAMES: dict[Activation, str] = {
     "silu": "SiLU",
@@ -37,16 +37,16 @@ class Activate(Rule):
         """What goes into the function."""
         return (self.source,)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """The function's own formula."""
         return _activated(values[self.source], self.function)
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
         x_TF = values[self.source].abs()
         return torch.zeros_like(x_TF) if self.function == "relu" else x_TF
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The formula with the number in it."""
         x = float(values[self.source][index])
         value = float(_activated(torch.tensor(x, dtype=torch.float64), self.function))
@@ -70,15 +70,15 @@ class Gate(Rule):
         """The activated gate and what goes through it."""
         return (self.act, self.up)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """A product of numbers."""
         return values[self.act] * values[self.up]
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """Of the products themselves."""
         return self.tensor(values).abs()
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """Two numbers."""
         a, u = float(values[self.act][index]), float(values[self.up][index])
         formula = f"{symbol('Activation(G)', *index)} · {symbol('U', *index)} = {{}} · {{}}"

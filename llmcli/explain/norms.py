@@ -15,7 +15,7 @@ from llmcli.explain.rule import Element, Rule, largest, symbol, total
 from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+    from llmcli.explain.kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Scale(Rule):
         """The rows."""
         return (self.source,)
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Row by row."""
         return self.scales(values[self.source])
 
@@ -52,7 +52,7 @@ class Scale(Rule):
         centred = x - self._means(x)
         return ((centred * centred).sum(-1, keepdim=True) / size + self.norm.eps) ** 0.5
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """The result, and the mean that was taken off."""
         x = values[self.source]
         return self.scales(x) + self._means(x).abs()
@@ -62,7 +62,7 @@ class Scale(Rule):
             return torch.zeros_like(x[..., :1])
         return x.sum(-1, keepdim=True) / x.shape[-1]
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The mean, the squares, the root."""
         *row, _ = index
         found = self.statistics(values[self.source][tuple(row)].tolist(), row)
@@ -87,9 +87,7 @@ class Scale(Rule):
             before = [Fact(formula=formula, parts=(math.fsum(x),), value=mean)]
         centred = [number - (mean or 0.0) for number in x]
         parts = [(c,) if mean is None else (a, c) for a, c in zip(x, centred, strict=True)]
-        terms = tuple(
-            Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts)
-        )
+        terms = tuple(Term(at=i, parts=part, value=part[-1] ** 2) for i, part in enumerate(parts))
         columns = (cell, f"{cell} − μ") if mean is not None else (cell,)
         squares = f"({cell} − μ)²" if mean is not None else f"{cell}²"
         summed = total(terms)
@@ -99,9 +97,7 @@ class Scale(Rule):
             value=math.sqrt(summed / size + self.norm.eps),
         )
         sum_ = Sum(formula=squares, over="i", columns=(*columns, squares), value=summed)
-        return _Statistics(
-            mean=mean, sum=sum_, terms=terms, before=tuple(before), scale=scale
-        )
+        return _Statistics(mean=mean, sum=sum_, terms=terms, before=tuple(before), scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,30 +107,30 @@ class Norm(Scale):
     weight: str
     bias: str | None
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Row by row."""
         x = values[self.source]
         out = (x - self._means(x)) / self.scales(x) * values.vector(self.weight)
         return out if self.bias is None else out + values.vector(self.bias)
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """The row's number, the terms of its mean, and the bias."""
         x = values[self.source]
-        spread = x.abs()
-        if self._mean_is_rounded(x):
-            spread = spread + x.abs().mean(-1, keepdim=True)
+        spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
         out = spread / self.scales(x) * values.vector(self.weight).abs()
         return out if self.bias is None else out + values.vector(self.bias).abs()
 
-    def _mean_is_rounded(self, x: Tensor) -> bool:
-        """Whether the kernel takes a mean off, whose roundings are those of Σ|x|.
+    def _mean_is_rounded(self, values: Kernel, x: Tensor) -> Tensor:
+        """Of which rows the kernel takes a mean off, whose roundings are those of Σ|x|: `[T, 1]`.
 
         It does for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm`
         computes as the LayerNorm of (x, -x): its mean is 0 but for them.
         """
-        return self.norm.kind == "layer" or x.numel() == x.shape[-1]
+        one_head = x.ndim == 2 or len(x) == 1
+        taken = [self.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
+        return torch.tensor(taken)[:, None]
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the number itself."""
         *row, i = index
         rows = values[self.source]
@@ -152,7 +148,8 @@ class Norm(Scale):
         if b is not None:
             words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
-        mean = math.fsum(map(abs, x)) / len(x) if self._mean_is_rounded(rows) else 0.0
+        rounded = bool(self._mean_is_rounded(values, rows)[row[-1]])
+        mean = math.fsum(map(abs, x)) / len(x) if rounded else 0.0
         return Element(
             value=value,
             magnitude=(abs(x[i]) + mean) / scale * abs(w) + abs(b or 0.0),

@@ -15,7 +15,7 @@ from llmcli.ops.rope import frequencies
 from llmcli.reports.explanation import Fact, Term
 
 if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+    from llmcli.explain.kernel import Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,40 +43,42 @@ class Rotate(Rule):
         pairs = range(self.rope.dims // 2)
         return [self.rope.theta ** (-2 * i / self.rope.dims) for i in pairs], 1.0
 
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """Position by position."""
         x = values[self.source]
-        omegas, factor = self.angles(x.shape[1])
-        omega_N = torch.tensor(omegas, dtype=torch.float64)
-        half = len(omegas)
+        half = self.rope.dims // 2
         out = x.clone()
-        for position in range(x.shape[1]):
+        for row, position in enumerate(values.positions):
+            omegas, factor = self.angles(values.length(position))
+            omega_N = torch.tensor(omegas, dtype=torch.float64)
             cos_N = (position * omega_N).cos() * factor
             sin_N = (position * omega_N).sin() * factor
-            a, b = x[:, position, :half], x[:, position, half : 2 * half]
-            out[:, position, :half] = a * cos_N - b * sin_N
-            out[:, position, half : 2 * half] = b * cos_N + a * sin_N
+            a, b = x[:, row, :half], x[:, row, half : 2 * half]
+            out[:, row, :half] = a * cos_N - b * sin_N
+            out[:, row, half : 2 * half] = b * cos_N + a * sin_N
         return out
 
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """Both products of a pair, each of an angle in float64; what is not turned is a copy."""
         x = values[self.source].abs()
-        omegas, factor = self.angles(x.shape[1])
-        half = len(omegas)
+        half = self.rope.dims // 2
         out = torch.zeros_like(x)
-        position_T1 = torch.arange(x.shape[1], dtype=torch.float64)[:, None]
-        angle_TN = position_T1 * torch.tensor(omegas, dtype=torch.float64)
+        turns = [(at, *self.angles(values.length(at))) for at in values.positions]
+        angle_TN = torch.tensor(
+            [[at * omega for omega in omegas] for at, omegas, _ in turns], dtype=torch.float64
+        )
+        factor = torch.tensor([one for *_, one in turns], dtype=torch.float64)[:, None]
         a, b = x[..., :half], x[..., half : 2 * half]
         cos, sin, off = angle_TN.cos().abs(), angle_TN.sin().abs(), self._off(angle_TN, values)
         out[..., :half] = (a * cos + b * sin + (a + b) * off) * factor
         out[..., half : 2 * half] = (b * cos + a * sin + (a + b) * off) * factor
         return out
 
-    def _off(self, angle: Tensor, values: Values) -> Tensor:
+    def _off(self, angle: Tensor, values: Kernel) -> Tensor:
         """How far cos and sin are off for the rounding of an angle, in eps of the kernel."""
         return angle * (torch.finfo(torch.float64).eps / values.eps)
 
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The angle, its cosine and sine, and the two numbers of the pair."""
         head, position, i = index
         x = values[self.source]

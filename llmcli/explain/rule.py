@@ -17,7 +17,7 @@ from torch import Tensor
 from llmcli.reports.explanation import Fact, Sum, Term
 
 if TYPE_CHECKING:
-    from llmcli.explain.values import Values
+    from llmcli.explain.kernel import Kernel
 
 Cell = tuple[str, tuple[int, ...]]
 
@@ -53,22 +53,22 @@ class Rule(ABC):
         """The activations that it is computed from."""
 
     @abstractmethod
-    def tensor(self, values: Values) -> Tensor:
+    def tensor(self, values: Kernel) -> Tensor:
         """The whole activation in float64 on the CPU, from `values[input]` and the weights."""
 
     @abstractmethod
-    def element(self, values: Values, index: tuple[int, ...]) -> Element:
+    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """The number at `index` with every step of its arithmetic."""
 
     @abstractmethod
-    def magnitudes(self, values: Values) -> Tensor:
+    def magnitudes(self, values: Kernel) -> Tensor:
         """How large what is added up to each number is: Σ|terms|, and |bias|, or its equivalent.
 
         A kernel that computes this one formula rounds by so many eps of it, whatever cancels, and
         by nothing where it is 0. Can be broadcast to the shape of `tensor`.
         """
 
-    def magnitude(self, values: Values, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
         """How large the numbers are whose roundings end up in this one: the largest of its row."""
         return float(values.kernel_row(name, index).abs().max())
 
@@ -86,9 +86,7 @@ def products(xs: Sequence[float], ys: Sequence[float]) -> tuple[Term, ...]:
 
 def dot(columns: tuple[str, str], value: float, over: str = "i") -> Sum:
     """The sum of such products, over the numbers `i` of a row or over the keys `s`."""
-    return Sum(
-        formula=" · ".join(columns), over=over, columns=(*columns, "product"), value=value
-    )
+    return Sum(formula=" · ".join(columns), over=over, columns=(*columns, "product"), value=value)
 
 
 def total(terms: Sequence[Term]) -> float:

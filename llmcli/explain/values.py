@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 
 import torch
 from torch import Tensor
 
+from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
 
 Progress = Callable[[str, int, int | None], None]
-
-# what a fused kernel never writes: computed from what it wrote, in its own dtype
-UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
@@ -23,7 +20,7 @@ _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")
 _AT_ONCE = 6  # so many float64 tensors as large as the largest exist at the same time
 
 
-class Values:
+class Values(Kernel):
     """Every activation of `ids` by name, float64 on the CPU, without a batch axis.
 
     `values[name]` is derived by its rule where it is fewer than `depth` formulas away from
@@ -41,13 +38,13 @@ class Values:
         depth: int | None,
         progress: Progress | None = None,
     ) -> None:
-        self.model = model
-        self.rules = rules
-        self.ids = tuple(ids)
-        self.texts = tuple(texts)
+        emitted: dict[str, Tensor] = {}
+        super().__init__(
+            model, rules, ids, texts, emitted=emitted, positions=range(len(ids)),
+            prompt_tokens=len(ids), alone=[len(ids) == 1] * len(ids),
+        )  # fmt: skip
         self.depth = depth
         self.progress = progress
-        self.eps: float = torch.finfo(model.dtype).eps
         self.derived: set[str] = set()
         self.whole: set[str] = set()  # of these every number
         self._distance = _distances(rules, target)
@@ -55,29 +52,26 @@ class Values:
             self.depth = None  # that is all of it
         self._known: dict[str, Tensor] = {}
         self._in_a_row: dict[str, int] = {}
-        self._emitted: dict[str, Tensor] = {}
-        model.decoder(
-            torch.tensor([self.ids], device=model.device), tap=self._tap, until=_last_layer(target)
-        )
 
-    def _tap(self, name: str, tensor: Tensor) -> None:
-        self._emitted[name] = tensor[0]
+        def tap(name: str, tensor: Tensor) -> None:
+            emitted[name] = tensor[0]
+
+        one = torch.tensor([self.ids], device=model.device)
+        model.decoder(one, tap=tap, until=_last_layer(target))
 
     def derives(self, name: str) -> bool:
         """Whether `values[name]` follows from a rule; the kernel's own is taken where not."""
-        if self.depth == 0:
-            return name.rpartition(".")[2] in ("scores", "pattern")
         return self.depth is None or self._distance.get(name, self.depth) < self.depth
 
-    def own(self) -> Values:
-        """The same with the kernel's own numbers as inputs of every formula.
+    def own(self) -> Kernel:
+        """The kernel's own numbers as inputs of every formula.
 
         What a fused kernel never writes is derived from what it wrote.
         """
-        own = copy(self)
-        own.depth, own.progress = 0, None
-        own._known, own.derived, own.whole = {}, set(), set()
-        return own
+        return Kernel(
+            self.model, self.rules, self.ids, self.texts, emitted=self.emitted,
+            positions=self.positions, prompt_tokens=self.prompt_tokens, alone=self.alone,
+        )  # fmt: skip
 
     def formulas(self, name: str) -> int:
         """How many formulas follow one another up to `name`, at least its own."""
@@ -95,6 +89,10 @@ class Values:
             for earlier in self._missing(name):
                 self._known[earlier] = self._derive(earlier)
         return self._known[name] if name in self._known else self._derive(name)
+
+    def every(self, name: str) -> Tensor:
+        """The same: all positions are there."""
+        return self[name]
 
     def _missing(self, name: str) -> list[str]:
         """What has to be derived for `name`, itself included, in execution order.
@@ -124,55 +122,6 @@ class Values:
         if self.progress is not None:
             self.progress(what, len(self.derived), len(self._distance))
 
-    def kernel(self, name: str) -> Tensor:
-        """What the decoder computed, as a whole."""
-        return exact(self._written(name))
-
-    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
-        """The row of it in which the number at `index` stands."""
-        return exact(self._written(name)[index[:-1]])
-
-    def _written(self, name: str) -> Tensor:
-        """As the tap saw it.
-
-        What a fused kernel never writes is computed by the mixer from what it emitted.
-        """
-        return self._emitted[name] if name in self._emitted else self._unfused(name)
-
-    def _unfused(self, name: str) -> Tensor:
-        prefix, _, last = name.rpartition(".")
-        layer = _layer(name)
-        if layer is None or last not in UNWRITTEN:
-            raise KeyError(name)
-        mixer = self.model.decoder.blocks[layer].mixer
-        if last == "result":
-            z_HTe = self._emitted[f"{prefix}.z"]
-            heads, _, size = z_HTe.shape
-            w_HeD = mixer.out.weight.t().reshape(heads, size, -1)
-            return z_HTe @ w_HeD
-        q, k = (
-            next(
-                self._emitted[f"{prefix}.{part}{form}"]
-                for form in ("_rot", "_norm", "")
-                if f"{prefix}.{part}{form}" in self._emitted
-            )[None]
-            for part in "qk"
-        )
-        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
-        derived: Tensor = rows(q, k, 0)[0]
-        return derived
-
-    def weight(self, name: str) -> Tensor:
-        """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
-        slots = self.model.decoder.slots
-        if name == "head.W" and name not in slots:
-            return slots["embed.W"].t()
-        return slots[name].t() if name == "head.W" or ".W_" in name else slots[name]
-
-    def vector(self, name: str) -> Tensor:
-        """A parameter that is a vector, float64 on the CPU."""
-        return exact(self.weight(name))
-
 
 def needed_bytes(
     rules: Mapping[str, Rule],
@@ -191,7 +140,7 @@ def needed_bytes(
         name
         for name in rules
         if name.rpartition(".")[2] not in UNWRITTEN
-        and (last is None or (_layer(name) is None and "embed" in name) or _before(name, last))
+        and (last is None or (layer_of(name) is None and "embed" in name) or _before(name, last))
     ]
     far = _distances(rules, target)
     near = {name for name, at in far.items() if depth is None or at < depth}
@@ -204,7 +153,7 @@ def needed_bytes(
 
 
 def _before(name: str, last: int) -> bool:
-    layer = _layer(name)
+    layer = layer_of(name)
     return layer is not None and layer <= last
 
 
@@ -212,19 +161,9 @@ def _squares(name: str) -> bool:
     return name.rpartition(".")[2] in ("scores", "pattern")
 
 
-def exact(tensor: Tensor) -> Tensor:
-    """A copy of the same numbers in float64 on the CPU."""
-    return tensor.detach().to("cpu", torch.float64, copy=True)
-
-
-def _layer(name: str) -> int | None:
-    parts = name.split(".")
-    return int(parts[1]) if parts[0] == "blocks" else None
-
-
 def _last_layer(name: str) -> int | None:
     """The last block that has to be run for it, None for the whole model."""
-    return 0 if name in ("embed", "pos_embed") else _layer(name)
+    return 0 if name in ("embed", "pos_embed") else layer_of(name)
 
 
 def _distances(rules: Mapping[str, Rule], target: str) -> dict[str, int]:

@@ -1,0 +1,133 @@
+"""Activations that somebody looks at: each is what its formula makes of the kernel's own inputs.
+
+The formulas are those of `explain`, independent of `ops` and in float64. Unlike there a part of
+the activations is enough, such as one layer's, and of a long prompt some rows stand for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from llmcli.config import ModelConfig
+from llmcli.explain.kernel import UNWRITTEN, Kernel
+from llmcli.explain.local import Found, worst_number
+from llmcli.explain.rule import Rule, symbol
+from llmcli.explain.rules import rules
+from llmcli.model import Model
+from llmcli.reports.checks import ViewCheck
+
+NAME = "formulas"
+
+
+@lru_cache(maxsize=2)  # a view asks layer by layer
+def _rules(config: ModelConfig) -> Mapping[str, Rule]:
+    return rules(config)
+
+
+def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
+    """Which activations, written by the kernel, the formulas of `names` are checked with.
+
+    `names` themselves included. Names without a formula (a parameter, a cache) are passed over.
+    """
+    known = _rules(config)
+    pending = [name for name in names if name in known]
+    found = set(pending)
+    for name in pending:
+        for source in known[name].inputs:
+            if source not in found and _unwritten(source):
+                pending.append(source)  # it is derived from what the kernel did write
+            found.add(source)
+    return frozenset(name for name in found if not _unwritten(name))
+
+
+def formula_checks(
+    model: Model,
+    ids: Sequence[int],
+    emitted: Mapping[str, Tensor],
+    names: Iterable[str],
+    *,
+    rows: int | None = None,
+    prompt_tokens: int | None = None,
+) -> ViewCheck:
+    """Whether each of `names` follows from `emitted`, up to the roundings of one formula.
+
+    `emitted` are activations `[1, …, T, …]` of the tokens `ids`, those of `formula_inputs` at
+    least; one that has fewer rows than there are tokens (`logits` of the last one) ends with the
+    last. Scores, pattern and result are computed by the mixer where they are not among them.
+    `rows`: only so many tokens, spread evenly, the last and then the first among them, with all
+    of their keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one
+    forward call, and each later one a call of its own (default: all were one).
+
+    `value` is the largest difference as a share of what is allowed (`explain.local`): 1 and less
+    is right; where some are wrong it is the worst number of the first wrong tensor in execution
+    order, and `where` its place. Raises ValueError where a name has no formula or an input is
+    missing, NotFinite where a number is NaN.
+    """
+    known, wanted = _rules(model.config), set(names)
+    listed = [name for name in known if name in wanted]
+    missing = formula_inputs(model.config, listed) - emitted.keys()
+    if missing or len(listed) != len(wanted) or not listed:
+        raise ValueError(f"no formula or no inputs: {sorted(wanted - set(listed) | missing)}")
+    # the batch is one sequence
+    single = {name: tensor[0] for name, tensor in emitted.items()}
+    prompt = len(ids) if prompt_tokens is None else prompt_tokens
+    found = []
+    for name in listed:
+        own = _rows_of(model, ids, single, name, rows, prompt)
+        worst = worst_number(own, name)
+        found.append((_placed(worst, own), worst.share))
+    wrong = [one for one in found if one[1] > 1]
+    where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
+    return ViewCheck(name=NAME, words=_words(len(listed), rows, ids), value=share,
+                     tolerance=1.0, where=where)  # fmt: skip
+
+
+def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
+    """One of several such checks, of layers one after the other: the first that fails, else the
+    one with the largest value.
+    """
+    listed = list(checks)
+    return next((check for check in listed if not check.ok), max(listed, key=lambda c: c.value))
+
+
+def _rows_of(
+    model: Model,
+    ids: Sequence[int],
+    emitted: Mapping[str, Tensor],
+    name: str,
+    rows: int | None,
+    prompt: int,
+) -> Kernel:
+    """The tokens whose rows are compared, with what their formula needs."""
+    tokens = len(ids)
+    first = tokens - (emitted[name].shape[-2] if name in emitted else tokens)
+    count = tokens - first
+    chosen: Sequence[int] = range(first, tokens)
+    if rows is not None and rows < count:
+        last = max(rows - 1, 1)
+        chosen = sorted({tokens - 1 - (count - 1) * at // last for at in range(rows)})
+    by_itself = prompt - first == 1
+    return Kernel(
+        model, _rules(model.config), ids, (), emitted=emitted, positions=chosen,
+        prompt_tokens=prompt, alone=[by_itself or at >= prompt for at in chosen],
+    )  # fmt: skip
+
+
+def _placed(worst: Found, own: Kernel) -> str:
+    """`blocks.3.attn.q[2,7,4]`, with the token's own position."""
+    index = list(worst.index)
+    index[-2] = own.positions[index[-2]]
+    return symbol(worst.name, *index)
+
+
+def _words(tensors: int, rows: int | None, ids: Sequence[int]) -> str:
+    part = "" if rows is None or rows >= len(ids) else f", for {rows} of {len(ids)} tokens"
+    what = "1 tensor is" if tensors == 1 else f"{tensors} tensors are"
+    return f"{what} what the formula makes of the kernel's own inputs{part}"
+
+
+def _unwritten(name: str) -> bool:
+    return name.rpartition(".")[2] in UNWRITTEN

@@ -1,0 +1,141 @@
+"""What the fast kernel computed, as the rules read it: rows of every activation, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.explain.rule import Rule
+from llmcli.model import Model
+from llmcli.nn.attention import Attention
+
+# what a fused kernel never writes: computed from what it wrote, in its own dtype
+UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
+
+
+class Kernel:
+    """Activations of `ids` by name, float64 on the CPU, without a batch axis.
+
+    `kernel[name]` has the rows of the tokens at `positions`. `emitted` (without a batch axis) ends
+    with the last token; a tensor may begin at a later one than the first. The first
+    `prompt_tokens` were computed in one call, every other one in a call of its own. `alone` says
+    for every position whether its row was the only one that the formula in question was given.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rules: Mapping[str, Rule],
+        ids: Sequence[int],
+        texts: Sequence[str],
+        *,
+        emitted: Mapping[str, Tensor],
+        positions: Sequence[int],
+        prompt_tokens: int,
+        alone: Sequence[bool],
+    ) -> None:
+        self.model = model
+        self.rules = rules
+        self.ids = tuple(ids)
+        self.texts = tuple(texts)
+        self.emitted = emitted
+        self.positions = tuple(positions)
+        self.prompt_tokens = prompt_tokens
+        self.alone = tuple(alone)
+        self.eps: float = torch.finfo(model.dtype).eps
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The input of a formula: written by the kernel, or derived from what it wrote."""
+        if name.rpartition(".")[2] in ("scores", "pattern"):
+            return self.rules[name].tensor(self)
+        return self.kernel(name)
+
+    def every(self, name: str) -> Tensor:
+        """All its rows, whatever `positions` are: keys and values."""
+        return exact(self.emitted[name])
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What the kernel rounds it to: statistics and attention matrices are at least float32."""
+        wide = name.rpartition(".")[2] in ("scale", "scores", "pattern")
+        return torch.promote_types(self.model.dtype, torch.float32) if wide else self.model.dtype
+
+    def length(self, position: int) -> int:
+        """How long the sequence was when the token at `position` was computed."""
+        return max(self.prompt_tokens, position + 1)
+
+    def kernel(self, name: str) -> Tensor:
+        """What the decoder computed."""
+        return exact(self._written(name))
+
+    def kernel_row(self, name: str, index: tuple[int, ...]) -> Tensor:
+        """The row of it in which the number at `index` stands."""
+        return exact(self._written(name)[index[:-1]])
+
+    def _written(self, name: str) -> Tensor:
+        """As the tap saw it, or as the mixer computes it from what the tap saw."""
+        if name in self.emitted:
+            return self._rows(self.emitted[name])
+        prefix, _, last = name.rpartition(".")
+        layer = layer_of(name)
+        if layer is None or last not in UNWRITTEN:
+            raise KeyError(name)
+        mixer = self.model.decoder.blocks[layer].mixer
+        if last == "result":
+            return head_shares(mixer, self._rows(self.emitted[f"{prefix}.z"])[None])[0]
+        q, k = (self.emitted[one] for one in entering(prefix, self.emitted))
+        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
+        if len(self.positions) == q.shape[-2]:
+            return rows(q[None], k[None], 0)[0]
+        each = [rows(q[None, :, at : at + 1], k[None], at)[0] for at in self.positions]
+        return torch.cat(each, dim=1)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """Those of the positions."""
+        rows = tensor.shape[-2]
+        if rows == len(self.positions):
+            return tensor
+        missing = len(self.ids) - rows
+        chosen = torch.tensor([at - missing for at in self.positions], device=tensor.device)
+        return tensor.index_select(-2, chosen)
+
+    def weight(self, name: str) -> Tensor:
+        """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
+        slots = self.model.decoder.slots
+        if name == "head.W" and name not in slots:
+            return slots["embed.W"].t()
+        return slots[name].t() if name == "head.W" or ".W_" in name else slots[name]
+
+    def vector(self, name: str) -> Tensor:
+        """A parameter that is a vector, float64 on the CPU."""
+        return exact(self.weight(name))
+
+
+def entering(prefix: str, emitted: Mapping[str, Tensor]) -> tuple[str, str]:
+    """The names of queries and keys as they enter the product: rotated, normalized or plain."""
+    query, key = (
+        next(
+            name for form in ("_rot", "_norm", "") if (name := f"{prefix}.{part}{form}") in emitted
+        )
+        for part in "qk"
+    )
+    return query, key
+
+
+def head_shares(mixer: Attention, z_BHTe: Tensor) -> Tensor:
+    """`attn.result`, what each head adds to the attention's output: `[B, H, T, D]`."""
+    _, heads, _, size = z_BHTe.shape
+    w_HeD = mixer.out.weight.t().reshape(heads, size, -1)
+    return z_BHTe @ w_HeD
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """A copy of the same numbers in float64 on the CPU."""
+    return tensor.detach().to("cpu", torch.float64, copy=True)
+
+
+def layer_of(name: str) -> int | None:
+    """The block whose activation it is."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blocks" else None

@@ -1,0 +1,261 @@
+"""What is emitted follows from its formulas: a part of it, some rows of it, token by token."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from explain_models import IDS, NAMES
+from tiny_checkpoints import llama_tensors, write_llama
+
+from llmcli.errors import NotFinite
+from llmcli.explain.formulas import formula_checks, formula_inputs, worst
+from llmcli.explain.rules import rules
+from llmcli.loading import load
+from llmcli.reports.checks import ViewCheck
+
+LONG = {
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 1.5, 2.0, 4.0],
+        "original_max_position_embeddings": 6,
+    },
+}  # fmt: skip
+
+
+def run(model, ids=IDS, logits="all"):
+    seen = {}
+    model.decoder(torch.tensor([ids]), tap=seen.__setitem__, logits=logits)
+    return {name: tensor.clone() for name, tensor in seen.items()}
+
+
+def step_by_step(model, ids, prompt):
+    """The first tokens in one call, the others one by one, put together along the tokens."""
+    pieces = {}
+    state = model.decoder.new_state(1, len(ids))
+    calls = [ids[:prompt], *([id] for id in ids[prompt:])]
+    for call in calls:
+        model.decoder(
+            torch.tensor([call]), state, logits="last",
+            tap=lambda name, tensor: pieces.setdefault(name, []).append(tensor),
+        )  # fmt: skip
+    return {name: torch.cat(parts, dim=-2) for name, parts in pieces.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_follows_from_what_the_kernel_wrote(name, dtype, model):
+    model = model(name, dtype)
+    found = formula_checks(model, IDS, run(model), rules(model.config))
+    assert found.ok
+    assert 0 < found.value < 0.7, "the kernel needs some of it, and not all"
+    assert str(len(rules(model.config))) in found.words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_tensor_is_red_when_one_of_its_numbers_is_off(name, model):
+    model = model(name)
+    good = run(model)
+    for tensor in rules(model.config):
+        if tensor not in good:
+            continue
+        broken = good[tensor].clone()
+        at = (0, *((0,) if broken.ndim == 4 else ()), 3, -1 % broken.shape[-1])
+        broken[at] += 1e-9 * broken.abs().max()
+        found = formula_checks(model, IDS, good | {tensor: broken}, [tensor])
+        assert not found.ok, tensor
+        assert found.where == f"{tensor}[{','.join(map(str, at[1:]))}]"
+
+
+@pytest.mark.parametrize("unwritten", ["scores", "pattern", "result"])
+def test_what_was_written_by_hand_is_checked_and_not_computed_again(unwritten, model):
+    model, name = model("mistral-window"), f"blocks.1.attn.{unwritten}"
+    seen = run(model)
+    tensor = torch.zeros(1, 4, len(IDS), 32 if unwritten == "result" else len(IDS))
+    assert formula_checks(model, IDS, seen, [name]).ok
+    assert not formula_checks(model, IDS, seen | {name: tensor.double()}, [name]).ok
+
+
+def test_a_layer_alone_is_enough(model):
+    model = model("llama-grouped", "float32")
+    seen = run(model)
+    wanted = [f"blocks.1.attn.{part}" for part in ("q", "k", "v", "q_rot", "k_rot", "pattern", "z")]
+    needed = formula_inputs(model.config, wanted)
+    assert needed == {"blocks.1.ln1.out", *wanted} - {"blocks.1.attn.pattern"}
+    part = {name: seen[name] for name in needed}
+    assert formula_checks(model, IDS, part, wanted) == formula_checks(model, IDS, seen, wanted)
+    for name in needed:
+        rest = {n: t for n, t in part.items() if n != name}
+        with pytest.raises(ValueError, match=name):
+            formula_checks(model, IDS, rest, wanted)
+
+
+def test_a_result_needs_z_and_z_needs_queries_keys_and_values(model):
+    config = model("gpt2").config
+    assert formula_inputs(config, ["blocks.0.attn.result"]) == {"blocks.0.attn.z"}
+    assert formula_inputs(config, ["blocks.0.attn.z", "head.W"]) == {
+        f"blocks.0.attn.{part}" for part in "qkvz"
+    }
+    assert formula_inputs(config, ["embed"]) == {"embed"}
+
+
+@pytest.mark.parametrize("wanted", [[], ["embed", "embed.W"], ["cache.0.k"]])
+def test_a_name_without_a_formula_is_refused(wanted, model):
+    model = model("gpt2")
+    with pytest.raises(ValueError, match="no formula"):
+        formula_checks(model, IDS, run(model), wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 50])
+@pytest.mark.parametrize("name", ["mistral-window", "gpt2", "odd"])
+def test_some_rows_are_compared_as_they_are_among_all(rows, name, model):
+    model = model(name, "float32")
+    seen = run(model)
+    for tensor in rules(model.config):
+        whole = formula_checks(model, IDS, seen, [tensor])
+        some = formula_checks(model, IDS, seen, [tensor], rows=rows)
+        assert some.ok
+        if tensor in seen:  # what is not is computed again, in other roundings
+            assert some.value <= whole.value + 1e-6
+        if rows >= len(IDS):
+            assert some == whole
+
+
+def test_of_some_rows_the_first_and_the_last_are_seen_and_their_places_named(model):
+    model = model("llama-grouped", "float32")
+    seen = run(model)
+    name = "blocks.1.attn.q_rot"
+    for at, caught in enumerate([True, False, False, True, False, False, True]):
+        broken = seen[name].clone()
+        broken[0, 2, at, 5] += 1
+        found = formula_checks(model, IDS, seen | {name: broken}, [name], rows=3)
+        assert found.ok is not caught
+        assert not caught or found.where == f"{name}[2,{at},5]"
+        assert found.words.endswith("for 3 of 7 tokens")
+
+
+def broken_attention(model):
+    mixer = model.decoder.blocks[1].mixer
+    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
+
+
+def broken_norm(model):
+    norm = model.decoder.blocks[1].ln2
+    norm.config = dataclasses.replace(norm.config, eps=1e-2)
+
+
+def broken_values(model):
+    mixer = model.decoder.blocks[1].mixer
+    mixer.out.weight = mixer.out.weight * 1.001
+
+
+def broken_activation(model):
+    model.decoder.blocks[1].ffn.act = torch.nn.functional.gelu
+
+
+@pytest.mark.parametrize(
+    ("breaks", "first"),
+    [
+        (broken_attention, "blocks.1.attn.scores"),
+        (broken_norm, "blocks.1.ln2.scale"),
+        (broken_values, "blocks.1.attn.result"),
+        (broken_activation, "blocks.1.mlp.act"),
+    ],
+)
+def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, model):
+    model = model("mistral-window", "float32")
+    assert formula_checks(model, IDS, run(model), rules(model.config)).ok
+    breaks(model)
+    for rows in (None, 3):
+        found = formula_checks(model, IDS, run(model), rules(model.config), rows=rows)
+        assert not found.ok
+        assert found.where.startswith(f"{first}[")
+
+
+def test_a_mask_that_leaks_is_found(model):
+    model = model("mistral-window", "float32")
+    mixer = model.decoder.blocks[0].mixer
+    mixer.config = dataclasses.replace(mixer.config, window=4)
+    found = formula_checks(model, IDS, run(model), ["blocks.0.attn.z"])
+    assert not found.ok
+    assert found.value > 1000
+
+
+@pytest.mark.parametrize("prompt", [1, 4])
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("kind", ["mistral-window", "gpt2", "odd", *LONG])
+def test_tokens_from_the_cache(kind, rows, prompt, model, tmp_path):
+    if kind in LONG:
+        path = write_llama(tmp_path / kind, rope_scaling=LONG[kind], max_position_embeddings=5)
+        broken = load(str(path), dtype="float32")
+    else:
+        broken = model(kind, "float32")
+    seen = step_by_step(broken, IDS, prompt)
+    names = rules(broken.config)
+    assert seen["logits"].shape[1] == len(IDS) - prompt + 1
+    assert formula_checks(broken, IDS, seen, names, rows=rows, prompt_tokens=prompt).ok
+    if kind in LONG and prompt > 1:  # as one call, all would be turned as the last one is
+        assert not formula_checks(broken, IDS, seen, names, rows=rows).ok
+    last = f"blocks.{len(broken.config.layers) - 1}.attn_out"
+    seen[last][0, -1, 0] += 1
+    found = formula_checks(broken, IDS, seen, names, rows=rows, prompt_tokens=prompt)
+    assert found.where == f"{last}[{len(IDS) - 1},0]"
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_alone_is_allowed_the_roundings_of_its_mean(tmp_path, dtype, prompt):
+    """One huge number: a norm that is given a single row loses digits of the small ones."""
+    tensors = llama_tensors()
+    tensors["model.embed_tokens.weight"][5, 3] = 5000.0
+    model = load(str(write_llama(tmp_path / "m", tensors)), dtype=dtype)
+    ids = (9, 5, 5)
+    seen = step_by_step(model, ids, prompt)
+    assert formula_checks(model, ids, seen, rules(model.config), prompt_tokens=prompt).ok
+
+
+def test_the_logits_of_the_last_token_alone(model):
+    model = model("llama-biases-relu", "float32")
+    seen = run(model, logits="last")
+    assert seen["logits"].shape[1] == 1
+    found = formula_checks(model, IDS, seen, ["ln_final.scale", "ln_final.out", "logits"], rows=4)
+    assert found.ok
+    seen["logits"][0, 0, 7] += 1
+    found = formula_checks(model, IDS, seen, ["logits"])
+    assert (found.ok, found.where) == (False, "logits[6,7]")
+
+
+def test_a_number_that_is_none_is_no_difference_but_an_error(model):
+    model = model("gpt2")
+    seen = run(model)
+    seen["blocks.0.mlp.post"][0, 2, 3] = math.nan
+    with pytest.raises(NotFinite, match=r"mlp\.post\[2,3\]"):
+        formula_checks(model, IDS, seen, ["blocks.0.mlp.post"])
+
+
+def test_the_worst_of_several_is_the_first_that_fails():
+    def check(value):
+        return ViewCheck(name="formulas", words="", value=value, tolerance=1.0)
+
+    assert worst([check(0.1), check(0.9), check(0.2)]).value == 0.9
+    assert worst([check(0.1), check(2.0), check(9.0)]).value == 2.0
+    assert math.isnan(worst([check(0.9), check(math.nan), check(2.0)]).value)
+
+
+def test_memory_is_linear_in_the_prompt(model, monkeypatch):
+    """Of queries and keys there are never more float64 pairs than rows times keys."""
+    model = model("llama-grouped", "float32")
+    ids = [3 + i % 40 for i in range(300)]
+    seen = run(model, ids, logits="last")
+    largest = []
+    exponential = torch.exp
+
+    def watched(tensor):
+        largest.append(tensor.numel())
+        return exponential(tensor)
+
+    monkeypatch.setattr(torch, "exp", watched)
+    wanted = ["blocks.0.attn.pattern", "blocks.0.attn.z"]
+    assert formula_checks(model, ids, seen, wanted, rows=4).ok
+    assert largest
+    assert max(largest) == 4 * 4 * 300
