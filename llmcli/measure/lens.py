@@ -190,6 +190,7 @@ class _Reader:
         words = {"output": "the output's likeliest token", "next": "the next token of the text"}
         return LensReport(
             dtype=dtype_name(model.dtype),
+            vocabulary=model.config.vocab,
             tokens=tokens,
             positions=tuple(positions),
             target="one token" if isinstance(self._target, int) else words[self._target],

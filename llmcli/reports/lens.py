@@ -45,11 +45,14 @@ class LensRow:
 class LensReport:
     """Rows from the embedding to the last block; `positions` index `tokens`, (id, text).
 
-    `targets`: what `target_rank` is of, a token for each position; `target` says which in words.
-    `settled`: the first row from which the output's likeliest token stays likeliest to the end.
+    `targets`: what `target_rank` is of, a token for each position with the probability that the
+    model's output gives it; `target` says which in words. `settled`: for each position the first
+    of `rows` from which the output's likeliest token stays likeliest to the end, the last row at
+    the latest. `vocabulary`: how many tokens there are; no entropy is larger than its logarithm.
     """
 
     dtype: str
+    vocabulary: int
     tokens: tuple[tuple[int, str], ...]
     positions: tuple[int, ...]
     target: str
