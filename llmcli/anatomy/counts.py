@@ -10,6 +10,7 @@ from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, 
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
+_TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
 
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
@@ -109,7 +110,7 @@ def prefill_peak(
     """Bytes that are alive at once, at most, while the last chunk of a prompt is read.
 
     An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
-    the largest of them, and the rotation tables, which stay. `size`: bytes of a number.
+    the largest of them, and what all share: rotation tables, masks. `size`: bytes of a number.
     """
     tokens = min(context, PROMPT_CHUNK)
     wide = max(size, 4)
@@ -121,7 +122,10 @@ def prefill_peak(
             _mlp_peak(config.width, layer.ffn, batch * tokens, size, cuda=cuda),
         )
     ropes = {layer.mixer.rope for layer in config.layers} - {None}
-    return peak + sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
+    tables = sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
+    windows = {layer.mixer.window for layer in config.layers}
+    masks = tokens * context * sum(_is_masked(tokens, context, window) for window in windows)
+    return peak + tables + masks + 8 * tokens  # the last: positions, whole numbers
 
 
 def _attention_peak(
@@ -134,10 +138,13 @@ def _attention_peak(
     held = rows * (2 * width + product) * size
     # the rotation is done in float32: narrower numbers are copied to it and back
     turning = rows * turned * (3 * size if size >= 4 else size + 16)
-    masked = keys > tokens or (a.window is not None and a.window < tokens)
+    masked = _is_masked(tokens, keys, a.window)
+    wide = max(size, 4)
     attending = rows * (turned + a.heads * a.value_dim) * size
+    # the fused kernel's sum of every row, and the tile of scores that one thread works on
+    attending += rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     if masked:
-        attending += tokens * keys * (1 + size)  # visible or not, and the same as 0 and -∞
+        attending += tokens * keys * size  # the mask once more, as 0 and -∞
     if masked and cuda and a.heads != a.kv_heads:  # keys and values are copied for every head
         attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * size
         attending += batch * a.heads * tokens * keys * (2 * size + 4)
@@ -152,6 +159,11 @@ def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int, *, cuda: bool) -
     columns = 2 * mlp.hidden if mlp.gated else mlp.hidden
     held = rows * (5 * width + 2 * columns) * size
     return held + _product_scratch(width, columns, rows, size, cuda=cuda)
+
+
+def _is_masked(tokens: int, keys: int, window: int | None) -> bool:
+    """Whether it takes a mask: a triangle from position 0 needs none (`nn.step`)."""
+    return keys > tokens or (window is not None and window < tokens)
 
 
 def _product_scratch(inputs: int, columns: int, rows: int, size: int, *, cuda: bool) -> int:

@@ -1,0 +1,184 @@
+"""Parameters and memory as counted from a configuration, against what really is allocated."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from anatomy_configs import models
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from llmcli.anatomy.counts import (
+    PROMPT_CHUNK,
+    count_parameters,
+    layer_types,
+    longest_context,
+    memory_need,
+    prefill_peak,
+)
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.generation import engine
+from llmcli.nn.decoder import Decoder
+
+RMS = NormConfig(kind="rms", eps=1e-5)
+
+
+@given(models())
+def test_parameters_are_those_that_the_decoder_has(config):
+    slots = Decoder(config, device="meta", dtype=torch.float32).slots
+    counts = count_parameters(config)
+    assert counts.total == counts.active == sum(slot.numel() for slot in slots.values())
+
+    def holding(*words):
+        return sum(s.numel() for name, s in slots.items() if any(word in name for word in words))
+
+    assert counts.embedding == holding("embed.W")
+    assert counts.head == holding("head.")
+    assert counts.mlp == holding(".mlp.")
+    assert counts.norms == holding(".ln1.", ".ln2.", "ln_final.", "_norm.")
+    assert counts.attention == holding(".attn.") - holding("_norm.")
+    parts = (counts.embedding, counts.attention, counts.mlp, counts.norms, counts.head)
+    assert sum(parts) == counts.total
+
+
+@given(models(), st.integers(1, 3), st.integers(1, 40))
+def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, context):
+    for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
+        decoder = Decoder(config, device="cpu", dtype=dtype)
+        need = memory_need(config, dtype=name, batch=batch, context=context)
+        assert need.weights == sum(slot.nbytes for slot in decoder.slots.values())
+        assert need.cache == decoder.new_state(batch, context).nbytes
+        assert need.cache_per_token * context == need.cache
+        assert need.copies == (need.cache if batch > 1 else 0)
+        assert need.total == need.weights + need.cache + need.copies + need.activations
+
+
+@given(models(), st.integers(0, 400_000), st.integers(1, 2))
+def test_the_longest_context_is_the_last_that_fits(config, free, batch):
+    need = memory_need(config, dtype="float32", batch=batch, context=7)
+
+    def total(tokens):
+        return memory_need(config, dtype="float32", batch=batch, context=tokens).total
+
+    fitting = [tokens for tokens in range(1, 33) if total(tokens) <= free]
+    assert fitting == list(range(1, len(fitting) + 1))
+    assert longest_context(config, need, free=free, most=32) == len(fitting)
+
+
+@given(models())
+def test_every_layer_is_in_one_group_of_its_kind(config):
+    groups = layer_types(config)
+    assert sorted(i for group in groups for i in group.layers) == list(range(len(config.layers)))
+    for group in groups:
+        for index in group.layers:
+            mixer, ffn = config.layers[index].mixer, config.layers[index].ffn
+            assert (group.heads, group.kv_heads, group.window, group.hidden, group.gated) == (
+                *(mixer.heads, mixer.kv_heads, mixer.window),
+                *(ffn.hidden, ffn.gated),
+            )
+            assert (group.kind == "full attention") == (mixer.window is None)
+
+
+def test_layers_that_differ_are_not_folded():
+    plain = small(layers=4)
+    window = replace(plain.layers[0].mixer, window=3)
+    layers = [replace(x, mixer=window) if i % 2 else x for i, x in enumerate(plain.layers)]
+    groups = layer_types(replace(plain, layers=tuple(layers)))
+    assert [(g.kind, g.layers) for g in groups] == [
+        ("full attention", (0, 2)),
+        ("sliding window", (1, 3)),
+    ]
+
+
+def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2, rotary=True):
+    attention = AttentionConfig(
+        heads=8,
+        kv_heads=kv,
+        head_dim=32,
+        value_dim=32,
+        scale=0.1,
+        rope=RopeConfig(theta=1e4, dims=32) if rotary else None,
+        qk_norm=RMS if qk_norm else None,
+        window=window,
+    )
+    mlp = MlpConfig(hidden=hidden, activation="silu", gated=gated)
+    layer = LayerConfig(mixer=attention, ffn=mlp, ln1=RMS, ln2=RMS)
+    return ModelConfig(
+        family="any",
+        model_type="any",
+        vocab=500,
+        width=256,
+        context=4096,
+        layers=(layer,) * layers,
+        embedding=EmbeddingConfig(),
+        final_norm=RMS,
+        head=HeadConfig(tied=True),
+    )
+
+
+def allocated(config, batch, tokens, past, dtype):
+    """The most bytes that one call had allocated at once, by the allocator's own record."""
+    decoder = Decoder(config, device="cpu", dtype=dtype)
+    for slot in decoder.slots.values():
+        slot.fill_(0.01)
+    state = decoder.new_state(batch, past + tokens)
+    state.lengths = [past] * batch
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # each has a tile of its own
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+            decoder(ids, state, logits="last")
+    finally:
+        torch.set_num_threads(threads)
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"kv": 8, "qk_norm": True},
+        {"hidden": 3000},
+        {"hidden": 64},
+        {"gated": False, "hidden": 64, "rotary": False},
+        {"window": 100},
+    ],
+    ids=str,
+)
+def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dtype):
+    config = small(**variant)
+    most = 2 if dtype.itemsize >= 4 else 4  # with instructions for 16 bits, products copy nothing
+    for batch, past in ((1, 0), (2, 1500)):
+        real = allocated(config, batch, PROMPT_CHUNK, past, dtype)
+        guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize)
+        assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
+
+
+def test_a_prompt_is_read_in_the_pieces_that_are_counted():
+    assert PROMPT_CHUNK == engine._CHUNK
+
+
+def test_masked_shared_keys_cost_more_on_a_gpu():
+    config, own = small(), small(kv=8)
+    args = {"dtype": "bfloat16", "batch": 1}
+    for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
+        gpu = memory_need(config, **args, context=context, cuda=True).activations
+        alone = memory_need(own, **args, context=context, cuda=True).activations
+        assert (gpu > alone) == more

@@ -1,0 +1,135 @@
+"""Memory and GPUs of the machine, asked without torch, against torch's own answers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+import pytest
+import torch
+
+from llmcli import devices
+from llmcli.measure import memory
+from llmcli.measure.memory import auto_dtype, cpu, free_memory, machine_devices, nvidia_gpus
+from llmcli.model import dtype_name
+from llmcli.ops import processor
+from llmcli.reports.info import Device
+
+FORMATS = ("F32", "F16", "BF16", "F64", "Q4_0")
+STORED = [set(some) for n in range(4) for some in itertools.combinations(FORMATS, n)]
+
+
+def device(name, bfloat16):
+    return Device(device=name, name="x", total_bytes=1, free_bytes=1, bfloat16=bfloat16)
+
+
+@pytest.mark.parametrize("bfloat16", [True, False])
+def test_auto_is_the_arithmetic_that_a_run_would_choose(monkeypatch, bfloat16):
+    monkeypatch.setattr(processor, "has_bfloat16", lambda: bfloat16)
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16
+    )
+    for kind, stored in itertools.product(("cpu", "cuda", "mps"), STORED):
+        on = torch.device(kind)
+        chosen = dtype_name(devices.resolve_dtype("auto", on, stored))
+        ours = device("cuda:0" if kind == "cuda" else kind, bfloat16 or kind == "mps")
+        assert auto_dtype(ours, stored) == chosen, (kind, stored)
+
+
+def test_the_processor_is_the_one_that_runs_see():
+    own = cpu()
+    assert own.bfloat16 == processor.has_bfloat16()
+    assert own.total_bytes is not None and own.free_bytes is not None
+    known = devices.available_bytes(torch.device("cpu"))
+    assert known is not None
+    assert abs(own.free_bytes - known) < 2**30  # others work on this machine meanwhile
+    assert machine_devices({"CUDA_VISIBLE_DEVICES": ""})[-1].device == "cpu"
+
+
+def test_free_memory_is_within_the_limit_of_the_container(tmp_path):
+    assert free_memory(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert free_memory(tmp_path) == 4096 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    (group / "memory").mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("100\n")
+    assert free_memory(tmp_path) == 4096 * 1024
+    (group / "memory.max").write_text("1000100\n")
+    assert free_memory(tmp_path) == 1000000
+    (group / "memory/memory.limit_in_bytes").write_text("500\n")
+    (group / "memory/memory.usage_in_bytes").write_text("700\n")
+    assert free_memory(tmp_path) == 0
+
+
+LINES = """0, GPU-aa11, NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0
+1, GPU-bb22, Tesla V100-PCIE-16GB, 16384, 123, 7.0
+2, GPU-bb33, Odd Card, [N/A], [N/A], [N/A]
+"""
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """Puts a program `nvidia-smi` first on the path."""
+
+    def put(script):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!{sys.executable}\n{script}")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cu130")
+    return put
+
+
+def test_gpus_are_those_that_the_driver_lists(smi):
+    smi(f"print({LINES!r}, end='')")
+    first, second, third = nvidia_gpus({})
+    assert (first.device, first.name) == ("cuda:0", "NVIDIA A100-SXM4-80GB")
+    assert (first.total_bytes, first.free_bytes) == (81920 * 2**20, 80000 * 2**20)
+    assert first.bfloat16 and not second.bfloat16 and first.usable
+    assert (third.total_bytes, third.free_bytes, third.bfloat16) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ("1,0", ["Tesla V100-PCIE-16GB", "NVIDIA A100-SXM4-80GB"]),
+        ("", []),
+        ("-1", []),
+        ("0,9,1", ["NVIDIA A100-SXM4-80GB"]),
+        ("GPU-bb33", ["Odd Card"]),
+    ],
+)
+def test_visible_gpus_are_chosen_and_ordered(smi, chosen, names):
+    smi(f"print({LINES!r}, end='')")
+    found = nvidia_gpus({"CUDA_VISIBLE_DEVICES": chosen})
+    assert [gpu.name for gpu in found] == names
+    assert [gpu.device for gpu in found] == [f"cuda:{i}" for i in range(len(names))]
+
+
+def test_an_old_driver_that_does_not_know_the_generation(smi):
+    smi(
+        "import sys\nif 'compute_cap' in sys.argv[1]: sys.exit('not a valid field')\n"
+        "print('0, GPU-aa11, Tesla K80, 11441, 11000')"
+    )
+    (card,) = nvidia_gpus({})
+    assert (card.name, card.free_bytes, card.bfloat16) == ("Tesla K80", 11000 * 2**20, False)
+
+
+def test_a_driver_that_fails_or_hangs_is_no_gpu(smi, monkeypatch):
+    monkeypatch.setattr(memory, "_SECONDS", 0.3)
+    smi("raise SystemExit('NVIDIA-SMI has failed')")
+    assert nvidia_gpus({}) == ()
+    smi("import time\ntime.sleep(30)")
+    assert nvidia_gpus({}) == ()
+    monkeypatch.setenv("PATH", "")
+    assert nvidia_gpus({}) == ()
+
+
+def test_a_pytorch_without_cuda_uses_no_gpu(smi, monkeypatch):
+    smi(f"print({LINES!r}, end='')")
+    monkeypatch.setattr(memory, "torch_version", lambda: "2.13.0+cpu")
+    assert [gpu.usable for gpu in nvidia_gpus({})] == [False] * 3
