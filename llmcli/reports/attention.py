@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 What = Literal["pattern", "scores"]
+PairsBy = Literal["weight", "weighted"]  # "weighted": weight × ‖v W_O‖
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,16 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A kind of head: those whose `metric` is at least `threshold`. `letter` marks it in a map."""
+    """A kind of head: those whose `metric` is at least `threshold`, which `source` chose.
+
+    `letter` marks it in a map.
+    """
 
     name: str
     letter: str
     metric: str
     threshold: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +86,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A query that attends to a key. `rank_value` is what pairs are ranked by.
-
-    That is `weight`, or (`by` of the report) weight × ‖v W_O‖.
-    """
+    """A query that attends to a key. `rank_value` is what pairs are ranked by (`pairs_by`)."""
 
     layer: int
     head: int
@@ -101,7 +103,9 @@ class AttentionReport:
 
     `tokens` are (id, text), the first `prompt_tokens` of them given, the others generated.
     `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
-    A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `skipped`: metrics that were left out, with the reason.
+    A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `rows`: how many rows each metric is the mean of (most, of
+    all heads). `pairs`, the largest first, are of all those layers and heads together.
+    `skipped`: metrics that were left out, with the reason.
     """
 
     what: What
@@ -110,11 +114,12 @@ class AttentionReport:
     prompt_tokens: int
     weighted: bool
     metrics: tuple[Metric, ...]
+    rows: dict[str, int]
     labels: tuple[Label, ...]
     layers: tuple[LayerReport, ...]
     matrices: tuple[Matrix, ...]
     pairs: tuple[Pair, ...]
-    pairs_by: str
+    pairs_by: PairsBy
     checks: tuple[ViewCheck, ...]
     skipped: tuple[tuple[str, str], ...] = ()
 

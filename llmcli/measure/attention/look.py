@@ -1,0 +1,218 @@
+"""The watcher of the pass: shows every layer what its attention was computed from.
+
+Axes: H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from llmcli.explain.formulas import formula_checks, worst
+from llmcli.explain.kernel import entering, layer_of
+from llmcli.generation.sampling import Sampling
+from llmcli.measure.attention.block import Tokens
+from llmcli.measure.attention.checks import Proof, cache_check
+from llmcli.measure.attention.labels import LABELS
+from llmcli.measure.attention.layer import Layer
+from llmcli.measure.attention.metrics import METRICS
+from llmcli.measure.attention.pairs import TopPairs
+from llmcli.measure.attention.wanted import Wanted
+from llmcli.measure.observe import Observed, Progress, observe
+from llmcli.model import Model, dtype_name
+from llmcli.nn.state import KVCache
+from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
+from llmcli.reports.checks import ViewCheck
+
+# so many rows of a longer prompt are held against the formulas of `explain`, in float64
+FORMULA_ROWS = 32
+
+_FORMS = ("", "_norm", "_rot")
+# what leads from the residual stream to the attention's output, as far as a layer has it
+_INTO_PRODUCT = (
+    "ln1.scale", "ln1.out", "attn.v", *(f"attn.{part}{form}" for form in _FORMS for part in "qk")
+)  # fmt: skip
+_PRODUCT = ("attn.scores", "attn.pattern", "attn.z")
+_OUT = "attn_out"
+
+Seen = dict[str, Tensor]
+
+
+class Look:
+    """Looks at the `layers` in one pass over `ids`, and those of `generate` tokens after them."""
+
+    def __init__(
+        self,
+        model: Model,
+        ids: Sequence[int],
+        layers: Sequence[int],
+        wanted: Wanted,
+        *,
+        generate: int,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.wanted, self.generate = model, wanted, generate
+        self._prompt, self._progress = list(ids), progress
+        self._numbers = tuple(layers)
+        self._tokens = Tokens(self._prompt, model.device)
+        self._proof = Proof(model.dtype)
+        self._formulas: list[ViewCheck] = []
+        self._pairs = TopPairs(wanted.pairs, everything=wanted.everything, bos=model.config.bos)
+        # whole matrices exist of one layer at a time: with new tokens once all of these are known
+        self._at_the_end = generate > 0 and wanted.whole
+        self._now: Seen = {}
+        self._of_prompt: dict[int, Seen] = {}
+        self._of_new: dict[int, list[Seen]] = {number: [] for number in self._numbers}
+        self._open: dict[int, Layer] = {}
+        self._reports: list[LayerReport] = []
+        self._matrices: list[Matrix] = []
+        self._rows: dict[str, int] = {}
+        self._caches: list[ViewCheck] = []
+
+    def report(self, skipped: tuple[tuple[str, str], ...]) -> AttentionReport:
+        """Runs the pass. `skipped`: metrics that were left out, with the reason."""
+        model, wanted = self.model, self.wanted
+        seen = observe(
+            model,
+            self._prompt,
+            self,
+            generate=self.generate,
+            sampling=Sampling(temperature=0.0),
+            until=max(self._numbers) if self.generate < 1 else None,
+            progress=self._progress,
+        )
+        if seen.state is not None:
+            self._after(seen, seen.state.layers)
+        known = model.tokenizer
+        return AttentionReport(
+            what=wanted.what,
+            dtype=dtype_name(model.dtype),
+            tokens=tuple((id, "" if known is None else known.token_text(id)) for id in seen.ids),
+            prompt_tokens=seen.prompt_tokens,
+            weighted=wanted.weighted,
+            metrics=tuple(metric for metric in METRICS if metric.name in wanted.metrics),
+            rows={name: self._rows[name] for name in wanted.metrics if name in self._rows},
+            labels=LABELS,
+            layers=tuple(self._reports),
+            matrices=tuple(self._matrices),
+            pairs=self._pairs.pairs(),
+            pairs_by=wanted.pairs_by,
+            checks=self._checks(len(seen.ids)),
+            skipped=skipped,
+        )
+
+    def __call__(self, first: int, name: str, tensor: Tensor) -> None:
+        """An activation of the call whose tokens begin at position `first`."""
+        number = layer_of(name)
+        if number not in self._of_new:
+            return
+        prefix = f"blocks.{number}."
+        part = name.removeprefix(prefix)
+        if part == "resid_pre" or part in _INTO_PRODUCT or part in _PRODUCT or part == _OUT:
+            self._now[name] = tensor
+        if part == _OUT:
+            seen, self._now = self._now, {}
+            if first:
+                self._of_new[number].append(seen)
+            else:
+                self._read_prompt(number, seen)
+
+    def _read_prompt(self, number: int, seen: Seen) -> None:
+        prefix = f"blocks.{number}"
+        self._tell("looking at the heads", number)
+        names = [*_named(prefix, (*_INTO_PRODUCT, "attn.z", _OUT), seen)]
+        names += [f"{prefix}.{part}" for part in _PRODUCT[:2]]
+        self._formulas.append(
+            formula_checks(self.model, self._prompt, seen, names, rows=FORMULA_ROWS)
+        )
+        query, key = entering(f"{prefix}.attn", seen)
+        q, k, v, z = (
+            seen[name][0] for name in (query, key, f"{prefix}.attn.v", f"{prefix}.attn.z")
+        )
+        if self.generate:
+            # copies: a view would keep the whole product of the projection
+            kept = {"k": k.clone(), "v": v.clone()}
+            self._of_prompt[number] = kept
+            if self._at_the_end:
+                kept |= {"q": q.clone(), "z": z.clone()}
+                return
+        layer = self._layer(number)
+        layer.add(0, self._tokens, q_HTd=q, k_KSd=k, v_KSe=v, z_HTe=z)
+        if not self.generate:
+            self._finish(layer, len(self._prompt))
+
+    def _layer(self, number: int) -> Layer:
+        most = len(self._prompt) + self.generate
+        layer = Layer(self.model, number, self.wanted, most, self._proof, self._pairs)
+        return self._open.setdefault(number, layer)
+
+    def _finish(self, layer: Layer, tokens: int) -> None:
+        del self._open[layer.number]
+        report, matrices, rows = layer.finish(tokens)
+        self._reports.append(report)
+        self._matrices += matrices
+        for name, count in rows.items():
+            self._rows[name] = max(count, self._rows.get(name, 0))
+
+    @torch.inference_mode()
+    def _after(self, seen: Observed, caches: Sequence[KVCache]) -> None:
+        """The rows of the new tokens, from the keys and values in the cache."""
+        self._tokens = Tokens(list(seen.ids), self.model.device)
+        for number in self._numbers:
+            self._tell("looking at the new tokens", number)
+            prefix = f"blocks.{number}"
+            new = _joined(self._of_new.pop(number))
+            prompt = self._of_prompt.pop(number)
+            cache = caches[number]
+            k, v = (kept[:, :, : len(seen.ids)] for kept in (cache.k, cache.v))
+            query, key = entering(f"{prefix}.attn", new)
+            value, mixed = f"{prefix}.attn.v", f"{prefix}.attn.z"
+            for part, name, written in (("k", key, k), ("v", value, v)):
+                emitted = torch.cat((prompt[part], new[name][0]), 1)
+                self._caches.append(cache_check(emitted, written[0], f"cache.{number}.{part}"))
+            self._new_formulas(seen, prefix, new, new | {key: k, value: v})
+            q, z, first = new[query][0], new[mixed][0], seen.prompt_tokens
+            if self._at_the_end:
+                q, z = torch.cat((prompt["q"], q), 1), torch.cat((prompt["z"], z), 1)
+                self._layer(number)
+                first = 0
+            layer = self._open[number]
+            layer.add(first, self._tokens, q_HTd=q, k_KSd=k[0], v_KSe=v[0], z_HTe=z)
+            self._finish(layer, len(seen.ids))
+
+    def _new_formulas(self, seen: Observed, prefix: str, new: Seen, with_cache: Seen) -> None:
+        """What leads to the cache from the new tokens alone, what reads it with the cache."""
+        for tensors, parts in ((new, (*_INTO_PRODUCT, _OUT)), (with_cache, ("attn.z",))):
+            self._formulas.append(
+                formula_checks(
+                    self.model,
+                    seen.ids,
+                    tensors,
+                    _named(prefix, parts, tensors),
+                    rows=FORMULA_ROWS,
+                    prompt_tokens=seen.prompt_tokens,
+                )
+            )
+
+    def _checks(self, tokens: int) -> tuple[ViewCheck, ...]:
+        formulas = worst(self._formulas)
+        words = "norm, projections, rotation, scores and output follow from their formulas"
+        some = f", for {FORMULA_ROWS} of {tokens} tokens" if tokens > FORMULA_ROWS else ""
+        checks = (*self._proof.checks(), replace(formulas, words=words + some))
+        return (*checks, worst(self._caches)) if self._caches else checks
+
+    def _tell(self, words: str, number: int) -> None:
+        if self._progress is not None:
+            self._progress(words, self._numbers.index(number), len(self._numbers))
+
+
+def _named(prefix: str, parts: Sequence[str], seen: Mapping[str, Tensor]) -> list[str]:
+    return [name for part in parts if (name := f"{prefix}.{part}") in seen]
+
+
+def _joined(calls: Sequence[Seen]) -> Seen:
+    """The rows of several calls, one after the other."""
+    return {name: torch.cat([seen[name] for seen in calls], -2) for name in calls[0]}

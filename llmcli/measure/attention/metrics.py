@@ -1,0 +1,193 @@
+"""What a head's matrix is summed up by, row by row; a row that does not count is NaN.
+
+Axes: H heads, t rows. `A[i, j]` is the weight of key j for query i; logarithms are natural.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.measure.attention.block import Block
+from llmcli.reports.attention import Metric
+
+MOST_RANKED = 1024  # tokens: a rank needs the whole matrix and time ~ T³
+
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="entropy",
+        words="how spread out its weights are, in nats",
+        formula="mean of H_i = −Σ_j A[i,j] ln A[i,j]",
+        source="Clark et al. 2019; Vig & Belinkov 2019",
+        high=None,
+    ),
+    Metric(
+        name="normalized_entropy",
+        words="how spread out, as a share of the most that is possible",
+        formula="mean over rows that see n_i > 1 keys of H_i / ln n_i",
+        source="Clark et al. 2019; Vig & Belinkov 2019",
+    ),
+    Metric(
+        name="effective_keys",
+        words="over how many tokens it spreads",
+        formula="mean of exp(H_i)",
+        low=1.0,
+        high=None,
+    ),
+    Metric(
+        name="max_weight",
+        words="the largest weight of a row",
+        formula="mean of max_j A[i,j]",
+        source="Voita et al. 2019",
+    ),
+    Metric(
+        name="current_token",
+        words="attention to the token itself",
+        formula="mean of A[i,i]",
+        source="Olsson et al. 2022, offset 0",
+    ),
+    Metric(
+        name="previous_token",
+        words="attention to the token before",
+        formula="mean over i ≥ 1 of A[i,i−1]",
+        source="Olsson et al. 2022; Wang et al. 2022",
+    ),
+    Metric(
+        name="sink",
+        words="attention to the first token",
+        formula="mean over i ≥ 1 of A[i,0]",
+        source="Xiao et al. 2023",
+    ),
+    Metric(
+        name="sink_rate",
+        words="attention to the first token, its own row included",
+        formula="α_0 = Σ_i A[i,0] / T",
+        source="Gu et al. 2025",
+    ),
+    Metric(
+        name="induction",
+        words="attention to what followed the same token before",
+        formula="mean over rows with an earlier equal token of Σ_{j ≤ i, t_{j−1} = t_i} A[i,j]",
+        source="Elhage et al. 2021; Olsson et al. 2022",
+    ),
+    Metric(
+        name="duplicate",
+        words="attention to the same token before",
+        formula="mean over rows with an earlier equal token of Σ_{j < i, t_j = t_i} A[i,j]",
+        source="Wang et al. 2022",
+    ),
+    Metric(
+        name="distance",
+        words="how many tokens back it looks",
+        formula="mean of Σ_j A[i,j] (i−j)",
+        source="Vig & Belinkov 2019",
+        high=None,
+    ),
+    Metric(
+        name="distance_without_sink",
+        words="how many tokens back it looks, the first token left out",
+        formula="mean over i ≥ 1 of Σ_{j ≥ 1} A[i,j] (i−j) / Σ_{j ≥ 1} A[i,j]",
+        high=None,
+    ),
+    Metric(
+        name="locality_8",
+        words="attention to the last 8 tokens",
+        formula="mean over i ≥ 8 of Σ_{j > i−8} A[i,j]",
+    ),
+    Metric(
+        name="locality_64",
+        words="attention to the last 64 tokens",
+        formula="mean over i ≥ 64 of Σ_{j > i−64} A[i,j]",
+    ),
+    Metric(
+        name="effective_rank",
+        words="how many directions the matrix has (a causal one is near full rank)",
+        formula="exp(−Σ_k p_k ln p_k), p_k = σ_k / Σσ of A",
+        source="Roy & Vetterli 2007",
+        low=1.0,
+        high=None,
+    ),
+)
+
+RANK = "effective_rank"
+# all that one pass over the rows gives
+USUAL: tuple[str, ...] = tuple(metric.name for metric in METRICS if metric.name != RANK)
+
+
+def _normalized(block: Block) -> Tensor:
+    most_t = block.seen_t.to(block.a_HtS.dtype).log()
+    return block.entropy_Ht / most_t.masked_fill(block.seen_t < 2, math.nan)
+
+
+def _without_sink(block: Block) -> Tensor:
+    mass_Ht, moment_Ht = block.beyond_first
+    counts_Ht = (mass_Ht > 0) & (block.positions_t > 0)
+    return torch.where(counts_Ht, moment_Ht / mass_Ht, math.nan)
+
+
+def _distance(block: Block) -> Tensor:
+    return block.beyond_first[1] + block.first_key_Ht * block.positions_t
+
+
+def _from(row: int, block: Block, values_Ht: Tensor) -> Tensor:
+    """Only rows from that one on."""
+    return values_Ht.masked_fill(block.positions_t < row, math.nan)
+
+
+def _repeated(block: Block, values_Ht: Tensor) -> Tensor:
+    return values_Ht.masked_fill(~block.repeats_t, math.nan)
+
+
+ROWS: Mapping[str, Callable[[Block], Tensor]] = {
+    "entropy": lambda block: block.entropy_Ht,
+    "normalized_entropy": _normalized,
+    "effective_keys": lambda block: block.entropy_Ht.exp(),
+    "max_weight": lambda block: block.a_HtS.amax(-1),
+    "current_token": lambda block: block.back_Ht(0),
+    "previous_token": lambda block: _from(1, block, block.back_Ht(1)),
+    "sink": lambda block: _from(1, block, block.first_key_Ht),
+    "sink_rate": lambda block: block.first_key_Ht,
+    "induction": lambda block: _repeated(block, block.equal_Ht(after=True)),
+    "duplicate": lambda block: _repeated(block, block.equal_Ht(after=False)),
+    "distance": _distance,
+    "distance_without_sink": _without_sink,
+    "locality_8": lambda block: _from(8, block, block.last_Ht(8)),
+    "locality_64": lambda block: _from(64, block, block.last_Ht(64)),
+}
+
+
+class RowMeans:
+    """The mean of every metric over the rows that count, head by head, as blocks come in."""
+
+    def __init__(self, names: tuple[str, ...], heads: int) -> None:
+        self.names = names
+        self._sums = torch.zeros(len(names), heads, dtype=torch.float64)
+        self._counts = torch.zeros(len(names), heads, dtype=torch.int64)
+
+    def add(self, block: Block, heads: slice) -> None:
+        """The rows of `block`, whose heads stand at `heads` among ours."""
+        if not self.names:
+            return
+        rows_MHt = torch.stack([ROWS[name](block) for name in self.names]).to("cpu", torch.float64)
+        self._sums[:, heads] += rows_MHt.nansum(-1)
+        self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
+
+    def means(self) -> list[dict[str, float]]:
+        """For every head, by name; NaN where no row counted."""
+        means_HM = (self._sums / self._counts).t().tolist()
+        return [dict(zip(self.names, means_M, strict=True)) for means_M in means_HM]
+
+    def rows(self) -> dict[str, int]:
+        """How many rows counted, of the head that has most of them."""
+        return dict(zip(self.names, self._counts.amax(1).tolist(), strict=True))
+
+
+def effective_rank(a_HTS: Tensor) -> list[float]:
+    """`exp` of the entropy of the normalized singular values of every head's matrix."""
+    sigma_Hk = torch.linalg.svdvals(a_HTS.to("cpu", torch.float64))
+    p_Hk = sigma_Hk / sigma_Hk.sum(-1, keepdim=True)
+    ranks: list[float] = torch.special.entr(p_Hk).sum(-1).exp().tolist()
+    return ranks

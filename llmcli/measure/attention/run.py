@@ -1,0 +1,63 @@
+"""One forward pass, and every layer's attention looked at while it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmcli.measure.attention.look import Look
+from llmcli.measure.attention.metrics import METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted
+from llmcli.measure.observe import Progress
+from llmcli.model import Model
+from llmcli.reports.attention import AttentionReport, PairsBy, What
+
+
+def measure_attention(
+    model: Model,
+    ids: Sequence[int],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    what: What = "pattern",
+    metrics: Sequence[str] = USUAL,
+    matrices: Drawn | None = None,
+    pairs: int = 0,
+    pairs_by: PairsBy = "weight",
+    everything: bool = False,
+    weighted: bool = False,
+    generate: int = 0,
+    on_matrix: OnMatrix | None = None,
+    block_rows: int | None = None,
+    progress: Progress | None = None,
+) -> AttentionReport:
+    """What the heads of `ids`, and of up to `generate` likeliest tokens after them, attend to.
+
+    `layers` and `heads`: which of them (None: all; a head that a layer has not got is passed
+    over). `metrics` of `METRICS`, always of the pattern; `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
+    `what` the `matrices` and `on_matrix` hold: weights, or scores (-∞ where masked).
+    `on_matrix(layer, [H, T, S])`: float32, of the heads asked for, layer by layer in order.
+    `pairs`: so many at most, without the first key, BOS and the token itself unless `everything`.
+    `block_rows`: so many rows at a time (default: by memory); numbers depend on it by rounding.
+
+    The forward pass runs once and is the usual one; nothing `[T, T]` is kept but for `on_matrix`,
+    one layer at a time, and `effective_rank`. Raises OutOfMemory, and NotFinite for NaN.
+    """
+    most = len(ids) + generate
+    asked = tuple(metric.name for metric in METRICS if metric.name in metrics)
+    reason = f"it needs whole matrices: up to {MOST_RANKED} tokens, and there are {most}"
+    skipped = ((RANK, reason),) if RANK in asked and most > MOST_RANKED else ()
+    wanted = Wanted(
+        heads=None if heads is None else tuple(heads),
+        what=what,
+        metrics=tuple(name for name in asked if name not in dict(skipped)),
+        matrices=matrices,
+        pairs=pairs,
+        pairs_by=pairs_by,
+        everything=everything,
+        weighted=weighted,
+        on_matrix=on_matrix,
+        block_rows=block_rows,
+    )
+    chosen = range(len(model.config.layers)) if layers is None else sorted(set(layers))
+    look = Look(model, ids, chosen, wanted, generate=generate, progress=progress)
+    return look.report(skipped)
