@@ -1,0 +1,138 @@
+"""A report of attention for the tests of what is drawn from it, made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from llmcli.reports.attention import (
+    AttentionReport,
+    HeadReport,
+    Label,
+    LayerReport,
+    Matrix,
+    Metric,
+    Pair,
+)
+from llmcli.reports.checks import ViewCheck
+
+METRICS = (
+    Metric(
+        name="normalized_entropy",
+        words="how spread out, as a share of the most that is possible",
+        formula="mean of H_i / ln n_i",
+        source="Clark et al. 2019",
+    ),
+    Metric(
+        name="effective_keys",
+        words="over how many tokens it spreads",
+        formula="mean of exp(H_i)",
+        low=1.0,
+        high=None,
+    ),
+    Metric(
+        name="previous_token",
+        words="attention to the token before",
+        formula="mean over i ≥ 1 of A[i,i−1]",
+    ),
+    Metric(
+        name="induction",
+        words="attention to what followed the same token before",
+        formula="mean over rows with an earlier equal token",
+    ),
+)
+LABELS = (
+    Label(
+        name="previous-token", letter="p", metric="previous_token", threshold=0.4, source="ARENA"
+    ),
+    Label(name="induction", letter="i", metric="induction", threshold=0.4, source="ARENA"),
+    Label(name="broad", letter="b", metric="normalized_entropy", threshold=0.8, source="llmcli"),
+)
+GOOD = ViewCheck(name="row_sums", words="every row sums to 1", value=2e-7, tolerance=1e-5)
+BAD = ViewCheck(
+    name="values", words="pattern @ values = z", value=0.5, tolerance=1e-5, where="layer 1, head 2"
+)
+
+
+def pattern(tokens, *, window=None):
+    """A causal pattern `[T, T]`, NaN where masked: half to the first key, half to the last."""
+    values = np.full((tokens, tokens), np.nan, np.float32)
+    for row in range(tokens):
+        first = 0 if window is None else max(0, row + 1 - window)
+        values[row, first : row + 1] = 0.0
+        values[row, first] += 0.5
+        values[row, row] += 0.5
+    return values
+
+
+def matrix(values, *, layer=0, head=0, kv_head=0, queries=None, keys=None, pool=1):
+    rows, columns = values.shape
+    return Matrix(
+        layer=layer,
+        head=head,
+        kv_head=kv_head,
+        queries=queries or (0, rows * pool),
+        keys=keys or (0, columns * pool),
+        pool=pool,
+        values=np.asarray(values, np.float32),
+    )
+
+
+def head(number, kv_head=None, labels=(), **metrics):
+    """A head whose metrics are all 0.1 but those that are given."""
+    values = {metric.name: max(metric.low, 0.1) for metric in METRICS} | metrics
+    return HeadReport(
+        head=number,
+        kv_head=number if kv_head is None else kv_head,
+        metrics=values,
+        labels=tuple(labels),
+    )
+
+
+def grouped_layers(layers=3, heads=4, group=2, kind="full"):
+    """Layers of plain heads; head 1 of layer 1 looks at the token before, 2.0 has no induction."""
+    found = []
+    for layer in range(layers):
+        row = [head(number, number // group) for number in range(heads)]
+        if layer == 1:
+            row[1] = head(1, 1 // group, ("previous-token",), previous_token=0.93)
+        if layer == 2:
+            row[0] = head(0, 0, ("previous-token", "broad"), previous_token=0.5,
+                          normalized_entropy=0.9, effective_keys=12.5, induction=math.nan)  # fmt: skip
+        found.append(
+            LayerReport(layer=layer, kind=kind, kv_heads=heads // group, heads=tuple(row))
+        )
+    return tuple(found)
+
+
+def report(tokens=("a", " b", " c"), **changed):
+    """A report over those tokens; `changed`: other values of its fields."""
+    values = {
+        "what": "pattern",
+        "dtype": "float32",
+        "tokens": tuple(enumerate(tokens, start=10)),
+        "prompt_tokens": len(tokens),
+        "weighted": False,
+        "metrics": METRICS,
+        "rows": {metric.name: len(tokens) for metric in METRICS},
+        "labels": LABELS,
+        "layers": grouped_layers(),
+        "matrices": (),
+        "pairs": (),
+        "pairs_by": "weight",
+        "checks": (GOOD,),
+    }
+    return AttentionReport(**(values | changed))
+
+
+def pair(query, key, weight=0.75, rank_value=None, layer=1, head=2):
+    return Pair(
+        layer=layer,
+        head=head,
+        kv_head=head // 2,
+        query=query,
+        key=key,
+        weight=weight,
+        rank_value=weight if rank_value is None else rank_value,
+    )
