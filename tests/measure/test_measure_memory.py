@@ -27,9 +27,7 @@ def device(name, bfloat16):
 @pytest.mark.parametrize("bfloat16", [True, False])
 def test_auto_is_the_arithmetic_that_a_run_would_choose(monkeypatch, bfloat16):
     monkeypatch.setattr(processor, "has_bfloat16", lambda: bfloat16)
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16
-    )
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16)
     for kind, stored in itertools.product(("cpu", "cuda", "mps"), STORED):
         on = torch.device(kind)
         chosen = dtype_name(devices.resolve_dtype("auto", on, stored))
@@ -40,7 +38,8 @@ def test_auto_is_the_arithmetic_that_a_run_would_choose(monkeypatch, bfloat16):
 def test_the_processor_is_the_one_that_runs_see():
     own = cpu()
     assert own.bfloat16 == processor.has_bfloat16()
-    assert own.total_bytes is not None and own.free_bytes is not None
+    assert own.total_bytes is not None
+    assert own.free_bytes is not None
     known = devices.available_bytes(torch.device("cpu"))
     assert known is not None
     assert abs(own.free_bytes - known) < 2**30  # others work on this machine meanwhile
@@ -89,7 +88,9 @@ def test_gpus_are_those_that_the_driver_lists(smi):
     first, second, third = nvidia_gpus({})
     assert (first.device, first.name) == ("cuda:0", "NVIDIA A100-SXM4-80GB")
     assert (first.total_bytes, first.free_bytes) == (81920 * 2**20, 80000 * 2**20)
-    assert first.bfloat16 and not second.bfloat16 and first.usable
+    assert first.bfloat16
+    assert not second.bfloat16
+    assert first.usable
     assert (third.total_bytes, third.free_bytes, third.bfloat16) == (None, None, False)
 
 

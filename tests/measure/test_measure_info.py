@@ -1,0 +1,180 @@
+"""What `info` says of a checkpoint, against what loading it really takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import gguf_bytes as g
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+from llmcli.checkpoints import open_checkpoint, open_model
+from llmcli.errors import CheckpointError
+from llmcli.families import families
+from llmcli.loading import load_checkpoint
+from llmcli.measure.info import measure_info, supported_families
+from llmcli.reports.info import Device
+
+CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
+GPU = Device(device="cuda:0", name="y", total_bytes=1 << 40, free_bytes=10_000, bfloat16=True)
+HUGE = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "num_hidden_layers": 80,
+    "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def agrees_with_loading(checkpoint):
+    report = measure_info(checkpoint, [CPU], dtype="float32", batch=2, context=32)
+    model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
+    facts, about = report.model, model.describe()
+    assert all(check.ok for check in report.checks)
+    assert len(report.checks) == 2
+    assert facts.counts.total == about["parameters"]
+    assert facts.fits[0].need.weights == about["weight_bytes"] == model.weight_bytes
+    assert facts.fits[0].need.cache == model.decoder.new_state(2, 32).nbytes
+    assert (facts.family, facts.context) == (about["family"], about["context"])
+    assert {stored.format for stored in report.file.formats} == set(about["stored_formats"])
+    assert sum(stored.tensors for stored in report.file.formats) == len(checkpoint.tensors)
+    assert sum(len(kind.layers) for kind in facts.layers) == len(model.config.layers)
+    if model.tokenizer is not None:
+        assert report.tokenizer.vocabulary == model.tokenizer.vocab_size
+        assert {id for id, _ in report.tokenizer.eos} == set(model.tokenizer.eos_ids)
+    return report
+
+
+def test_tiny_is_what_loading_it_takes():
+    report = agrees_with_loading(open_model("tiny"))
+    assert report.model.counts.total == report.file.formats[0].numbers == 3_814_912
+    assert report.file.metadata == {"format": "pt"}
+    assert report.model.tied
+    assert report.model.positions == 512
+
+
+@pytest.mark.parametrize("write", [write_llama, write_gpt2])
+def test_small_checkpoints_are_what_loading_them_takes(write, tmp_path):
+    report = agrees_with_loading(open_checkpoint(write(tmp_path / "m")))
+    assert report.tokenizer is None
+    assert report.unknown == ()
+
+
+@pytest.mark.real
+def test_the_real_model_is_what_loading_it_takes(smollm2_path):
+    report = agrees_with_loading(open_checkpoint(smollm2_path))
+    (layers,) = report.model.layers
+    assert (layers.heads, layers.kv_heads, len(layers.layers)) == (9, 3, 30)
+    assert report.tokenizer.chat_template
+    assert report.tokenizer.bos == (1, "<|im_start|>")
+
+
+def test_each_device_has_its_own_arithmetic_and_answer(tmp_path):
+    checkpoint = open_checkpoint(write_llama(tmp_path / "m", bfloat16_tensors()))
+    blind = replace(CPU, total_bytes=None, free_bytes=None)
+    absent = replace(GPU, usable=False)
+    report = measure_info(checkpoint, [CPU, GPU, blind, absent], context=10)
+    cpu, gpu, unknown, unusable = report.model.fits
+    assert [fit.need.dtype for fit in (cpu, gpu, unknown)] == ["float32", "bfloat16", "float32"]
+    assert (cpu.fits, cpu.longest) == (True, 64)
+    assert (gpu.fits, gpu.longest) == (False, 0)
+    assert (unknown.fits, unknown.longest) == (None, None)
+    assert (unusable.fits, unusable.longest) == (None, None)
+
+
+def test_it_fits_to_the_byte(tmp_path):
+    checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
+    needed = measure_info(checkpoint, [CPU], context=10).model.fits[0].need.total
+    for free, fits, longest in ((needed, True, 10), (needed - 1, False, 9)):
+        (fit,) = measure_info(checkpoint, [replace(CPU, free_bytes=free)], context=10).model.fits
+        assert (fit.fits, fit.longest) == (fits, longest)
+
+
+def bfloat16_tensors():
+    return {name: tensor.bfloat16() for name, tensor in llama_tensors().items()}
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "short"])
+def test_a_file_of_another_model_turns_the_checks_red(tmp_path, change):
+    tensors = llama_tensors()
+    name = "model.layers.1.mlp.up_proj.weight"
+    if change == "missing":
+        del tensors[name]
+    elif change == "extra":
+        tensors["model.layers.1.mlp.other.weight"] = torch.zeros(3, 3)
+    else:
+        tensors[name] = tensors[name][:-1].clone()
+    report = measure_info(open_checkpoint(write_llama(tmp_path / "m", tensors)), [CPU])
+    numbers, names = report.checks
+    assert (numbers.ok, names.ok) == {
+        "missing": (False, False),
+        "extra": (True, False),
+        "short": (False, True),
+    }[change]
+    where = {"missing": "blocks.1.mlp.W_up", "extra": "model.layers.1.mlp.other.weight"}
+    assert names.where == where.get(change, "")
+
+
+def test_a_lone_file_and_an_unknown_architecture_still_have_their_facts(tmp_path):
+    alone = tmp_path / "alone.safetensors"
+    save_file(gpt2_tensors(), alone, metadata={"by": "me"})
+    report = measure_info(open_checkpoint(alone), [CPU])
+    assert report.model is None
+    assert report.checks == ()
+    assert report.file.metadata == {"by": "me"}
+    assert report.file.tensors == 16
+    assert report.file.bytes == alone.stat().st_size
+    assert "no config.json" in report.unknown[0]
+    folder = write_llama(tmp_path / "m", model_type="unheard_of")
+    report = measure_info(open_checkpoint(folder), [CPU])
+    assert report.model is None
+    assert report.file.tensors == 21
+    assert "`unheard_of`" in report.unknown[0]
+
+
+def test_a_configuration_that_contradicts_itself_is_an_error(tmp_path):
+    folder = write_llama(tmp_path / "m", num_attention_heads=5)
+    with pytest.raises(CheckpointError):
+        measure_info(open_checkpoint(folder), [CPU])
+
+
+def test_metadata_of_a_gguf_file_is_kept_as_it_is(tmp_path):
+    file = tmp_path / "x.gguf"
+    pairs = [
+        g.pair("general.architecture", g.STRING, "unheard_of"),
+        g.pair("odd", g.STRING, b"\xff\x1b[31m"),
+        g.pair("many", g.ARRAY, (g.U32, list(range(50)))),
+    ]
+    tensor = g.tensor("w", (32,), 0, 0)
+    file.write_bytes(g.gguf(pairs, [tensor], bytes(128)))
+    report = measure_info(open_checkpoint(file), [CPU])
+    assert report.file.metadata["odd"].encode("utf-8", "surrogateescape") == b"\xff\x1b[31m"
+    assert report.file.formats[0].bytes == 128
+    assert report.file.formats[0].numbers == 32
+    assert "`unheard_of`" in report.unknown[0]
+
+
+def test_a_model_of_70_billion_is_described_at_once(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(HUGE))
+    gpus = [GPU] * 8
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        report = measure_info(open_checkpoint(tmp_path), [*gpus, CPU], dtype="bfloat16")
+        seconds.append(time.perf_counter() - begin)
+    assert report.model.counts.total == 70_553_706_496
+    assert report.model.fits[-1].need.weights == 2 * 70_553_706_496
+    assert report.model.fits[-1].need.cache_per_token == 80 * 2 * 8 * 128 * 2
+    assert report.checks == ()
+    assert report.file.files == 0
+    assert min(seconds) < 0.5
+
+
+def test_every_family_is_listed_with_its_words():
+    listed = {facts.name: facts for facts in supported_families()}
+    assert list(listed) == [family.name for family in families()]
+    for family in families():
+        assert listed[family.name].hf_types == family.hf_types
+        assert listed[family.name].words
