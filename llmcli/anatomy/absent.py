@@ -19,6 +19,7 @@ _ABSENT = (
 # how a name of another program ends, and what that is here: suggested, not accepted
 _OTHERS = (
     (r"(lm_head|unembed|output)(\.weight)?", ("logits", "head.W", "embed.W")),
+    (r"head\.W", ("embed.W",)),  # of a tied head
     (r"(embed|embed_tokens|tok_embeddings|token_embd|wte)(\.weight)?", ("embed", "embed.W")),
     (r"(embed_positions|wpe)(\.weight)?", ("pos_embed", "pos_embed.W")),
     (r"(mlp|ffn)\.hidden", ("mlp.post",)),

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from llmcli.anatomy.absent import either, layers_there_are, near, why_absent
 from llmcli.anatomy.aliases import UNLIKE, Sources, others
-from llmcli.anatomy.model import activations, parameters, states
+from llmcli.anatomy.model import calculated, parameters, states
 from llmcli.anatomy.spec import Kind, TensorSpec
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
@@ -50,19 +50,20 @@ def known(config: ModelConfig) -> dict[str, Named]:
     With what the fused attention never writes: `attn.scores`, `attn.pattern`, `attn.result`. A
     layer's part of the cache stands where it is written, before its scores.
     """
-    found = {spec.name: _named(spec) for spec in parameters(config)}
+    specs = list(parameters(config))
     kept: dict[int | None, list[TensorSpec]] = {}
     for spec in states(config, batch=1, capacity=1):
         kept.setdefault(spec.layer, []).append(spec)
-    for spec in activations(config, batch=1, tokens=1, past=0, phase="prefill"):
-        if not spec.name.endswith(".attn.z"):
-            found[spec.name] = _named(spec)
-            continue
-        scores, pattern, result = _unwritten(spec)
-        before = [_named(state) for state in kept.get(spec.layer, ())]
-        for named in (*before, scores, pattern, _named(spec), result):
-            found[named.name] = named
-    return found
+    for spec in calculated(config, batch=1, tokens=1, past=0, phase="prefill"):
+        if spec.name.endswith(".attn.scores"):
+            specs += kept.get(spec.layer, ())
+        specs.append(spec)
+    return {
+        spec.name: Named(
+            name=spec.name, kind=spec.kind, layer=spec.layer, axes=spec.axes, formula=spec.formula
+        )
+        for spec in specs
+    }
 
 
 def canonical(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> str | None:
@@ -133,12 +134,13 @@ class Names:
             )
         chosen: set[str] = set()
         for item in items:
-            for one in _expanded(item, self.config):
-                chosen |= self._matched(one, item, kinds)
+            chosen |= self._chosen(item, kinds)
         return tuple(name for name in self.known if name in chosen)
 
-    def refusal(self, name: str, kinds: Sequence[Kind]) -> UsageError:
-        """Why there is no such name among those kinds, and what is near it."""
+    def refusal(
+        self, name: str, kinds: Sequence[Kind], otherwise: str = "`llmcli shapes --names` has all"
+    ) -> UsageError:
+        """Why there is no such name among those kinds; `otherwise`: the hint if none is near."""
         candidates = [n for n, named in self.known.items() if named.kind in kinds]
         plain = self._others.get(name, (name,))[0]
         reason = why_absent(plain, self.config)
@@ -146,7 +148,7 @@ class Names:
         message = f"there is no {' or '.join(kinds)} `{name}`"
         if reason:
             message = f"this model has no `{name}`: {reason}"
-        hint = f"did you mean {either(close)}?" if close else "`llmcli shapes --names` lists them"
+        hint = f"did you mean {either(close)}?" if close else otherwise
         return UsageError(message, hint=hint)
 
     @cached_property
@@ -161,20 +163,27 @@ class Names:
                 found.setdefault(meant[0], []).append(name)
         return found
 
-    def _matched(self, item: str, typed: str, kinds: Sequence[Kind]) -> set[str]:
-        """What an item without ranges means; `typed` is the item with them."""
-        if _GLOB.search(item):
-            every = self._globbed(item)
-        else:
-            name = self.canonical(item)
-            every = set() if name is None else {name}
+    def _chosen(self, item: str, kinds: Sequence[Kind]) -> set[str]:
+        """What one item of a pattern means: blocks of a range may lack it, not all of them."""
+        blocks = tuple(_expanded(item, self.config))
+        every = {name for one in blocks for name in self._matched(one)}
         found = {name for name in every if self.known[name].kind in kinds}
         if found:
             return found
         if every:
             kind = self.known[min(every)].kind
-            raise UsageError(f"`{typed}` is {_a(kind)}, not {' or '.join(map(_a, kinds))}")
-        raise self._matches_nothing(item, typed, kinds)
+            raise UsageError(
+                f"`{item}` is {_a(kind)}, not {' or '.join(map(_a, kinds))}",
+                hint="for example `blocks.*.attn.pattern`",
+            )
+        raise self._matches_nothing(blocks[0], item, kinds)
+
+    def _matched(self, item: str) -> set[str]:
+        """What an item without ranges means, of any kind."""
+        if _GLOB.search(item):
+            return self._globbed(item)
+        name = self.canonical(item)
+        return set() if name is None else {name}
 
     def _globbed(self, glob: str) -> set[str]:
         """Our names that match; only where none does, the names of others."""
@@ -215,7 +224,10 @@ def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
     numbers = [int(number) for number in (found["first"], found["last"]) if number is not None]
     if not all(-layers <= number < layers for number in numbers):
         part = "cache" if found["part"] == "cache" else "blocks"
-        raise UsageError(f"this model has no `{item}`: {layers_there_are(config, part)}")
+        raise UsageError(
+            f"this model has no `{item}`: {layers_there_are(config, part)}",
+            hint=f"the last is `{part}.-1`, all are `{part}.*`",
+        )
     first, last = numbers[0] % layers, numbers[-1] % layers
     if first > last:
         raise UsageError(f"`{item}` begins after its end", hint=f"the range is `{last}-{first}`")
@@ -230,27 +242,6 @@ def _refuse_unlike(name: str) -> None:
         if found:
             instead = [use.format(**found.groupdict()) for use in ours]
             raise UsageError(f"`{name}` {words}", hint=f"use {either(instead)}, {which}")
-
-
-def _named(spec: TensorSpec) -> Named:
-    return Named(
-        name=spec.name, kind=spec.kind, layer=spec.layer, axes=spec.axes, formula=spec.formula
-    )
-
-
-def _unwritten(z: TensorSpec) -> tuple[Named, ...]:
-    """Scores, pattern and result, which the fused kernel that writes `z` never does."""
-    prefix = z.name.removesuffix(".z")
-    scores = z.formula.removeprefix("Z = softmax(").removesuffix(") V")
-    rows = (
-        ("scores", ("B", "H", "T", "S"), f"S = {scores}"),
-        ("pattern", ("B", "H", "T", "S"), "A = softmax(S)"),
-        ("result", ("B", "H", "T", "D"), "Z W_o, head by head"),
-    )
-    return tuple(
-        Named(name=f"{prefix}.{name}", kind="activation", layer=z.layer, axes=axes, formula=formula)
-        for name, axes, formula in rows
-    )
 
 
 def _a(kind: Kind) -> str:

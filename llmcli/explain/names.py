@@ -21,14 +21,16 @@ class Axes:
 
 def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
     """Every activation of a prompt of that many tokens, and every parameter."""
-    found: dict[str, Axes] = {}
-    for spec in anatomy.activations(config, batch=1, tokens=tokens, past=0, phase="prefill"):
-        if spec.name.endswith(".attn.z"):
-            found |= _unwritten(config, spec.name.removesuffix(".z"), tokens)
-        letters = _letters(config, spec)[1:]
-        found[spec.name] = Axes(
-            name=spec.name, letters=letters, sizes=spec.shape[1:], kind="activation"
+    run = anatomy.calculated(config, batch=1, tokens=tokens, past=0, phase="prefill")
+    found = {
+        spec.name: Axes(
+            name=spec.name,
+            letters=_letters(config, spec)[1:],
+            sizes=spec.shape[1:],
+            kind="activation",
         )
+        for spec in run
+    }
     for spec in anatomy.parameters(config):
         found[spec.name] = Axes(
             name=spec.name, letters=_letters(config, spec), sizes=spec.shape, kind="parameter"
@@ -51,20 +53,3 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
     if mixer.divides(config.width):
         return axes
     return tuple(letter.replace("dh", "dk") for letter in axes)
-
-
-def _unwritten(config: ModelConfig, prefix: str, tokens: int) -> dict[str, Axes]:
-    """What the fused attention never writes."""
-    heads = config.layers[int(prefix.split(".")[1])].mixer.heads
-    square, share = ("H", "T", "S"), ("H", "T", "D")
-    shapes = {
-        "scores": (square, (heads, tokens, tokens)),
-        "pattern": (square, (heads, tokens, tokens)),
-        "result": (share, (heads, tokens, config.width)),
-    }
-    return {
-        f"{prefix}.{name}": Axes(
-            name=f"{prefix}.{name}", letters=letters, sizes=sizes, kind="activation"
-        )
-        for name, (letters, sizes) in shapes.items()
-    }

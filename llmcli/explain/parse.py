@@ -32,15 +32,15 @@ class Wanted:
 
     @property
     def parameter(self) -> bool:
-        """Whether it is named as parameters are (`W_q`, `b`), which no prompt changes."""
-        return re.fullmatch(r"[Wb](_\w+)?|w", self.name.rpartition(".")[2]) is not None
+        """Whether it is named as parameters are (`W_q`, `b`, theirs `weight`): no prompt for it."""
+        return re.fullmatch(r"[Wb](_\w+)?|w|weight|bias", self.name.rpartition(".")[2]) is not None
 
 
 def parse(text: str) -> Wanted:
     """Reads `NAME[INDEX]`; raises UsageError for what is none."""
     inner = re.match(r"([\w.]*)\[(\d+)\](?=\.)", text.strip(), re.ASCII)
     if inner is not None:  # `blocks[0].attn.q[…]`, as a program would write it
-        whole = f"{inner[1]}.{inner[2]}{text.strip()[inner.end():]}"
+        whole = f"{inner[1]}.{inner[2]}{text.strip()[inner.end() :]}"
         raise UsageError(f"`{text}` has an index in its name", hint=f"did you mean `{whole}`?")
     name, bracket, rest = text.strip().partition("[")
     name = name.strip()
@@ -54,8 +54,10 @@ def parse(text: str) -> Wanted:
         return Wanted(name, None)
     rest = rest.rstrip()
     if not rest.endswith("]"):
-        raise split_by_the_shell(text) if "]" not in rest else UsageError(
-            f"`{text}` does not end with its `]`", hint=EXAMPLE
+        raise (
+            split_by_the_shell(text)
+            if "]" not in rest
+            else UsageError(f"`{text}` does not end with its `]`", hint=EXAMPLE)
         )
     return Wanted(name, _items(rest[:-1], text))
 
@@ -104,7 +106,7 @@ def _quote(inside: str, at: int, name: str) -> str:
     if not re.fullmatch(r"\s*\w+\s*", word) or word.strip()[0].isdecimal():
         return EXAMPLE + "; the shell needs quotes around all of it"
     whole = f"{name}[{inside[:at]}'{word.rstrip()}'{comma}{rest}]"
-    return f"a token needs quotes, and so does all of it for the shell: \"{whole}\""
+    return f'a token needs quotes, and so does all of it for the shell: "{whole}"'
 
 
 def _unescaped(text: str) -> str:

@@ -203,7 +203,7 @@ USAGE = [
     (("logits[0,", " God]", "hi"), "`logits[0,` has no `]`: the shell split", "quote all of it"),
     (("A[2,1,0]", "hi"), "`A` is a letter of the formulas, `blocks.N.attn.pattern[head,query,key]`",
      "for example `blocks.0.attn.pattern[2,1,0]`"),
-    (("lm_head.weight[0,1]", "hi"), "there is no activation or parameter", "`logits` or `embed.W`"),
+    (("lm_head.weight[0,1]", "hi"), "its output head is tied", "did you mean `embed.W`?"),
     (("logits", "hi"), "which number of `logits[token: n = 2, vocabulary: v = 261]`?", "example"),
     (("logits[9,0]", "hi"), "`9` is outside the axis token of `logits`: n = 2", "use 0 to 1"),
     (("nothing[0]", "hi"), "there is no activation or parameter `nothing`", "for example"),

@@ -19,9 +19,19 @@ from llmcli.explain.parse import parse
         ("llama-grouped", "blocks.1.mlp.hook_pre", "blocks.1.mlp.gate"),
         ("llama-grouped", "blocks.1.mlp.hook_pre_linear", "blocks.1.mlp.up"),
         ("llama-grouped", "ln_final.hook_scale", "ln_final.scale"),
+        ("llama-grouped", "pattern1", "blocks.1.attn.pattern"),
+        ("llama-grouped", "blocks.1.attn.q.hook_out", "blocks.1.attn.q"),
+        ("llama-grouped", "lm_head", "logits_raw"),
+        ("llama-grouped", "lm_head.weight", "head.W"),
+        ("llama-grouped", "model.embed_tokens.weight", "embed.W"),
+        ("llama-grouped", "model.layers.1.self_attn.k_proj.weight", "blocks.1.attn.W_k"),
+        ("llama-grouped", "model.layers.1.mlp.up_proj", "blocks.1.mlp.up"),
+        ("llama-grouped", "model.norm.weight", "ln_final.w"),
+        ("llama-grouped", "blk.1.ffn_down.weight", "blocks.1.mlp.W_down"),
+        ("gpt2", "transformer.h.0.ln_1", "blocks.0.ln1.out"),
     ],
 )
-def test_transformerlens_names(model_name, typed, meant, known):
+def test_names_of_others(model_name, typed, meant, known):
     config, axes = known(model_name)
     assert find(parse(typed), axes, config).name == meant
 
@@ -46,7 +56,11 @@ ABSENT = [
     ("gpt2", "blocks.0.linattn.q", "softmax attention", None),
     ("gpt2", "blocks.0.attn.sink", "neither sinks nor a gate", None),
     ("gpt2", "blocks.0.ln1_post.out", "no norm follows", None),
-    ("gpt2", "cache.0.k", "needs no cache", None),
+    ("gpt2", "lm_head.weight", "tied, the transpose of `embed.W`", "embed.W"),
+    ("gpt2", "cache.0.k", "needs no cache", "blocks.0.attn.k"),
+    ("llama-grouped", "cache.1.k", "needs no cache", "blocks.1.attn.k_rot"),
+    ("llama-grouped", "cache.1.v", "needs no cache", "blocks.1.attn.v"),
+    ("llama-grouped", "cache.1.state", "keys and values only", None),
 ]
 
 
@@ -67,16 +81,12 @@ def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, c
         ("blocks.0.atn.pattern", "did you mean `blocks.0.attn.pattern`?"),
         ("blocks.1.attn.patern", "did you mean `blocks.1.attn.pattern`?"),
         ("block.1.attn.pattern", "did you mean `blocks.1.attn.pattern`"),
-        ("lm_head", "did you mean `logits` or `head.W`?"),
-        ("lm_head.weight", "did you mean `logits` or `head.W`?"),
         ("embed.weight", "did you mean `embed` or `embed.W`?"),
-        ("model.embed_tokens.weight", "did you mean `embed` or `embed.W`?"),
         ("mlp.hidden", "did you mean `blocks.0.mlp.post`?"),
         ("blocks.1.mlp.hidden", "did you mean `blocks.1.mlp.post`?"),
         ("blocks.1.attn.weights", "did you mean `blocks.1.attn.pattern`?"),
-        ("model.layers.1.self_attn.k_proj.weight", "did you mean `blocks.1.attn.W_k`?"),
-        ("model.layers.1.mlp.up_proj.weight", "did you mean `blocks.1.mlp.W_up`?"),
-        ("model.norm.weight", "did you mean `ln_final.out` or `ln_final.w`?"),
+        ("final_norm", "did you mean `ln_final.out` or `ln_final.w`?"),
+        ("my.layers.1.self_attn.k_proj", "did you mean `blocks.1.attn.W_k`?"),
         ("pattern", "did you mean `blocks.0.attn.pattern` or `blocks.1.attn.pattern`?"),
         ("attn.v", "did you mean `blocks.0.attn.v` or `blocks.1.attn.v`?"),
         ("logit", "did you mean `logits`"),
@@ -123,6 +133,17 @@ def test_a_tied_head_is_the_embedding(known):
     with pytest.raises(UsageError) as caught:
         find(parse("W_head[1,2]"), axes, config)
     assert "`embed.W[vocabulary,dimension]`" in caught.value.message
-    with pytest.raises(UsageError) as caught:
-        find(parse("lm_head.weight[1,2]"), axes, config)
-    assert caught.value.hint == "did you mean `logits` or `embed.W`?"
+
+
+def test_a_fused_tensor_names_what_is_in_it(known):
+    config, axes = known("gpt2")
+    with pytest.raises(UsageError, match="holds several tensors in one") as caught:
+        find(parse("transformer.h.0.attn.c_attn[0,0]"), axes, config)
+    assert caught.value.hint == "use `blocks.0.attn.q`, `blocks.0.attn.k` or `blocks.0.attn.v`"
+
+
+def test_a_name_that_is_not_one_thing_says_what_to_use(known):
+    config, axes = known("gpt2")
+    with pytest.raises(UsageError, match="is after the norm's weight in one version") as caught:
+        find(parse("blocks.0.ln1.hook_normalized[0,0]"), axes, config)
+    assert "`blocks.0.ln1.out`" in caught.value.hint

@@ -1,0 +1,77 @@
+"""transformers' names of its modules are accepted, and mean what they say.
+
+Every module of every case is watched. The name of each is given to `Names`; what it is called
+here must hold the very numbers that the module put out.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from parity_cases import CASES, prompt
+from parity_reference import fresh_rope, precision
+from parity_types import Models, References
+from torch import Tensor, nn
+
+from llmcli.anatomy.names import Names
+from llmcli.errors import UsageError
+from llmcli.families.sources import sources
+
+# modules without a tensor of their own here: the whole model and its decoder, what only passes on
+UNNAMED = r"|model|transformer|.*(rotary_emb|dropout|drop)"
+FUSED = r".*\.c_attn"
+
+
+def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    """Path of a module → the tensor that it put out, in one whole pass."""
+    seen: dict[str, Tensor] = {}
+
+    def watch(path: str, module: nn.Module):
+        def hook(_: nn.Module, __: object, value: object) -> None:
+            seen[path] = value[0] if isinstance(value, tuple) else value
+
+        return module.register_forward_hook(hook)
+
+    handles = [watch(path, module) for path, module in model.named_modules()]
+    try:
+        with torch.no_grad(), precision(model):
+            fresh_rope(model)
+            model(ids, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Heads side by side, as a projection puts them out: `[B, H, T, d]` → `[B, T, H·d]`."""
+    return tensor.transpose(1, 2).flatten(2) if tensor.ndim == 4 else tensor
+
+
+@pytest.mark.parametrize("name", [one.name for one in CASES])
+def test_a_modules_name_means_its_output(name: str, models: Models, references: References) -> None:
+    ids = prompt(batch=2, tokens=20)
+    model = models(name, "float64")
+    ours: dict[str, Tensor] = {}
+    model.decoder(ids, tap=ours.__setitem__)
+    names = Names(model.config, sources(model.config))
+    theirs = outputs(references(name, "float64"), ids)
+    compared = 0
+    for path, value in theirs.items():
+        if re.fullmatch(UNNAMED, path):
+            continue
+        if re.fullmatch(FUSED, path):
+            with pytest.raises(UsageError, match="several tensors in one"):
+                names.canonical(path)
+            continue
+        meant = names.canonical(path)
+        assert meant is not None, path
+        # heads of their own are normalized as `[B, T, H, d]`
+        there = value.flatten(2) if value.ndim == 4 else value
+        here = flat(ours[meant])
+        there = there.expand_as(here)  # positions are looked up once for all rows
+        assert (here - there).abs().max() <= 1e-11 * (1 + there.abs().max()), (path, meant)
+        compared += 1
+    assert compared >= 10 * len(model.config.layers)
