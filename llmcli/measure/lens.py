@@ -193,7 +193,7 @@ class _Reader:
             vocabulary=model.config.vocab,
             tokens=tokens,
             positions=tuple(positions),
-            target="one token" if isinstance(self._target, int) else words[self._target],
+            target="the token given" if isinstance(self._target, int) else words[self._target],
             targets=tuple(self._targets),
             rows=tuple(
                 LensRow(name=name, layer=_layer(name), cells=tuple(cells))

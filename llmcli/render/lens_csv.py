@@ -1,0 +1,33 @@
+"""The logit lens as a table for other programs: a line for every token of every cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from llmcli.reports.lens import LensReport
+
+COLUMNS = (
+    "row", "layer", "position", "position_token", "place", "id", "token", "probability",
+    "entropy", "kl", "target_id", "target_rank", "target_probability",
+)  # fmt: skip
+
+
+def lens_csv(report: LensReport) -> bytes:
+    """UTF-8, a heading and a line each; `place` is 1 for the likeliest token of a cell.
+
+    The embedding has no layer. Numbers have all the digits that they have.
+    """
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(COLUMNS)
+    for row in report.rows:
+        for at, cell in enumerate(row.cells):
+            position, target = report.positions[at], report.targets[at]
+            for place, token in enumerate(cell.top, 1):
+                writer.writerow((
+                    row.name, row.layer, position, report.tokens[position][1], place, token.id,
+                    token.text, token.probability, cell.entropy, cell.kl, target.id,
+                    cell.target_rank, cell.target_probability,
+                ))  # fmt: skip
+    return file.getvalue().encode("utf-8", "surrogatepass")
