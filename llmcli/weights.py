@@ -13,7 +13,7 @@ from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import Load, Op, Plan, Rows, Transpose, UnpairRows
+from llmcli.families import Load, Op, Plan, Rows, Transpose, UnpairRows, shape_after
 from llmcli.model import Ledger, LedgerEntry
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format, dequantize
@@ -74,7 +74,7 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
         info, wanted = tensors[load_.source], expected[load_.target]
         check_format(info.format)
         used[load_.source] += math.prod(wanted)
-        found = _shape_after(info.shape, load_.ops)
+        found = shape_after(info.shape, load_.ops)
         if found != wanted:
             misshapen.append((load_.target, load_.source, wanted, found or info.shape))
     if misshapen:
@@ -83,21 +83,6 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
         shape = list(tensors[source].shape)
         if count != math.prod(shape):
             raise CheckpointError(f"`{source}` is {shape}, of which {count} numbers have a use")
-
-
-def _shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:
-    """The shape that a rule's operations leave; None where they cannot be done on it."""
-    for op in ops:
-        match op:
-            case Rows(start=start, stop=stop) if shape and stop <= shape[0]:
-                shape = (stop - start, *shape[1:])
-            case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
-                pass
-            case Transpose() if len(shape) == 2:
-                shape = (shape[1], shape[0])
-            case _:
-                return None
-    return shape
 
 
 def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load) -> None:

@@ -12,6 +12,7 @@ from llmcli.families.rules import (
     Transpose,
     UnpairRows,
     plan,
+    shape_after,
 )
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "families",
     "find",
     "plan",
+    "shape_after",
     "translate",
 ]

@@ -147,3 +147,18 @@ def _skeleton(name: str) -> tuple[str, list[int]]:
 def _filled(target: str, numbers: Sequence[int]) -> str:
     remaining = iter(numbers)
     return _PLACEHOLDER.sub(lambda _: str(next(remaining)), target)
+
+
+def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:
+    """The shape that a rule's operations leave; None where they cannot be done on it."""
+    for op in ops:
+        match op:
+            case Rows(start=start, stop=stop) if shape and stop <= shape[0]:
+                shape = (stop - start, *shape[1:])
+            case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
+                pass
+            case Transpose() if len(shape) == 2:
+                shape = (shape[1], shape[0])
+            case _:
+                return None
+    return shape
