@@ -1,0 +1,140 @@
+"""Repeated layers in one row: only where their tensors are equal up to the layer's number.
+
+Nothing is assumed about layers: they are compared, configuration and specs, and what differs (a
+window, a head count, a stored format) stays apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+
+from llmcli.anatomy.spec import TensorSpec
+from llmcli.config import ModelConfig
+
+# a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`
+_NUMBER = re.compile(r"(?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+")
+# what a layer reads from the one before it: the first has another, and is alike all the same
+_ENTRY = ".resid_pre"
+
+# one tensor in every phase that is looked at: the specs differ in shapes and dtypes only
+Phases = tuple[TensorSpec, ...]
+Extra = Callable[[TensorSpec], Hashable]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """A row: `phases` are those of its first layer; `layers` is empty outside the blocks."""
+
+    name: str
+    layers: tuple[int, ...]
+    phases: Phases
+
+
+def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
+    """The rows of `tensors`, layers of one kind together where the first of them stands.
+
+    `extra`: what else must be equal for two tensors to be one row, numbers taken out.
+    """
+    layers: dict[int, list[Phases]] = {}
+    for phases in tensors:
+        if phases[0].layer is not None:
+            layers.setdefault(phases[0].layer, []).append(phases)
+    alike: dict[Hashable, list[int]] = {}
+    for layer, members in layers.items():
+        alike.setdefault(_kind(layer, members, config), []).append(layer)
+    kinds = {numbers[0]: numbers for numbers in alike.values()}
+    rows: list[Folded] = []
+    for phases in tensors:
+        layer_ = phases[0].layer
+        if layer_ is None:
+            rows.append(Folded(name=phases[0].name, layers=(), phases=phases))
+        elif layer_ in kinds:
+            rows += _rows([layers[number] for number in kinds.pop(layer_)], extra)
+    return tuple(rows)
+
+
+def unfold(row: Folded) -> tuple[Phases, ...]:
+    """What a row says of each of its layers: the first one's specs with the numbers of the others.
+
+    A test of the folding: the real specs must be these.
+    """
+    if not row.layers:
+        return (row.phases,)
+    first = row.layers[0]
+    return tuple(tuple(_moved(spec, layer - first) for spec in row.phases) for layer in row.layers)
+
+
+def numbered(text: str, layer: int, number: str) -> str:
+    """`text` with `number` in place of the layer's own, where it stands as a part of a name."""
+    return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """`0-3,5,7-8` for rising numbers."""
+    out: list[list[int]] = []
+    for number in numbers:
+        if out and out[-1][1] == number - 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def _kind(layer: int, members: Sequence[Phases], config: ModelConfig) -> Hashable:
+    inside = (phases for phases in members if not phases[0].name.endswith(_ENTRY))
+    return config.layers[layer], tuple(_template(spec) for phases in inside for spec in phases)
+
+
+def _rows(layers: Sequence[Sequence[Phases]], extra: Extra) -> list[Folded]:
+    """The rows of layers of one kind, tensor by tensor."""
+    rows = []
+    for same in zip(*layers, strict=True):
+        parts: dict[Hashable, list[Phases]] = {}
+        for phases in same:
+            key = (tuple(_template(spec) for spec in phases), extra(phases[0]))
+            parts.setdefault(key, []).append(phases)
+        rows += [_row(part) for part in parts.values()]
+    return rows
+
+
+def _row(part: Sequence[Phases]) -> Folded:
+    first = part[0][0]
+    numbers = tuple(phases[0].layer for phases in part if phases[0].layer is not None)
+    label = spans(numbers)
+    label = f"{{{label}}}" if len(numbers) > 1 else label
+    name = numbered(first.name, numbers[0], label)
+    return Folded(name=name, layers=numbers, phases=part[0])
+
+
+def _template(spec: TensorSpec) -> Hashable:
+    """Everything that a spec says, the layer's number taken out."""
+    layer = spec.layer or 0
+    texts = tuple(
+        _moved_text(text or "", -layer) for text in (spec.name, spec.formula, spec.shares)
+    )
+    return texts, *(getattr(spec, name) for name in _PLAIN)
+
+
+_PLAIN = tuple(
+    field.name
+    for field in fields(TensorSpec)
+    if field.name not in ("name", "formula", "shares", "layer")
+)
+
+
+def _moved(spec: TensorSpec, by: int) -> TensorSpec:
+    """The same tensor so many layers further on."""
+    values = {name: getattr(spec, name) for name in _PLAIN}
+    return TensorSpec(
+        name=_moved_text(spec.name, by),
+        formula=_moved_text(spec.formula, by),
+        shares=None if spec.shares is None else _moved_text(spec.shares, by),
+        layer=None if spec.layer is None else spec.layer + by,
+        **values,
+    )
+
+
+def _moved_text(text: str, by: int) -> str:
+    return _NUMBER.sub(lambda found: str(int(found[0]) + by), text)

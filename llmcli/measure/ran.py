@@ -1,0 +1,210 @@
+"""What a real run has: every shape, dtype and memory held against what the specs say of it.
+
+Axes: B sequences, T new tokens, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from llmcli import devices
+from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.spec import Phase
+from llmcli.measure.shapes import Calls, difference
+from llmcli.model import Model, dtype_name
+from llmcli.nn.state import State
+from llmcli.ops.norm import at_least_float32
+from llmcli.reports.checks import ViewCheck
+
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+Like = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
+
+
+@dataclass
+class Seen:
+    """The tensors of one call, as they were emitted; the tensors themselves are not kept.
+
+    A storage is known by a weak reference: as long as it is held no other storage is taken for
+    it, and its memory is free all the same.
+    """
+
+    names: list[str] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    storages: list[StorageWeakRef] = field(default_factory=list)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """What a tap is shown."""
+        self.names.append(name)
+        self.shapes.append(tuple(tensor.shape))
+        self.dtypes.append(dtype_name(tensor.dtype))
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self.storages.append(storage)
+
+
+def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck, ...]:
+    """Reads `batch` times the prompt, takes one step more, and compares all of it with the specs.
+
+    Raises OutOfMemory where cache and logits do not fit.
+    """
+    calls = Calls(config=model.config, batch=batch, tokens=len(ids), dtype=dtype_name(model.dtype))
+    state, seen, derived = _run(model, ids, batch)
+    written = {
+        phase: [spec for spec in calls.activations(phase) if spec.written] for phase in PHASES
+    }
+    unwritten = {spec.name: spec for spec in calls.activations("decode") if not spec.written}
+    return (
+        _shapes_check(written, seen),
+        _dtypes_check(written, seen),
+        _memory_check(written, seen),
+        _derived_check(unwritten, derived),
+        _cache_check(calls.states("decode"), state),
+        _parameters_check(calls.parameters(), model),
+    )
+
+
+def _run(
+    model: Model, ids: Sequence[int], batch: int
+) -> tuple[State, dict[Phase, Seen], dict[str, Like]]:
+    """Prefill and one decode step; of the latter also what is derived and never written."""
+    decoder = model.decoder
+    tokens = len(ids)
+    logits = 2 * 4 * batch * tokens * model.config.vocab
+    devices.require_memory(
+        decoder.state_bytes(batch, tokens + 1) + logits,
+        model.device,
+        "the cache and the logits of this prompt",
+        "use a shorter prompt or a smaller --batch",
+    )
+    state = decoder.new_state(batch, tokens + 1)
+    prefill, decode = Seen(), Seen()
+    derived: dict[str, Like] = {}
+    ids_BT = torch.tensor([list(ids)], device=model.device).expand(batch, -1)
+    last_BV = decoder(ids_BT, state, tap=prefill.add)[:, -1]
+    watch = partial(_derive, model, state, derived, {})
+
+    def step(name: str, tensor: Tensor) -> None:
+        decode.add(name, tensor)
+        watch(name, tensor)
+
+    decoder(last_BV.argmax(-1, keepdim=True), state, tap=step)
+    return state, {"prefill": prefill, "decode": decode}, derived
+
+
+def _derive(
+    model: Model,
+    state: State,
+    derived: dict[str, Like],
+    queries: dict[str, Tensor],
+    name: str,
+    tensor: Tensor,
+) -> None:
+    """Keeps the queries until `z` comes; then scores, pattern and result follow from both."""
+    if name.rpartition(".")[2] in ("q", "q_norm", "q_rot"):
+        queries["last"] = tensor
+    if not name.endswith(".attn.z"):
+        return
+    prefix = name.removesuffix(".z")
+    layer = int(prefix.split(".")[1])
+    mixer = model.decoder.blocks[layer].mixer
+    q_BHTd, first = queries["last"], state.lengths[0]
+    k_BKSd = state.layers[layer].k[:, :, : first + tensor.shape[2]]
+    derived[f"{prefix}.scores"] = _like(mixer.score_rows(q_BHTd, k_BKSd, first))
+    derived[f"{prefix}.pattern"] = _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
+    W_o = mixer.out.weight.T
+    W_HeD = W_o.reshape(tensor.shape[1], -1, W_o.shape[-1])
+    derived[f"{prefix}.result"] = _like(at_least_float32(tensor) @ at_least_float32(W_HeD))
+
+
+def _like(tensor: Tensor) -> Like:
+    return tuple(tensor.shape), dtype_name(tensor.dtype)
+
+
+def _shapes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+    wrong = []
+    for phase in PHASES:
+        said = [(spec.name, spec.shape) for spec in specs[phase]]
+        was = list(zip(seen[phase].names, seen[phase].shapes, strict=True))
+        wrong += [f"{a[0]} ({phase})" for a, b in zip(said, was, strict=False) if a != b]
+        wrong += [phase] * abs(len(said) - len(was))
+    count = sum(len(specs[phase]) for phase in PHASES)
+    words = f"the {count} activations ran in this order, in these shapes"
+    return difference("ran_shapes", words, wrong)
+
+
+def _dtypes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+    wrong = [
+        f"{spec.name} ({phase})"
+        for phase in PHASES
+        for spec, was in zip(specs[phase], seen[phase].dtypes, strict=False)
+        if spec.dtype != was
+    ]
+    return difference("ran_dtypes", "each of them in its dtype", wrong)
+
+
+def _memory_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+    wrong: list[str] = []
+    for phase in PHASES:
+        storages = [storage.cdata for storage in seen[phase].storages]
+        wrong += (f"{name} ({phase})" for name in _unlike(specs[phase], storages))
+    words = "they share memory exactly where they are called views"
+    return difference("ran_memory", words, wrong)
+
+
+def _derived_check(specs: dict[str, TensorSpec], derived: dict[str, Like]) -> ViewCheck:
+    wrong = [name for name in {**specs, **derived} if not _is(specs.get(name), derived.get(name))]
+    words = f"the {len(specs)} that no kernel writes follow from the others in these shapes"
+    return difference("ran_derived", words, wrong)
+
+
+def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
+    kept = {
+        f"cache.{i}.{name}": _like(tensor)
+        for i, layer in enumerate(state.layers)
+        for name, tensor in (("k", layer.k), ("v", layer.v))
+    }
+    wrong = [spec.name for spec in specs if not _is(spec, kept.get(spec.name))]
+    if sum(spec.bytes or 0 for spec in specs) != state.nbytes:
+        wrong.append("the bytes of all of them")
+    return difference("ran_cache", f"the cache has {state.nbytes} bytes after both", wrong)
+
+
+def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
+    slots = model.decoder.slots
+    found = {name: _like(slot) for name, slot in slots.items()}
+    wrong = [
+        spec.name
+        for spec in specs
+        if found.get(spec.name) != (spec.stored_shape or spec.shape, spec.dtype)
+    ]
+    if not wrong:
+        storages = [slots[spec.name].untyped_storage().data_ptr() for spec in specs]
+        wrong = _unlike(specs, storages)
+    return difference("ran_parameters", f"the {len(specs)} parameters lie in memory so", wrong)
+
+
+def _is(spec: TensorSpec | None, was: Like | None) -> bool:
+    return spec is not None and was == (spec.shape, spec.dtype)
+
+
+def _unlike(specs: Sequence[TensorSpec], storages: Sequence[int]) -> list[str]:
+    """Names whose storage is shared otherwise than `shares` says: one root, one storage."""
+    shares = {spec.name: spec.shares for spec in specs}
+    storage_of: dict[str, int] = {}
+    root_of: dict[int, str] = {}
+    wrong = []
+    for spec, storage in zip(specs, storages, strict=False):
+        root = spec.name
+        while shares.get(root):
+            root = str(shares[root])
+        if storage_of.setdefault(root, storage) != storage or (
+            root_of.setdefault(storage, root) != root
+        ):
+            wrong.append(spec.name)
+    return wrong

@@ -1,0 +1,273 @@
+"""The shapes of a whole model from its configuration and the headers of its files. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from llmcli.anatomy import TensorSpec, calculated, parameters, states
+from llmcli.anatomy.fold import Folded, Phases, fold, numbered, spans, unfold
+from llmcli.anatomy.letters import Letters
+from llmcli.anatomy.spec import Kind, Phase
+from llmcli.checkpoints import Checkpoint
+from llmcli.config import ModelConfig
+from llmcli.families import Rule, plan, shape_after
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.shapes import (
+    CacheGrowth,
+    LayerKind,
+    LetterValue,
+    ShapeRow,
+    ShapesReport,
+    ShapeTensor,
+    Stored,
+)
+
+LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is shown: tensors of those kinds, of those layers and names (None: all of them)."""
+
+    kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
+    layers: tuple[int, ...] | None = None
+    names: frozenset[str] | None = None
+
+    def takes(self, spec: TensorSpec) -> bool:
+        """Whether the tensor is one of them."""
+        return (
+            spec.kind in self.kinds
+            and (self.layers is None or spec.layer in self.layers)
+            and (self.names is None or spec.name in self.names)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Reading a prompt of `tokens` tokens, and the step after it, for `batch` sequences."""
+
+    config: ModelConfig
+    batch: int
+    tokens: int
+    dtype: str
+
+    def letters(self, phase: Phase) -> Letters:
+        """The sizes of that phase's axes."""
+        new, past = (self.tokens, 0) if phase == "prefill" else (1, self.tokens)
+        return Letters(config=self.config, batch=self.batch, tokens=new, past=past)
+
+    def activations(self, phase: Phase) -> tuple[TensorSpec, ...]:
+        """What that phase calculates, written or not."""
+        call = self.letters(phase)
+        return calculated(
+            self.config,
+            batch=call.batch,
+            tokens=call.tokens,
+            past=call.past,
+            phase=phase,
+            dtype=self.dtype,
+        )
+
+    def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
+        """What is kept after that phase, as large as it has to be then."""
+        call = self.letters(phase)
+        kept = states(
+            self.config, batch=call.batch, capacity=call.past + call.tokens, dtype=self.dtype
+        )
+        return tuple(replace(spec, phase=phase) for spec in kept)
+
+    def parameters(self) -> tuple[TensorSpec, ...]:
+        """The weights as they lie in memory."""
+        return tuple(replace(spec, dtype=self.dtype) for spec in parameters(self.config))
+
+    def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
+        """Every tensor once, with its spec in each phase; parameters have one of all phases."""
+        found: list[Phases] = [(spec,) for spec in self.parameters()]
+        found += zip(*(self.activations(phase) for phase in phases), strict=True)
+        found += zip(*(self.states(phase) for phase in phases), strict=True)
+        return found
+
+
+def model_shapes(
+    calls: Calls,
+    phases: Sequence[Phase],
+    asked: Asked,
+    stored: Mapping[str, Stored],
+    checks: Iterable[ViewCheck] = (),
+    *,
+    ran: bool = False,
+) -> ShapesReport:
+    """All tensors that are asked for, one by one and folded, with the checks of the specs.
+
+    `stored`: parameter → its tensor in the checkpoint, as far as there are any; `checks`: further
+    ones, of the headers or of a real run (`ran`).
+    """
+    tensors = [item for item in calls.tensors(phases) if asked.takes(item[0])]
+    rows = fold(tensors, calls.config, lambda spec: _file_template(stored.get(spec.name), spec))
+    weights = calls.parameters()
+    known = sum(item.bytes for item in stored.values())
+    return ShapesReport(
+        dtype=calls.dtype,
+        batch=calls.batch,
+        tokens=calls.tokens,
+        phases=tuple(phases),
+        letters=_letters(calls, phases),
+        kinds=_kinds(calls.config),
+        tensors=tuple(
+            _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
+        ),
+        rows=tuple(_row(row, calls, stored) for row in rows),
+        growth=_growth(calls),
+        parameters=sum(spec.count for spec in weights),
+        weight_bytes=sum(spec.bytes or 0 for spec in weights),
+        stored_bytes=known if stored else None,
+        ran=ran,
+        checks=(symbols_check(tensors, calls), folded_check(tensors, rows), *checks),
+    )
+
+
+def symbols_check(tensors: Sequence[Phases], calls: Calls) -> ViewCheck:
+    """Every shape is what its letters say, with the sizes of the configuration and the call."""
+    letters = {phase: calls.letters(phase) for phase in ("prefill", "decode")}
+    wrong = []
+    for spec in (spec for item in tensors for spec in item):
+        sizes = letters[spec.phase or "prefill"]
+        if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
+            wrong.append(spec.name)
+    count = sum(len(item) for item in tensors)
+    return difference("symbols", f"all {count} shapes are the sizes of their letters", wrong)
+
+
+def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck:
+    """What the rows say of each layer is what that layer's own tensors are."""
+    said = {item[0].name: item for row in rows for item in unfold(row)}
+    wrong = [item[0].name for item in tensors if said.get(item[0].name) != item]
+    if len(said) != len(tensors):
+        wrong += sorted(set(said) - {item[0].name for item in tensors})
+    words = f"the {len(tensors)} tensors are those of the {len(rows)} rows, layer by layer"
+    return difference("folded", words, wrong)
+
+
+def stored_tensors(
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+) -> dict[str, Stored]:
+    """Parameter → where it lies in the checkpoint's files; empty where there are no files."""
+    found = {}
+    counts = {spec.name: spec.count for spec in parameters(config)}
+    for load in plan(checkpoint.tensors, rules, config).loads:
+        info = checkpoint.tensors[load.source]
+        part = counts.get(load.target, 0) * info.nbytes // max(1, prod(info.shape))
+        found[load.target] = Stored(
+            source=info.name,
+            shape=info.shape,
+            format=info.format,
+            bytes=part,
+            operations=tuple(str(op) for op in load.ops),
+        )
+    return found
+
+
+def stored_check(
+    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
+) -> tuple[ViewCheck, ...]:
+    """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
+    if not checkpoint.tensors:
+        return ()
+    todo = plan(checkpoint.tensors, rules, config)
+    wanted = {spec.name: spec.stored_shape for spec in parameters(config)}
+    made = {
+        load.target: shape_after(checkpoint.tensors[load.source].shape, load.ops)
+        for load in todo.loads
+    }
+    wrong = [name for name, shape in wanted.items() if made.get(name) != shape]
+    words = f"the {len(checkpoint.tensors)} tensors of the file make the {len(wanted)} parameters"
+    return (difference("stored", words, [*wrong, *todo.unexpected]),)
+
+
+def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
+    """A check that nothing is wrong; the first of what is."""
+    where = wrong[0] if wrong else ""
+    return ViewCheck(name=name, words=words, value=float(len(wrong)), tolerance=0.0, where=where)
+
+
+def _file_template(stored: Stored | None, spec: TensorSpec) -> object:
+    """How a tensor is stored, its layer's number taken out of the name."""
+    if stored is None or spec.layer is None:
+        return stored
+    return replace(stored, source=numbered(stored.source, spec.layer, "{}"))
+
+
+def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTensor:
+    letters = calls.letters(spec.phase or "prefill")
+    return ShapeTensor(
+        name=spec.name,
+        kind=spec.kind,
+        axes=spec.axes,
+        documents=letters.documented(spec.axes, spec.layer),
+        shape=spec.shape,
+        dtype=spec.dtype or calls.dtype,
+        bytes=spec.bytes or 0,
+        phase=spec.phase,
+        layer=spec.layer,
+        formula=spec.formula,
+        shares=spec.shares,
+        written=spec.written,
+        stored=stored,
+    )
+
+
+def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
+    file = stored.get(row.phases[0].name)
+    source = "" if file is None else file.source
+    if len(row.layers) > 1:
+        source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
+    tensors = tuple(_tensor(spec, calls, file) for spec in row.phases)
+    return ShapeRow(name=row.name, layers=row.layers, tensors=tensors, source=source)
+
+
+def _letters(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
+    """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
+    config = calls.config
+    blocks: list[int | None] = [*range(len(config.layers))] or [None]
+    found = []
+    for letter in LETTERS:
+        values: dict[int, None] = {}
+        documents: dict[str, None] = {}
+        for phase in phases:
+            letters = calls.letters(phase)
+            for block in blocks:
+                sizes = letters.sizes(block)
+                if letter in sizes:
+                    values[sizes[letter]] = None
+                    call = replace(letters, past=0)  # so that T is n
+                    documents[call.documented((letter,), block)[0]] = None
+        if values:
+            called = "/".join(documents)
+            found.append(LetterValue(letter=letter, documents=called, values=tuple(values)))
+    return tuple(found)
+
+
+def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
+    found: dict[object, list[int]] = {}
+    for index, layer in enumerate(config.layers):
+        found.setdefault(layer, []).append(index)
+    return tuple(
+        LayerKind(layers=tuple(layers), window=config.layers[layers[0]].mixer.window)
+        for layers in found.values()
+    )
+
+
+def _growth(calls: Calls) -> CacheGrowth:
+    one = states(calls.config, batch=calls.batch, capacity=1, dtype=calls.dtype)
+    per_layer = []
+    for kind in _kinds(calls.config):
+        first = kind.layers[0]
+        per_layer.append(sum(spec.bytes or 0 for spec in one if spec.layer == first))
+    return CacheGrowth(
+        per_token=sum(spec.bytes or 0 for spec in one),
+        per_layer=tuple(per_layer),
+        prefill=sum(spec.bytes or 0 for spec in calls.states("prefill")),
+        decode=sum(spec.bytes or 0 for spec in calls.states("decode")),
+    )

@@ -1,0 +1,134 @@
+"""What `llmcli shapes` shows: every tensor of a model, and repeated layers in one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.reports.checks import ViewCheck
+
+Kind = Literal["parameter", "activation", "state"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A tensor as it lies in the checkpoint; `operations` make the parameter of it."""
+
+    source: str
+    shape: tuple[int, ...]
+    format: str
+    bytes: int
+    operations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeTensor:
+    """One tensor in one phase; a parameter is the same in all and has none.
+
+    `axes` are its letters and `documents` those of the papers, `bytes` of all its numbers in
+    `dtype`. `shares`: the memory that it is a view of, None where it has its own. `written` is
+    False for what no kernel ever has in memory.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    documents: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    phase: Literal["prefill", "decode"] | None
+    layer: int | None
+    formula: str
+    shares: str | None
+    written: bool
+    stored: Stored | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeRow:
+    """A tensor, or the same one of several `layers` (empty outside the blocks).
+
+    `name` has their numbers in it: `blocks.{0-29}.attn.q`; `tensors` are those of the first, one
+    for each phase; `source` is the checkpoint's name with the numbers in it.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    tensors: tuple[ShapeTensor, ...]
+    source: str = ""
+
+    @property
+    def first(self) -> ShapeTensor:
+        """What is the same in all phases is taken from here."""
+        return self.tensors[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterValue:
+    """A letter of the axes, what the papers call it, and its sizes: layers and phases may differ."""
+
+    letter: str
+    documents: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKind:
+    """Layers that are identical up to their number; `window`: the most keys that a query sees."""
+
+    layers: tuple[int, ...]
+    window: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGrowth:
+    """Bytes of keys and values that one more token takes, of all sequences together.
+
+    `per_layer` are those of the layers of one kind, in the order of `LayerKind`.
+    """
+
+    per_token: int
+    per_layer: tuple[int, ...]
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapesReport:
+    """All that was asked for; `tensors` one by one, `rows` the same folded.
+
+    `ran`: the shapes were compared with a real run of the model, else the specs with themselves
+    and with the headers. `weight_bytes`: of all parameters in `dtype`; `parameters`: how many.
+    """
+
+    dtype: str
+    batch: int
+    tokens: int
+    phases: tuple[str, ...]
+    letters: tuple[LetterValue, ...]
+    kinds: tuple[LayerKind, ...]
+    tensors: tuple[ShapeTensor, ...]
+    rows: tuple[ShapeRow, ...]
+    growth: CacheGrowth
+    parameters: int
+    weight_bytes: int
+    stored_bytes: int | None
+    ran: bool
+    checks: tuple[ViewCheck, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameRow:
+    """A name: what it is in words, its axes, its formula, and what others call it.
+
+    Numbers of layers are `{i}` in `aliases`.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    documents: tuple[str, ...]
+    words: str
+    formula: str
+    aliases: tuple[str, ...]
