@@ -60,9 +60,10 @@ class InfoOptions:
 
 
 def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> None:
-    """What a model is: family, parameters, layers, context, tokenizer, formats, memory.
+    """What a model is, and whether it fits the memory of this machine.
 
-    From the configuration and the headers of the files alone: no weights are read and PyTorch
+    Family, parameters, layers, context, tokenizer, stored formats, bytes: from the configuration
+    and the headers of the files alone, so no weights are read and PyTorch
     is not imported. Memory is that of a run with `--dtype` at `--context-length` (default: the
     model's own), against what this machine has free.
     """

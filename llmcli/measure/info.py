@@ -140,7 +140,7 @@ def _checks(
     return (
         ViewCheck(
             name="stored_numbers",
-            words=f"the stored tensors hold the {total} parameters of the configuration",
+            words=f"the stored tensors hold the {total:,} parameters of the configuration",
             value=float(abs(held - total)),
             tolerance=0.0,
         ),

@@ -24,6 +24,7 @@ from llmcli.reports.info import (
 )
 
 GOOD, BAD = "green", "red"
+_LABEL, _DEVICE = 9, 14  # columns of the memory table: the parts' names, and each device
 _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
 
 
@@ -131,7 +132,7 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
     parts.append(kind.norm)
     parts.append(f"{kind.activation} MLP of {count(kind.hidden)}{', gated' if kind.gated else ''}")
     if numbered:
-        parts.append(f"layers {spans(kind.layers)}")
+        parts.append(f"layer{'s' if times > 1 else ''} {spans(kind.layers)}")
     return parts
 
 
@@ -176,60 +177,69 @@ def _file(file: FileFacts) -> Iterator[tuple[str, Sequence[str]]]:
             ),
         )
     if file.metadata:
-        yield "", (f"{len(file.metadata)} metadata keys",)
+        keys = len(file.metadata)
+        yield "", (f"{keys} metadata key{'s' if keys > 1 else ''}",)
     yield "path", (one_line(file.path),)
 
 
 def _memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
     need = fits[0].need
     sequences = f", {need.batch} sequences" if need.batch > 1 else ""
-    copies = any(fit.need.copies for fit in fits)
-    columns = [
-        Column("device", right=False),
-        Column("dtype", right=False, first_to_go=2),
-        Column("weights", first_to_go=4),
-        Column("cache", first_to_go=4),
-        *((Column("copies", first_to_go=4),) if copies else ()),
-        Column("prompt", first_to_go=4),
-        Column("needed"),
-        Column("free"),
-        Column("fits", right=False),
-        Column("longest", first_to_go=1),
-    ]
+    heading = f"\nmemory for {count(need.context)} tokens{sequences}"
     names = [
         f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
         for fit in fits
     ]
-    notes = [
-        f"cache: {size(need.cache_per_token)} a token in {need.dtype}",
-        "prompt: the peak of reading it, an estimate",
-        *(("copies: of the cache, when a sequence ends",) if copies else ()),
-        "longest: the most tokens that fit",
-        "PyTorch itself is not counted",
-    ]
-    return [
-        Text(f"\nmemory for {count(need.context)} tokens{sequences}", style=HEADING),
-        Rows(columns, [_fit(fit, copies) for fit in fits]),
-        Dotted(names, FAINT),
-        Dotted(notes, FAINT),
-    ]
+    return [Text(heading, style=HEADING), MemoryTable(fits), Dotted(names, FAINT)]
 
 
-def _fit(fit: DeviceFit, copies: bool) -> list[Text]:
-    need, free = fit.need, fit.device.free_bytes
-    fits = {True: ("yes", GOOD), False: ("no", BAD), None: ("unknown", FAINT)}[fit.fits]
+@dataclass(frozen=True)
+class MemoryTable:
+    """A column a device, a line for each part; as many devices beside each other as fit."""
+
+    fits: Sequence[DeviceFit]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        beside = max(1, (options.max_width - _LABEL) // _DEVICE)
+        for first in range(0, len(self.fits), beside):
+            yield self._table(self.fits[first : first + beside])
+
+    def _table(self, fits: Sequence[DeviceFit]) -> Rows:
+        columns = [
+            Column("", right=False),
+            *(Column(fit.device.device) for fit in fits),
+            Column("", right=False, cut=True, first_to_go=1),
+        ]
+        rows = [("dtype", [fit.need.dtype for fit in fits], "")]
+        parts = [
+            ("weights", [fit.need.weights for fit in fits], ""),
+            ("cache", [fit.need.cache for fit in fits], "keys and values of every token"),
+            ("  a token", [fit.need.cache_per_token for fit in fits], ""),
+            ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
+            ("prompt", [fit.need.activations for fit in fits], "peak of reading it, estimated"),
+            ("needed", [fit.need.total for fit in fits], "beside PyTorch itself"),
+        ]
+        rows += [
+            (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts
+            if any(sizes)
+        ]  # fmt: skip
+        rows.append(("free", [_size(fit.device.free_bytes) for fit in fits], ""))
+        longest = ["unknown" if fit.longest is None else count(fit.longest) for fit in fits]
+        lines = [
+            [Text(name), *map(Text, cells), Text(note, style=FAINT)] for name, cells, note in rows
+        ]
+        lines.append([Text("fits"), *map(_fits, fits), Text("")])
+        note = Text("tokens that fit", style=FAINT)
+        lines.append([Text("longest"), *map(Text, longest), note])
+        return Rows(columns, lines)
+
+
+def _fits(fit: DeviceFit) -> Text:
     if not fit.device.usable:
-        fits = ("PyTorch without CUDA", FAINT)
-    sizes = [need.weights, need.cache, *((need.copies,) if copies else ()), need.activations]
-    return [
-        Text(fit.device.device),
-        Text(need.dtype),
-        *(Text(size(nbytes)) for nbytes in sizes),
-        Text(size(need.total)),
-        Text(_size(free)),
-        Text(fits[0], style=fits[1]),
-        Text("unknown" if fit.longest is None else count(fit.longest)),
-    ]
+        return Text("no CUDA", style=FAINT)  # in the PyTorch that is installed
+    if fit.fits is None:
+        return Text("unknown", style=FAINT)
+    return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
 
 
 def _metadata(file: FileFacts) -> list[RenderableType]:

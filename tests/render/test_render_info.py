@@ -1,0 +1,236 @@
+"""`info` as text at fixed widths, and what a file may have written into its names."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from llmcli.render.info import render_families, render_info, spans
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.info import (
+    Device,
+    DeviceFit,
+    FamilyFacts,
+    FileFacts,
+    InfoReport,
+    LayerType,
+    MemoryNeed,
+    ModelFacts,
+    ParameterCounts,
+    StoredFormat,
+    TokenizerFacts,
+)
+
+NEED = MemoryNeed(
+    dtype="bfloat16",
+    batch=2,
+    context=8192,
+    weights=3 << 30,
+    cache=1 << 30,
+    cache_per_token=1 << 17,
+    copies=1 << 30,
+    activations=50 << 20,
+)
+CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
+FULL = LayerType(
+    kind="full attention",
+    layers=(0, 2, 3),
+    window=None,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    value_dim=64,
+    rotary=True,
+    qk_norm=False,
+    norm="RMSNorm",
+    hidden=1536,
+    activation="silu",
+    gated=True,
+)
+WINDOW = replace(FULL, kind="sliding window", window=4096, layers=(1,), kv_heads=1, qk_norm=True)
+MODEL = ModelFacts(
+    family="llama",
+    model_type="llama",
+    width=576,
+    vocabulary=49152,
+    context=8192,
+    positions=None,
+    tied=True,
+    counts=ParameterCounts(
+        total=134515008,
+        active=134515008,
+        embedding=28311552,
+        attention=26542080,
+        mlp=79626240,
+        norms=35136,
+        head=0,
+    ),
+    layers=(FULL, WINDOW),
+    fits=(DeviceFit(device=CPU, need=NEED, fits=False, longest=100),),
+)
+FILE = FileFacts(
+    kind="gguf",
+    path="/models/x.gguf",
+    files=1,
+    bytes=98362432,
+    tensors=271,
+    formats=(StoredFormat(format="Q4_1", tensors=271, numbers=320, bytes=200),),
+    metadata={"general.name": "x"},
+)
+REPORT = InfoReport(
+    name="smollm2",
+    file=FILE,
+    model=MODEL,
+    tokenizer=TokenizerFacts(
+        kind="BPE",
+        vocabulary=49152,
+        bos=(1, "<|im_start|>"),
+        adds_bos=False,
+        eos=((2, "<|im_end|>"),),
+        chat_template=True,
+    ),
+    checks=(ViewCheck(name="n", words="it holds", value=0.0, tolerance=0.0),),
+)
+
+
+def shown(renderable, width, *, colour=False):
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=colour, no_color=not colour,
+        color_system="standard" if colour else None, highlight=False, markup=False, emoji=False,
+    )  # fmt: skip
+    console.print(renderable, crop=False)
+    return [line.rstrip() for line in console.file.getvalue().split("\n")]
+
+
+def test_what_is_said_at_eighty_columns():
+    lines = shown(render_info(REPORT), 80)
+    assert lines == [
+        "smollm2",
+        "family      llama · type llama · width 576 · vocabulary 49,152",
+        "parameters  134,515,008 (135 M) · all active",
+        "            embedding 28,311,552 · attention 26,542,080 · MLP 79,626,240",
+        "            norms 35,136 · head tied to the embedding",
+        "layers      3 × full attention · 9 heads of 64 · 3 kv heads · rotary · RMSNorm",
+        "            silu MLP of 1,536, gated · layers 0,2-3",
+        "            1 × sliding window of 4,096 keys · 9 heads of 64 · 1 kv head",
+        "            rotary · q and k normalized · RMSNorm · silu MLP of 1,536, gated",
+        "            layer 1",
+        "context     8,192 tokens",
+        "tokenizer   BPE · 49,152 tokens · chat template",
+        '            BOS 1 "<|im_start|>" (not put in front) · EOS 2 "<|im_end|>"',
+        "stored      GGUF, 1 file · 93.8 MiB · 271 tensors",
+        "            Q4_1 200 B · 320 numbers of 5 bits · 271 tensors",
+        "            1 metadata key",
+        "path        /models/x.gguf",
+        "",
+        "memory for 8,192 tokens, 2 sequences",
+        "                 cpu",
+        "─────────────────────────────────────────────────────────",
+        "dtype       bfloat16",
+        "weights        3 GiB",
+        "cache          1 GiB   keys and values of every token",
+        "  a token    128 KiB",
+        "copies         1 GiB   of the cache, when a sequence ends",
+        "prompt        50 MiB   peak of reading it, estimated",
+        "needed      5.05 GiB   beside PyTorch itself",
+        "free           4 GiB",
+        "fits              no",
+        "longest          100   tokens that fit",
+        "cpu: Some CPU, 16 GiB",
+        "",
+        "✓ it holds · exactly",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_every_line_fits_and_every_device_is_there(width, gpus):
+    fits = [
+        DeviceFit(
+            device=replace(CPU, device=f"cuda:{i}", name="NVIDIA H200"),
+            need=NEED,
+            fits=True,
+            longest=131072,
+        )
+        for i in range(gpus)
+    ]
+    report = replace(REPORT, model=replace(MODEL, fits=(*fits, *MODEL.fits)))
+    lines = shown(render_info(report, metadata=True), width)
+    assert max(map(cell_len, lines)) <= width
+    heads = " ".join(line for line in lines if line.startswith(" " * 9))
+    assert all(f"cuda:{i}" in heads for i in range(gpus))
+    words = " ".join(line for line in lines if line.startswith("fits")).split()
+    assert words.count("yes") == gpus
+    assert words.count("no") == 1
+
+
+def test_what_is_not_known_is_said():
+    fits = (
+        DeviceFit(device=replace(CPU, free_bytes=None), need=NEED, fits=None, longest=None),
+        DeviceFit(device=replace(CPU, usable=False), need=NEED, fits=None, longest=None),
+    )
+    text = "\n".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=fits))), 80))
+    assert "fits         unknown    no CUDA" in text
+    alone = replace(REPORT, model=None, tokenizer=None, unknown=("no config.json",), checks=())
+    lines = shown(render_info(alone), 80)
+    assert "unknown  no config.json" in lines
+    assert not any("memory" in line or "✓" in line for line in lines)
+
+
+def test_nothing_that_a_file_says_reaches_the_terminal_raw():
+    evil = "\x1b[2J[red]x\x07\n\u202e"
+    report = replace(
+        REPORT,
+        name=evil,
+        unknown=(evil,),
+        file=replace(FILE, path=evil, metadata={evil: evil, "list": [evil] * 9, "raw": "\udcff"}),
+        tokenizer=replace(REPORT.tokenizer, kind=evil, bos=(1, evil), eos=((2, evil),)),
+    )
+    text = "\n".join(shown(render_info(report, metadata=True), 100))
+    assert not set("\x1b\x07\udcff") & set(text)
+    assert "[red]x" in text
+    assert "(9 entries)" in text.replace("\n", " ")
+
+
+def test_metadata_is_cut_where_it_is_long():
+    values = {"text": "a" * 5000, "flag": True, "number": 0.25, "list": list(range(40)), "none": []}
+    lines = shown(
+        render_info(replace(REPORT, file=replace(FILE, metadata=values)), metadata=True), 300
+    )
+    start = lines.index("metadata") + 1
+    assert lines[start : start + 5] == [
+        f'text = "{"a" * 200}" … (5,000 characters)',
+        "flag = true",
+        "number = 0.25",
+        "list = [0, 1, 2, 3, 4, 5, … (40 entries)]",
+        "none = []",
+    ]
+
+
+def test_yes_is_green_and_no_is_red():
+    assert any("\x1b[31m" in line for line in shown(render_info(REPORT), 80, colour=True))
+    fits = tuple(replace(fit, fits=True) for fit in MODEL.fits)
+    good = replace(REPORT, model=replace(MODEL, fits=fits))
+    assert any("\x1b[32m" in line for line in shown(render_info(good), 80, colour=True))
+
+
+def test_families_are_facts_too():
+    family = FamilyFacts(
+        name="any", words="one two " * 20, hf_types=("a", "b"), gguf_architectures=("c",)
+    )
+    lines = shown(render_families([family]), 40)
+    assert max(map(len, lines)) <= 40
+    assert lines[0].startswith("any  one two")
+    assert "     model_type of config.json: a, b" in lines
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((0,), "0"), ((0, 1, 2), "0-2"), ((0, 2, 3, 7), "0,2-3,7"), ((), "")]
+)
+def test_spans(numbers, text):
+    assert spans(numbers) == text
