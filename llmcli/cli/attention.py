@@ -1,0 +1,256 @@
+"""`llmcli attention`: what each head of a model attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmcli.cli.attention_files import Matrices, Planned, check_text_size, opened
+from llmcli.cli.attention_options import (
+    FILES,
+    MOST_DRAWN,
+    HeadOptions,
+    ViewOptions,
+    metrics_named,
+)
+from llmcli.cli.files import kind_of_file
+from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import Prompt, looked_at
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.measure.environment import environment
+from llmcli.reports.attention import AttentionReport
+from llmcli.reports.checks import checks_document
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import RenderableType
+
+    from llmcli.measure.attention.wanted import OnMatrix
+    from llmcli.model import Model
+
+MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
+
+EPILOG = """
+Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A head is written
+layer.head; those that share keys and values stand together.
+
+Examples:
+
+  llmcli attention "The cat sat on the mat because the cat was tired"
+  llmcli attention --layer 3 --head 2
+  llmcli attention -f page.txt --layer 3 --head 2 --query 40:80 --key 0:40
+  llmcli attention --synthetic 32 --map induction
+  llmcli attention --top-pairs 20 --weighted
+  llmcli attention "Once upon a time" --generate 8 -o heads.html
+"""
+
+
+def command(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    heads: HeadOptions,
+    view: ViewOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """What each head attends to: a map of all heads, heatmaps, metrics, the strongest pairs.
+
+    The forward pass is the usual one; weights are computed from its queries and keys in blocks
+    of rows, so that a long prompt takes memory as its length, not its square. Every view proves
+    itself: rows sum to 1, masked weights are 0, the pattern times the values is what the layer
+    itself computed, and that follows from the formulas; or the command exits 1.
+    """
+    out = Output("attention", output)
+    view.check(heads, json=out.json)
+    kind = None if view.file is None else kind_of_file(view.file, FILES)
+    given = _given(prompt, template, heads, out)
+    loaded = load_model(model, out, text=given is not None and given.ids is None).model
+    run = _Run(loaded, _ids(given, template, new, heads, model, loaded), new.generate, heads, view)
+    report, body = _looked(run, kind, out)
+    if view.file is not None:
+        out.note(f"wrote `{view.file}`")
+    if out.json:
+        out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
+    else:
+        from llmcli.render.attention import render_attention
+
+        out.show(render_attention(report, run.title, run.views(report)))
+    if not report.ok:
+        wrong = next(check for check in report.checks if not check.ok)
+        raise CheckFailed(
+            f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
+            hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
+        )
+
+
+def _given(
+    prompt: PromptOptions, template: TemplateOptions, heads: HeadOptions, out: Output
+) -> Prompt | None:
+    """The prompt, None where random tokens are asked for instead."""
+    if heads.synthetic is None:
+        return looked_at(prompt, out.note)
+    named = (prompt.prompt, prompt.file, prompt.ids, template.system)
+    if template.chat or any(option is not None for option in named):
+        raise UsageError("`--synthetic` makes its own prompt and goes without any other")
+    return None
+
+
+def _ids(
+    given: Prompt | None,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    heads: HeadOptions,
+    options: ModelOptions,
+    model: Model,
+) -> tuple[int, ...]:
+    if given is None:
+        from llmcli.measure.attention import synthetic
+
+        assert heads.synthetic is not None
+        given = Prompt(None, tuple(synthetic(model, heads.synthetic, options.seed or 0)))
+    return encode_look(given, template, options, model, new=new.generate).ids
+
+
+class _Run:
+    """What is asked of one model about one prompt, once both are known."""
+
+    def __init__(
+        self, model: Model, ids: tuple[int, ...], new: int, heads: HeadOptions, view: ViewOptions
+    ) -> None:
+        from llmcli.measure.attention import METRICS, USUAL
+        from llmcli.render.attention import COLOURED_BY
+        from llmcli.render.stats import model_line
+
+        self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
+        self.title = model_line(model.describe())
+        self.layers, chosen = heads.numbers(model.config)
+        counts = {layer: model.config.layers[layer].mixer.heads for layer in self.layers}
+        self.chosen = {
+            layer: tuple(head for head in range(count) if chosen is None or head in chosen)
+            for layer, count in counts.items()
+        }
+        self.mapped = metrics_named(view.map, METRICS, "--map") if view.map else ()
+        self.listed = metrics_named(view.metrics, METRICS, "--metrics") if view.metrics else ()
+        if view.map and len(self.mapped) != 1:
+            raise UsageError("`--map` takes one metric", hint="--metrics takes several")
+        asked = {metric.name for metric in (*self.mapped, *self.listed)}
+        self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *asked})
+        self.coloured_by = self.mapped[0].name if self.mapped else COLOURED_BY
+        self.tokens = len(ids) + new
+        self.drawn = view.draws(heads)
+        if self.drawn:
+            _check_drawn(self.chosen)
+
+    def measured(self, on_matrix: OnMatrix | None, out: Output) -> AttentionReport:
+        """One pass over the prompt, and what comes of it."""
+        from llmcli.measure.attention import Drawn, measure_attention
+
+        queries, keys = self.view.spans(self.tokens)
+        with Progress(out) as progress:
+            return measure_attention(
+                self.model,
+                self.ids,
+                layers=self.layers,
+                heads=sorted({head for heads in self.chosen.values() for head in heads}),
+                what=self.heads.what,
+                metrics=self.metrics,
+                matrices=Drawn(queries=queries, keys=keys, most=MOST_CELLS) if self.drawn else None,
+                pairs=self.view.top_pairs,
+                pairs_by="weighted" if self.heads.weighted else "weight",
+                everything=self.view.all_pairs,
+                weighted=self.heads.weighted,
+                generate=self.new,
+                on_matrix=on_matrix,
+                progress=progress,
+            )
+
+    def planned(self, kind: str) -> Planned:
+        """The file that is asked for."""
+        return Planned(
+            file=str(self.view.file),
+            kind=kind,
+            name=self.model.name,
+            title=self.title,
+            what=self.heads.what,
+            heads=self.chosen,
+            tokens=self.tokens,
+            drawn=self.drawn,
+            scale=self.view.scale,
+            metric=self.coloured_by,
+            force=self.view.force,
+        )
+
+    def views(self, report: AttentionReport) -> list[RenderableType]:
+        """What is shown of the report, in the order of the options."""
+        from llmcli.render.attention import heatmaps, metric_map, overview
+        from llmcli.render.attention_tables import metric_table, pair_table
+
+        known = {metric.name for metric in report.metrics}
+        shown: list[RenderableType] = []
+        if self.drawn:
+            kind = self.view.scale or ("sqrt" if report.what == "pattern" else "linear")
+            shown.append(heatmaps(report, kind))
+        shown += [
+            metric_map(report, metric, self.view.scale or "linear")
+            for metric in self.mapped
+            if metric.name in known
+        ]
+        if listed := [metric for metric in self.listed if metric.name in known]:
+            shown.append(metric_table(report, listed))
+        if self.view.top_pairs:
+            shown.append(pair_table(report, everything=self.view.all_pairs))
+        return shown or [overview(report)]
+
+
+def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
+    count = sum(map(len, chosen.values()))
+    if count > MOST_DRAWN:
+        raise UsageError(
+            f"that are {count} matrices, and at most {MOST_DRAWN} are drawn",
+            hint="name fewer with --layer and --head, or see all heads with --map METRIC",
+        )
+    if not count:
+        raise UsageError("none of these layers has such a head")
+
+
+def _looked(run: _Run, kind: str | None, out: Output) -> tuple[AttentionReport, dict[str, Any]]:
+    """The report and its JSON; the file is written where one is asked for."""
+    kept = Matrices(run.heads.what) if out.json and run.view.patterns else None
+    if kept is not None:
+        check_text_size(run.chosen, run.tokens, force=run.view.force)
+    if kind is None:
+        report = run.measured(None if kept is None else kept.add, out)
+        return report, _body(report, kept)
+    planned = run.planned(kind)
+    planned.check()
+    with opened(planned) as export:
+        sinks = [sink.add for sink in (kept, export) if sink is not None and sink.whole]
+
+        def add(layer: int, values_HTS: np.ndarray) -> None:
+            for sink in sinks:
+                sink(layer, values_HTS)
+
+        report = run.measured(add if sinks else None, out)
+        about, machine = run.model.describe(), environment(kernels=KERNELS)
+        export.finish(report, out.envelope(_body(report, None), model=about, environment=machine))
+    return report, _body(report, kept)
+
+
+def _body(report: AttentionReport, kept: Matrices | None) -> dict[str, Any]:
+    """The report as JSON has it; with `kept` each head has its matrix."""
+    body = {name: value for name, value in vars(report).items() if name != "matrices"} | {
+        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
+        "layers": [
+            vars(layer) | {"heads": [dict(vars(head)) for head in layer.heads]}
+            for layer in report.layers
+        ],
+        "skipped": dict(report.skipped),
+        "checks": checks_document(report.checks),
+        "ok": report.ok,
+    }
+    return body if kept is None else kept.into(body)
