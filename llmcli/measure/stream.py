@@ -65,7 +65,7 @@ class Stream:
         """
         return ViewCheck(
             name="residual_stream",
-            words="every row is the one before plus what the layer added, relative difference",
+            words="every row is the one before plus its layer, relative",
             value=self._off,
             tolerance=self._eps,
             where=self._where,

@@ -94,11 +94,10 @@ class Agreement:
 
     def checks(self) -> tuple[ViewCheck, ViewCheck]:
         """The position that uses most of what it is allowed, by probability and by divergence."""
+        same = "the last row is the model's output"
         return (
-            self._probability.check(
-                "output", "the last row is the model's output, largest difference of a probability"
-            ),
-            self._divergence.check("output_kl", "the same as KL(output ‖ last row) in nats"),
+            self._probability.check("output", f"{same}, in probability"),
+            self._divergence.check("output_kl", f"{same}, KL in nats"),
         )
 
 

@@ -66,13 +66,10 @@ class _Frame:
     shown: range
 
     @classmethod
-    def of(cls, columns: Sequence[Sequence[_Cell]], ink: Ink, width: int) -> _Frame:
+    def of(cls, columns: Sequence[Sequence[str]], ink: Ink, width: int) -> _Frame:
         """As many of the last columns as fit `width`, at least one."""
         share = 0 if ink.kind != "shades" else SHARE
-        widths = [
-            share + min(MOST, max([LEAST, *(cell_len(cell.text) for cell in column)]))
-            for column in columns
-        ]
+        widths = [share + min(MOST, max([LEAST, *map(cell_len, column)])) for column in columns]
         first, used = len(widths), NAME - GAP
         while first and used + GAP + widths[first - 1] <= width:
             first -= 1
@@ -86,7 +83,7 @@ class _Frame:
 
     def words(self, name: str, words: Sequence[str], style: str = FAINT) -> Text:
         """A line of words, one for every column there is."""
-        line = Text(f"{name:<{NAME - GAP}}", style=FAINT)
+        line = Text().append(f"{name:<{NAME - GAP}}", style=FAINT)
         for at in self.shown:
             text = fitted(words[at], self.widths[at], self.ink)
             line.append(" " * GAP).append(text, style=style)
@@ -94,7 +91,7 @@ class _Frame:
 
     def cells(self, name: str, cells: Sequence[_Cell]) -> Text:
         """A line of cells: coloured by their probability, or with a number behind them."""
-        line = Text(f"{name:<{NAME - GAP}}", style=FAINT)
+        line = Text().append(f"{name:<{NAME - GAP}}", style=FAINT)
         for at in self.shown:
             cell, width = cells[at], self.widths[at]
             style = confidence_style(cell.probability) if self.colours else ""
@@ -122,18 +119,21 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, ink = self.report, Ink.of(console, options)
         lines = [[self._cell(cell, ink) for cell in row.cells] for row in report.rows]
-        columns = list(zip(*lines, strict=True))
+        tokens = [_text(*report.tokens[position], ink) for position in report.positions]
+        targets = [_text(t.id, t.text, ink) for t in report.targets] if self.ranks else []
+        settled = [short(report.rows[row]) for row in report.settled]
+        words = [[cell.text for cell in cells] for cells in lines] + [tokens, settled]
+        columns = list(zip(*words, *([targets] if targets else []), strict=True))
         frame = _Frame.of(columns, ink, min(options.max_width, WIDEST))
         yield frame.words("position", [str(position) for position in report.positions])
-        tokens = [_text(*report.tokens[position], ink) for position in report.positions]
         yield frame.words("token", tokens, HEADING)
-        if self.ranks:
-            yield frame.words("target", [_text(t.id, t.text, ink) for t in report.targets], NUMBER)
+        if targets:
+            yield frame.words("target", targets, NUMBER)
         yield frame.rule()
         for row, cells in zip(report.rows, lines, strict=True):
             yield frame.cells(short(row), cells)
         yield frame.rule()
-        yield frame.words("settled", [short(report.rows[row]) for row in report.settled])
+        yield frame.words("settled", settled)
         if len(frame.shown) < len(report.tokens):
             yield Text(_left_out(report, frame.shown), style=FAINT)
 
@@ -153,10 +153,9 @@ class Legend:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options)
-        what = "its likeliest token"
+        parts = ["the likeliest next token as every layer leaves it"]
         if self.ranks:
-            what = f"the rank of {self.report.target} (1: likeliest)"
-        parts = [f"after every layer {what}"]
+            parts = [f"rank of {self.report.target} as every layer leaves it (1: likeliest)"]
         if ink.kind == "shades":
             parts.append("with its probability in percent")
         if not self.ranks:
@@ -164,7 +163,7 @@ class Legend:
         yield Dotted(parts, FAINT)
         if ink.kind != "shades":
             yield confidence_legend()
-        settled = "settled: the layer from which on the output's token is the likeliest"
+        settled = "settled: from here on down the output's token is the likeliest"
         yield Text(settled, style=FAINT)
 
 
