@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rung_models import CONFIGS, ids, read, weights
+from small_models import CONFIGS, ids, read, weights
 
 from llmcli.generation import Sampling, stream
 from llmcli.ladder.batch import Batch

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rung_models import CONFIGS, GATED, gpt2, ids, layer, llama, read, weights
+from small_models import CONFIGS, GATED, gpt2, ids, layer, llama, read, weights
 
 from llmcli.ladder import loops
 from llmcli.ladder.batch import Batch

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from rung_models import CONFIGS, ids, read, stretched, weights
+from small_models import CONFIGS, ids, read, stretched, weights
 from tiny_checkpoints import write_gpt2, write_llama
 
 from llmcli.config import DynamicScaling
