@@ -31,7 +31,7 @@ _OTHERS = (
     (r"(post_attention_layernorm|ln_2)(\.weight)?", ("ln2.out", "ln2.w")),
     (r"(norm|ln_f|final_norm)(\.weight)?", ("ln_final.out", "ln_final.w")),
 )
-_NUMBERED = re.compile(r"(?:^|\.)(blocks|cache|layers|h|blk)\.(-?\d+)(?=\.|$)")
+_NUMBERED = re.compile(r"(?:^|\.)(blocks|cache|layers|h|blk)\.(-?\d{1,9})(?=\.|$)")
 
 
 def why_absent(name: str, config: ModelConfig) -> str:
@@ -94,7 +94,8 @@ def near(name: str, known: Collection[str]) -> tuple[str, ...]:
     if not close:
         close = get_close_matches(name, inside, 3, 0.75)
     if not close:  # a short name, `pattern`: in which block, and where
-        inner = [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
+        inner = [n for n in known if n.endswith(f".{name}")]
+        inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
         close = inner[:1] + inner[-1:] if len(inner) > 1 else inner
     return tuple(close)
 

@@ -69,7 +69,6 @@ _BLOCK = {
     "ln2.hook_out": "ln2.out",
     "mlp.hook_in": "ln2.out",
     "mlp.in.hook_in": "ln2.out",
-    "mlp.gate.hook_in": "ln2.out",
     "mlp.gate.hook_out": "mlp.gate",
     "mlp.hook_pre_linear": "mlp.up",
     "mlp.hook_post": "mlp.post",
@@ -84,7 +83,11 @@ _BLOCK = {
     **{f"mlp.{kind}_out": f"mlp.{kind}_down" for kind in "Wb"},
 }
 # what the activation function takes and the other factor: a gated network has two projections in
-_GATED = {"mlp.hook_pre": "mlp.gate", "mlp.in.hook_out": "mlp.up"}
+_GATED = {
+    "mlp.gate.hook_in": "ln2.out",
+    "mlp.hook_pre": "mlp.gate",
+    "mlp.in.hook_out": "mlp.up",
+}
 _PLAIN = {"mlp.hook_pre": "mlp.pre", "mlp.in.hook_out": "mlp.pre"}
 
 # TransformerLens' `get_act_name`: `k6` is `blocks.6.attn.hook_k`, `scale4ln1` its norm's
@@ -130,19 +133,16 @@ def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
     """Every name of others → what it is called here: one name, or several where it is fused.
 
     The result may be something that this model has not got (`hook_pos_embed`): why it has not is
-    `absent.why_absent`'s to say. Where a name has several meanings the first one counts, which a
-    test shows never to happen on a supported family.
+    `absent.why_absent`'s to say.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for name, ours in _listed(config):
-        found.setdefault(name, (ours,))
+    found: dict[str, tuple[str, ...]] = {name: (ours,) for name, ours in listed(config)}
     found |= sources  # the checkpoint's own rules know best
-    for name, made in _modules(config, sources):
+    for name, made in modules(config, sources):
         found.setdefault(name, made)
     return found
 
 
-def _listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
+def listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """TransformerLens' names of this model, and the two names of a head that may not be stored."""
     yield from _MODEL.items()
     if config.layers:
@@ -157,7 +157,7 @@ def _listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
                 yield f"{_SHORTER[name]}{i}", f"blocks.{i}.{ours}"
 
 
-def _modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[str, ...]]]:
+def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[str, ...]]]:
     """transformers' modules → what they put out; and llama.cpp's tensors without their ending.
 
     A module that holds a parameter puts out what that parameter makes; the modules around the

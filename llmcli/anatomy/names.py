@@ -25,7 +25,9 @@ from llmcli.errors import UsageError
 NO_SOURCES: Sources = MappingProxyType({})
 LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
 
+_LISTED = "`llmcli shapes --names` has them all"
 _GLOB = re.compile(r"[*?\[]")
+_BLOCK = re.compile(r"blocks\.[^.]+\.")
 # a block's number, or a range of them, negative ones counted from the last
 _LAYERS = re.compile(
     r"(?:(?<=^)|(?<=\.))(?P<part>blocks|cache|layers|h|blk)\."
@@ -69,8 +71,8 @@ def known(config: ModelConfig) -> dict[str, Named]:
 def canonical(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> str | None:
     """What a name is called here; None where this model has no tensor of that name.
 
-    `sources`: `families.sources(config)`, for the names of transformers and llama.cpp. Raises
-    UsageError for a name that means several tensors (`c_attn`) or not the same everywhere.
+    `sources`: `families.sources.sources(config)`, for the names of transformers and llama.cpp.
+    Raises UsageError for what means several tensors (`c_attn`) or not the same everywhere.
     """
     return Names(config, sources).canonical(name)
 
@@ -87,7 +89,11 @@ def select(
 
 
 def aliases(name: str, config: ModelConfig, sources: Sources = NO_SOURCES) -> tuple[str, ...]:
-    """What others call one of our names: TransformerLens first, the checkpoint's names last."""
+    """What others call one of our names: TransformerLens first, the checkpoint's names last.
+
+    Each of them alone means this one tensor: a fused tensor is nobody's alias. Of names that
+    differ in what stands before or after them (`layers.0…` of a bare decoder) the long one.
+    """
     return Names(config, sources).aliases(name)
 
 
@@ -137,19 +143,9 @@ class Names:
             chosen |= self._chosen(item, kinds)
         return tuple(name for name in self.known if name in chosen)
 
-    def refusal(
-        self, name: str, kinds: Sequence[Kind], otherwise: str = "`llmcli shapes --names` has all"
-    ) -> UsageError:
+    def refusal(self, name: str, kinds: Sequence[Kind], otherwise: str = _LISTED) -> UsageError:
         """Why there is no such name among those kinds; `otherwise`: the hint if none is near."""
-        candidates = [n for n, named in self.known.items() if named.kind in kinds]
-        plain = self._others.get(name, (name,))[0]
-        reason = why_absent(plain, self.config)
-        close = near(plain, candidates)
-        message = f"there is no {' or '.join(kinds)} `{name}`"
-        if reason:
-            message = f"this model has no `{name}`: {reason}"
-        hint = f"did you mean {either(close)}?" if close else otherwise
-        return UsageError(message, hint=hint)
+        return self._refusal(name, name, kinds, otherwise)
 
     @cached_property
     def _others(self) -> dict[str, tuple[str, ...]]:
@@ -165,6 +161,7 @@ class Names:
 
     def _chosen(self, item: str, kinds: Sequence[Kind]) -> set[str]:
         """What one item of a pattern means: blocks of a range may lack it, not all of them."""
+        _refuse_unlike(item)
         blocks = tuple(_expanded(item, self.config))
         every = {name for one in blocks for name in self._matched(one)}
         found = {name for name in every if self.known[name].kind in kinds}
@@ -194,24 +191,33 @@ class Names:
         theirs = (meant for name, meant in self._others.items() if matches(name))
         return {name for meant in theirs for name in meant if name in self.known}
 
-    def _matches_nothing(self, item: str, typed: str, kinds: Sequence[Kind]) -> UsageError:
-        inside = [name for name in self.known if name.startswith(f"{item}.")]
-        if inside:
+    def _matches_nothing(self, first: str, typed: str, kinds: Sequence[Kind]) -> UsageError:
+        """`first`: the item for the first of its range's blocks."""
+        if any(name.startswith(f"{first}.") for name in self.known):
             return UsageError(
-                f"`{typed}` is no tensor, {len(inside)} are in it", hint=f"use `{typed}.*`"
+                f"`{typed}` is a part of the model, no tensor", hint=f"use `{typed}.*`"
             )
-        if not _GLOB.search(item):
-            return self.refusal(item, kinds)
-        example = re.sub(r"(?<=\.)\*(?=\.)", "0", item, count=1)  # a name that it could mean
-        _refuse_unlike(example)
-        refused = self.refusal(example, kinds)
-        message = refused.message.replace(f"`{example}`", f"`{typed}`", 1)
-        if message.startswith("there is no"):
+        example = re.sub(r"(?<=\.)\*(?=\.)", "0", first, count=1)  # a name that it could mean
+        return self._refusal(typed, example, kinds, _LISTED)
+
+    def _refusal(
+        self, typed: str, example: str, kinds: Sequence[Kind], otherwise: str
+    ) -> UsageError:
+        plain = self._others.get(example, (example,))[0]
+        reason = why_absent(plain, self.config)
+        message = f"there is no {' or '.join(kinds)} `{typed}`"
+        if reason:
+            message = f"this model has no `{typed}`: {reason}"
+        elif _GLOB.search(typed):
             message = f"`{typed}` matches no {' or '.join(kinds)}"
-        hint = refused.hint
-        if hint is not None and example != item:
-            hint = hint.replace("`blocks.0.", "`blocks.*.")
-        return UsageError(message, hint=hint)
+        close = near(plain, [n for n, named in self.known.items() if named.kind in kinds])
+        if not close:
+            return UsageError(message, hint=otherwise)
+        # in the blocks that were typed: `blocks.*.` where only the rest is wrong
+        one, blocks = _BLOCK.match(example), _BLOCK.match(typed)
+        if one and blocks:
+            close = tuple(name.replace(one[0], blocks[0], 1) for name in close)
+        return UsageError(message, hint=f"did you mean {either(close)}?")
 
 
 def _expanded(item: str, config: ModelConfig) -> Iterator[str]:
