@@ -1,0 +1,439 @@
+"""The logit lens: against the formula written out, with faults planted, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+import llmcli.devices
+import llmcli.measure.lens as lens_module
+from llmcli.config import HeadConfig, NormConfig
+from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.generation.sampling import Sampling
+from llmcli.loading import load
+from llmcli.measure.lens import Places, measure_lens
+from llmcli.measure.observe import observe
+from llmcli.measure.unembedding import Agreement
+from llmcli.model import Model
+from llmcli.nn.block import Block
+from llmcli.nn.decoder import Decoder
+
+IDS = (5, 17, 3, 17, 42, 8, 30)
+GREEDY = Sampling(temperature=0.0)
+
+
+def _with(sizes, tensors):
+    g = torch.Generator().manual_seed(5)
+    more = {
+        f"model.layers.{i}.self_attn.{name}": torch.rand(size, generator=g) + 0.5
+        for i in range(2)
+        for name, size in sizes.items()
+    }
+    return tensors | more
+
+
+QWEN2 = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16}
+QWEN3 = {"q_norm.weight": 8, "k_norm.weight": 8}
+UNTIED = {name: value for name, value in llama_tensors().items() if name != "lm_head.weight"}
+WRITERS = {
+    "gpt2": lambda path: write_gpt2(
+        path, {n: t * 0.3 if t.ndim > 1 else t for n, t in gpt2_tensors().items()}
+    ),
+    "llama": write_llama,
+    "llama-tied": lambda path: write_llama(path, UNTIED, tie_word_embeddings=True),
+    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
+    "qwen2": lambda path: write_llama(path, _with(QWEN2, llama_tensors()), model_type="qwen2"),
+    "qwen3": lambda path: write_llama(
+        path, _with(QWEN3, llama_tensors()), model_type="qwen3", head_dim=8, sliding_window=None
+    ),
+}
+NAMES = (*WRITERS, "biased")
+
+
+def biased(config, dtype):
+    """A head with a bias after a LayerNorm, which no family of today has."""
+    config = dataclasses.replace(
+        config,
+        final_norm=NormConfig(kind="layer", eps=1e-3, bias=True),
+        head=HeadConfig(tied=False, bias=True),
+    )
+    decoder = Decoder(config, device="cpu", dtype=dtype)
+    g = torch.Generator().manual_seed(0)
+    for slot in decoder.slots.values():
+        slot.copy_(torch.randn(slot.shape, generator=g) * 0.4)
+    return Model(
+        name="biased", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("lens")
+    for name, write in WRITERS.items():
+        write(root / name)
+    return root
+
+
+@pytest.fixture
+def model(folder):
+    """`model(name, dtype)`: a fresh one, so that a test may break it."""
+
+    def make(name, dtype="float64"):
+        if name == "biased":
+            config = load(str(folder / "llama"), dtype=dtype).config
+            return biased(config, getattr(torch, dtype))
+        return load(str(folder / name), dtype=dtype)
+
+    return make
+
+
+def every(total):
+    return range(total)
+
+
+def look(model, ids=IDS, *, span=every, mid=False, layers=None, **options):
+    return measure_lens(model, ids, span=span, places=Places(layers=layers, mid=mid), **options)
+
+
+def tapped(model, ids):
+    seen = {}
+    logits = model.decoder(torch.tensor([ids]), tap=lambda name, x: seen.setdefault(name, x[0]))
+    return seen, logits[0].double()
+
+
+def by_hand(model, h_TD, scale_T1=None):
+    """Norm, head, softmax; `scale_T1` instead of the rows' own statistics."""
+    config, slots = model.config, {k: v.double() for k, v in model.decoder.slots.items()}
+    h_TD = h_TD.double()
+    if config.final_norm.kind == "layer":
+        h_TD = h_TD - h_TD.mean(1, keepdim=True)
+    own_T1 = (h_TD.pow(2).mean(1, keepdim=True) + config.final_norm.eps).sqrt()
+    x_TD = h_TD / (own_T1 if scale_T1 is None else scale_T1) * slots["ln_final.w"]
+    x_TD = x_TD + slots.get("ln_final.b", 0)
+    return (x_TD @ slots.get("head.W", slots["embed.W"]).T + slots.get("head.b", 0)).softmax(1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_row_is_the_output(name, dtype, model):
+    loaded = model(name, dtype)
+    report = look(loaded)
+    assert report.ok, report.checks
+    assert [row.name for row in report.rows] == [
+        "blocks.0.resid_pre",
+        *(f"blocks.{i}.resid_post" for i in range(len(loaded.config.layers))),
+    ]
+    assert [row.layer for row in report.rows] == [None, *range(len(loaded.config.layers))]
+    p_TV = tapped(loaded, IDS)[1].softmax(1)
+    near = {"float64": 1e-12, "float32": 1e-5}.get(dtype, 0.05)
+    for position, cell in enumerate(report.rows[-1].cells):
+        for token in cell.top:
+            assert token.probability == pytest.approx(float(p_TV[position, token.id]), abs=near)
+        assert cell.kl <= near
+    assert report.dtype == dtype
+    assert report.vocabulary == loaded.config.vocab
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_the_formula(name, model):
+    loaded = model(name)
+    report = look(loaded, mid=True, top=3)
+    seen, logits_TV = tapped(loaded, IDS)
+    output_TV = logits_TV.softmax(1)
+    for row in report.rows:
+        lens_TV = by_hand(loaded, seen[row.name])
+        for t, cell in enumerate(row.cells):
+            p_V, q_V = lens_TV[t], output_TV[t]
+            order = p_V.argsort(descending=True)[:3]
+            assert [token.id for token in cell.top] == order.tolist()
+            assert [token.probability for token in cell.top] == pytest.approx(p_V[order].tolist())
+            assert cell.entropy == pytest.approx(float(-(p_V * p_V.log()).sum()))
+            kl = float((q_V * (q_V / p_V).log()).sum())
+            assert cell.kl == pytest.approx(kl, abs=1e-12)
+            target = int(q_V.argmax())
+            assert report.targets[t].id == target
+            assert report.targets[t].probability == pytest.approx(float(q_V[target]))
+            assert cell.target_rank == 1 + int((p_V > p_V[target]).sum())
+            assert cell.target_probability == pytest.approx(float(p_V[target]))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_early_rows_have_their_own_statistics(name, model):
+    loaded = model(name)
+    seen, _ = tapped(loaded, IDS)
+    cached = by_hand(loaded, seen["blocks.0.resid_pre"], seen["ln_final.scale"].double())
+    cells = look(loaded).rows[0].cells
+    apart = [
+        abs(cell.top[0].probability - float(cached[t, cell.top[0].id]))
+        for t, cell in enumerate(cells)
+    ]
+    assert min(apart) > 1e-3
+
+
+def test_settled_is_where_the_outputs_token_comes_to_stay(model):
+    report = look(model("llama"), ids=tuple(range(40)), mid=True)
+    best = [[cell.top[0].id for cell in row.cells] for row in report.rows]
+    for t, first in enumerate(report.settled):
+        final = best[-1][t]
+        assert all(row[t] == final for row in best[first:])
+        assert first == 0 or best[first - 1][t] != final
+    assert len(set(report.settled)) > 2
+
+
+def _wrong_eps(decoder):
+    norm = decoder.ln_final
+    norm.config = dataclasses.replace(norm.config, eps=norm.config.eps + 4)
+
+
+def _wrong_weight(decoder):
+    decoder.ln_final.w = decoder.ln_final.w.flip(0)
+
+
+def _wrong_head(decoder):
+    decoder.head.weight = decoder.head.weight.roll(1, 0)
+
+
+def _soft_cap(decoder):
+    plain = decoder._unembed
+    decoder._unembed = lambda x, step: _emitted(plain, x, step)
+
+
+def _emitted(plain, x, step):
+    emit = step.emit
+    step.emit = lambda name, t: emit(name, 3 * torch.tanh(t / 3) if name == "logits" else t)
+    return plain(x, step)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [_wrong_eps, _wrong_weight, _wrong_head, _soft_cap])
+def test_another_output_than_the_last_row_is_red(fault, dtype, model):
+    loaded = model("llama", dtype)
+    fault(loaded.decoder)
+    for ids in (IDS, IDS[:1]):
+        checks = {check.name: check.ok for check in look(loaded, ids).checks}
+        assert checks == {"output": False, "output_kl": False, "residual_stream": True}
+
+
+def test_what_the_run_itself_gave_out_is_compared_wherever_one_looks(model):
+    loaded = model("llama")
+    _soft_cap(loaded.decoder)
+    report = look(loaded, span=lambda total: range(1, 3))
+    assert not report.ok
+    assert report.checks[0].where.startswith("position 6, id ")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_a_layer_that_adds_something_else_is_red(dtype, model, monkeypatch):
+    plain = Block.__call__
+
+    def wrong(self, x, cache, step):
+        emit, last = step.emit, self.name == "blocks.1"
+        step.emit = lambda n, t: emit(n, t * 1.05 if last and n.endswith("mlp_out") else t)
+        return plain(self, x, cache, step)
+
+    monkeypatch.setattr(Block, "__call__", wrong)
+    checks = {check.name: check for check in look(model("llama", dtype)).checks}
+    assert not checks["residual_stream"].ok
+    assert checks["residual_stream"].where.startswith("blocks.1.resid_post, position ")
+    assert checks["output"].ok
+
+
+def test_a_block_that_gets_something_else_than_the_one_before_gave_is_red(model, monkeypatch):
+    plain = Block.__call__
+    monkeypatch.setattr(
+        Block, "__call__", lambda self, x, cache, step: plain(self, x * 1.001, cache, step)
+    )
+    checks = {check.name: check for check in look(model("gpt2")).checks}
+    assert not checks["residual_stream"].ok
+    assert checks["residual_stream"].where.startswith("blocks.0.resid_pre")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_looking_is_one_forward_pass_and_changes_no_bit(dtype, model, monkeypatch):
+    loaded = model("qwen3", dtype)
+    before = {name: slot.clone() for name, slot in loaded.decoder.slots.items()}
+    plain = observe(loaded, IDS, lambda *_: None)
+    runs, calls = [], []
+
+    def spied(*arguments, **options):
+        runs.append(observe(*arguments, **options))
+        return runs[-1]
+
+    call = Decoder.__call__
+    monkeypatch.setattr(Decoder, "__call__", lambda *a, **o: calls.append(1) or call(*a, **o))
+    monkeypatch.setattr(lens_module, "observe", spied)
+    look(loaded, mid=True)
+    assert torch.equal(runs[0].logits_V, plain.logits_V)
+    assert len(calls) == 1
+    assert all(torch.equal(before[n], slot) for n, slot in loaded.decoder.slots.items())
+
+
+@pytest.mark.parametrize("chunk", [1, 500])
+def test_chunks_say_the_same_and_are_all_that_exists(chunk, model, monkeypatch):
+    loaded = model("llama")
+    whole = look(loaded, mid=True)
+    rows, sizes = len(whole.rows), []
+    plain = lens_module.unembed
+    monkeypatch.setattr(lens_module, "CHUNK", chunk)
+    monkeypatch.setattr(lens_module, "unembed", lambda m, h: sizes.append(len(h)) or plain(m, h))
+    parts = look(loaded, mid=True)
+    assert max(sizes) == rows * max(1, chunk // (rows * 97))
+    assert parts.settled == whole.settled
+    for a, b in zip(whole.rows, parts.rows, strict=True):
+        for one, other in zip(a.cells, b.cells, strict=True):
+            assert [t.id for t in one.top] == [t.id for t in other.top]
+            assert (one.entropy, one.kl, one.target_probability) == pytest.approx(
+                (other.entropy, other.kl, other.target_probability), abs=1e-12
+            )
+
+
+def test_some_positions_and_layers_are_those_of_all(model):
+    loaded = model("llama")
+    whole = look(loaded)
+    part = look(loaded, span=lambda total: range(2, 4), layers=(0,))
+    assert part.positions == (2, 3)
+    assert [row.name for row in part.rows] == ["blocks.0.resid_post", "blocks.1.resid_post"]
+    for row, same in zip(part.rows, whole.rows[1:], strict=True):
+        for cell, other in zip(row.cells, same.cells[2:4], strict=True):
+            assert cell.entropy == pytest.approx(other.entropy)
+            assert [t.id for t in cell.top] == [t.id for t in other.top]
+
+
+def test_places_are_in_order_each_once_and_the_last_is_there():
+    assert Places(layers=(2, 0, 2)).names(4) == (
+        "blocks.0.resid_post", "blocks.2.resid_post", "blocks.3.resid_post",
+    )  # fmt: skip
+    assert Places(layers=(3,), mid=True).names(4) == ("blocks.3.resid_mid", "blocks.3.resid_post")
+    assert Places(mid=True).names(1) == (
+        "blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post",
+    )  # fmt: skip
+
+
+def test_one_token_is_enough(model):
+    report = look(model("gpt2"), ids=(3,))
+    assert report.ok
+    assert report.positions == (0,)
+    assert all(len(row.cells) == 1 for row in report.rows)
+
+
+def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt(model):
+    loaded = model("llama")
+    report = look(loaded, span=lambda total: range(total - 4, total), generate=3, sampling=GREEDY)
+    ids = [id for id, _ in report.tokens]
+    assert len(ids) == 10
+    assert report.ok
+    assert report.positions == (6, 7, 8, 9)
+    assert [token.id for token in report.targets[:3]] == ids[7:]  # what it wrote is the likeliest
+    again = look(loaded, ids=tuple(ids))
+    for row, same in zip(report.rows, again.rows, strict=True):
+        for cell, other in zip(row.cells, same.cells[6:], strict=True):
+            assert cell.entropy == pytest.approx(other.entropy)
+            assert cell.top[0].id == other.top[0].id
+
+
+def test_an_early_end_moves_what_is_counted_from_it(model):
+    loaded = model("llama")
+    ids = [i for i, _ in look(loaded, generate=1, sampling=GREEDY).tokens]
+    loaded.eos_ids = frozenset(ids[-1:])
+    report = look(loaded, span=lambda total: range(total - 1, total), generate=5, sampling=GREEDY)
+    assert len(report.tokens) == 8
+    assert report.positions == (7,)
+    assert len(report.rows[0].cells) == 1
+
+
+def test_targets(model):
+    loaded = model("llama")
+    after = look(loaded, target="next")
+    best = look(loaded).targets
+    assert [token.id for token in after.targets] == [*IDS[1:], best[-1].id]
+    one = look(loaded, target=7, span=lambda total: range(2, 5))
+    assert [token.id for token in one.targets] == [7, 7, 7]
+    seen, _ = tapped(loaded, IDS)
+    p_TV = by_hand(loaded, seen["blocks.0.resid_post"])
+    ranks = 1 + (p_TV > p_TV[:, 7:8]).sum(1)
+    assert [cell.target_rank for cell in one.rows[1].cells] == ranks[2:5].tolist()
+
+
+def test_tokens_beyond_the_vocabulary_are_not_asked_for(model):
+    assert len(look(model("gpt2"), top=1000).rows[0].cells[0].top) == 53
+
+
+def test_what_does_not_fit_in_memory_is_refused_before_the_run(model, monkeypatch):
+    loaded = model("llama")
+    monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(lens_module, "observe", pytest.fail)
+    with pytest.raises(OutOfMemory, match="3 rows of 7 positions need"):
+        look(loaded)
+
+
+@pytest.mark.parametrize(
+    ("part", "named"), [("attn.W_o", "blocks.1.resid_mid"), ("mlp.W_down", "blocks.1.resid_post")]
+)
+def test_what_is_not_finite_is_named(part, named, model):
+    loaded = model("llama")
+    loaded.decoder.slots[f"blocks.1.{part}"].view(-1)[0] = torch.nan
+    with pytest.raises(NotFinite, match=f"`{named}` is not finite at position 0"):
+        look(loaded)
+
+
+def test_a_head_that_is_not_finite_is_told(model):
+    loaded = model("llama")
+    loaded.decoder.slots["head.W"][3, 3] = torch.inf
+    with pytest.raises(NotFinite, match="the logits at positions 0 to 6 are not finite"):
+        look(loaded)
+
+
+NUMBERS = st.lists(st.floats(-20, 20), min_size=2, max_size=12)
+
+
+@given(NUMBERS, st.floats(0, 1), st.randoms(use_true_random=False))
+def test_logits_that_are_off_by_at_most_e_are_within_what_is_allowed(logits, share, random):
+    own = torch.tensor([logits], dtype=torch.float64)
+    off = share * torch.finfo(torch.bfloat16).eps * float(own.abs().max())
+    noise = torch.tensor([[random.choice((-off, off)) for _ in logits]], dtype=torch.float64)
+    agreement = Agreement(torch.bfloat16)
+    agreement.add([0], own + noise, own)
+    assert all(check.ok for check in agreement.checks()), agreement.checks()
+
+
+def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
+    agreement = Agreement(torch.float32)
+    own = torch.zeros(3, 4, dtype=torch.float64)
+    own[:, 0] = 1.0
+    ours = own.clone()
+    ours[1, 2] += 0.5
+    agreement.add([4, 5, 6], ours, own)
+    probability, divergence = agreement.checks()
+    assert not probability.ok
+    assert probability.where == "position 5, id 2"
+    assert not divergence.ok
+    assert divergence.where == "position 5"
+    p = own[1].softmax(0)
+    assert divergence.value == pytest.approx(float((p * (p / ours[1].softmax(0)).log()).sum()))
+    ours[2, 2] = torch.nan
+    agreement.add([7, 8, 9], ours, own)
+    agreement.add([5], ours[1:2], own[1:2])
+    assert not agreement.checks()[0].ok
+    assert agreement.checks()[0].where.startswith("position 9")
+
+
+@pytest.mark.real
+def test_smollm2_knows_paris_late_and_its_last_row_is_its_output(smollm2_path):
+    loaded = load(str(smollm2_path), dtype="float32")
+    ids = tuple(loaded.tokenizer.encode("The capital of France is"))
+    report = look(loaded, ids, span=lambda total: range(total - 1, total))
+    assert report.ok
+    assert report.targets[0].text == " Paris"
+    assert report.settled == (30,)
+    p_V = loaded.decoder(torch.tensor([ids]))[0, -1].softmax(0)
+    last = report.rows[-1].cells[0]
+    top = p_V.topk(5)
+    assert [token.id for token in last.top] == top.indices.tolist()
+    assert [token.probability for token in last.top] == pytest.approx(top.values.tolist(), abs=1e-5)
+    assert report.rows[0].cells[0].target_rank > 1000
