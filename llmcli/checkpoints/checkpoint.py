@@ -46,6 +46,11 @@ class Checkpoint:
         return self.path if os.path.isdir(self.path) else self.path.parent
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all weight files, headers included."""
+        return sum(file.size for file in self._open.values())
+
+    @property
     def model_type(self) -> str:
         """`model_type` of config.json, `general.architecture` of GGUF; else CheckpointError."""
         if self.config is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,12 +12,14 @@ import typer
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, Range
+from llmcli.cli.progress import Progress
 from llmcli.cli.running import open_checkpoint_of
-from llmcli.errors import CheckFailed, UsageError
+from llmcli.errors import CheckFailed, NetworkError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.checks import checks_document
 
 if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
     from llmcli.reports.info import Device, InfoReport, ModelFacts
 
 EPILOG = """
@@ -75,14 +78,15 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     from llmcli.measure.memory import machine_devices
 
     devices = _chosen(model.device, machine_devices())
-    checkpoint = open_checkpoint_of(model, out)
-    report = measure_info(
-        checkpoint,
-        devices,
-        dtype=model.dtype,
-        batch=info.batch,
-        context=model.context_length,
-    )
+    with _opened(model, out) as (checkpoint, place):
+        report = measure_info(
+            checkpoint,
+            devices,
+            dtype=model.dtype,
+            batch=info.batch,
+            context=model.context_length,
+        )
+    report = replace(report, file=replace(report.file, path=place))
     _check_context(model.context_length, report.model, out)
     if out.json:
         out.document(_body(report), model=_about(report), environment=environment())
@@ -96,6 +100,27 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
             f"not so: {bad[0].words}{f' (`{bad[0].where}`)' if bad[0].where else ''}",
             hint="the file and its configuration belong to different models: fetch both again",
         )
+
+
+@contextmanager
+def _opened(model: ModelOptions, out: Output) -> Iterator[tuple[Checkpoint, str]]:
+    """The checkpoint and where it is; for one on the hub that is not here, its headers alone."""
+    try:
+        checkpoint = open_checkpoint_of(model, out)
+    except NetworkError:
+        from llmcli.checkpoints import open_checkpoint
+        from llmcli.checkpoints.catalog import offline_from_environment
+        from llmcli.checkpoints.headers import fetched_headers, on_the_hub
+        from llmcli.checkpoints.locate import default_model
+
+        spec = model.model or default_model()
+        found = on_the_hub(spec, model.revision)
+        if found is None or model.offline or offline_from_environment():
+            raise
+        with Progress(out) as progress, fetched_headers(found, progress=progress) as (path, commit):
+            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
+        return
+    yield checkpoint, str(checkpoint.path)
 
 
 def _families(out: Output) -> None:

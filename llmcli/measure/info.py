@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -176,7 +175,7 @@ def _file(checkpoint: Checkpoint) -> FileFacts:
         kind=checkpoint.kind,
         path=str(checkpoint.path),
         files=len(checkpoint.files),
-        bytes=sum(os.path.getsize(file) for file in checkpoint.files),
+        bytes=checkpoint.nbytes,
         tensors=len(checkpoint.tensors),
         formats=tuple(sorted(formats, key=lambda stored: -stored.bytes)),
         metadata=checkpoint.metadata,
