@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.attention_files import Matrices, Planned, check_text_size, opened
-from llmcli.cli.attention_options import (
-    FILES,
-    MOST_DRAWN,
-    HeadOptions,
-    ViewOptions,
-    metrics_named,
-)
+from llmcli.cli.attention_files import Matrices, check_text_size, opened
+from llmcli.cli.attention_options import FILES, HeadOptions, ViewOptions
+from llmcli.cli.attention_run import Run
 from llmcli.cli.files import kind_of_file
 from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
-from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, looked_at
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, UsageError
@@ -27,12 +20,8 @@ from llmcli.reports.checks import checks_document
 
 if TYPE_CHECKING:
     import numpy as np
-    from rich.console import RenderableType
 
-    from llmcli.measure.attention.wanted import OnMatrix
     from llmcli.model import Model
-
-MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
 
 EPILOG = """
 Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A head is written
@@ -67,13 +56,13 @@ def command(
     """
     out = Output("attention", output)
     view.check(heads, json=out.json)
-    kind = None if view.file is None else kind_of_file(view.file, FILES)
+    kind = None if view.save is None else kind_of_file(view.save, FILES)
     given = _given(prompt, template, heads, out)
     loaded = load_model(model, out, text=given is not None and given.ids is None).model
-    run = _Run(loaded, _ids(given, template, new, heads, model, loaded), new.generate, heads, view)
+    run = Run(loaded, _ids(given, template, new, heads, model, loaded), new.generate, heads, view)
     report, body = _looked(run, kind, out)
-    if view.file is not None:
-        out.note(f"wrote `{view.file}`")
+    if view.save is not None:
+        out.note(f"wrote `{view.save}`")
     if out.json:
         out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
     else:
@@ -116,109 +105,7 @@ def _ids(
     return encode_look(given, template, options, model, new=new.generate).ids
 
 
-class _Run:
-    """What is asked of one model about one prompt, once both are known."""
-
-    def __init__(
-        self, model: Model, ids: tuple[int, ...], new: int, heads: HeadOptions, view: ViewOptions
-    ) -> None:
-        from llmcli.measure.attention import METRICS, USUAL
-        from llmcli.render.attention import COLOURED_BY
-        from llmcli.render.stats import model_line
-
-        self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
-        self.title = model_line(model.describe())
-        self.layers, chosen = heads.numbers(model.config)
-        counts = {layer: model.config.layers[layer].mixer.heads for layer in self.layers}
-        self.chosen = {
-            layer: tuple(head for head in range(count) if chosen is None or head in chosen)
-            for layer, count in counts.items()
-        }
-        self.mapped = metrics_named(view.map, METRICS, "--map") if view.map else ()
-        self.listed = metrics_named(view.metrics, METRICS, "--metrics") if view.metrics else ()
-        if view.map and len(self.mapped) != 1:
-            raise UsageError("`--map` takes one metric", hint="--metrics takes several")
-        asked = {metric.name for metric in (*self.mapped, *self.listed)}
-        self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *asked})
-        self.coloured_by = self.mapped[0].name if self.mapped else COLOURED_BY
-        self.tokens = len(ids) + new
-        self.drawn = view.draws(heads)
-        if self.drawn:
-            _check_drawn(self.chosen)
-
-    def measured(self, on_matrix: OnMatrix | None, out: Output) -> AttentionReport:
-        """One pass over the prompt, and what comes of it."""
-        from llmcli.measure.attention import Drawn, measure_attention
-
-        queries, keys = self.view.spans(self.tokens)
-        with Progress(out) as progress:
-            return measure_attention(
-                self.model,
-                self.ids,
-                layers=self.layers,
-                heads=sorted({head for heads in self.chosen.values() for head in heads}),
-                what=self.heads.what,
-                metrics=self.metrics,
-                matrices=Drawn(queries=queries, keys=keys, most=MOST_CELLS) if self.drawn else None,
-                pairs=self.view.top_pairs,
-                pairs_by="weighted" if self.heads.weighted else "weight",
-                everything=self.view.all_pairs,
-                weighted=self.heads.weighted,
-                generate=self.new,
-                on_matrix=on_matrix,
-                progress=progress,
-            )
-
-    def planned(self, kind: str) -> Planned:
-        """The file that is asked for."""
-        return Planned(
-            file=str(self.view.file),
-            kind=kind,
-            name=self.model.name,
-            title=self.title,
-            what=self.heads.what,
-            heads=self.chosen,
-            tokens=self.tokens,
-            drawn=self.drawn,
-            scale=self.view.scale,
-            metric=self.coloured_by,
-            force=self.view.force,
-        )
-
-    def views(self, report: AttentionReport) -> list[RenderableType]:
-        """What is shown of the report, in the order of the options."""
-        from llmcli.render.attention import heatmaps, metric_map, overview
-        from llmcli.render.attention_tables import metric_table, pair_table
-
-        known = {metric.name for metric in report.metrics}
-        shown: list[RenderableType] = []
-        if self.drawn:
-            kind = self.view.scale or ("sqrt" if report.what == "pattern" else "linear")
-            shown.append(heatmaps(report, kind))
-        shown += [
-            metric_map(report, metric, self.view.scale or "linear")
-            for metric in self.mapped
-            if metric.name in known
-        ]
-        if listed := [metric for metric in self.listed if metric.name in known]:
-            shown.append(metric_table(report, listed))
-        if self.view.top_pairs:
-            shown.append(pair_table(report, everything=self.view.all_pairs))
-        return shown or [overview(report)]
-
-
-def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
-    count = sum(map(len, chosen.values()))
-    if count > MOST_DRAWN:
-        raise UsageError(
-            f"that are {count} matrices, and at most {MOST_DRAWN} are drawn",
-            hint="name fewer with --layer and --head, or see all heads with --map METRIC",
-        )
-    if not count:
-        raise UsageError("none of these layers has such a head")
-
-
-def _looked(run: _Run, kind: str | None, out: Output) -> tuple[AttentionReport, dict[str, Any]]:
+def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, dict[str, Any]]:
     """The report and its JSON; the file is written where one is asked for."""
     kept = Matrices(run.heads.what) if out.json and run.view.patterns else None
     if kept is not None:

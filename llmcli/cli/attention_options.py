@@ -159,7 +159,7 @@ class ViewOptions:
             "--patterns", rich_help_panel=VIEW, help="With --json: the matrices are in it, too."
         ),
     ] = False
-    file: Annotated[
+    save: Annotated[
         str | None,
         typer.Option(
             "-o",
@@ -202,12 +202,12 @@ class ViewOptions:
             raise UsageError("`--patterns` is for --json", hint="or write them with -o FILE.json")
         if self.all_pairs and not self.top_pairs:
             raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
-        if heads.what == "scores" and not (drawn or self.patterns or self.file is not None):
+        if heads.what == "scores" and not (drawn or self.patterns or self.save is not None):
             raise UsageError(
                 "`--what scores` is about matrices, and none is shown",
                 hint="add --layer and --head",
             )
-        if self.scale is not None and not (drawn or self.map is not None or self.file is not None):
+        if self.scale is not None and not (drawn or self.map is not None or self.save is not None):
             raise UsageError(
                 "`--scale` is for matrices and `--map`, and none is shown",
                 hint="add --layer and --head, or --map METRIC",

@@ -75,7 +75,8 @@ def _next(report: AttentionReport) -> Iterator[str]:
         yield f"to see one ({name}): --layer {layer} --head {head}"
     else:
         yield "to see one: --layer 0 --head 0"
-    if all(name != "induction" for *_, name in best):
+    half = len(report.tokens) // 2
+    if report.tokens[-half:] != report.tokens[-2 * half : -half]:
         yield "for induction and duplicate heads: --synthetic 32, random tokens twice"
 
 
@@ -101,7 +102,7 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
 def _words(report: AttentionReport) -> str:
     if report.what == "scores":
         return "scores: q·k as softmax takes them, in the same colours for every head"
-    return "pattern: weights, of which every row has 1 in all"
+    return "pattern: the weights of every query, 1 in all"
 
 
 def _name(matrix: Matrix, report: AttentionReport) -> str:

@@ -95,7 +95,9 @@ class Ink:
         if self.kind == "ansi":
             return code in _DARK_ANSI
         red, green, blue = code >> 16, code >> 8 & 255, code & 255
-        return 0.299 * red + 0.587 * green + 0.114 * blue < 130
+        return (
+            0.299 * red + 0.587 * green + 0.114 * blue < 102
+        )  # where black and white are as easy to read
 
 
 def painted(fractions: np.ndarray, ink: Ink, *, wide: bool) -> list[Line]:

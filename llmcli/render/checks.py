@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
 
-from llmcli.render.layout import Dotted
+from llmcli.render.layout import SEPARATOR
 from llmcli.render.theme import FAINT, one_line
 from llmcli.reports.checks import ViewCheck
 
@@ -22,12 +24,25 @@ def render_checks(checks: Sequence[ViewCheck]) -> RenderableType:
 
 def _line(check: ViewCheck) -> RenderableType:
     if check.ok:
-        parts = [f"{GOOD} {one_line(check.words)}", _apart(check)]
-        return Dotted(parts, FAINT)
-    parts = [f"{BAD} not so: {one_line(check.words)}", _apart(check)]
+        return Marked(GOOD, SEPARATOR.join([one_line(check.words), _apart(check)]), FAINT)
+    parts = [f"not so: {one_line(check.words)}", _apart(check)]
     if check.where:
         parts.append(f"worst at {one_line(check.where)}")
-    return Dotted(parts, WRONG)
+    return Marked(BAD, SEPARATOR.join(parts), WRONG)
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A mark, and a text whose further lines begin below its first word."""
+
+    mark: str
+    text: str
+    style: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = Text(self.text).wrap(console, max(8, options.max_width - 2))
+        joined = Text("\n  ").join(Text(line.plain.rstrip()) for line in lines)
+        yield Text.assemble(f"{self.mark} ", joined, style=self.style)
 
 
 def _apart(check: ViewCheck) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
@@ -41,7 +42,7 @@ class Heatmap:
         rows, columns = shown.values.shape
         wide = rows <= TALLEST and 2 * columns + GUTTER <= width
         cell, each = 2 if wide else 1, 2 if ink.halves and not wide else 1
-        gutter = min(LABEL * each, max(GUTTER, width - columns * cell))
+        gutter = min(self._needed(each), max(GUTTER, width - columns * cell))
         lines = painted(self.scale.fractions(shown.values), ink, wide=wide)
         for at, line in enumerate(lines):
             here = [self._position(shown, at * each + below, rows) for below in range(each)]
@@ -53,6 +54,12 @@ class Heatmap:
         yield Segment.line()
         yield from console.render(Dotted([*about(shown), spread(shown.values)], FAINT), options)
         yield from self._keys(console, options, shown)
+
+    def _needed(self, each: int) -> int:
+        """Columns of the longest label, but no more than is good."""
+        longest = max(cell_len(self._text(at)) for at in range(len(self.tokens)))
+        digits = len(str(len(self.tokens) - 1))
+        return max(GUTTER, digits + 1 + each * (1 + min(longest, LABEL - digits - 2)))
 
     def _position(self, shown: Matrix, row: int, rows: int) -> int | None:
         return shown.queries[0] + row * shown.pool if row < rows else None
@@ -95,7 +102,7 @@ class Panels:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options, diverging=self.scale.signed)
         width = min(options.max_width, WIDEST)
-        beside = max(1, min(len(self.matrices), (width + GAP) // (PANEL + GAP)))
+        beside = self._beside(width)
         room = (width + GAP) // beside - GAP
         for first in range(0, len(self.matrices), beside):
             if first:
@@ -109,6 +116,13 @@ class Panels:
         shown = pooled(self.matrices[0], room)
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
         yield from console.render(Dotted([*about(shown), spread(values)], FAINT), options)
+
+    def _beside(self, width: int) -> int:
+        """How many stand beside each other: whole where two of them fit, else as small as goes."""
+        columns = self.matrices[0].values.shape[1]
+        whole = (width + GAP) // (max(columns, PANEL // 2) + GAP)
+        most = whole if whole > 1 else (width + GAP) // (PANEL + GAP)
+        return max(1, min(len(self.matrices), most))
 
     def _panel(self, at: int, room: int, ink: Ink) -> list[Line]:
         shown = pooled(self.matrices[at], room)
@@ -208,5 +222,6 @@ def ticks(first: int, pool: int, columns: int, cell: int) -> str:
     step = next(step for step in steps if step * cell > widest)
     line = ""
     for at in range(0, columns, step):
-        line = f"{line:<{at * cell}}{first + at * pool}"
+        longer = f"{line:<{at * cell}}{first + at * pool}"
+        line = longer if not at or len(longer) <= columns * cell else line
     return line
