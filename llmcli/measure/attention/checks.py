@@ -16,8 +16,12 @@ from llmcli.errors import NotFinite
 from llmcli.measure.attention.block import Block
 from llmcli.reports.checks import ViewCheck
 
-# How many roundings of its size a number may be off: as in `explain.local`.
-ROUNDINGS = 32
+# How many roundings (eps) the sum of a row may be off. Measured: 2 with 120 tokens, 6 with 400.
+SUM_ROUNDINGS = 32
+
+# How many roundings of its size a mixed value may be off. Measured, the worst of all rows of every
+# family's small models, float16 to float64: 1.6.
+VALUE_ROUNDINGS = 8
 
 
 class Worst:
@@ -87,15 +91,29 @@ class Proof:
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """Three, over all that was seen."""
-        sums, masks, values = self._sums, self._masks, self._values
         return (
-            ViewCheck(name="row_sums", words="the weights of every query add up to 1",
-                      value=sums.value, tolerance=ROUNDINGS * self._wide_eps, where=sums.where),
-            ViewCheck(name="masks", words="queries see the keys they may, and what is masked is 0",
-                      value=masks.value, tolerance=0.0, where=masks.where),
-            ViewCheck(name="values", words="pattern · values is what the layer computed, but for "
-                      "roundings", value=values.value, tolerance=ROUNDINGS, where=values.where),
-        )  # fmt: skip
+            ViewCheck(
+                name="row_sums",
+                words="the weights of every query add up to 1",
+                value=self._sums.value,
+                tolerance=SUM_ROUNDINGS * self._wide_eps,
+                where=self._sums.where,
+            ),
+            ViewCheck(
+                name="masks",
+                words="every query sees the keys that it may, and what is masked is 0",
+                value=self._masks.value,
+                tolerance=0.0,
+                where=self._masks.where,
+            ),
+            ViewCheck(
+                name="values",
+                words="pattern · values is the layer's own z, but for roundings (counted)",
+                value=self._values.value,
+                tolerance=VALUE_ROUNDINGS,
+                where=self._values.where,
+            ),
+        )
 
 
 def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:

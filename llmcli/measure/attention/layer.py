@@ -151,7 +151,7 @@ class Layer:
         self._pairs.add(block, ranks_HtS, self.number, self.heads[at], self.group)
         self._means.add(summed, at)
         if self._ranked is not None:
-            self._ranked.add(summed.a_HtS, at, block.first, block.low)
+            self._ranked.add(summed.a_HtS.nan_to_num(0.0), at, block.first, block.low)
 
     def _norms(self, v_KSe: Tensor, heads: list[int]) -> Tensor:
         """‖v_j W_O‖ of every head's part of W_O and every key: `[H, S]`.

@@ -28,7 +28,7 @@ from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
 from llmcli.reports.checks import ViewCheck
 
 # so many rows of a longer prompt are held against the formulas of `explain`, in float64
-FORMULA_ROWS = 32
+FORMULA_ROWS = 12
 
 _FORMS = ("", "_norm", "_rot")
 # what leads from the residual stream to the attention's output, as far as a layer has it

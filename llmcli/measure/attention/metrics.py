@@ -182,7 +182,8 @@ class RowMeans:
 
     def rows(self) -> dict[str, int]:
         """How many rows counted, of the head that has most of them."""
-        return dict(zip(self.names, self._counts.amax(1).tolist(), strict=True))
+        most = [max(counts, default=0) for counts in self._counts.tolist()]
+        return dict(zip(self.names, most, strict=True))
 
 
 def effective_rank(a_HTS: Tensor) -> list[float]:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.measure.attention.wanted import Drawn
 
 
@@ -60,9 +61,19 @@ class Pooled:
 
 
 class Whole:
-    """Every number of the matrices of `heads` heads over `tokens` tokens, `empty` where masked."""
+    """Every number of the matrices of `heads` heads over `tokens` tokens, `empty` where masked.
+
+    Raises OutOfMemory where they do not fit.
+    """
 
     def __init__(self, heads: int, tokens: int, empty: float, dtype: torch.dtype) -> None:
+        cpu = torch.device("cpu")
+        devices.require_memory(
+            heads * tokens**2 * dtype.itemsize,
+            cpu,
+            f"whole matrices of {heads} heads and {tokens} tokens",
+            "choose fewer heads, or a shorter prompt",
+        )
         self.values_HTS = torch.full((heads, tokens, tokens), empty, dtype=dtype)
 
     def add(self, values_HtS: Tensor, heads: slice, first: int, low: int) -> None:

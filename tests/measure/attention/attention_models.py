@@ -1,0 +1,139 @@
+"""Small models for looking at attention, and every metric once more by its definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.model import Model
+from llmcli.nn.decoder import Decoder
+
+VOCAB = 23
+RMS = NormConfig(kind="rms", eps=1e-6)
+BASE = AttentionConfig(
+    heads=4, kv_heads=2, head_dim=6, value_dim=6, scale=6**-0.5,
+    rope=RopeConfig(theta=100.0, dims=6),
+)  # fmt: skip
+MIXERS = {
+    "mha": {"kv_heads": 4},
+    "gqa": {},
+    "mqa": {"kv_heads": 1},
+    "window": {"window": 5},
+    "window-1": {"window": 1, "kv_heads": 1},
+    "no-rotation": {"rope": None, "qk_norm": RMS},
+    "wide-values": {"value_dim": 9, "window": 11, "qkv_bias": True, "out_bias": True},
+}
+
+
+def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -> ModelConfig:
+    ffn = MlpConfig(hidden=24, activation="silu", gated=True)
+    return ModelConfig(
+        family="test", model_type="test", vocab=vocab, width=width, context=4096,
+        layers=tuple(LayerConfig(mixer=mixer, ffn=ffn, ln1=RMS, ln2=RMS) for mixer in mixers),
+        embedding=EmbeddingConfig(positions=positions), final_norm=RMS, head=HeadConfig(tied=True),
+    )  # fmt: skip
+
+
+def model_of(config: ModelConfig, dtype: str = "float64", seed: int = 0) -> Model:
+    """Random weights, attention far from uniform."""
+    decoder = Decoder(config, device="cpu", dtype=getattr(torch, dtype))
+    generator = torch.Generator().manual_seed(seed)
+    for slot in decoder.slots.values():
+        slot.copy_(torch.randn(slot.shape, generator=generator) * 0.5)
+    return Model(
+        name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=seed,
+    )  # fmt: skip
+
+
+def small(kind: str = "gqa", dtype: str = "float64", layers: int = 2) -> Model:
+    mixer = dataclasses.replace(BASE, **MIXERS[kind])
+    return model_of(config_of(*[mixer] * layers), dtype)
+
+
+def ids_of(count: int, vocab: int = VOCAB) -> list[int]:
+    return [(7 * i * i + 3 * i) % vocab for i in range(count)]
+
+
+def patterns(model: Model, ids) -> list[np.ndarray]:
+    """`[H, T, T]` of every layer in float64, straight from the definition of softmax attention."""
+    seen = {}
+    model.decoder(torch.tensor([list(ids)]), tap=seen.__setitem__)
+    found = []
+    for i, layer in enumerate(model.config.layers):
+        mixer, at = layer.mixer, f"blocks.{i}.attn"
+        q, k = (
+            next(seen[f"{at}.{p}{f}"] for f in ("_rot", "_norm", "") if f"{at}.{p}{f}" in seen)[0]
+            for p in "qk"
+        )
+        q, k = q.double().numpy(), k.double().numpy()
+        a = np.zeros((mixer.heads, len(ids), len(ids)))
+        for head in range(mixer.heads):
+            for i in range(len(ids)):
+                first = 0 if mixer.window is None else max(0, i - mixer.window + 1)
+                keys = k[head // (mixer.heads // mixer.kv_heads), first : i + 1]
+                s = keys @ q[head, i] * mixer.scale
+                e = np.exp(s - s.max())
+                a[head, i, first : i + 1] = e / e.sum()
+        found.append(a)
+    return found
+
+
+def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
+    """Every metric of one matrix `[T, T]`, cell by cell; `seen[i]` keys are visible to row i."""
+    T = len(ids)
+
+    def mean(values):
+        values = list(values)
+        return sum(values) / len(values) if values else math.nan
+
+    def entropy(i):
+        return -sum(x * math.log(x) for x in a[i] if x > 0)
+
+    def local(w):
+        return mean(sum(a[i, max(0, i - w + 1) : i + 1]) for i in range(w, T))
+
+    def rest(i):
+        mass = sum(a[i, 1:])
+        return sum(a[i, j] * (i - j) for j in range(1, T)) / mass
+
+    again = [i for i in range(T) if ids[i] in ids[:i]]
+    return {
+        "entropy": mean(map(entropy, range(T))),
+        "normalized_entropy": mean(entropy(i) / math.log(seen[i]) for i in range(T) if seen[i] > 1),
+        "effective_keys": mean(math.exp(entropy(i)) for i in range(T)),
+        "max_weight": mean(max(a[i]) for i in range(T)),
+        "current_token": mean(a[i, i] for i in range(T)),
+        "previous_token": mean(a[i, i - 1] for i in range(1, T)),
+        "sink": mean(a[i, 0] for i in range(1, T)),
+        "sink_rate": sum(a[i, 0] for i in range(T)) / T,
+        "induction": mean(
+            sum(a[i, j] for j in range(1, i + 1) if ids[j - 1] == ids[i]) for i in again
+        ),
+        "duplicate": mean(sum(a[i, j] for j in range(i) if ids[j] == ids[i]) for i in again),
+        "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) for i in range(T)),
+        "distance_without_sink": mean(rest(i) for i in range(1, T) if sum(a[i, 1:]) > 0),
+        "locality_8": local(8),
+        "locality_64": local(64),
+    }
+
+
+def seen_keys(count: int, window) -> list[int]:
+    return [i + 1 if window is None else min(i + 1, window) for i in range(count)]
+
+
+def metrics_of(report, layer: int = 0) -> list[dict[str, float]]:
+    return [head.metrics for head in report.layers[layer].heads]

@@ -1,0 +1,240 @@
+"""Every check of the view turns red for the faults that it is there for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from attention_models import BASE, RMS, config_of, ids_of, model_of, small
+
+from llmcli.errors import NotFinite
+from llmcli.measure.attention import measure_attention
+from llmcli.measure.attention.block import Block, Tokens
+from llmcli.measure.attention.checks import Proof
+from llmcli.nn import attention as nn_attention
+from llmcli.nn.step import Step
+from llmcli.ops.attention import visible_keys
+
+
+def checked(model, *, generate=0, count=40):
+    report = measure_attention(model, ids_of(count), generate=generate)
+    return {check.name: check for check in report.checks}
+
+
+def red(model, **options) -> set[str]:
+    return {name for name, check in checked(model, **options).items() if not check.ok}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation", "wide-values"])
+def test_a_sound_model_is_green(kind, dtype):
+    found = checked(small(kind, dtype), generate=3)
+    assert all(check.ok for check in found.values()), found
+    assert list(found) == ["row_sums", "masks", "values", "formulas", "cache"]
+    assert found["values"].value < found["values"].tolerance / 2
+
+
+@pytest.fixture
+def model():
+    """Both kinds of layer, with everything that can go wrong in them."""
+    window = dataclasses.replace(BASE, window=7, qk_norm=RMS)
+    return model_of(config_of(BASE, window), "float32")
+
+
+def set_mixer(model, layer, **values):
+    mixer = model.decoder.blocks[layer].mixer
+    mixer.config = dataclasses.replace(mixer.config, **values)
+
+
+def test_a_scale_that_is_wrong_everywhere(model):
+    set_mixer(model, 1, scale=BASE.scale * 1.0005)
+    found = checked(model)
+    assert not found["formulas"].ok
+    assert found["formulas"].where.startswith("blocks.1.attn.scores")
+
+
+@pytest.mark.parametrize("window", [6, 8, None])
+def test_a_window_of_one_key_more_or_less_or_none(model, window):
+    set_mixer(model, 1, window=window)
+    found = checked(model)
+    assert not found["masks"].ok
+    assert found["masks"].where.startswith("blocks.1.attn.pattern")
+    assert "masks" in red(model, generate=2)
+
+
+def test_a_window_where_there_is_none(model):
+    set_mixer(model, 0, window=39)
+    assert "masks" in red(model)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_mask_that_is_shifted_in_the_rows_but_not_in_the_kernel(model, monkeypatch, shift):
+    def shifted(positions, keys, window):
+        return visible_keys((positions + shift).clamp_min(0), keys, window)
+
+    monkeypatch.setattr(nn_attention, "visible_keys", shifted)
+    assert {"masks", "values"} <= red(model)
+
+
+def fault_in_kernel(monkeypatch, change):
+    attend = nn_attention.attend
+    monkeypatch.setattr(nn_attention, "attend", lambda *a, **kwargs: change(attend, a, kwargs))
+
+
+KERNEL_FAULTS = {
+    "no mask": lambda attend, args, kwargs: attend(
+        *args, **kwargs | {"causal": False, "mask": None}
+    ),
+    "scale": lambda attend, args, kwargs: attend(
+        *args, **kwargs | {"scale": kwargs["scale"] * 1.0005}
+    ),
+    "other head's keys": lambda attend, args, kwargs: attend(
+        args[0], args[1].flip(1), args[2], **kwargs
+    ),
+    "other head's values": lambda attend, args, kwargs: attend(
+        args[0], args[1], args[2].flip(1), **kwargs
+    ),
+    "heads split the other way": lambda attend, args, kwargs: attend(
+        *args, **kwargs
+    )[:, [0, 2, 1, 3]],
+    "half a thousandth more": lambda attend, args, kwargs: attend(*args, **kwargs) * 1.0005,
+    "capped": lambda attend, args, kwargs: attend(
+        torch.tanh(args[0] / 50) * 50, *args[1:], **kwargs
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", KERNEL_FAULTS)
+def test_a_kernel_that_computes_something_else(model, monkeypatch, fault):
+    fault_in_kernel(monkeypatch, KERNEL_FAULTS[fault])
+    assert {"values", "formulas"} <= red(model)
+
+
+def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
+    def change(attend, args, kwargs):
+        z = attend(*args, **kwargs)
+        return z * 1.001 if z.shape[2] == 1 else z
+
+    fault_in_kernel(monkeypatch, change)
+    assert red(model) == set()
+    found = checked(model, generate=2)
+    assert not found["values"].ok
+    assert found["values"].where.endswith((",40]", ",41]"))
+
+
+def _eps(model):
+    norm = model.decoder.blocks[0].ln1
+    norm.config = dataclasses.replace(norm.config, eps=1e-3)
+
+
+def _qk_eps(model):
+    norm = model.decoder.blocks[1].mixer.k_norm
+    norm.config = dataclasses.replace(norm.config, eps=1e-3)
+
+
+def _projection(part):
+    def change(model):
+        qkv = model.decoder.blocks[0].mixer.qkv
+        qkv.weight = qkv.weight.clone()
+        qkv.weight[{"q": 3, "k": 26, "v": 40}[part], 5] *= 1.01
+
+    return change
+
+
+def _output(model):
+    out = model.decoder.blocks[1].mixer.out
+    out.weight = out.weight.clone()
+    out.weight[3, 2] += 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (_eps, "blocks.0.ln1"),
+        (_qk_eps, "blocks.1.attn.k_norm"),
+        (_projection("q"), "blocks.0.attn.q"),
+        (_projection("k"), "blocks.0.attn.k"),
+        (_projection("v"), "blocks.0.attn.v"),
+        (_output, "blocks.1.attn_out"),
+    ],
+)
+def test_what_leads_to_the_product_and_away_from_it(model, fault, where):
+    fault(model)
+    for generate in (0, 2):
+        found = checked(model, generate=generate)["formulas"]
+        assert not found.ok
+        assert found.where.startswith(where)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda rotate: lambda x, cos, sin: rotate(x, cos, -sin),
+        lambda rotate: lambda x, cos, sin: rotate(x, cos.roll(1, 0), sin.roll(1, 0)),
+        lambda rotate: lambda x, cos, sin: x,
+    ],
+)
+def test_a_wrong_rotation_though_pattern_and_values_agree(model, monkeypatch, turn):
+    monkeypatch.setattr(nn_attention, "rotate", turn(nn_attention.rotate))
+    assert red(model) == {"formulas"}
+
+
+def test_a_cache_that_is_written_wrongly(model, monkeypatch):
+    def write(step, cache, k, v):
+        begin = step.starts[0]
+        cache.k[:, :, begin : step.keys] = k
+        cache.v[:, :, begin : step.keys] = v
+        if begin == 0:
+            cache.v[0, 1, 4, 2] += 1e-6
+
+    monkeypatch.setattr(Step, "write", write)
+    found = checked(model, generate=2)["cache"]
+    assert not found.ok
+    assert found.where == "cache.0.v[1,4]"
+
+
+def rows_of_a_block(a, scores=None):
+    proof = Proof(torch.float32)
+    rows, keys = a.shape[1:]
+    seen = torch.arange(1, rows + 1)
+    block = Block(a, 0, 0, seen, Tokens(ids_of(keys), torch.device("cpu")))
+    if scores is None:
+        hidden = torch.ones(rows, keys, dtype=torch.bool).triu(1)
+        scores = torch.zeros_like(a).masked_fill(hidden, -torch.inf)
+    proof.see(block, scores, 0, [0])
+    return {check.name: check for check in proof.checks()}
+
+
+def test_rows_that_do_not_add_up_and_masked_cells_with_a_weight():
+    a = torch.tril(torch.ones(1, 5, 5)) / torch.arange(1, 6)[:, None]
+    assert all(check.ok for check in rows_of_a_block(a).values())
+    off = a.clone()
+    off[0, 3] *= 1.00001
+    found = rows_of_a_block(off)["row_sums"]
+    assert not found.ok
+    assert found.where == "blocks.0.attn.pattern[0,3]"
+    leaking = a.clone()
+    leaking[0, 2, 4] = 1e-30
+    found = rows_of_a_block(leaking)["masks"]
+    assert (found.value, found.where) == (1, "blocks.0.attn.pattern[0,2]")
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (4, 0), (4, 4), (3, 1)])
+def test_a_key_that_should_be_seen_and_is_not(cell):
+    a = torch.tril(torch.ones(1, 5, 5)) / torch.arange(1, 6)[:, None]
+    scores = torch.zeros_like(a).masked_fill(a == 0, -torch.inf)
+    scores[0, *cell] = -torch.inf
+    assert not rows_of_a_block(a, scores)["masks"].ok
+
+
+def test_a_visible_weight_may_be_0():
+    a = torch.zeros(1, 3, 3)
+    a[0, :, 0] = 1
+    assert all(check.ok for check in rows_of_a_block(a).values())
+
+
+def test_numbers_that_are_not_finite_end_the_view(model):
+    model.decoder.slots["blocks.1.attn.W_v"][3, 3] = float("nan")
+    with pytest.raises(NotFinite, match=r"blocks\.1\.attn"):
+        measure_attention(model, ids_of(9))

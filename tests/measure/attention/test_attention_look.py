@@ -1,0 +1,313 @@
+"""What else the look at a model gives: matrices, pairs, new tokens; and that it changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from attention_models import (
+    BASE,
+    config_of,
+    ids_of,
+    metrics_of,
+    model_of,
+    naive,
+    patterns,
+    seen_keys,
+    small,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llmcli import devices
+from llmcli.errors import OutOfMemory, UsageError
+from llmcli.measure.attention import Drawn, measure_attention, synthetic
+from llmcli.measure.attention.pooled import Pooled
+from llmcli.nn.decoder import Decoder
+
+
+def exported(model, ids, **options):
+    found = {}
+
+    def keep(layer, matrix):
+        assert layer not in found
+        found[layer] = matrix.copy()
+
+    report = measure_attention(model, ids, on_matrix=keep, **options)
+    return found, report
+
+
+@pytest.mark.parametrize("kind", ["mha", "gqa", "window", "window-1"])
+def test_whole_matrices_are_handed_on_layer_by_layer(kind):
+    model, ids = small(kind), ids_of(33)
+    found, report = exported(model, ids, block_rows=7)
+    assert list(found) == [0, 1]
+    for layer, a in enumerate(patterns(model, ids)):
+        assert found[layer].dtype == np.float32
+        assert np.abs(found[layer] - a).max() < 1e-6
+        assert (found[layer][a == 0] == 0).all()
+    scores, _ = exported(model, ids, what="scores", block_rows=5)
+    for layer, a in enumerate(patterns(model, ids)):
+        assert (np.isneginf(scores[layer]) == (a == 0)).all()
+        e = np.exp(scores[layer] - scores[layer].max(-1, keepdims=True))
+        assert np.abs(e / e.sum(-1, keepdims=True) - a).max() < 1e-5
+    assert report.what == "pattern"
+
+
+def test_only_the_layers_and_heads_that_are_asked_for():
+    model, ids = small("gqa", layers=3), ids_of(20)
+    found, report = exported(model, ids, layers=[2, 1], heads=[3, 1, 9], matrices=Drawn(most=99))
+    assert [layer.layer for layer in report.layers] == [1, 2]
+    assert [(head.head, head.kv_head) for head in report.layers[0].heads] == [(1, 0), (3, 1)]
+    whole, everything = exported(model, ids)
+    assert np.allclose(found[2], whole[2][[1, 3]], atol=1e-6)
+    for one, other in zip(metrics_of(report, 0), (1, 3), strict=True):
+        assert one == pytest.approx(metrics_of(everything, 1)[other], nan_ok=True)
+    assert [(m.layer, m.head) for m in report.matrices] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+
+
+def test_heads_that_a_layer_has_not_got_leave_it_empty():
+    report = measure_attention(small(), ids_of(9), heads=[7])
+    assert report.ok
+    assert [layer.heads for layer in report.layers] == [(), ()]
+
+
+spans = st.none() | st.tuples(st.integers(0, 39), st.integers(1, 40)).map(
+    lambda ends: (min(ends[0], ends[1] - 1), ends[1])
+)
+
+
+@given(st.integers(1, 45), spans, spans, st.integers(1, 11), st.integers(1, 41))
+def test_pooled_cells_are_the_largest_of_their_squares(most, queries, keys, rows, window):
+    a = np.random.default_rng(0).normal(size=(2, 40, 40))
+    i, j = np.arange(40)[:, None], np.arange(40)
+    a[:, (j > i) | (i - j >= window)] = -np.inf
+    pooled = Pooled(Drawn(queries=queries, keys=keys, most=most), 2, 40)
+    for first in range(0, 40, rows):
+        low = max(0, first - window)
+        cut = torch.tensor(a[:, first : first + rows, low : first + rows])
+        pooled.add(cut, slice(0, 2), first, low)
+    q, k = queries or (0, 40), keys or (0, 40)
+    for head in range(2):
+        *found, values = pooled.cells(head, 40)
+        assert found == [q, k]
+        assert max(values.shape) <= most
+        for (row, column), value in np.ndenumerate(values):
+            top, left = q[0] + row * pooled.pool, k[0] + column * pooled.pool
+            square = a[head, top : min(top + pooled.pool, q[1]),
+                       left : min(left + pooled.pool, k[1])]  # fmt: skip
+            largest = np.float32(square.max())
+            assert (math.isnan(value) and np.isneginf(largest)) or value == largest
+
+
+def test_drawn_matrices_are_the_pattern_with_nan_where_masked():
+    model, ids = small("window"), ids_of(30)
+    drawn = Drawn(queries=(10, 20), keys=(4, 20), most=50)
+    report = measure_attention(model, ids, matrices=drawn, heads=[2])
+    a = patterns(model, ids)[1][2, 10:20, 4:20]
+    matrix = report.matrices[1]
+    assert (matrix.layer, matrix.head, matrix.kv_head, matrix.pool) == (1, 2, 1, 1)
+    assert (np.isnan(matrix.values) == (a == 0)).all()
+    assert np.nanmax(np.abs(matrix.values - a)) < 1e-6
+
+
+def all_pairs(model, ids):
+    for layer, a in enumerate(patterns(model, ids)):
+        for (head, i, j), weight in np.ndenumerate(a):
+            yield weight, layer, head, i, j
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_largest_pairs(everything):
+    model, ids = small("gqa"), ids_of(25)
+    report = measure_attention(model, ids, pairs=9, everything=everything, block_rows=4)
+    allowed = [
+        pair for pair in all_pairs(model, ids) if everything or (pair[4] > 0 and pair[3] != pair[4])
+    ]
+    expected = sorted(allowed, reverse=True)[:9]
+    found = [(p.weight, p.layer, p.head, p.query, p.key) for p in report.pairs]
+    assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
+    if not everything:
+        assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
+    assert all(p.rank_value == p.weight and p.kv_head == p.head // 2 for p in report.pairs)
+
+
+def test_pairs_ranked_by_what_is_moved():
+    model, ids = small("gqa"), ids_of(25)
+    report = measure_attention(model, ids, pairs=5, pairs_by="weighted")
+    seen = {}
+    model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
+    ranks = []
+    for weight, layer, head, i, j in all_pairs(model, ids):
+        if j > 0 and i != j:
+            w = model.decoder.slots[f"blocks.{layer}.attn.W_o"].t()[head * 6 : head * 6 + 6]
+            moved = seen[f"blocks.{layer}.attn.v"][0, head // 2, j] @ w
+            ranks.append((weight * float(moved.norm()), layer, head, i, j))
+    expected = sorted(ranks, reverse=True)[:5]
+    found = [(p.rank_value, p.layer, p.head, p.query, p.key) for p in report.pairs]
+    assert [pair[1:] for pair in found] == [pair[1:] for pair in expected]
+    assert [pair[0] for pair in found] == pytest.approx([pair[0] for pair in expected])
+
+
+def test_bos_is_no_key_wherever_it_stands():
+    model, ids = small(), ids_of(25)
+    model.config = dataclasses.replace(model.config, bos=ids[3])
+    report = measure_attention(model, ids, pairs=10_000)
+    assert ids.count(ids[3]) > 1
+    assert all(ids[pair.key] != ids[3] and pair.key > 0 for pair in report.pairs)
+
+
+# new tokens
+
+
+@pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_new_tokens_are_rows_like_the_others(kind, whole):
+    """As if the whole text had been the prompt: the cache's offset changes no number."""
+    model, ids = small(kind), ids_of(21)
+    options = {"matrices": Drawn(most=10), "pairs": 5}
+    found = {}
+    if whole:
+        options["on_matrix"] = found.__setitem__
+    report = measure_attention(model, ids, generate=6, **options)
+    assert report.ok, report.checks
+    every = [id for id, _ in report.tokens]
+    assert (report.prompt_tokens, len(every), every[:21]) == (21, 27, ids)
+    again = measure_attention(model, every, **options)
+    for layer, a in enumerate(patterns(model, every)):
+        for head in range(4):
+            expected = naive(a[head], every, seen_keys(27, model.config.layers[0].mixer.window))
+            one, other = metrics_of(report, layer)[head], metrics_of(again, layer)[head]
+            assert one == pytest.approx(expected, abs=1e-10, nan_ok=True)
+            assert one == pytest.approx(other, abs=1e-10, nan_ok=True)
+        if whole:
+            assert np.abs(found[layer] - a).max() < 1e-6
+    for one, other in zip(report.matrices, again.matrices, strict=True):
+        assert (one.queries, one.pool) == (other.queries, other.pool) == ((0, 27), 3)
+        assert np.allclose(one.values, other.values, atol=1e-6, equal_nan=True)
+    assert [(p.query, p.key) for p in report.pairs] == [(p.query, p.key) for p in again.pairs]
+    assert report.rows == again.rows
+
+
+def test_an_end_of_text_token_ends_the_rows():
+    model, ids = small(), ids_of(12)
+    first = measure_attention(model, ids, generate=1).tokens[12][0]
+    model.eos_ids = frozenset({first})
+    found = {}
+    report = measure_attention(
+        model, ids, generate=8, on_matrix=found.__setitem__, matrices=Drawn(most=99),
+        metrics=("entropy", "effective_rank"),
+    )  # fmt: skip
+    assert len(report.tokens) == 13
+    assert found[0].shape == (4, 13, 13)
+    assert report.matrices[0].queries == report.matrices[0].keys == (0, 13)
+    assert report.matrices[0].values.shape == (13, 13)
+    assert 1 <= metrics_of(report)[0]["effective_rank"] <= 13
+
+
+# innocence
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("generate", [0, 3])
+def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, generate):
+    model, ids = small("gqa", dtype), ids_of(18)
+    weights = {name: slot.clone() for name, slot in model.decoder.slots.items()}
+    calls, plain = [], Decoder.__call__
+
+    def counted(decoder, tokens, state=None, **options):
+        begin = 0 if state is None else state.lengths[0]
+        out = plain(decoder, tokens, state, **options)
+        calls.append((begin, tokens, options, out.clone()))
+        return out
+
+    monkeypatch.setattr(Decoder, "__call__", counted)
+    options = {"weighted": True, "pairs": 3, "matrices": Drawn(most=9)}
+    exported(model, ids, generate=generate, **options)
+    assert [begin for begin, *_ in calls] == [0, *range(18, 18 + generate)]
+    state = model.decoder.new_state(1, 30) if generate else None
+    for _, tokens, options, out in calls:
+        tap = options.pop("tap")
+        assert tap is not None
+        assert torch.equal(plain(model.decoder, tokens, state, **options), out)
+    for name, slot in model.decoder.slots.items():
+        assert torch.equal(slot, weights[name]), name
+
+
+def test_what_was_captured_is_not_changed(monkeypatch):
+    model, ids = small("window"), ids_of(18)
+    before, after = {}, {}
+
+    def tapped(decoder, tokens, state=None, *, tap, **options):
+        def both(name, tensor):
+            before[name] = tensor.clone()
+            after[name] = tensor
+            tap(name, tensor)
+
+        return plain(decoder, tokens, state, tap=both, **options)
+
+    plain = Decoder.__call__
+    monkeypatch.setattr(Decoder, "__call__", tapped)
+    exported(model, ids, weighted=True, pairs=3, pairs_by="weighted", matrices=Drawn(most=4))
+    assert len(before) > 20
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor had."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return out
+
+
+def test_nothing_square_is_kept_for_metrics(monkeypatch):
+    """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
+    monkeypatch.setattr("llmcli.measure.attention.layer.CELLS", 8192)
+    model, count = small("gqa", "float32", layers=1), 400
+    with Largest() as seen:
+        report = measure_attention(
+            model, ids_of(count), matrices=Drawn(most=20), pairs=5, weighted=True
+        )
+    assert report.ok
+    assert count * 24 <= seen.most < count**2 / 4
+
+
+def test_whole_matrices_that_do_not_fit_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 4 * 30**2 * 4 - 1)
+    with pytest.raises(OutOfMemory, match="4 heads and 30 tokens"):
+        exported(small(), ids_of(30))
+
+
+# synthetic prompts
+
+
+SPECIAL = model_of(dataclasses.replace(config_of(BASE), bos=4, eos=(9,)))
+
+
+@given(st.integers(1, 21), st.integers(0, 50))
+def test_synthetic_prompts_repeat_different_tokens(count, seed):
+    ids = synthetic(SPECIAL, count, seed)
+    assert ids[0] == 4
+    assert ids[1 : count + 1] == ids[count + 1 :]
+    assert len(set(ids)) == count + 1
+    assert not {4, 9} & set(ids[1:])
+    assert synthetic(SPECIAL, count, seed) == ids
+
+
+def test_more_different_tokens_than_there_are():
+    for count in (0, 22):
+        with pytest.raises(UsageError, match=f"`--synthetic {count}`"):
+            synthetic(SPECIAL, count, 0)
+    assert len(synthetic(small(), 23, 0)) == 46, "without BOS, and every token may be drawn"
+    drawn = {tuple(synthetic(SPECIAL, 9, seed)) for seed in range(20)}
+    assert len(drawn) == 20

@@ -1,0 +1,223 @@
+"""Metrics against their definitions: whole models in blocks, made-up matrices, known answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from attention_models import (
+    MIXERS,
+    config_of,
+    ids_of,
+    metrics_of,
+    model_of,
+    naive,
+    patterns,
+    seen_keys,
+    small,
+)
+
+from llmcli.config import AttentionConfig
+from llmcli.measure.attention import LABELS, METRICS, USUAL, measure_attention, run
+from llmcli.measure.attention.block import Block, Tokens
+from llmcli.measure.attention.labels import labels_of
+from llmcli.measure.attention.metrics import RowMeans, effective_rank
+
+NEAR = {"float64": 1e-10, "float32": 1e-5}
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("rows", [1, 7, 75])
+@pytest.mark.parametrize("kind", MIXERS)
+def test_in_blocks_as_by_definition(kind, rows, dtype):
+    model, ids = small(kind, dtype), ids_of(75)
+    report = measure_attention(model, ids, block_rows=rows)
+    assert report.ok, report.checks
+    window = model.config.layers[0].mixer.window
+    for layer, a in enumerate(patterns(model, ids)):
+        for head, found in enumerate(metrics_of(report, layer)):
+            expected = naive(a[head], ids, seen_keys(75, window))
+            assert found == pytest.approx(expected, abs=NEAR[dtype], rel=NEAR[dtype], nan_ok=True)
+
+
+@pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
+def test_weighted_is_the_same_of_what_is_moved(kind):
+    model, ids = small(kind), ids_of(30)
+    report = measure_attention(model, ids, weighted=True, block_rows=7)
+    mixer = model.config.layers[0].mixer
+    seen = {}
+    model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
+    v = seen["blocks.0.attn.v"][0].numpy()
+    w = model.decoder.slots["blocks.0.attn.W_o"].t().numpy()
+    for head, a in enumerate(patterns(model, ids)[0]):
+        size = mixer.value_dim
+        moved = v[head // (mixer.heads // mixer.kv_heads)] @ w[head * size : (head + 1) * size]
+        share = a * np.linalg.norm(moved, axis=1)
+        share /= share.sum(1, keepdims=True)
+        expected = naive(share, ids, seen_keys(30, mixer.window))
+        assert metrics_of(report)[head] == pytest.approx(expected, abs=1e-10, nan_ok=True)
+
+
+def made_up(kind: str, count: int) -> tuple[np.ndarray, list[int]]:
+    """A matrix that no family of today has, and how many keys its rows see."""
+    random = np.random.default_rng(1)
+    s = random.normal(size=(count, count)) * 3
+    distance = np.arange(count)[:, None] - np.arange(count)
+    hidden, extra = distance < 0, np.zeros((count, 1))
+    if kind == "capped":
+        s = 2 * np.tanh(s / 2)
+    if kind == "alibi":
+        s = s - 0.3 * distance
+    if kind == "padded":  # the first five tokens are padding: those rows see themselves
+        hidden = hidden | ((np.arange(count) < 5) & (distance != 0))
+    e = np.where(hidden, 0, np.exp(s))
+    if kind == "sink":  # a learned share that goes to no key
+        extra = np.exp(random.normal(size=(count, 1)) + 1)
+    return e / (e.sum(1, keepdims=True) + extra), (~hidden).sum(1).tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 70])
+@pytest.mark.parametrize("kind", ["plain", "capped", "alibi", "padded", "sink"])
+def test_made_up_matrices_in_blocks(kind, rows):
+    a, seen = made_up(kind, 70)
+    ids = ids_of(70)
+    means = RowMeans(USUAL, 2)
+    tokens = Tokens(ids, torch.device("cpu"))
+    both = torch.tensor(np.stack((a, a)))
+    kept = both.clone()
+    for first in range(0, 70, rows):
+        part = slice(first, first + rows)
+        block = Block(both[:, part, : first + rows], first, 0, torch.tensor(seen[part]), tokens)
+        means.add(block, slice(0, 2))
+    assert torch.equal(both, kept), "what is looked at is not changed"
+    for found in means.means():
+        assert found == pytest.approx(naive(a, ids, seen), abs=1e-10, nan_ok=True)
+
+
+def test_a_block_may_begin_at_a_later_key():
+    """As windows let it: what lies before is masked, the first key too."""
+    a, _ = made_up("plain", 40)
+    near = np.arange(40)[:, None] - np.arange(40) < 9
+    a = a * near / (a * near).sum(1, keepdims=True)
+    ids, seen = ids_of(40), seen_keys(40, 9)
+    means = RowMeans(USUAL, 1)
+    tokens = Tokens(ids, torch.device("cpu"))
+    for first in range(0, 40, 6):
+        low, part = max(0, first - 9), slice(first, first + 6)
+        cut = torch.tensor(a[None, part, low : first + 6])
+        means.add(Block(cut, first, low, torch.tensor(seen[part]), tokens), slice(0, 1))
+    assert means.means()[0] == pytest.approx(naive(a, ids, seen), abs=1e-10, nan_ok=True)
+
+
+# hand-built heads
+
+
+def built(targets: list[list[int] | None], count: int):
+    """A model whose head h sends row i to key `targets[h][i]` alone, or evenly to all (None).
+
+    The residual stream is the position as a one-hot vector; queries are the one-hot vector of the
+    target, so large that every other weight is 0 in floating point; keys are what they are.
+    """
+    heads = len(targets)
+    mixer = AttentionConfig(
+        heads=heads, kv_heads=heads, head_dim=count, value_dim=count, scale=1.0, rope=None
+    )
+    model = model_of(config_of(mixer, positions=count, width=count, vocab=count))
+    slots = model.decoder.slots
+    slots["embed.W"].zero_()
+    slots["pos_embed.W"].copy_(torch.eye(count))
+    slots["blocks.0.ln1.w"].fill_(1.0)
+    slots["blocks.0.attn.W_k"].copy_(torch.eye(count).repeat(heads, 1))
+    w_q = slots["blocks.0.attn.W_q"].zero_().view(heads, count, count)
+    for head, target in enumerate(targets):
+        for i, key in enumerate(target or ()):
+            w_q[head, key, i] = 1e4
+    return model
+
+
+def test_perfect_heads_get_exactly_their_scores():
+    n = 31
+    ids = [0, *range(1, n + 1), *range(1, n + 1)]
+    count = len(ids)
+    previous = [max(0, i - 1) for i in range(count)]
+    itself = list(range(count))
+    induction = [i if i <= n else i - n + 1 for i in range(count)]
+    duplicate = [i if i <= n else i - n for i in range(count)]
+    first = [0] * count
+    model = built([previous, induction, duplicate, itself, first, None], count)
+    report = measure_attention(model, ids, metrics=[metric.name for metric in METRICS])
+    assert report.ok, report.checks
+    prev, ind, dup, own, sink, even = metrics_of(report)
+    assert prev["previous_token"] == 1
+    assert ind["induction"] == 1, "eligible rows only: not 0.492 of all, nor 0.970 of a diagonal"
+    assert report.rows["induction"] == n
+    assert dup["duplicate"] == 1
+    assert (own["current_token"], own["entropy"], own["distance"]) == (1, 0, 0)
+    assert own["effective_rank"] == pytest.approx(count, rel=1e-12)
+    assert own["effective_keys"] == own["max_weight"] == 1
+    assert sink["sink"] == sink["sink_rate"] == 1
+    assert math.isnan(sink["distance_without_sink"])
+    assert sink["effective_rank"] == pytest.approx(1)
+    labels = [head.labels for head in report.layers[0].heads]
+    assert labels[0] == ("previous-token", "local")
+    assert labels[1] == ("induction",)
+    assert labels[2] == ("duplicate",)
+    assert labels[4] == ("sink",)
+    assert labels[5] == ("broad",)
+    assert even["normalized_entropy"] == pytest.approx(1, abs=1e-12)
+
+
+def test_a_uniform_head_has_the_scores_of_theory():
+    T = 64
+    report = measure_attention(built([None], T), ids_of(T))
+    (even,) = metrics_of(report)
+    harmonic = sum(1 / k for k in range(1, T + 1))
+    assert even["normalized_entropy"] == pytest.approx(1, abs=1e-12)
+    expected = sum(1 / (k + 1) for k in range(1, T)) / (T - 1)
+    assert even["previous_token"] == pytest.approx(expected, abs=1e-12)
+    assert even["previous_token"] == pytest.approx(0.05943, abs=5e-6)
+    assert even["sink_rate"] == pytest.approx(harmonic / T, abs=1e-12)
+    assert even["sink_rate"] == pytest.approx(0.07412, abs=5e-6)
+    assert even["distance"] == pytest.approx((T - 1) / 4, abs=1e-12)
+
+
+def test_one_token_has_the_metrics_that_it_can_have():
+    report = measure_attention(small(), [3])
+    assert report.ok
+    found = metrics_of(report)[0]
+    assert found["current_token"] == found["sink_rate"] == found["max_weight"] == 1
+    assert found["entropy"] == found["distance"] == 0
+    absent = {name for name, value in found.items() if math.isnan(value)}
+    assert absent == {
+        "normalized_entropy", "previous_token", "sink", "induction", "duplicate",
+        "distance_without_sink", "locality_8", "locality_64",
+    }  # fmt: skip
+    assert all(report.rows[name] == 0 for name in absent)
+    assert report.layers[0].heads[0].labels == ("sink",)
+
+
+def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
+    monkeypatch.setattr(run, "MOST_RANKED", 20)
+    names = ["effective_rank", "entropy"]
+    model = small()
+    within = measure_attention(model, ids_of(20), metrics=names)
+    a = torch.tensor(patterns(model, ids_of(20))[1])
+    ranks = [head["effective_rank"] for head in metrics_of(within, 1)]
+    assert ranks == pytest.approx(effective_rank(a), rel=1e-9)
+    beyond = measure_attention(model, ids_of(21), metrics=names)
+    assert list(metrics_of(beyond)[0]) == ["entropy"]
+    assert [name for name, _ in beyond.skipped] == ["effective_rank"]
+    assert "21" in beyond.skipped[0][1]
+
+
+def test_labels_begin_at_their_thresholds():
+    low = {label.metric: label.threshold - 1e-9 for label in LABELS}
+    assert labels_of(low) == ()
+    for label in LABELS:
+        assert labels_of(low | {label.metric: label.threshold}) == (label.name,)
+        assert labels_of(low | {label.metric: math.nan}) == ()
+        assert label.source
+    assert len({label.letter for label in LABELS}) == len(LABELS)
+    assert {label.metric for label in LABELS} <= set(USUAL)

@@ -1,0 +1,54 @@
+"""The matrices that `measure_attention` hands on are transformers' eager attentions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity_cases import CASES, prompt
+from parity_reference import reference_attentions
+from parity_smollm2 import transformers_from_gguf
+from parity_types import Models, References
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading import load_checkpoint
+from llmcli.measure.attention import measure_attention
+
+TOKENS = 70
+TEXT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, and "
+    "void; and darkness was upon the face of the deep. And God said, Let there be light."
+)
+
+
+@pytest.mark.parametrize("name", [one.name for one in CASES])
+def test_every_layer_and_head(name: str, models: Models, references: References) -> None:
+    ids = prompt(tokens=TOKENS)
+    found: dict[int, np.ndarray] = {}
+    report = measure_attention(
+        models(name, "float32"), ids[0].tolist(), on_matrix=found.__setitem__, block_rows=32
+    )
+    assert report.ok, report.checks
+    theirs = reference_attentions(references(name, "float32"), ids)
+    assert list(found) == list(range(len(theirs)))
+    for layer, pattern in enumerate(theirs):
+        assert found[layer].shape == pattern.shape[1:]
+        assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5
+
+
+@pytest.mark.real
+def test_every_layer_and_head_of_smollm2(smollm2_path: Path) -> None:
+    model = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
+    assert model.tokenizer is not None
+    ids = model.tokenizer.encode(TEXT)
+    assert len(ids) >= 40
+    found: dict[int, np.ndarray] = {}
+    report = measure_attention(model, ids, on_matrix=found.__setitem__)
+    assert report.ok, report.checks
+    theirs = reference_attentions(transformers_from_gguf(smollm2_path), torch.tensor([ids]))
+    assert len(found) == len(theirs) == 30
+    for layer, pattern in enumerate(theirs):
+        assert found[layer].shape == (9, len(ids), len(ids))
+        assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5
