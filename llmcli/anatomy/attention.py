@@ -155,7 +155,7 @@ def _mixed(
 
     return (
         derived("scores", square, f"S = {scores}"),
-        derived("pattern", square, f"A = softmax(S) = softmax({scores})"),
+        derived("pattern", square, "A = softmax(S)"),
         call.activation(
             f"{prefix}.z",
             {"H": a.heads, "T": call.tokens, "dv": a.value_dim},

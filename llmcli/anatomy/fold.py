@@ -31,6 +31,22 @@ class Folded:
     layers: tuple[int, ...]
     phases: Phases
 
+    @property
+    def formula(self) -> str:
+        """The formula; where it names the block before the first one, for all of them."""
+        formula = self.phases[0].formula
+        if len(self.layers) < 2:
+            return formula
+        return formula.replace(f"of block {self.layers[0] - 1}", "of the block before")
+
+
+def fold_kinds(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
+    """Rows of the parameters, then of the activations, then of the states."""
+    rows: list[Folded] = []
+    for kind in ("parameter", "activation", "state"):
+        rows += fold([item for item in tensors if item[0].kind == kind], config, extra)
+    return tuple(rows)
+
 
 def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[Folded, ...]:
     """The rows of `tensors`, layers of one kind together where the first of them stands.

@@ -22,10 +22,16 @@ ENTRIES = {
         "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
     ),
     "info": Entry("llmcli.cli.info", "What a model is, and whether it fits this machine.", "Look"),
+    "shapes": Entry(
+        "llmcli.cli.shapes", "Every tensor: letters, numbers, memory, formula, source.", "Look"
+    ),
     "attention": Entry(
         "llmcli.cli.attention", "What each head attends to: heatmaps, metrics, pairs.", "Look"
     ),
     "lens": Entry("llmcli.cli.lens", "What every layer would say, were it the last.", "Look"),
+    "dump": Entry(
+        "llmcli.cli.dump", "Any activation by name: statistics, and all of it in a file.", "Look"
+    ),
     "score": Entry(
         "llmcli.cli.score", "Log-probability of every token, perplexity, bits per byte.", "Look"
     ),

@@ -5,9 +5,8 @@ Axes: B sequences, T new tokens, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,11 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.spec import Phase
-from llmcli.measure.shapes import Calls, difference
-from llmcli.model import Model, dtype_name
+from llmcli.measure.shapes import Calls, copied, difference
+from llmcli.model import Ledger, Model, dtype_name
 from llmcli.nn.state import State
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.shapes import Stored
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 Like = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
@@ -48,33 +48,44 @@ class Seen:
         self.storages.append(storage)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A prompt that was read and one step after it: what was seen, and what is left.
+
+    `last` are all tensors of the step: it has one token, so that they are small.
+    """
+
+    model: Model
+    seen: dict[Phase, Seen]
+    last: dict[str, Tensor]
+    state: State
+
+
 def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck, ...]:
     """Reads `batch` times the prompt, takes one step more, and compares all of it with the specs.
 
     Raises OutOfMemory where cache and logits do not fit.
     """
     calls = Calls(config=model.config, batch=batch, tokens=len(ids), dtype=dtype_name(model.dtype))
-    state, seen, derived = _run(model, ids, batch)
+    ran = _run(model, ids, batch)
     written = {
         phase: [spec for spec in calls.activations(phase) if spec.written] for phase in PHASES
     }
     unwritten = {spec.name: spec for spec in calls.activations("decode") if not spec.written}
+    kept = calls.states("decode")
     return (
-        _shapes_check(written, seen),
-        _dtypes_check(written, seen),
-        _memory_check(written, seen),
-        _derived_check(unwritten, derived),
-        _cache_check(calls.states("decode"), state),
+        _shapes_check(written, ran.seen),
+        _dtypes_check(written, ran.seen),
+        _memory_check(written, ran.seen),
+        _derived_check(unwritten, ran),
+        _cache_check(kept, ran.state),
+        _copies_check(kept, ran),
         _parameters_check(calls.parameters(), model),
     )
 
 
-def _run(
-    model: Model, ids: Sequence[int], batch: int
-) -> tuple[State, dict[Phase, Seen], dict[str, Like]]:
-    """Prefill and one decode step; of the latter also what is derived and never written."""
-    decoder = model.decoder
-    tokens = len(ids)
+def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
+    decoder, tokens = model.decoder, len(ids)
     logits = 2 * 4 * batch * tokens * model.config.vocab
     devices.require_memory(
         decoder.state_bytes(batch, tokens + 1) + logits,
@@ -83,43 +94,32 @@ def _run(
         "use a shorter prompt or a smaller --batch",
     )
     state = decoder.new_state(batch, tokens + 1)
-    prefill, decode = Seen(), Seen()
-    derived: dict[str, Like] = {}
-    ids_BT = torch.tensor([list(ids)], device=model.device).expand(batch, -1)
-    last_BV = decoder(ids_BT, state, tap=prefill.add)[:, -1]
-    watch = partial(_derive, model, state, derived, {})
+    prefill, decode, last = Seen(), Seen(), {}
 
     def step(name: str, tensor: Tensor) -> None:
         decode.add(name, tensor)
-        watch(name, tensor)
+        last[name] = tensor
 
-    decoder(last_BV.argmax(-1, keepdim=True), state, tap=step)
-    return state, {"prefill": prefill, "decode": decode}, derived
+    ids_BT = torch.tensor([list(ids)], device=model.device).expand(batch, -1)
+    logits_BV = decoder(ids_BT, state, tap=prefill.add)[:, -1]
+    decoder(logits_BV.argmax(-1, keepdim=True), state, tap=step)
+    seen: dict[Phase, Seen] = {"prefill": prefill, "decode": decode}
+    return Ran(model=model, seen=seen, last=last, state=state)
 
 
-def _derive(
-    model: Model,
-    state: State,
-    derived: dict[str, Like],
-    queries: dict[str, Tensor],
-    name: str,
-    tensor: Tensor,
-) -> None:
-    """Keeps the queries until `z` comes; then scores, pattern and result follow from both."""
-    if name.rpartition(".")[2] in ("q", "q_norm", "q_rot"):
-        queries["last"] = tensor
-    if not name.endswith(".attn.z"):
-        return
-    prefix = name.removesuffix(".z")
-    layer = int(prefix.split(".")[1])
-    mixer = model.decoder.blocks[layer].mixer
-    q_BHTd, first = queries["last"], state.lengths[0]
-    k_BKSd = state.layers[layer].k[:, :, : first + tensor.shape[2]]
-    derived[f"{prefix}.scores"] = _like(mixer.score_rows(q_BHTd, k_BKSd, first))
-    derived[f"{prefix}.pattern"] = _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
-    W_o = mixer.out.weight.T
-    W_HeD = W_o.reshape(tensor.shape[1], -1, W_o.shape[-1])
-    derived[f"{prefix}.result"] = _like(at_least_float32(tensor) @ at_least_float32(W_HeD))
+def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
+    """Scores, pattern and result of every layer in the step, from what it wrote."""
+    first = ran.state.lengths[0] - 1
+    for layer, block in enumerate(ran.model.decoder.blocks):
+        mixer, name = block.mixer, block.mixer.name
+        entering = (f"{name}.{part}" for part in ("q_rot", "q_norm", "q"))
+        q_BHTd = next(ran.last[query] for query in entering if query in ran.last)
+        k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
+        yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
+        yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
+        W_o = mixer.out.weight.T
+        W_HeD = W_o.reshape(z_BHTe.shape[1], -1, W_o.shape[-1])
+        yield f"{name}.result", _like(at_least_float32(z_BHTe) @ at_least_float32(W_HeD))
 
 
 def _like(tensor: Tensor) -> Like:
@@ -134,7 +134,7 @@ def _shapes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen])
         wrong += [f"{a[0]} ({phase})" for a, b in zip(said, was, strict=False) if a != b]
         wrong += [phase] * abs(len(said) - len(was))
     count = sum(len(specs[phase]) for phase in PHASES)
-    words = f"the {count} activations ran in this order, in these shapes"
+    words = f"a run has the {count} activations in this order and these shapes"
     return difference("ran_shapes", words, wrong)
 
 
@@ -157,7 +157,8 @@ def _memory_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen])
     return difference("ran_memory", words, wrong)
 
 
-def _derived_check(specs: dict[str, TensorSpec], derived: dict[str, Like]) -> ViewCheck:
+def _derived_check(specs: dict[str, TensorSpec], ran: Ran) -> ViewCheck:
+    derived = dict(_derived(ran))
     wrong = [name for name in {**specs, **derived} if not _is(specs.get(name), derived.get(name))]
     words = f"the {len(specs)} that no kernel writes follow from the others in these shapes"
     return difference("ran_derived", words, wrong)
@@ -175,6 +176,18 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
     return difference("ran_cache", f"the cache has {state.nbytes} bytes after both", wrong)
 
 
+def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
+    """The last position of each cache holds what the step wrote for it."""
+    wrong = []
+    for spec in specs:
+        layer = ran.state.layers[int(spec.name.split(".")[1])]
+        kept = layer.k if spec.name.endswith(".k") else layer.v
+        written = ran.last.get(copied(spec.name, ran.model.config))
+        if written is None or not torch.equal(kept[:, :, -1:], written):
+            wrong.append(spec.name)
+    return difference("ran_copies", "and holds copies of what is named, bit for bit", wrong)
+
+
 def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
     slots = model.decoder.slots
     found = {name: _like(slot) for name, slot in slots.items()}
@@ -187,6 +200,19 @@ def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
         storages = [slots[spec.name].untyped_storage().data_ptr() for spec in specs]
         wrong = _unlike(specs, storages)
     return difference("ran_parameters", f"the {len(specs)} parameters lie in memory so", wrong)
+
+
+def sources_check(ledger: Ledger, stored: Mapping[str, Stored]) -> tuple[ViewCheck, ...]:
+    """Every parameter was filled from the tensor that is named; nothing for random weights."""
+    if not ledger.entries:
+        return ()
+    said = {name: (item.source, item.format, item.operations) for name, item in stored.items()}
+    was = {
+        entry.parameter: (entry.source, entry.stored, entry.operations) for entry in ledger.entries
+    }
+    wrong = [name for name in {**was, **said} if said.get(name) != was.get(name)]
+    words = f"the {len(was)} parameters were filled from the tensors that are named"
+    return (difference("ran_sources", words, wrong),)
 
 
 def _is(spec: TensorSpec | None, was: Like | None) -> bool:

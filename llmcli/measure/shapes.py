@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from llmcli.anatomy import TensorSpec, calculated, parameters, states
-from llmcli.anatomy.fold import Folded, Phases, fold, numbered, spans, unfold
+from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, spans, unfold
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.spec import Kind, Phase
 from llmcli.checkpoints import Checkpoint
@@ -105,7 +105,11 @@ def model_shapes(
     ones, of the headers or of a real run (`ran`).
     """
     tensors = [item for item in calls.tensors(phases) if asked.takes(item[0])]
-    rows = fold(tensors, calls.config, lambda spec: _file_template(stored.get(spec.name), spec))
+
+    def in_file(spec: TensorSpec) -> object:
+        return _file_template(stored.get(spec.name), spec)
+
+    rows = fold_kinds(tensors, calls.config, in_file)
     weights = calls.parameters()
     known = sum(item.bytes for item in stored.values())
     return ShapesReport(
@@ -186,6 +190,14 @@ def stored_check(
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
 
 
+def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
+    """The tensors of a file in its own order and by its own names."""
+    return tuple(
+        Stored(source=info.name, shape=info.shape, format=info.format, bytes=info.nbytes)
+        for info in checkpoint.tensors.values()
+    )
+
+
 def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:
     """A check that nothing is wrong; the first of what is."""
     where = wrong[0] if wrong else ""
@@ -224,7 +236,43 @@ def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
     if len(row.layers) > 1:
         source = numbered(source, row.layers[0], f"{{{spans(row.layers)}}}")
     tensors = tuple(_tensor(spec, calls, file) for spec in row.phases)
-    return ShapeRow(name=row.name, layers=row.layers, tensors=tensors, source=source)
+    return ShapeRow(
+        name=row.name,
+        layers=row.layers,
+        tensors=tensors,
+        formula=row.formula,
+        memory=_memory(row.phases, calls.config),
+        source=source,
+    )
+
+
+def copied(state: str, config: ModelConfig) -> str:
+    """The activation that is copied into that part of the cache: `blocks.3.attn.k_rot`."""
+    _, layer, part = state.split(".")
+    mixer = config.layers[int(layer)].mixer
+    if part == "k" and mixer.rope is not None:
+        part = "k_rot"
+    elif part == "k" and mixer.qk_norm is not None:
+        part = "k_norm"
+    return f"blocks.{layer}.attn.{part}"
+
+
+def _memory(phases: Phases, config: ModelConfig) -> str:
+    """Whose memory it is: `view of attn.qkv`, `copy of attn.v`, `own` or `derived`."""
+    spec = phases[0]
+    if spec.kind == "state":
+        return f"copy of {copied(spec.name, config).split('.', 2)[2]}"
+    if not spec.written:
+        return "derived"
+    if spec.shares is None:
+        return "own"
+    whole = "part of" if spec.kind == "parameter" else "view of"
+    if spec.layer is None:
+        return f"{whole} {spec.shares}"
+    here, before = f"blocks.{spec.layer}.", f"blocks.{spec.layer - 1}."
+    if spec.shares.startswith(before):
+        return f"{whole} {spec.shares.removeprefix(before)} before"
+    return f"{whole} {spec.shares.removeprefix(here)}"
 
 
 def _letters(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:

@@ -73,6 +73,13 @@ class Rows:
                 yield _uncut(Text(words, style=FAINT))
             yield self._line(row, kept, widths)
 
+    def hidden(self, width: int) -> tuple[str, ...]:
+        """The names of the columns that are left out where there are `width` columns."""
+        kept, _ = self._fitted(self.rows, width)
+        return tuple(
+            column.name for index, column in enumerate(self.columns) if index not in kept
+        )
+
     def _fitted(self, rows: Sequence[Sequence[Text]], width: int) -> tuple[list[int], list[int]]:
         """The columns to show and their widths, in `width` columns where that can be."""
         natural = [

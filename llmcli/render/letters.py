@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from llmcli.reports.shapes import LetterValue
+
 # letter → words for so many of them, and the other names of the same size
 LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "b": ("sequences", ()),
@@ -18,6 +20,32 @@ LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "v": ("in the vocabulary", ("vocab_size",)),
     "layers": ("", ("blocks",)),
 }
+
+
+# axes of tensors → words for so many of them
+AXES = {
+    "B": "sequences",
+    "T": "new tokens",
+    "S": "tokens so far",
+    "D": "width",
+    "H": "heads",
+    "Hk": "heads of keys and values",
+    "dh": "a head's query and key",
+    "dv": "a head's value",
+    "F": "neurons",
+    "V": "in the vocabulary",
+    "P": "learned positions",
+}
+
+
+def axis_line(letter: LetterValue) -> str:
+    """`T = 12, then 1 new tokens (n, N)`: an axis, its sizes, and what the documents call it."""
+    join = ", then " if letter.letter in "TS" else "/"
+    values = join.join(map(str, letter.values))
+    known = LETTERS.get(letter.documents, ("", ()))[1]
+    others = [name for name in (letter.documents, *known) if name != letter.letter]
+    called = f" ({', '.join(others)})" if others else ""
+    return f"{letter.letter} = {values} {AXES[letter.letter]}{called}"
 
 
 def letter_line(letter: str, value: int, aliases: bool) -> str:

@@ -50,13 +50,17 @@ class ShapeRow:
     """A tensor, or the same one of several `layers` (empty outside the blocks).
 
     `name` has their numbers in it: `blocks.{0-29}.attn.q`; `tensors` are those of the first, one
-    for each phase; `source` is the checkpoint's name with the numbers in it.
+    for each phase. `memory`: `own`, `view of` whose it is, `part of` a larger one for parameters,
+    `copy of` for the cache, `derived` for what is never written. `source` is the checkpoint's name
+    with the numbers in it.
     """
 
     name: str
     layers: tuple[int, ...]
     tensors: tuple[ShapeTensor, ...]
-    source: str = ""
+    formula: str
+    memory: str
+    source: str
 
     @property
     def first(self) -> ShapeTensor:
@@ -66,7 +70,7 @@ class ShapeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LetterValue:
-    """A letter of the axes, what the papers call it, and its sizes: layers and phases may differ."""
+    """A letter of the axes, what the papers call it, its sizes: layers and phases may differ."""
 
     letter: str
     documents: str

@@ -1,0 +1,243 @@
+"""Tables of all tensors, repeated layers folded: letters, sizes, memory, formulas, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from llmcli.render.checks import render_checks
+from llmcli.render.info import spans
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.letters import axis_line
+from llmcli.render.stats import size
+from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line
+from llmcli.reports.shapes import (
+    LayerKind,
+    NameRow,
+    ShapeRow,
+    ShapesReport,
+    ShapeTensor,
+    Stored,
+)
+
+_SECTIONS = (
+    ("parameter", "parameters"),
+    ("activation", "activations"),
+    ("state", "cache"),
+)
+
+
+def render_shapes(report: ShapesReport, title: str) -> RenderableType:
+    """The letters with their sizes, a table for each kind of tensor, totals and checks."""
+    parts: list[RenderableType] = [
+        Text(one_line(title), style=HEADING),
+        Dotted([axis_line(letter) for letter in report.letters], FAINT),
+    ]
+    for kind, words in _SECTIONS:
+        rows = [row for row in report.rows if row.first.kind == kind]
+        if rows:
+            parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
+            parts.append(Table(_columns(kind, report), rows))
+            parts += _below(kind, rows, report)
+    if not report.rows:
+        parts += [Text(), Text("nothing of what was asked for is in this model")]
+    parts += [Text(), *_kinds(report), render_checks(report.checks)]
+    if not report.ran:
+        parts.append(Dotted(["from headers alone", "with a prompt the model is run, too"], FAINT))
+    return Group(*parts)
+
+
+def render_names(rows: Sequence[NameRow], title: str) -> RenderableType:
+    """Each name with its axes and theirs in the papers, what it is, its formula, its aliases."""
+    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    for row in rows:
+        axes = f"{_listed(row.axes)}   {' × '.join(row.documents)}"
+        lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
+        parts += [Text(), Text.assemble((row.name, HEADING), "   ", (axes, NUMBER))]
+        parts.append(Indented(Dotted(lines)))
+        if row.aliases:
+            parts.append(Indented(Dotted([one_line(alias) for alias in row.aliases], FAINT)))
+    return Group(*parts)
+
+
+def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
+    """The tensors of a file that nothing describes: their own names, shapes and formats."""
+    columns = (
+        Column("name", right=False, cut=True),
+        Column("shape", right=False),
+        Column("stored", right=False),
+        Column("bytes"),
+    )
+    rows = [
+        [
+            Text(one_line(tensor.source)),
+            Text(_listed(tensor.shape), style=NUMBER),
+            Text(one_line(tensor.format)),
+            Text(size(tensor.bytes)),
+        ]
+        for tensor in tensors
+    ]
+    total = f"{len(tensors)} tensors · {size(sum(tensor.bytes for tensor in tensors))}"
+    return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column, and what stands in it for a row."""
+
+    column: Column
+    cell: Callable[[ShapeRow], Text]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of tensors; a line says which columns had no room."""
+
+    fields: Sequence[Field]
+    rows: Sequence[ShapeRow]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        used = [field for field in self.fields if any(field.cell(row).plain for row in self.rows)]
+        cells = [[field.cell(row) for field in used] for row in self.rows]
+        table = Rows([field.column for field in used], cells)
+        yield table
+        hidden = table.hidden(options.max_width)
+        if hidden:
+            words = f"in {options.max_width} columns without: {', '.join(hidden)}"
+            yield Text(words, style=FAINT)
+
+
+@dataclass(frozen=True)
+class Indented:
+    """Something four columns to the right."""
+
+    inner: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.update_width(max(1, options.max_width - 4))
+        for line in console.render_lines(self.inner, room, pad=False):
+            yield Text("    ", end="")
+            yield from line
+            yield Text()
+
+
+def _columns(kind: str, report: ShapesReport) -> tuple[Field, ...]:
+    """The columns of a section, in order; what is missed least is the first to go."""
+
+    def field(
+        name: str, goes: int, cell: Callable[[ShapeRow], Text], *, right: bool = False
+    ) -> Field:
+        return Field(Column(name, right=right, first_to_go=goes), cell)
+
+    if kind == "parameter":
+        shapes = [field("shape", 0, lambda row: _shape(row, 0))]
+    else:
+        shapes = [field(report.phases[0], 0, lambda row: _shape(row, 0))]
+        if len(report.phases) > 1:
+            shapes.append(field(report.phases[1], 1, lambda row: _shape(row, 1)))
+    return (
+        field("name", 0, lambda row: Text(one_line(row.name))),
+        field("letters", 0, lambda row: Text(_listed(row.first.axes))),
+        *shapes,
+        field("papers", 6, lambda row: Text(" × ".join(row.first.documents), style=FAINT)),
+        field("dtype", 5, lambda row: Text(row.first.dtype)),
+        field("bytes", 3, lambda row: Text(size(row.first.bytes)), right=True),
+        field("memory", 4, lambda row: Text(row.memory)),
+        field("stored", 7, lambda row: Text(_stored(row.first))),
+        field("checkpoint", 8, lambda row: Text(_source(row))),
+        field("formula", 2, lambda row: Text(row.formula)),
+    )
+
+
+def _shape(row: ShapeRow, phase: int) -> Text:
+    return Text(_listed(row.tensors[phase].shape), style=NUMBER)
+
+
+def _stored(tensor: ShapeTensor) -> str:
+    """`Q4_1 [192 576]`: the format and shape in the file."""
+    stored = tensor.stored
+    return "" if stored is None else f"{one_line(stored.format)} {_listed(stored.shape)}"
+
+
+def _source(row: ShapeRow) -> str:
+    """The checkpoint's name, and what is done to the tensor on the way."""
+    stored = row.first.stored
+    if stored is None:
+        return ""
+    return ", ".join((one_line(row.source), *stored.operations))
+
+
+def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
+    many = sum(max(1, len(row.layers)) for row in rows)
+    counted = (
+        f"{words}: {many} tensors"
+        if many == len(rows)
+        else (f"{words}: {many} tensors in {len(rows)} rows")
+    )
+    if rows[0].first.kind == "parameter":
+        return counted
+    return f"{counted}, bytes of one in {report.phases[0]}"
+
+
+def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
+    """Totals, and what the columns do not say."""
+    if kind == "parameter":
+        parts = [
+            f"the whole model: {report.parameters:,} numbers",
+            f"{size(report.weight_bytes)} in {report.dtype}",
+        ]
+        if report.stored_bytes is not None:
+            parts.append(f"{size(report.stored_bytes)} stored")
+        yield Dotted(parts, FAINT)
+    elif kind == "activation":
+        words = [
+            "memory: own, or a view of that of another",
+            "derived: no kernel writes it, it is computed from the others where one looks",
+        ]
+        used = {row.memory.partition(" ")[0] for row in rows}
+        yield Dotted(words if "derived" in used else words[:1], FAINT)
+    else:
+        yield from _growth(report)
+
+
+def _growth(report: ShapesReport) -> Iterator[RenderableType]:
+    growth = report.growth
+    each = [
+        f"{size(nbytes)} in each of {len(kind.layers)} layers"
+        for kind, nbytes in zip(report.kinds, growth.per_layer, strict=True)
+    ]
+    many = "" if report.batch == 1 else f" in each of {report.batch} sequences"
+    yield Dotted([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)
+    yield Dotted(
+        [
+            f"{size(growth.prefill)} after the prompt",
+            f"{size(growth.decode)} after one token more",
+        ],
+        FAINT,
+    )
+    windows = {kind.window for kind in report.kinds} - {None}
+    if windows:
+        keys = "/".join(str(window) for window in sorted(w for w in windows if w is not None))
+        words = f"a window of {keys} keys bounds what is seen, not the cache: all keys are kept"
+        yield Dotted([words], FAINT)
+
+
+def _kinds(report: ShapesReport) -> Iterator[RenderableType]:
+    """How often each kind of layer is there, for rows that stand for several."""
+    shown = {number for row in report.rows for number in row.layers}
+    for kind in report.kinds:
+        here = [number for number in kind.layers if number in shown]
+        if len(here) > 1:
+            yield Dotted([f"×{len(here)}, layers {spans(here)}, identical", *_window(kind)], FAINT)
+
+
+def _window(kind: LayerKind) -> list[str]:
+    return [] if kind.window is None else [f"each token sees {kind.window} keys"]
+
+
+def _listed(items: Sequence[object]) -> str:
+    """`[1 9 12 64]`."""
+    return f"[{' '.join(map(str, items))}]"
