@@ -81,7 +81,7 @@ def formula_checks(
         found.append((_placed(worst, own), worst.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
-    return ViewCheck(name=NAME, words=_words(len(listed), rows, ids), value=share,
+    return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
                      tolerance=1.0, where=where)  # fmt: skip
 
 
@@ -91,6 +91,13 @@ def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
     """
     listed = list(checks)
     return next((check for check in listed if not check.ok), max(listed, key=lambda c: c.value))
+
+
+def formula_words(tensors: int, rows: int | None, tokens: int) -> str:
+    """What such a check says; `rows` of all `tokens` were compared."""
+    part = "" if rows is None or rows >= tokens else f", for {rows} of {tokens} tokens"
+    what = "1 tensor is" if tensors == 1 else f"{tensors} tensors are"
+    return f"{what} what the formula makes of the kernel's own inputs{part}"
 
 
 def _rows_of(
@@ -121,12 +128,6 @@ def _placed(worst: Found, own: Kernel) -> str:
     index = list(worst.index)
     index[-2] = own.positions[index[-2]]
     return symbol(worst.name, *index)
-
-
-def _words(tensors: int, rows: int | None, ids: Sequence[int]) -> str:
-    part = "" if rows is None or rows >= len(ids) else f", for {rows} of {len(ids)} tokens"
-    what = "1 tensor is" if tensors == 1 else f"{tensors} tensors are"
-    return f"{what} what the formula makes of the kernel's own inputs{part}"
 
 
 def _unwritten(name: str) -> bool:

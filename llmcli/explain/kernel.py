@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
+from llmcli.ops.norm import at_least_float32
 
-# what a fused kernel never writes: computed from what it wrote, in its own dtype
+# what a fused kernel never writes: computed from what it wrote, in at least float32
 UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
 
 
@@ -57,8 +58,8 @@ class Kernel:
         return exact(self.emitted[name])
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What the kernel rounds it to: statistics and attention matrices are at least float32."""
-        wide = name.rpartition(".")[2] in ("scale", "scores", "pattern")
+        """What the kernel rounds it to: statistics and what is derived are at least float32."""
+        wide = name.rpartition(".")[2] in ("scale", *UNWRITTEN)
         return torch.promote_types(self.model.dtype, torch.float32) if wide else self.model.dtype
 
     def length(self, position: int) -> int:
@@ -83,7 +84,8 @@ class Kernel:
             raise KeyError(name)
         mixer = self.model.decoder.blocks[layer].mixer
         if last == "result":
-            return head_shares(mixer, self._rows(self.emitted[f"{prefix}.z"])[None])[0]
+            z_HTe = self._rows(self.emitted[f"{prefix}.z"])
+            return torch.cat([head_share(mixer, z_HTe[None], h) for h in range(len(z_HTe))])
         q, k = (self.emitted[one] for one in entering(prefix, self.emitted))
         rows = mixer.score_rows if last == "scores" else mixer.attention_rows
         if len(self.positions) == q.shape[-2]:
@@ -112,7 +114,7 @@ class Kernel:
         return exact(self.weight(name))
 
 
-def entering(prefix: str, emitted: Mapping[str, Tensor]) -> tuple[str, str]:
+def entering(prefix: str, emitted: Container[str]) -> tuple[str, str]:
     """The names of queries and keys as they enter the product: rotated, normalized or plain."""
     query, key = (
         next(
@@ -123,11 +125,14 @@ def entering(prefix: str, emitted: Mapping[str, Tensor]) -> tuple[str, str]:
     return query, key
 
 
-def head_shares(mixer: Attention, z_BHTe: Tensor) -> Tensor:
-    """`attn.result`, what each head adds to the attention's output: `[B, H, T, D]`."""
-    _, heads, _, size = z_BHTe.shape
-    w_HeD = mixer.out.weight.t().reshape(heads, size, -1)
-    return z_BHTe @ w_HeD
+def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:
+    """`attn.result` of one head, what it adds to the attention's output: `[B, T, D]`.
+
+    In at least float32, as all that is derived.
+    """
+    size = z_BHTe.shape[-1]
+    w_eD = mixer.out.weight.t()[head * size : (head + 1) * size]
+    return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)
 
 
 def exact(tensor: Tensor) -> Tensor:

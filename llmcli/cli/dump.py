@@ -1,0 +1,286 @@
+"""`llmcli dump`: activations by name, on the screen as statistics, in a file as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.anatomy.names import Names
+from llmcli.cli.encoding import Encoded
+from llmcli.cli.files import check_size, kind_of_file, whole_file
+from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, token_texts
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import Prompt, read_prompt
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckFailed, NotFinite, UsageError
+from llmcli.families.sources import sources
+from llmcli.measure.environment import environment
+from llmcli.reports.checks import checks_document
+from llmcli.reports.dump import DumpPlan, DumpReport
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+    from llmcli.render.arrays import ArrayPlan
+
+DUMP = "Dump"
+FILES = ("safetensors", "npz")
+SMALLER = "name fewer tensors with --name"
+
+EPILOG = """
+Names are those of `llmcli shapes --names`, with a block's number, a range of them (0-3), -1 for the
+last or * for all; several are separated by commas. Those of a parameter need no prompt:
+
+  blocks.*.resid_post    blocks.-1.attn.pattern    cache.0.k,cache.0.v    blocks.0.attn.W_q
+
+Examples:
+
+  llmcli dump "And God said" --name "blocks.*.resid_post"
+  llmcli dump "And God said" --name "blocks.3.attn.*,logits" -o block3.safetensors
+  llmcli dump "And God said" --name "cache.*" --generate 8 -o cache.npz
+  llmcli dump --name embed.W -m tiny
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpOptions:
+    """Which tensors, and where they go."""
+
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="GLOB",
+            rich_help_panel=DUMP,
+            help="The tensors, such as blocks.*.attn.pattern or blocks.0-3.mlp_out,logits.",
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            rich_help_panel=DUMP,
+            help=f"Write them as they are, by the file's ending: {', '.join(FILES)}. [default: "
+            "statistics only]",
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        typer.Option("--force", rich_help_panel=DUMP, help="Write a file however large it gets."),
+    ] = False
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check",
+            rich_help_panel=DUMP,
+            help="Do not compute the tensors a second time by their formulas.",
+        ),
+    ] = False
+
+
+class _Told(NotFinite):
+    """Numbers that are not finite, which the view on stdout has."""
+
+    told = True
+
+
+def command(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    dump: DumpOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """Any activation by name: shape, mean, deviation, range and norm, and all of it in a file.
+
+    The numbers are the fast kernel's own; what it never writes (attention scores and pattern, a
+    head's result) is computed from what it wrote. Every tensor has to be what its formula makes
+    of its inputs, in float64, or the command exits 1. NaN and infinity exit 7, but for the −∞ of
+    masked scores; what there is is written.
+    """
+    out = Output("dump", output)
+    if dump.name is None:
+        raise UsageError(
+            "`--name` is missing: it says which tensors",
+            hint='for example `--name "blocks.*.attn.pattern"`',
+        )
+    kind = None if dump.to is None else kind_of_file(dump.to, FILES)
+    given, missing = _prompt(prompt)
+    loaded = load_model(model, out, text=given is not None and given.ids is None).model
+    names = chosen(dump.name, loaded.config)
+    if missing is not None and not all(_is_parameter(name, loaded.config) for name in names):
+        raise missing
+    encoded = Encoded("", (), False)
+    if given is not None:
+        encoded = encode_look(given, template, model, loaded, new=new.generate)
+    report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
+    _show(report, encoded, dump.to, size, loaded, out)
+    if report.not_finite:
+        raise _Told(
+            report.not_finite,
+            hint="of what was dumped it is the first, in the order of execution; try --dtype "
+            "float32, and `llmcli explain` shows where a number comes from",
+        )
+    wrong = next((check for check in report.checks if not check.ok), None)
+    if wrong is not None:
+        raise CheckFailed(
+            f"it is not so that {wrong.words}",
+            hint=f"the worst is at `{wrong.where}`; `llmcli explain` shows how it is computed",
+        )
+
+
+def _prompt(options: PromptOptions) -> tuple[Prompt | None, UsageError | None]:
+    """The prompt; where there is none, why: parameters are dumped without."""
+    if options.prompt is None and options.file is None and options.ids is None:
+        try:
+            return read_prompt(options), None
+        except UsageError as error:
+            return None, error
+    return read_prompt(options), None
+
+
+def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
+    """The names that are meant: activations and states, or where none is, parameters.
+
+    Raises UsageError for a name that means nothing.
+    """
+    names = Names(config, sources(config))
+    found: set[str] = set()
+    for item in pattern.split(","):
+        try:
+            found |= set(names.select(item))
+        except UsageError as error:
+            try:
+                found |= set(names.select(item, ("parameter",)))
+            except UsageError:
+                raise error from None
+    return tuple(name for name in names.known if name in found)
+
+
+def _is_parameter(name: str, config: ModelConfig) -> bool:
+    return Names(config).known[name].kind == "parameter"
+
+
+def _dumped(
+    model: Model,
+    names: Sequence[str],
+    encoded: Encoded,
+    kind: str | None,
+    generate: int,
+    dump: DumpOptions,
+    out: Output,
+) -> tuple[DumpReport, int]:
+    """The report, and the bytes of the file, which is whole then."""
+    from llmcli.measure.dump import measure_dump
+    from llmcli.measure.dump_plan import plan_dump
+    from llmcli.model import dtype_name
+    from llmcli.render.arrays import array_file_size, array_writer
+
+    plan = plan_dump(
+        model.config, names, tokens=len(encoded.ids), generate=generate,
+        dtype=dtype_name(model.dtype),
+    )  # fmt: skip
+    arrays = _arrays(plan)
+    # the tokens that will be generated take room, too
+    metadata = _metadata(dump, model, encoded.text, token_texts(model, encoded.ids), 0)
+    metadata["tokens"] += " " * 40 * generate
+    if dump.to is not None and kind is not None:
+        size = array_file_size(kind, arrays, metadata)
+        check_size(dump.to, size, force=dump.force, smaller=SMALLER)
+    opened = nullcontext() if dump.to is None else whole_file(dump.to)
+    with opened as file, Progress(out) as progress:
+        writer = None
+        if kind is not None and file is not None:
+            writer = array_writer(kind, file, arrays, metadata)
+        report = measure_dump(
+            model,
+            encoded.ids,
+            plan,
+            texts=lambda ids: token_texts(model, ids),
+            generate=generate,
+            check=not dump.no_check,
+            write=None if writer is None else writer.write_parts,
+            progress=progress,
+        )
+        if writer is not None:
+            ids = report.tokens
+            writer.finish(_metadata(dump, model, encoded.text, ids, report.prompt_tokens))
+    return report, 0 if dump.to is None else _file_size(dump.to)
+
+
+def _arrays(plan: Sequence[DumpPlan]) -> list[ArrayPlan]:
+    from llmcli.render.arrays import ArrayPlan
+
+    return [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
+
+
+def _metadata(
+    dump: DumpOptions,
+    model: Model,
+    text: str | None,
+    tokens: Sequence[tuple[int, str]],
+    prompt_tokens: int,
+) -> dict[str, str]:
+    """What the file says of itself; lists as JSON."""
+    return {
+        "schema": "llmcli.dump/1",
+        "model": model.name,
+        "names": dump.name or "",
+        "prompt": text or "",
+        "ids": json.dumps([id for id, _ in tokens]),
+        "tokens": json.dumps([text for _, text in tokens]),
+        "prompt_tokens": str(prompt_tokens),
+    }
+
+
+def _file_size(path: str) -> int:
+    return Path(path).expanduser().stat().st_size
+
+
+def _show(
+    report: DumpReport,
+    encoded: Encoded,
+    file: str | None,
+    size: int,
+    model: Model,
+    out: Output,
+) -> None:
+    about = model.describe()
+    if out.json:
+        written = None if file is None else {"path": file, "bytes": size}
+        prompt = {"text": encoded.text, "ids": list(encoded.ids)}
+        body = _body(report) | {"prompt": prompt, "file": written}
+        out.document(body, model=about, environment=environment(kernels=KERNELS))
+        return
+    from llmcli.render.dump import render_dump
+    from llmcli.render.stats import model_line
+
+    out.show(render_dump(report, model_line(about), file=None if file is None else (file, size)))
+
+
+def _body(report: DumpReport) -> dict[str, Any]:
+    """The report as JSON has it: tokens as objects, `min` and `max`, checks by name."""
+    return vars(report) | {
+        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
+        "tensors": [
+            {_KEYS.get(name, name): value for name, value in vars(tensor).items()}
+            for tensor in report.tensors
+        ],
+        "checks": checks_document(report.checks),
+        "not_finite": report.not_finite or None,
+        "ok": report.ok and not report.not_finite,
+    }
+
+
+_KEYS = {"low": "min", "high": "max", "infinite": "inf"}

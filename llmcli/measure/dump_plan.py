@@ -1,0 +1,89 @@
+"""Which tensors are dumped, how large they are, and what the kernel has to show for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable
+
+from llmcli import anatomy
+from llmcli.anatomy.names import known
+from llmcli.anatomy.spec import DTYPE_BYTES
+from llmcli.config import ModelConfig
+from llmcli.explain.formulas import formula_inputs
+from llmcli.explain.kernel import UNWRITTEN, entering, layer_of
+from llmcli.reports.dump import DumpPlan
+
+# what has a row for the prompt's last token only where tokens are generated
+LAST_ROWS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
+
+
+def plan_dump(
+    config: ModelConfig, names: Iterable[str], *, tokens: int, generate: int, dtype: str
+) -> tuple[DumpPlan, ...]:
+    """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
+
+    `dtype`: the model's. Generated tokens need logits only from the last one of the prompt on:
+    what leads to them has fewer rows then.
+    """
+    whole, wanted = tokens + generate, set(names)
+    specs = [
+        *anatomy.parameters(config),
+        *anatomy.calculated(config, batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype),
+        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype),
+    ]
+    by_name = {spec.name: spec for spec in specs}
+    found = []
+    for name in (name for name in known(config) if name in wanted):
+        spec = by_name[name]
+        batch = int(spec.kind != "parameter")
+        shape = spec.shape[batch:]
+        if generate and name in LAST_ROWS:
+            shape = (generate + 1, *shape[1:])
+        found.append(
+            DumpPlan(
+                name=name,
+                kind=spec.kind,
+                axes=spec.axes[batch:],
+                shape=shape,
+                dtype=spec.dtype or dtype,
+                nbytes=math.prod(shape) * DTYPE_BYTES[spec.dtype or dtype],
+                formula=spec.formula,
+            )
+        )
+    return tuple(found)
+
+
+def sources(
+    config: ModelConfig, one: DumpPlan, there: Container[str], *, check: bool
+) -> frozenset[str]:
+    """The activations, written by the kernel, that are needed for it; `check`: and its formula.
+
+    `there` are all names of the model. None for a parameter.
+    """
+    prefix, _, last = one.name.rpartition(".")
+    if one.kind == "parameter":
+        return frozenset()
+    if one.kind == "state":  # the cache is written before z is
+        layer = one.name.split(".")[1]
+        return frozenset((written_as(one.name, there), f"blocks.{layer}.attn.z"))
+    if last == "result":
+        own = {f"{prefix}.z"}
+    elif last in UNWRITTEN:
+        own = set(entering(prefix, there))
+    else:
+        own = {one.name}
+    return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())
+
+
+def written_as(state: str, there: Container[str]) -> str:
+    """The activation that a part of the cache holds: `blocks.0.attn.k_rot` of `cache.0.k`."""
+    _, layer, part = state.split(".")
+    prefix = f"blocks.{layer}.attn"
+    return f"{prefix}.v" if part == "v" else entering(prefix, there)[1]
+
+
+def last_layer(names: Iterable[str]) -> int | None:
+    """The last block that has to run for these activations, None for the whole model."""
+    layers = [0 if name in ("embed", "pos_embed") else layer_of(name) for name in names]
+    numbers = [layer for layer in layers if layer is not None]
+    return max(numbers) if len(numbers) == len(layers) else None

@@ -1,0 +1,104 @@
+"""The tensors of a dump as a table: what they are, and what their numbers are like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.render.checks import BAD, WRONG, render_checks
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.stats import size
+from llmcli.render.theme import FAINT, HEADING, one_line
+from llmcli.reports.dump import DumpedTensor, DumpReport
+
+# the name and the shape stay whatever the width; those with the largest number go first
+_COLUMNS = (
+    Column("name", right=False),
+    Column("shape", right=False),
+    Column("axes", right=False, first_to_go=6),
+    Column("dtype", right=False, first_to_go=5),
+    Column("mean", first_to_go=1),
+    Column("std", first_to_go=2),
+    Column("min", first_to_go=4),
+    Column("max", first_to_go=4),
+    Column("norm", first_to_go=3),
+    Column("formula", right=False, first_to_go=7),
+)
+_BAD_AT = 2  # behind the shape, where something is not finite
+
+
+def render_dump(
+    report: DumpReport, model: str, *, file: tuple[str, int] | None = None
+) -> RenderableType:
+    """A line a tensor, then the checks; `model` is its line, `file` what was written: its bytes."""
+    columns = list(_COLUMNS)
+    rows = [_row(tensor) for tensor in report.tensors]
+    if any(tensor.first_bad is not None for tensor in report.tensors):
+        columns.insert(_BAD_AT, Column("NaN, ±∞"))
+        for row, tensor in zip(rows, report.tensors, strict=True):
+            row.insert(_BAD_AT, _count(tensor))
+    return Group(
+        Text(one_line(model), style=HEADING),
+        Dotted(list(_facts(report, file)), FAINT),
+        Text(""),
+        Rows(columns, rows),
+        Text(""),
+        *_notes(report),
+        render_checks(report.checks),
+        *([Text(f"{BAD} {one_line(report.not_finite)}", style=WRONG)] if report.not_finite else []),
+    )
+
+
+def _facts(report: DumpReport, file: tuple[str, int] | None) -> Iterator[str]:
+    yield _plural(len(report.tensors), "tensor")
+    new = len(report.tokens) - report.prompt_tokens
+    if report.tokens:
+        yield _plural(report.prompt_tokens, "token") + (f" and {new} new" if new else "")
+    if file is not None:
+        yield f"in {one_line(file[0])}, {size(file[1])}"
+
+
+def _row(tensor: DumpedTensor) -> list[Text]:
+    cells = [
+        tensor.name,
+        f"[{' '.join(map(str, tensor.shape))}]",
+        f"[{' '.join(tensor.axes)}]",
+        tensor.dtype,
+        *map(_number, (tensor.mean, tensor.std, tensor.low, tensor.high, tensor.norm)),
+        tensor.formula,
+    ]
+    style = "" if tensor.first_bad is None else WRONG
+    return [Text(one_line(cell), style=style) for cell in cells]
+
+
+def _count(tensor: DumpedTensor) -> Text:
+    if tensor.first_bad is None:
+        return Text("0")
+    return Text(f"{tensor.nan}, {tensor.infinite}", style=WRONG)
+
+
+def _notes(report: DumpReport) -> Iterator[RenderableType]:
+    """What the table does not say of its rows."""
+    masked = sum(tensor.masked for tensor in report.tensors)
+    if masked:
+        scores = "1 score is" if masked == 1 else f"{masked} scores are"
+        yield Dotted([f"{scores} −∞, of keys that may not be seen", "not in the statistics"], FAINT)
+    late = [tensor for tensor in report.tensors if tensor.first_token]
+    if late:
+        names = "its rows begin" if len(late) == 1 else "their rows begin"
+        yield Dotted(
+            [f"{', '.join(one.name for one in late)}: {names} with token {late[0].first_token}"],
+            FAINT,
+        )
+
+
+def _number(value: float) -> str:
+    """Four digits; – where there is none."""
+    return "–" if math.isnan(value) else f"{value:.4g}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
