@@ -145,9 +145,11 @@ def _attention_peak(
     attending += rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     if masked:
         attending += tokens * keys * size  # the mask once more, as 0 and -∞
-    if masked and cuda and a.heads != a.kv_heads:  # keys and values are copied for every head
-        attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * size
-        attending += batch * a.heads * tokens * keys * (2 * size + 4)
+    if masked and cuda and a.heads != a.kv_heads:
+        # no fused kernel: keys and values are copied for every head, then all is done in float32
+        copied = size + (4 if size < 4 else 0)
+        attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
+        attending += batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
     return held + max(turning, attending) + _product_scratch(width, product, rows, size, cuda=cuda)
 
 

@@ -190,6 +190,8 @@ def _memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
         f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
         for fit in fits
     ]
+    if not all(fit.device.usable for fit in fits):
+        names.append("no CUDA: not in the PyTorch that is installed")
     return [Text(heading, style=HEADING), MemoryTable(fits), Dotted(names, FAINT)]
 
 
@@ -236,7 +238,7 @@ class MemoryTable:
 
 def _fits(fit: DeviceFit) -> Text:
     if not fit.device.usable:
-        return Text("no CUDA", style=FAINT)  # in the PyTorch that is installed
+        return Text("no CUDA", style=FAINT)
     if fit.fits is None:
         return Text("unknown", style=FAINT)
     return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)

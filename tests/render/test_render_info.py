@@ -176,6 +176,7 @@ def test_what_is_not_known_is_said():
     )
     text = "\n".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=fits))), 80))
     assert "fits         unknown    no CUDA" in text
+    assert "no CUDA: not in the PyTorch that is installed" in text
     alone = replace(REPORT, model=None, tokenizer=None, unknown=("no config.json",), checks=())
     lines = shown(render_info(alone), 80)
     assert "unknown  no config.json" in lines
