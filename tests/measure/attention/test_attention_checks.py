@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import decoder_faults
 import pytest
 import torch
 from attention_models import BASE, RMS, config_of, ids_of, model_of, small
@@ -12,6 +13,7 @@ from llmcli.errors import NotFinite
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.attention.block import Block, Tokens
 from llmcli.measure.attention.checks import Proof
+from llmcli.model import Model
 from llmcli.nn import attention as nn_attention
 from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
@@ -192,6 +194,31 @@ def test_a_cache_that_is_written_wrongly(model, monkeypatch):
     found = checked(model, generate=2)["cache"]
     assert not found.ok
     assert found.where == "cache.0.v[1,4]"
+
+
+# mistakes outside of what this view looks at: embedding, feed-forward, residual stream, head
+ELSEWHERE = {
+    "no bias in the feed forward", "another gelu", "learned positions from one",
+    "no residual around attention", "feed forward of t3 and not of t4", "gate and up exchanged",
+    "tied head in another order",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", sorted(set(decoder_faults.FAULTS) - ELSEWHERE))
+def test_mistakes_that_somebody_makes_when_writing_a_transformer(fault, monkeypatch):
+    name, plant = decoder_faults.FAULTS[fault]
+    weights = decoder_faults.model(name, torch.float32)
+    model = Model(
+        name="faulty", config=weights.config, decoder=weights.decoder, tokenizer=None,
+        checkpoint=None, eos_ids=frozenset(),
+    )  # fmt: skip
+    assert red(model, count=12, generate=3) == set()
+    plant(monkeypatch, weights)
+    assert red(model, count=12, generate=3)
+
+
+def test_those_mistakes_are_known():
+    assert len(set(decoder_faults.FAULTS) & ELSEWHERE) == len(ELSEWHERE)
 
 
 def rows_of_a_block(a, scores=None):
