@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.running import open_checkpoint_of
 from llmcli.errors import CheckFailed, NetworkError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports.checks import checks_document
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -31,7 +30,6 @@ Examples:
   llmcli info -m ./model --dtype bfloat16 --json
   llmcli info --families
 """
-_WHOLE_LIST = 16  # entries of metadata that JSON has in full
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +87,14 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     report = replace(report, file=replace(report.file, path=place))
     _check_context(model.context_length, report.model, out)
     if out.json:
-        out.document(_body(report), model=_about(report), environment=environment())
+        from llmcli.cli.info_document import info_document, model_object
+
+        out.document(info_document(report), model=model_object(report), environment=environment())
     else:
         from llmcli.render.info import render_info
 
         out.show(render_info(report, metadata=info.metadata))
-    bad = [check for check in report.checks if not check.ok]
-    if bad:
-        raise CheckFailed(
-            f"not so: {bad[0].words}{f' (`{bad[0].where}`)' if bad[0].where else ''}",
-            hint="the file and its configuration belong to different models: fetch both again",
-        )
+    _require_checks(report)
 
 
 @contextmanager
@@ -163,93 +158,12 @@ def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) ->
     out.note(f"the model was trained for {model.context} tokens, fewer than {wanted}")
 
 
-def _about(report: InfoReport) -> dict[str, Any]:
-    """The `model` object of the document, as far as headers tell."""
-    model = report.model
-    about: dict[str, Any] = {
-        "name": report.name,
-        "path": report.file.path,
-        "stored_formats": sorted(stored.format for stored in report.file.formats),
-    }
-    if model is None:
-        return about | {"family": None, "weight_format": None, "activation_format": None}
-    first = model.fits[0]
-    return about | {
-        "family": model.family,
-        "model_type": model.model_type,
-        "parameters": model.counts.total,
-        "context": model.context,
-        "weight_format": first.need.dtype,
-        "activation_format": first.need.dtype,
-        "weight_bytes": first.need.weights,
-        "device": first.device.device,
-    }
-
-
-def _body(report: InfoReport) -> dict[str, Any]:
-    file = vars(report.file) | {
-        "metadata": {_text(key): _short(item) for key, item in report.file.metadata.items()}
-    }
-    return {
-        "file": file,
-        "architecture": None if report.model is None else _architecture(report.model),
-        "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
-        "memory": [] if report.model is None else _memory(report.model),
-        "unknown": report.unknown,
-        "checks": checks_document(report.checks),
-    }
-
-
-def _architecture(model: ModelFacts) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(model).items() if name != "fits"}
-    counts = fields.pop("counts")
-    return fields | {
-        "parameters": counts,
-        "layers": [{"count": len(kind.layers)} | vars(kind) for kind in model.layers],
-    }
-
-
-def _memory(model: ModelFacts) -> list[dict[str, Any]]:
-    """One object a device: what it has, what a run takes there, and whether that fits."""
-    return [
-        vars(fit.device)
-        | {name: size for name, size in vars(fit.need).items() if name in ("dtype", "batch")}
-        | {
-            "context": fit.need.context,
-            "weights_bytes": fit.need.weights,
-            "cache_bytes": fit.need.cache,
-            "cache_bytes_per_token": fit.need.cache_per_token,
-            "cache_copies_bytes": fit.need.copies,
-            "prompt_bytes_estimate": fit.need.activations,
-            "needed_bytes": fit.need.total,
-            "fits": fit.fits,
-            "longest_context": fit.longest,
-        }
-        for fit in model.fits
-    ]
-
-
-def _tokens(facts: Mapping[str, Any]) -> dict[str, Any]:
-    def named(token: tuple[int, str]) -> dict[str, Any]:
-        return {"id": token[0], "text": token[1]}
-
-    bos = facts["bos"]
-    return dict(facts) | {
-        "bos": None if bos is None else named(bos),
-        "eos": [named(token) for token in facts["eos"]],
-    }
-
-
-def _short(value: Any) -> Any:
-    """A value of metadata for JSON: a long list as its length and its first entries."""
-    if isinstance(value, str):
-        return _text(value)
-    if not isinstance(value, list):
-        return value
-    listed = [_short(item) for item in value[:_WHOLE_LIST]]
-    return listed if len(value) <= _WHOLE_LIST else {"length": len(value), "first": listed}
-
-
-def _text(value: str) -> str:
-    """`value` with bytes that are no UTF-8 spelled out: JSON has to be encoded."""
-    return value.encode("utf-8", "backslashreplace").decode()
+def _require_checks(report: InfoReport) -> None:
+    """Raises CheckFailed for the first check that does not hold; the view has said so."""
+    for check in report.checks:
+        if not check.ok:
+            where = f" (`{check.where}`)" if check.where else ""
+            raise CheckFailed(
+                f"not so: {check.words}{where}",
+                hint="the file and its configuration belong to different models: fetch both again",
+            )

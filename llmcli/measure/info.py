@@ -57,16 +57,16 @@ def measure_info(
             checks = _checks(checkpoint, config, rules)
         except UnsupportedModel as error:
             unknown.append(error.message)
-    tokenizer = None
+    tokenizer: TokenizerFacts | None = None
     try:
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer = _tokenizer(load_tokenizer(checkpoint))
     except CheckpointError as error:
         unknown.append(error.message)
     return InfoReport(
         name=checkpoint.name,
         file=_file(checkpoint),
         model=model,
-        tokenizer=None if tokenizer is None else _tokenizer(tokenizer),
+        tokenizer=tokenizer,
         unknown=tuple(unknown),
         checks=checks,
     )
@@ -182,7 +182,10 @@ def _file(checkpoint: Checkpoint) -> FileFacts:
     )
 
 
-def _tokenizer(tokenizer: Tokenizer) -> TokenizerFacts:
+def _tokenizer(tokenizer: Tokenizer | None) -> TokenizerFacts | None:
+    if tokenizer is None:
+        return None
+
     def named(token: int) -> tuple[int, str]:
         return token, tokenizer.token_text(token)
 

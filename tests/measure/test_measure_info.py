@@ -134,6 +134,15 @@ def test_a_lone_file_and_an_unknown_architecture_still_have_their_facts(tmp_path
     assert "`unheard_of`" in report.unknown[0]
 
 
+def test_a_tokenizer_that_cannot_be_used_is_said_and_the_rest_is_shown(tmp_path):
+    folder = write_llama(tmp_path / "m")
+    (folder / "tokenizer.json").write_text("{}")
+    report = measure_info(open_checkpoint(folder), [CPU])
+    assert report.model is not None
+    assert report.tokenizer is None
+    assert "tokenizer" in report.unknown[0]
+
+
 def test_a_configuration_that_contradicts_itself_is_an_error(tmp_path):
     folder = write_llama(tmp_path / "m", num_attention_heads=5)
     with pytest.raises(CheckpointError):
