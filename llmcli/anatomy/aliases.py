@@ -1,9 +1,9 @@
 """What others call the same tensors: TransformerLens, transformers and llama.cpp.
 
-TransformerLens' names are tables, checked against its sources (3.x, and 2.x for the legacy names
-with `hook_`). Those of transformers and llama.cpp follow from a family's own rules, so that a
-family is told once: from which checkpoint tensor a parameter comes says which module holds it, and
-what that module puts out. A name is accepted only where it means the same; see `UNLIKE`.
+TransformerLens' names are tables, which a test holds against what its hooks really hold. Those of
+transformers and llama.cpp follow from a family's own rules, so that a family is told once: from
+which checkpoint tensor a parameter comes says which module holds it, and what that module puts
+out. A name is accepted only where it means the same; see `UNLIKE`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ _BLOCK = {
     "attn.v.hook_out": "attn.v",
     "attn.q_norm.hook_out": "attn.q_norm",
     "attn.k_norm.hook_out": "attn.k_norm",
+    "attn.hook_q_normed": "attn.q_norm",
+    "attn.hook_k_normed": "attn.k_norm",
     "attn.hook_rot_q": "attn.q_rot",
     "attn.hook_rot_k": "attn.k_rot",
     "attn.hook_attn_scores": "attn.scores",
