@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -13,6 +13,7 @@ from llmcli.render.theme import FAINT, HEADING
 
 SEPARATOR = " · "
 GAP = "   "
+INDENT = "    "
 LEAST = 8  # columns that a cell which may be cut keeps
 
 
@@ -42,43 +43,55 @@ class Dotted:
 class Column:
     """`cut`: cells may be shortened with …; where that is too little, columns are left out.
 
-    Those with the largest `first_to_go` go first; 0 stays.
+    Those with the largest `first_to_go` go first; 0 stays. `labelled`: with its name where it is
+    on a line below.
     """
 
     name: str
     right: bool = True
     cut: bool = False
     first_to_go: int = 0
+    labelled: bool = False
 
 
 @dataclass(frozen=True)
 class Rows:
     """A table with one line a row. Where even the least does not fit, the lines are too long.
 
-    `gap`: (first, end, words) of rows that are left out, and the line in their place.
+    `gap`: (first, end, words) of rows that are left out, and the line in their place. `spill`:
+    what is in columns that are left out stands below its row, four columns to the right.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Text]]
     gap: tuple[int, int, str] = (0, 0, "")
+    spill: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first, end, words = self.gap
         rows = [*self.rows[:first], *self.rows[end:]]
         kept, widths = self._fitted(rows, options.max_width)
-        yield self._line([Text(c.name, style=HEADING) for c in self.columns], kept, widths)
+        heads = [Text(c.name, style=HEADING) for c in self.columns]
+        yield self._line(heads, kept, widths)
+        yield from self._spilled(heads, kept, options.max_width, head=True)
         yield _uncut(Text("─" * (sum(widths) + len(GAP) * (len(kept) - 1)), style=FAINT))
         for number, row in enumerate(rows):
             if words and number == first:
                 yield _uncut(Text(words, style=FAINT))
             yield self._line(row, kept, widths)
+            yield from self._spilled(row, kept, options.max_width)
 
-    def hidden(self, width: int) -> tuple[str, ...]:
-        """The names of the columns that are left out where there are `width` columns."""
-        kept, _ = self._fitted(self.rows, width)
-        return tuple(
-            column.name for index, column in enumerate(self.columns) if index not in kept
-        )
+    def _spilled(
+        self, cells: Sequence[Text], kept: Sequence[int], width: int, *, head: bool = False
+    ) -> Iterator[Text]:
+        """The lines below a row with what has no column."""
+        parts = [
+            f"{column.name} {cell.plain}" if column.labelled and not head else cell.plain
+            for index, (column, cell) in enumerate(zip(self.columns, cells, strict=True))
+            if self.spill and index not in kept and cell.plain
+        ]
+        for line in filled(parts, max(1, width - len(INDENT))):
+            yield Text(INDENT + line, style=FAINT)
 
     def _fitted(self, rows: Sequence[Sequence[Text]], width: int) -> tuple[list[int], list[int]]:
         """The columns to show and their widths, in `width` columns where that can be."""

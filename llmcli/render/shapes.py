@@ -40,7 +40,7 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
         rows = [row for row in report.rows if row.first.kind == kind]
         if rows:
             parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
-            parts.append(Table(_columns(kind, report), rows))
+            parts.append(_table(kind, rows, report))
             parts += _below(kind, rows, report)
     if not report.rows:
         parts += [Text(), Text("nothing of what was asked for is in this model")]
@@ -93,24 +93,6 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows of tensors; a line says which columns had no room."""
-
-    fields: Sequence[Field]
-    rows: Sequence[ShapeRow]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        used = [field for field in self.fields if any(field.cell(row).plain for row in self.rows)]
-        cells = [[field.cell(row) for field in used] for row in self.rows]
-        table = Rows([field.column for field in used], cells)
-        yield table
-        hidden = table.hidden(options.max_width)
-        if hidden:
-            words = f"in {options.max_width} columns without: {', '.join(hidden)}"
-            yield Text(words, style=FAINT)
-
-
-@dataclass(frozen=True)
 class Indented:
     """Something four columns to the right."""
 
@@ -124,13 +106,21 @@ class Indented:
             yield Text()
 
 
-def _columns(kind: str, report: ShapesReport) -> tuple[Field, ...]:
-    """The columns of a section, in order; what is missed least is the first to go."""
+def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
+    """The rows of one section; what all of them have alike is in its heading."""
+    fields = [field for field in _fields(kind, report) if any(field.cell(row) for row in rows)]
+    if len(_dtypes(rows)) == 1:
+        fields = [field for field in fields if field.column.name != "dtype"]
+    cells = [[field.cell(row) for field in fields] for row in rows]
+    return Rows([field.column for field in fields], cells, spill=True)
 
-    def field(
-        name: str, goes: int, cell: Callable[[ShapeRow], Text], *, right: bool = False
-    ) -> Field:
-        return Field(Column(name, right=right, first_to_go=goes), cell)
+
+def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
+    """The columns of a section, in order; what is missed least is the first to go below."""
+
+    def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
+        labelled, right = name == "decode", name == "bytes"
+        return Field(Column(name, right=right, first_to_go=goes, labelled=labelled), cell)
 
     if kind == "parameter":
         shapes = [field("shape", 0, lambda row: _shape(row, 0))]
@@ -142,14 +132,18 @@ def _columns(kind: str, report: ShapesReport) -> tuple[Field, ...]:
         field("name", 0, lambda row: Text(one_line(row.name))),
         field("letters", 0, lambda row: Text(_listed(row.first.axes))),
         *shapes,
-        field("papers", 6, lambda row: Text(" × ".join(row.first.documents), style=FAINT)),
-        field("dtype", 5, lambda row: Text(row.first.dtype)),
-        field("bytes", 3, lambda row: Text(size(row.first.bytes)), right=True),
+        field("papers", 5, lambda row: Text(" × ".join(row.first.documents))),
+        field("dtype", 6, lambda row: Text(row.first.dtype)),
+        field("bytes", 3, lambda row: Text(size(row.first.bytes))),
         field("memory", 4, lambda row: Text(row.memory)),
         field("stored", 7, lambda row: Text(_stored(row.first))),
         field("checkpoint", 8, lambda row: Text(_source(row))),
         field("formula", 2, lambda row: Text(row.formula)),
     )
+
+
+def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
+    return {tensor.dtype for row in rows for tensor in row.tensors}
 
 
 def _shape(row: ShapeRow, phase: int) -> Text:
@@ -177,9 +171,11 @@ def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
         if many == len(rows)
         else (f"{words}: {many} tensors in {len(rows)} rows")
     )
+    dtypes = _dtypes(rows)
+    dtype = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
     if rows[0].first.kind == "parameter":
-        return counted
-    return f"{counted}, bytes of one in {report.phases[0]}"
+        return f"{counted}{dtype}"
+    return f"{counted}{dtype}, bytes of one in {report.phases[0]}"
 
 
 def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
