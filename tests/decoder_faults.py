@@ -202,8 +202,15 @@ def learned_positions_from_one(monkeypatch, of):
 @fault("llama")
 def no_residual_around_attention(monkeypatch, of):
     def without(self, x, kept, step_):
-        mid = self.mixer(self.ln1(x), kept, step_)
-        return mid + self.ffn(self.ln2(mid), step_)
+        def emit(name, tensor):
+            step_.emit(f"{self.name}.{name}", tensor)
+            return tensor
+
+        mid = emit(
+            "attn_out", self.mixer(self.ln1.observed(emit("resid_pre", x), step_), kept, step_)
+        )
+        mlp_out = self.ffn(self.ln2.observed(emit("resid_mid", mid), step_), step_)
+        return emit("resid_post", mid + emit("mlp_out", mlp_out))
 
     monkeypatch.setattr(Block, "__call__", without)
 
