@@ -24,8 +24,8 @@ from llmcli.render.theme import FAINT
 
 MASKED = -1  # the code of a masked cell: it has no colour
 # the terminal's own colours in the order of the maps, which only their bar can explain
-_ANSI, _ANSI_DIVERGING = (5, 4, 6, 2, 3, 11), (4, 12, 6, 7, 3, 9, 1)
-_DARK_ANSI = {1, 4, 5}  # those on which white is read better than black
+_ANSI, _ANSI_DIVERGING = (8, 4, 6, 2, 3, 11), (4, 12, 6, 7, 3, 9, 1)
+_DARK_ANSI = {1, 4, 8}  # those on which white is read better than black
 _SHADES, _ASCII_SHADES = " ░▒▓█", " :-=+*#%@"
 
 Line = list[Segment]
@@ -152,8 +152,8 @@ def _rgb(code: int) -> Color:
     return Color.from_rgb(code >> 16, code >> 8 & 255, code & 255)
 
 
-@lru_cache(maxsize=1024)
 def _behind(colour: Color, dark: bool) -> Style:
+    # a new one each time: a style remembers the codes of the first terminal it is written to
     return Style(color=Color.from_ansi(15 if dark else 0), bgcolor=colour)
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 
 from llmcli.render.cells import Ink, Line, fitted, padded, painted
 from llmcli.render.layout import Dotted
@@ -23,6 +25,7 @@ from llmcli.reports.attention import Matrix
 WIDEST = 240  # columns: where nothing else bounds it, such as in a pipe
 TALLEST = 64  # rows that are drawn as large cells, a line each
 GUTTER, LABEL = 14, 24  # least and most columns of the tokens on the left
+LEAST = 6  # columns with which a token can still be told
 PANEL, GAP = 24, 2  # least columns of one of several heatmaps, and those between two
 KEYS = 48  # so many keys are spelled out below, where the rows do not name them
 
@@ -57,9 +60,8 @@ class Heatmap:
 
     def _needed(self, each: int) -> int:
         """Columns of the longest label, but no more than is good."""
-        longest = max(cell_len(self._text(at)) for at in range(len(self.tokens)))
         digits = len(str(len(self.tokens) - 1))
-        return max(GUTTER, digits + 1 + each * (1 + min(longest, LABEL - digits - 2)))
+        return max(GUTTER, digits + 1 + each * (1 + min(self._longest, LABEL - digits - 2)))
 
     def _position(self, shown: Matrix, row: int, rows: int) -> int | None:
         return shown.queries[0] + row * shown.pool if row < rows else None
@@ -71,12 +73,16 @@ class Heatmap:
         digits = len(str(len(self.tokens) - 1))
         number, room = f"{first:>{digits}} ", width - digits - 1
         known = [at for at in positions if at is not None]
-        each = room // len(known)
-        if len(known) > 1 and each < GUTTER // 2:  # only the upper one's is readable
-            known, each = known[:1], room
+        each = (room + 1) // len(known)  # with the gap after it
+        if each <= min(self._longest, LEAST):  # only the upper one's is readable
+            known, each = known[:1], room + 1
         widths = [each - 1] * (len(known) - 1) + [room - each * (len(known) - 1)]
         texts = [fitted(self._text(at), w, ink) for at, w in zip(known, widths, strict=True)]
         return number + " ".join(texts)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(cell_len(self._text(at)) for at in range(len(self.tokens)))
 
     def _text(self, at: int) -> str:
         return quoted(self.tokens[at]) if self.tokens[at] else ""
@@ -153,8 +159,7 @@ class ColourBar:
         dot = f"   {ink.dot} {self.masked}" if self.masked else ""
         used = len("".join([*ends, middle])) + 4 + len(dot)
         half = max(4, min(16, (options.max_width - used) // 2))
-        yield Segment(f"{self.words}{kind}")
-        yield Segment.line()
+        yield Text(f"{self.words}{kind}")
         places = np.linspace(0, 1, half)[None]
         left, right = Segment.divide(painted(places, ink, wide=True)[0], [half, 2 * half])
         yield Segment(f"{ends[0]} ")

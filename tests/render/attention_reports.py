@@ -98,11 +98,16 @@ def grouped_layers(layers=3, heads=4, group=2, kind="full"):
         if layer == 1:
             row[1] = head(1, 1 // group, ("previous-token",), previous_token=0.93)
         if layer == 2:
-            row[0] = head(0, 0, ("previous-token", "broad"), previous_token=0.5,
-                          normalized_entropy=0.9, effective_keys=12.5, induction=math.nan)  # fmt: skip
-        found.append(
-            LayerReport(layer=layer, kind=kind, kv_heads=heads // group, heads=tuple(row))
-        )
+            row[0] = head(
+                0,
+                0,
+                ("previous-token", "broad"),
+                previous_token=0.5,
+                normalized_entropy=0.9,
+                effective_keys=12.5,
+                induction=math.nan,
+            )
+        found.append(LayerReport(layer=layer, kind=kind, kv_heads=heads // group, heads=tuple(row)))
     return tuple(found)
 
 
