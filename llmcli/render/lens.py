@@ -135,7 +135,7 @@ class Grid:
         yield frame.rule()
         yield frame.words("settled", settled)
         if len(frame.shown) < len(report.tokens):
-            yield Text(_left_out(report, frame.shown), style=FAINT)
+            yield Dotted(_left_out(report, frame.shown), FAINT)
 
     def _cell(self, cell: LensCell, ink: Ink) -> _Cell:
         if self.ranks:
@@ -180,10 +180,11 @@ def _position(report: LensReport) -> Iterator[RenderableType]:
     yield Dotted(parts)
     most = math.log(max(2, report.vocabulary))
     columns = [
-        Column("layer", right=False), Column("token", right=False, cut=True), Column("prob"),
-        Column("rank"), Column("entropy"), Column("", right=False, first_to_go=2),
-        Column("KL"), Column("", right=False, first_to_go=1),
-        Column("then", right=False, cut=True, first_to_go=3),
+        Column("layer", right=False), Column("token", right=False, cut=True),
+        Column("prob", first_to_go=1), Column("rank"),
+        Column("entropy", first_to_go=2), Column("", right=False, first_to_go=4),
+        Column("KL"), Column("", right=False, first_to_go=3),
+        Column("then", right=False, cut=True, first_to_go=5),
     ]  # fmt: skip
     yield Rows(columns, [_row(row, most) for row in report.rows])
     words = [
@@ -221,7 +222,9 @@ def short(row: LensRow) -> str:
 
 
 def _text(id: int, text: str, ink: Ink) -> str:
-    return quoted(text)[1:-1].replace(" ", _space(ink)) if text else str(id)
+    """A token in a cell: without quotes, its spaces visible; the id where it has no text."""
+    shown = quoted(text)[1:-1].replace(" ", _space(ink)) or str(id)
+    return shown.encode("ascii", "backslashreplace").decode() if ink.ascii else shown
 
 
 def _space(ink: Ink) -> str:
@@ -232,17 +235,16 @@ def _name(id: int, text: str) -> str:
     return quoted(text) if text else f"id {id}"
 
 
-def _left_out(report: LensReport, shown: range) -> str:
+def _left_out(report: LensReport, shown: range) -> list[str]:
+    """Which positions are here, and how to see others."""
     first, last = report.positions[shown.start], report.positions[shown.stop - 1]
     count = len(report.tokens)
-    return (
-        f"positions {first} to {last} of {count} tokens: --position chooses others, such as "
-        f"--position {_example(first, count)}, and --json has all"
-    )
-
-
-def _example(first: int, count: int) -> str:
-    return f":{first}" if first else f"{count // 2}:"
+    others = f":{first}" if first else f"{last + 1}:"
+    return [
+        f"positions {first} to {last} of {count} tokens",
+        f"others with --position, such as {others}",
+        "--json and -o have all",
+    ]
 
 
 def _line(text: Text) -> Text:
