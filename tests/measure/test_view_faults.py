@@ -1,0 +1,86 @@
+"""Every view proves itself: faults planted in the decoder turn the footer of one of them red.
+
+Each view is asked alone, with nothing but its own checks. Between them they have to see all.
+"""
+
+import pytest
+import torch
+from decoder_faults import FAULTS, model
+from small_models import ids
+
+from llmcli.anatomy.names import select
+from llmcli.measure.attention import measure_attention
+from llmcli.measure.dump import measure_dump
+from llmcli.measure.dump_plan import plan_dump
+from llmcli.measure.lens import Places, measure_lens
+from llmcli.model import Model
+
+PROMPT = tuple(ids(1, 9)[0].tolist())
+# what only a view of the whole model can see: `attention` shows the way from a layer's norm to
+# what it adds to the stream, `lens` the stream and what is made of it, `dump` what it is asked for
+OUTSIDE_ATTENTION = {
+    "no bias in the feed forward", "another gelu", "learned positions from one",
+    "feed forward of t3 and not of t4", "gate and up exchanged", "tied head in another order",
+    "no residual around attention",
+}  # fmt: skip
+
+
+def looked_at(name, dtype):
+    """The model that a fault is planted in, as the views take it."""
+    of = model(name, dtype)
+    return of, Model(
+        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=0,
+    )  # fmt: skip
+
+
+def texts(numbers):
+    return tuple((number, "") for number in numbers)
+
+
+def attention(of):
+    return measure_attention(of, PROMPT).checks
+
+
+def attention_of_new_tokens(of):
+    return measure_attention(of, PROMPT, generate=3).checks
+
+
+def lens(of):
+    return measure_lens(of, PROMPT, span=range, places=Places(mid=True)).checks
+
+
+def dump(of, generate=0):
+    plan = plan_dump(
+        of.config, select("*", of.config), tokens=len(PROMPT), generate=generate,
+        dtype=str(of.dtype).removeprefix("torch."),
+    )  # fmt: skip
+    return measure_dump(of, PROMPT, plan, texts=texts, generate=generate).checks
+
+
+def dump_of_new_tokens(of):
+    return dump(of, generate=3)
+
+
+VIEWS = (attention, attention_of_new_tokens, lens, dump, dump_of_new_tokens)
+
+
+def red(of):
+    """The names of the views whose footer is red."""
+    return {view.__name__ for view in VIEWS if not all(check.ok for check in view(of))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
+    config, plant = FAULTS[name]
+    of, whole = looked_at(config, dtype)
+    assert red(whole) == set(), "a sound model is green in every view"
+    plant(monkeypatch, of)
+    found = red(whole)
+    assert found
+    assert name in OUTSIDE_ATTENTION or found & {"attention", "attention_of_new_tokens"}
+
+
+def test_there_are_twenty_faults():
+    assert len(FAULTS) >= 20
