@@ -92,6 +92,7 @@ class _Dump:
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: list[ViewCheck] = []
+        self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
 
     def run(self, generate: int) -> None:
@@ -190,7 +191,8 @@ class _Dump:
                 self._kept.pop(source, None)
 
     def _check_formula(self, name: str) -> None:
-        if self.error or self.done[-1].first_bad is not None:
+        self._sound = self._sound and self.done[-1].first_bad is None
+        if not self._sound:
             return  # of numbers that are none nothing follows
         try:
             check = formula_checks(
@@ -198,7 +200,7 @@ class _Dump:
                 prompt_tokens=self.prompt_tokens,
             )  # fmt: skip
         except NotFinite as error:
-            self.error = error.message
+            self._sound, self.error = False, self.error or error.message
         else:
             self._formulas.append(check)
 

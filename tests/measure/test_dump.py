@@ -1,0 +1,399 @@
+"""Dumped tensors: bit for bit what ran, in parts of any size, with faults planted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+import llmcli.devices
+import llmcli.measure.dump as dump_module
+import llmcli.measure.parts as parts_module
+from llmcli.anatomy.names import known
+from llmcli.errors import OutOfMemory
+from llmcli.loading import load
+from llmcli.measure.dump import measure_dump
+from llmcli.measure.dump_plan import plan_dump
+from llmcli.measure.statistics import Statistics
+from llmcli.model import dtype_name
+from llmcli.nn.step import Step
+
+IDS = (5, 17, 3, 17, 42, 8, 30)
+
+
+def _qwen3():
+    g = torch.Generator().manual_seed(5)
+    return llama_tensors() | {
+        f"model.layers.{i}.self_attn.{part}_norm.weight": torch.rand(8, generator=g) + 0.5
+        for i in range(2)
+        for part in "qk"
+    }
+
+
+WRITERS = {
+    "gpt2": lambda path: write_gpt2(
+        path, {n: t * 0.3 if t.ndim > 1 else t for n, t in gpt2_tensors().items()}
+    ),
+    "llama": write_llama,
+    "mistral": lambda path: write_llama(path, model_type="mistral", sliding_window=3),
+    "qwen3": lambda path: write_llama(
+        path, _qwen3(), model_type="qwen3", head_dim=8, sliding_window=None
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("dump")
+
+
+@pytest.fixture
+def model(folder):
+    def make(name="llama", dtype="float32"):
+        if not (folder / name).exists():
+            WRITERS[name](folder / name)
+        return load(str(folder / name), dtype=dtype)
+
+    return make
+
+
+class File:
+    """What was written, in order."""
+
+    def __init__(self):
+        self.arrays = {}
+
+    def write(self, name, shape, dtype, parts):
+        flat = [part.reshape(-1) for part in parts]
+        assert name not in self.arrays
+        whole = np.concatenate(flat).reshape(shape)
+        assert whole.dtype.name == ("uint16" if dtype == "bfloat16" else dtype)
+        if dtype == "bfloat16":
+            whole = torch.from_numpy(whole.view(np.int16)).view(torch.bfloat16)
+        self.arrays[name] = torch.as_tensor(whole)
+
+
+def dumped(model, names=None, ids=IDS, generate=0, **options):
+    """The report and the arrays; `names` None: everything that there is."""
+    file = File()
+    names = known(model.config) if names is None else names
+    plan = plan_dump(
+        model.config, names, tokens=len(ids), generate=generate, dtype=dtype_name(model.dtype)
+    )
+    report = measure_dump(
+        model, ids, plan, texts=lambda ids: tuple((id, f"t{id}") for id in ids),
+        generate=generate, write=file.write, **options,
+    )  # fmt: skip
+    return report, file.arrays
+
+
+def seen_by_a_tap(model, ids, prompt):
+    """All activations of a run from the cache, and the states after it; greedy."""
+    pieces, ids, state = {}, list(ids), model.decoder.new_state(1, 40)
+
+    def tap(name, tensor):
+        pieces.setdefault(name, []).append(tensor[0])
+
+    logits = "last" if len(ids) != prompt else "all"
+    model.decoder(torch.tensor([ids[:prompt]]), state, tap=tap, logits=logits)
+    for id in ids[prompt:]:
+        model.decoder(torch.tensor([[id]]), state, tap=tap)
+    found = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
+    for i, layer in enumerate(state.layers):
+        found[f"cache.{i}.k"] = layer.k[0, :, : len(ids)]
+        found[f"cache.{i}.v"] = layer.v[0, :, : len(ids)]
+    return found
+
+
+def unwritten(model, seen):
+    """Scores, pattern and result by their definition, from what a tap saw."""
+    found = {}
+    for i, layer in enumerate(model.config.layers):
+        at, mixer = f"blocks.{i}.attn", layer.mixer
+        q, k = (
+            next(seen[f"{at}.{x}{end}"] for end in ("_rot", "_norm", "") if f"{at}.{x}{end}" in seen)
+            for x in "qk"
+        )
+        k = k.float().repeat_interleave(mixer.heads // mixer.kv_heads, 0)
+        rows = torch.arange(q.shape[1])
+        hidden = rows > rows[:, None]
+        if mixer.window is not None:
+            hidden |= rows <= rows[:, None] - mixer.window
+        scores = (q.float() @ k.mT * mixer.scale).masked_fill(hidden, -math.inf)
+        w_HeD = model.decoder.slots[f"{at}.W_o"].float().t().unflatten(0, (mixer.heads, -1))
+        found |= {
+            f"{at}.scores": scores, f"{at}.pattern": scores.softmax(-1),
+            f"{at}.result": seen[f"{at}.z"].float() @ w_HeD,
+        }  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("generate", [0, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate, model):
+    model = model(name, dtype)
+    report, arrays = dumped(model, generate=generate)
+    assert report.ok
+    assert not report.not_finite
+    ids = [id for id, _ in report.tokens]
+    assert tuple(ids[: len(IDS)]) == IDS
+    assert (report.prompt_tokens, len(ids)) == (len(IDS), len(IDS) + generate)
+    seen = seen_by_a_tap(model, ids, len(IDS))
+    for tensor, array in arrays.items():
+        if tensor in seen:
+            assert torch.equal(array, seen[tensor]), tensor
+    for tensor, expected in unwritten(model, seen).items():
+        torch.testing.assert_close(arrays[tensor].float(), expected, rtol=1e-5, atol=1e-5)
+    for tensor, slot in model.decoder.slots.items():
+        turned = tensor == "head.W" or ".W_" in tensor
+        assert torch.equal(arrays[tensor], slot.t() if turned else slot)
+    assert list(arrays) == [one.name for one in report.tensors] == list(known(model.config))
+
+
+@pytest.mark.parametrize("generate", [0, 2])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_shapes_and_sizes_are_known_before(name, generate, model):
+    model = model(name)
+    plan = plan_dump(
+        model.config, known(model.config), tokens=7, generate=generate, dtype="float32"
+    )
+    report, arrays = dumped(model, generate=generate)
+    for one, tensor in zip(plan, report.tensors, strict=True):
+        array = arrays[one.name]
+        assert tuple(array.shape) == one.shape == tensor.shape
+        assert one.nbytes == array.nbytes
+        assert len(one.axes) == len(one.shape)
+        late = generate and one.name.startswith(("ln_final.scale", "ln_final.out", "logits"))
+        assert tensor.first_token == (6 if late else 0)
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 17])
+def test_the_size_of_the_parts_changes_nothing(at_once, model, monkeypatch):
+    model = model("mistral")
+    report, arrays = dumped(model, generate=2)
+    monkeypatch.setattr(parts_module, "AT_ONCE", at_once)
+    again, others = dumped(model, generate=2)
+    for name, array in arrays.items():
+        torch.testing.assert_close(others[name], array, rtol=1e-5, atol=1e-6)
+    for one, other in zip(report.tensors, again.tensors, strict=True):
+        assert math.isclose(one.norm, other.norm, rel_tol=1e-6)
+        assert math.isclose(one.std, other.std, rel_tol=1e-6)
+        assert one.masked == other.masked
+
+
+def test_statistics_are_those_of_all_numbers(model):
+    model = model("mistral")
+    report, arrays = dumped(model)
+    for one in report.tensors:
+        x = arrays[one.name].double().numpy()
+        finite = x[np.isfinite(x)]
+        for ours, theirs in (
+            (one.mean, finite.mean()), (one.std, finite.std()), (one.low, finite.min()),
+            (one.high, finite.max()), (one.norm, np.sqrt((finite**2).sum())),
+        ):  # fmt: skip
+            assert math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-12)
+        # with a window of 3 tokens of 7 a query sees 1, 2 or 3 keys: 18 of 49
+        assert one.masked == (4 * 31 if one.name.endswith("scores") else 0)
+        assert (one.nan, one.infinite, one.first_bad) == (0, 0, None)
+
+
+numbers = st.one_of(
+    st.floats(-1e6, 1e6, width=32), st.sampled_from([math.nan, math.inf, -math.inf, 0.0])
+)
+
+
+@given(st.lists(st.lists(numbers, max_size=6), max_size=6), st.booleans())
+def test_statistics_do_not_depend_on_how_numbers_come(parts, masks):
+    found = Statistics(masks=masks)
+    for part in parts:
+        found.add(torch.tensor(part, dtype=torch.float32))
+    x = np.array([number for part in parts for number in part], dtype=np.float32).astype(float)
+    bad = ~np.isfinite(x)
+    if masks:
+        assert found.masked == (x == -np.inf).sum()
+        bad &= x != -np.inf
+    assert found.nan == np.isnan(x).sum()
+    assert found.infinite == bad.sum() - found.nan
+    assert found.first_bad == (int(bad.argmax()) if bad.any() else None)
+    finite = x[np.isfinite(x)]
+    ours = (found.mean, found.std, found.low, found.high, found.norm)
+    if not len(finite):
+        assert all(map(math.isnan, ours))
+        return
+    theirs = (
+        finite.mean(), finite.std(), finite.min(), finite.max(), np.sqrt((finite**2).sum())
+    )  # fmt: skip
+    assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * max(1.0, np.abs(finite).max()))
+
+
+def test_looking_changes_nothing_and_runs_once(model, monkeypatch):
+    model = model("qwen3")
+    calls = []
+    call = type(model.decoder).__call__
+    monkeypatch.setattr(
+        type(model.decoder), "__call__", lambda *a, **k: calls.append(1) or call(*a, **k)
+    )
+    _, arrays = dumped(model, ["logits", "blocks.0.attn.scores", "cache.1.v"])
+    assert len(calls) == 1
+    assert torch.equal(arrays["logits"], call(model.decoder, torch.tensor([IDS]))[0])
+    dumped(model, ["blocks.0.attn.W_q"])
+    assert len(calls) == 1, "a parameter needs no run"
+
+
+@pytest.mark.parametrize(
+    ("names", "last"), [(["embed"], 0), (["blocks.0.mlp_out"], 0), (["logits_raw"], 1)]
+)
+def test_layers_after_the_last_one_are_not_run(names, last, model, monkeypatch):
+    model = model()
+    ran = []
+    emit = Step.emit
+    monkeypatch.setattr(Step, "emit", lambda *args: ran.append(args[1]) or emit(*args))
+    dumped(model, names)
+    assert any(name.startswith("blocks.1") for name in ran) == (last == 1)
+
+
+def test_what_is_no_longer_needed_is_forgotten(model):
+    """Of all that a layer wrote the next one needs its residual stream."""
+    model = model()
+    sizes = []
+
+    class Watched(dump_module._Dump):
+        def _settle(self, one):
+            super()._settle(one)
+            sizes.append(len(self._kept))
+
+    plan = plan_dump(
+        model.config, [f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.z", "mlp.post")],
+        tokens=7, generate=0, dtype="float32",
+    )  # fmt: skip
+    watched = Watched(model, IDS, plan, check=True, write=None, progress=None)
+    with torch.inference_mode():
+        watched.run(0)
+    assert sizes == [0, 0, 0, 0]
+    assert len(watched.checks()) == 1
+
+
+@pytest.mark.parametrize("generate", [0, 2])
+def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate, model):
+    broken = model("gpt2")
+    broken.decoder.slots["blocks.0.mlp.b_up"][11] = math.nan
+    names = [f"blocks.0.{part}" for part in ("attn.z", "ln2.out", "mlp.pre", "mlp_out")]
+    report, arrays = dumped(broken, [*names, "logits"], generate=generate)
+    assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is not a number"
+    assert list(arrays) == [*names, "logits"], "what there is"
+    by_name = {one.name: one for one in report.tensors}
+    assert by_name["blocks.0.mlp.pre"].nan == len(IDS)
+    assert by_name["blocks.0.mlp.pre"].mean == pytest.approx(
+        float(arrays["blocks.0.mlp.pre"].double().nanmean())
+    )
+    assert math.isnan(by_name["logits"].mean)
+    assert by_name["blocks.0.ln2.out"].first_bad is None
+    assert report.ok, "the formulas before it hold"
+    assert report.checks[0].words.startswith("2 tensors")
+
+
+def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
+    broken = model("gpt2")
+    broken.decoder.slots["blocks.0.mlp.b_up"][11] = -math.inf
+    report, _ = dumped(broken, ["blocks.0.attn.scores", "blocks.0.mlp.pre"])
+    assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is infinite"
+    assert [one.infinite for one in report.tensors] == [0, len(IDS)]
+    assert report.tensors[0].masked == 2 * 21
+
+
+def test_a_nan_beside_what_is_dumped_is_told_too(model):
+    """ReLU makes 0 of it, or it is not among the names: its formula has it."""
+    broken = model("gpt2")
+    broken.decoder.slots["blocks.0.ln1.b"][2] = math.nan
+    report, _ = dumped(broken, ["blocks.0.ln1.scale", "blocks.0.attn.q"])
+    assert "blocks.0.attn.q[0,0,0]" in report.not_finite
+
+
+def faulty_scale(model):
+    mixer = model.decoder.blocks[1].mixer
+    mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
+
+
+def faulty_norm(model):
+    norm = model.decoder.blocks[1].ln2
+    norm.config = dataclasses.replace(norm.config, eps=1e-2)
+
+
+def faulty_head(model):
+    model.decoder.head.weight = model.decoder.head.weight * 1.001
+
+
+@pytest.mark.parametrize("generate", [0, 2])
+@pytest.mark.parametrize(
+    ("breaks", "first"),
+    [
+        (faulty_scale, "blocks.1.attn.scores"),
+        (faulty_norm, "blocks.1.ln2.scale"),
+        (faulty_head, "logits_raw"),
+    ],
+)
+def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
+    broken = model("mistral")
+    breaks(broken)
+    report, arrays = dumped(broken, generate=generate)
+    assert not report.ok
+    (formulas, cache) = report.checks
+    assert not formulas.ok
+    assert formulas.where.startswith(f"{first}[")
+    assert cache.ok
+    assert len(arrays) == len(report.tensors)
+    assert dumped(broken, generate=generate, check=False)[0].checks == (cache,)
+
+
+def test_the_check_of_the_cache_turns_red(model, monkeypatch):
+    write = Step.write
+
+    def faulty(step, cache, k, v):
+        write(step, cache, k, v)
+        if step.starts[0]:  # only for tokens from the cache
+            cache.v[0, 1, 2, 3] += 1
+
+    report, _ = dumped(model(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
+    assert [check.ok for check in report.checks] == [True]
+    monkeypatch.setattr(Step, "write", faulty)
+    report, _ = dumped(model(), ["cache.0.v", "cache.0.k", "cache.1.v"], generate=2)
+    (check,) = report.checks
+    assert (check.ok, check.value, check.where) == (False, 1.0, "cache.0.v[1,2,3]")
+
+
+@pytest.mark.parametrize("generate", [0, 50])
+def test_memory_is_asked_for_before_the_model_runs(generate, model, monkeypatch):
+    model = model()
+    monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: 2000)
+    monkeypatch.setattr(type(model.decoder), "__call__", None)
+    with pytest.raises(OutOfMemory, match="activations that are dumped"):
+        dumped(model, ["blocks.0.mlp.post"], generate=generate)
+
+
+def test_a_prompt_of_one_token(model):
+    report, arrays = dumped(model("qwen3"), ids=(5,))
+    assert report.ok
+    assert arrays["blocks.0.attn.pattern"].flatten().tolist() == [1.0] * 4
+    assert arrays["cache.1.k"].shape == (2, 1, 8)
+
+
+def test_a_long_prompt_is_checked_at_some_of_its_tokens(model):
+    ids = [3 + i % 40 for i in range(50)]
+    report, _ = dumped(model(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
+    assert report.checks[0].words.endswith("for 32 of 50 tokens")
+
+
+@pytest.mark.real
+def test_the_real_model():
+    model = load("smollm2", dtype="float32")
+    names = ["blocks.29.attn.pattern", "blocks.29.attn.result", "blocks.17.mlp.post", "logits"]
+    report, arrays = dumped(model, names, ids=(504, 3575, 282, 4649, 314), generate=2)
+    assert report.ok
+    torch.testing.assert_close(arrays["blocks.29.attn.pattern"].sum(-1), torch.ones(9, 7))
