@@ -55,12 +55,6 @@ def csv_file_size(texts: Sequence[str], windows: Sequence[int | None], heads: in
     return round(cells * (place + 2 * position + 2 * token + 13 + len(COLUMNS)))
 
 
-def json_file_size(tokens: int, layers: int, heads: int) -> int:
-    """Bytes of a JSON document with whole matrices, to within about a tenth."""
-    seen = visible_count(tokens, None)
-    return layers * heads * (seen * 15 + (tokens * tokens - seen) * 3)
-
-
 def _lines(
     place: str, values: np.ndarray, texts: Sequence[str], window: int | None
 ) -> Iterator[bytes]:

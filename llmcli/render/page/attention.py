@@ -13,7 +13,7 @@ from llmcli.render.palette import Kind
 from llmcli.render.visible import visible, visible_count
 from llmcli.reports.attention import AttentionReport, LayerReport, What
 
-FRAME = 80 << 10  # bytes of a page without its matrices
+FRAME = 40 << 10  # bytes of a page without its heads
 _STEPS = 255
 PRECISION = {
     "pattern": "Weights w are kept here in 256 steps of √w: what is shown is off by at most "
@@ -86,13 +86,14 @@ class AttentionPage:
         return {**about, "window": window, "heads": heads}
 
 
-def page_size(tokens: int, windows: Sequence[int | None], heads: int) -> int:
-    """Bytes of the page, to within a few percent: a window (None: all) for each layer.
+def page_size(tokens: int, windows: Sequence[int | None], heads: int, metrics: int) -> int:
+    """Bytes of the page, to within a tenth: a window (None: all) for each layer.
 
-    `heads` of every layer are in it.
+    `heads` of every layer are in it, each with so many `metrics`.
     """
     cells = sum(visible_count(tokens, window) for window in windows)
-    return FRAME + tokens * 32 + len(windows) * heads * 640 + -(-cells * heads * 4 // 3)
+    each = 150 + 36 * metrics
+    return FRAME + tokens * 26 + len(windows) * heads * each + -(-cells * heads * 4 // 3)
 
 
 def _kept(values: np.ndarray, what: What) -> dict[str, Any]:

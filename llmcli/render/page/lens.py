@@ -35,7 +35,7 @@ def lens_page(report: LensReport, title: str) -> bytes:
 
 def lens_page_size(rows: int, positions: int, top: int) -> int:
     """Bytes of the page, roughly: a cell has four numbers and a pair for each of `top` tokens."""
-    return (48 << 10) + rows * positions * (40 + 19 * top)
+    return (28 << 10) + rows * positions * (34 + 15 * top)
 
 
 def _row(row: LensRow) -> dict[str, Any]:

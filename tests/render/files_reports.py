@@ -1,0 +1,146 @@
+"""Reports with known numbers for the tests of files: attention of few tokens, a small lens."""
+
+import numpy as np
+
+from llmcli.reports.attention import (
+    AttentionReport,
+    HeadReport,
+    Label,
+    LayerReport,
+    Matrix,
+    Metric,
+)
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.lens import LensCell, LensReport, LensRow, LensToken
+
+# what a token can be: ends of scripts, separators of lines, addresses, signs from the right, bytes
+EVIL = (
+    "</script><script>document.title='broken'</script>",
+    "\u2028\u2029\n\x1b[31m",
+    ' "quoted" & <b>bold</b>',
+    "http://example.com/x.js",
+    "{{data}}${1}`",
+    "אב [red]",
+    "日本",
+    "\\xf0",
+    "e\u0301\u202e",
+)
+GOOD = ViewCheck(name="rows", words="every row adds up to 1", value=0.0, tolerance=1e-6)
+WRONG = ViewCheck(name="rows", words="every row adds up to 1", value=0.5, tolerance=1e-6, where="x")
+METRICS = (
+    Metric(name="entropy", words="how spread out", formula="H", high=None),
+    Metric(name="previous_token", words="the token before", formula="mean of A[i,i-1]"),
+)
+LABELS = (
+    Label(name="previous", letter="p", metric="previous_token", threshold=0.4, source="x"),
+    Label(name="sink", letter="s", metric="entropy", threshold=9, source="x"),
+)
+
+
+def tokens_of(count):
+    """Ordinary tokens, the evil ones first."""
+    texts = [*EVIL, *(f" word{at}" for at in range(count))]
+    return tuple((100 + at, text) for at, text in enumerate(texts[:count]))
+
+
+def patterns(layers=2, heads=4, tokens=12, window=None, seed=0):
+    """{layer: [H, T, T]}: rows that add up to 1, masked cells 0."""
+    random = np.random.default_rng(seed)
+    made = {}
+    for layer in range(layers):
+        scores = 3 * random.standard_normal((heads, tokens, tokens))
+        query, key = np.indices((tokens, tokens))
+        seen = (key <= query) & (query - key < (window or tokens))
+        weights = np.where(seen, np.exp(scores), 0)
+        made[layer] = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    return made
+
+
+def attention_report(layers=2, heads=4, tokens=12, *, generated=2, check=GOOD, matrices=()):
+    """Heads in pairs that share keys; head (1, 2) has the label, (0, 1) a metric without rows."""
+
+    def head(layer, number):
+        before = float("nan") if (layer, number) == (0, 1) else (layer + 1) / (number + 2) / 3
+        return HeadReport(
+            head=number,
+            kv_head=number // 2,
+            metrics={"entropy": 1.5 + layer + number, "previous_token": before},
+            labels=("previous",) if (layer, number) == (1, 2) else (),
+        )
+
+    return AttentionReport(
+        what="pattern",
+        dtype="float32",
+        tokens=tokens_of(tokens),
+        prompt_tokens=tokens - generated,
+        weighted=False,
+        metrics=METRICS,
+        rows={"entropy": tokens, "previous_token": tokens - 1},
+        labels=LABELS,
+        layers=tuple(
+            LayerReport(
+                layer=layer,
+                kind="full",
+                kv_heads=heads // 2,
+                heads=tuple(head(layer, number) for number in range(heads)),
+            )
+            for layer in range(layers)
+        ),
+        matrices=tuple(matrices),
+        pairs=(),
+        pairs_by="weight",
+        checks=(check,),
+    )
+
+
+def matrix(values, *, layer=0, head=0, pool=1, first=(0, 0)):
+    """One drawn matrix; the cells above the diagonal of `values` are to be NaN already."""
+    rows, columns = values.shape
+    return Matrix(
+        layer=layer,
+        head=head,
+        kv_head=head // 2,
+        queries=(first[0], first[0] + rows * pool),
+        keys=(first[1], first[1] + columns * pool),
+        pool=pool,
+        values=values.astype(np.float32),
+    )
+
+
+def lens_report(positions=5, rows=4, *, check=GOOD, first=1):
+    """Row 0 is the embedding; tokens and probabilities are made so that each cell differs."""
+    names = ["blocks.0.resid_pre", *(f"blocks.{at}.resid_post" for at in range(rows - 1))]
+
+    def cell(row, place):
+        share = (1 + row + place) / (rows + positions + 1)
+        return LensCell(
+            top=(
+                LensToken(id=row * 50 + place, text=EVIL[(row + place) % 9], probability=share),
+                LensToken(id=900, text=" other", probability=(1 - share) / 2),
+            ),
+            entropy=1.0 + row,
+            kl=float("inf") if (row, place) == (0, 0) else 2.0 / (1 + row),
+            target_rank=rows - row,
+            target_probability=share / 2,
+        )
+
+    return LensReport(
+        dtype="float32",
+        vocabulary=1000,
+        tokens=tokens_of(positions + first),
+        positions=tuple(range(first, positions + first)),
+        target="the output's likeliest token",
+        targets=tuple(
+            LensToken(id=700 + at, text=f" target{at}", probability=0.5) for at in range(positions)
+        ),
+        rows=tuple(
+            LensRow(
+                name=name,
+                layer=None if row == 0 else row - 1,
+                cells=tuple(cell(row, place) for place in range(positions)),
+            )
+            for row, name in enumerate(names)
+        ),
+        settled=tuple(min(at, rows - 1) for at in range(positions)),
+        checks=(check,),
+    )

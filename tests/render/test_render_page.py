@@ -1,0 +1,322 @@
+"""The pages: nothing in them but themselves, their size, and what a real browser makes of them."""
+
+import base64
+import json
+import math
+import re
+import shutil
+import subprocess
+import warnings
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
+
+from llmcli.render.page import AttentionPage, build, lens_page, lens_page_size, page_size
+
+TITLE = "a model </title> · Q4_1"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def attention_page(report, matrices, what="pattern", window=None):
+    page = AttentionPage(what)
+    for layer, values in matrices.items():
+        page.add(layer, values, window)
+    return page.html(report, TITLE, kind="sqrt")
+
+
+class Parts(HTMLParser):
+    """Elements with what they say: (tag, attributes, text directly in it)."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.found, self._open = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), []))
+        if tag not in ("meta", "link", "br", "input", "hr"):
+            self._open.append(self.found[-1])
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, text):
+        if self._open:
+            self._open[-1][2].append(text)
+
+    def by(self, **wanted):
+        """Texts and attributes of the elements that have these attributes."""
+        return [
+            ("".join(text), attributes)
+            for _, attributes, text in self.found
+            if all(attributes.get(name) == value for name, value in wanted.items())
+        ]
+
+    def text(self, id):
+        return self.by(id=id)[0][0]
+
+    def kind(self, tag):
+        return [one for one in self.found if one[0] == tag]
+
+
+PAGES = {
+    "attention": lambda: attention_page(attention_report(), patterns()),
+    "lens": lambda: lens_page(lens_report(), TITLE),
+}
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_a_page_names_nothing_outside_itself(kind):
+    text = PAGES[kind]().decode()
+    assert not re.findall(r"(?:https?|wss?|ftp)://", text)
+    assert not re.findall(r"fetch\(|XMLHttp|WebSocket|import\(|@import|url\(", text)
+    for _, attributes, _ in Parts(text).found:
+        assert all(
+            attributes.get(name, "data:,").startswith("data:") for name in ("src", "href", "action")
+        )
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_only_its_own_script_and_style_may_run(kind):
+    import hashlib
+
+    parts = Parts(PAGES[kind]().decode())
+    policy = next(a["content"] for _, a, _ in parts.kind("meta") if "content" in a)
+    assert policy.startswith("default-src 'none'; img-src data:; ")
+    (style,) = ["".join(text) for _, _, text in parts.kind("style")]
+    (script,) = ["".join(text) for _, a, text in parts.kind("script") if "type" not in a]
+    for name, text in (("script", script), ("style", style)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_tokens_are_data_and_never_html():
+    text = attention_page(attention_report(), patterns()).decode()
+    parts = Parts(text)
+    assert len([a for _, a, _ in parts.kind("script") if "type" not in a]) == 1
+    found = json.loads(parts.text("data"))["tokens"]
+    assert found[0] == {"id": 100, "text": EVIL[0]}
+    assert found[1]["text"] == "\\u2028\\u2029\\n\\x1b[31m"
+    assert found[3]["text"] == EVIL[3]
+    assert "\u2028" not in text
+    assert "\u202e" not in text
+    assert parts.kind("title")[0][2] == [f"Attention: {TITLE}"]
+
+
+def test_numbers_without_a_value_are_null():
+    data = json.loads(Parts(PAGES["attention"]().decode()).text("data"))
+    assert data["layers"][0]["heads"][1]["metrics"]["previous_token"] is None
+    lens = json.loads(Parts(PAGES["lens"]().decode()).text("data"))
+    assert lens["rows"][0]["cells"][0][1] is None
+    assert lens["most_kl"] == 2.0
+
+
+@pytest.mark.parametrize(("tokens", "window"), [(12, None), (150, None), (150, 16)])
+def test_the_size_of_a_page_is_known_before(tokens, window):
+    report = attention_report(6, 8, tokens)
+    data = attention_page(report, patterns(6, 8, tokens, window), window=window)
+    estimate = page_size(tokens, [window] * 6, 8, len(report.metrics))
+    assert len(data) == pytest.approx(estimate, rel=0.1)
+
+
+def test_the_size_of_a_lens_is_known_before():
+    data = lens_page(lens_report(200, 20), TITLE)
+    assert len(data) == pytest.approx(lens_page_size(20, 200, 2), rel=0.15)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4])
+def test_weights_are_kept_as_exactly_as_the_page_says(window):
+    values = patterns(1, 2, 9, window)[0]
+    data = attention_page(attention_report(1, 2, 9), {0: values}, window=window).decode()
+    for number in range(2):
+        steps = np.frombuffer(base64.b64decode(Parts(data).text(f"cells-0-{number}")), np.uint8)
+        query, key = np.indices((9, 9))
+        weights = values[number][(key <= query) & (query - key < (window or 9))]
+        assert steps.shape == weights.shape
+        error = np.abs((steps / 255) ** 2 - weights)
+        assert (error <= np.sqrt(weights) / 255 + 4e-6).all()
+
+
+# ---- in a real browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        warnings.warn("no Chromium: the pages were NOT opened in a browser", stacklevel=1)
+        pytest.skip("no Chromium: the pages were NOT opened in a browser")
+    return found
+
+
+@pytest.fixture
+def opened(browser, tmp_path, monkeypatch):
+    """Opens a page without a network, runs `drive` in it, and returns what it has become."""
+
+    def run(make, hash="", drive=""):
+        part = build._part
+
+        def driven(name):  # after the page's own script, and named by the same hash
+            return part(name) + drive if name in ("attention.js", "lens.js") else part(name)
+
+        monkeypatch.setattr(build, "_part", driven)
+        (tmp_path / "page.html").write_bytes(make())
+        monkeypatch.setattr(build, "_part", part)
+        done = subprocess.run(
+            [
+                *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+                *("--disable-dev-shm-usage", "--disable-extensions", "--mute-audio"),
+                *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--v=0"),
+                *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000"),
+                *("--window-size=1400,900", "--dump-dom"),
+                f"file://{tmp_path / 'page.html'}#{hash}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert not said, said
+        page = Parts(done.stdout)
+        (body,) = page.kind("body")
+        assert body[1].get("data-ready") == "1", done.stderr[-2000:]
+        assert "data-error" not in body[1]
+        assert page.kind("title")[0][2][0].endswith(TITLE)
+        return page
+
+    return run
+
+
+def weights_shown(page):
+    return [
+        float(attributes["data-weight"]) if attributes["data-weight"] else None
+        for _, attributes in page.by()
+        if "data-weight" in attributes
+    ]
+
+
+@pytest.mark.parametrize(("layer", "head", "query", "window"), [(0, 3, 7, None), (1, 2, 11, 4)])
+def test_a_browser_shows_the_row_of_a_token(opened, layer, head, query, window):
+    matrices, report = patterns(window=window), attention_report()
+    page = opened(
+        lambda: attention_page(report, matrices, window=window),
+        f"layer={layer}&head={head}&query={query}&theme=dark",
+    )
+    shown = weights_shown(page)
+    row = matrices[layer][head, query]
+    for key, weight in enumerate(row):
+        if key > query or (window and query - key >= window):
+            assert shown[key] is None
+        else:
+            assert shown[key] == pytest.approx(weight, abs=math.sqrt(weight) / 255 + 5e-6)
+    assert page.text("head") == f"Layer {layer}, head {head}"
+    assert page.by(**{"data-metric": "entropy"})[0][1]["data-value"] == str(1.5 + layer + head)
+    assert page.by(**{"data-theme": "dark"})
+    spans = [text for text, attributes in page.by() if "data-weight" in attributes]
+    assert spans[0] == EVIL[0]
+    assert spans[1] == "\\u2028\\u2029\\n\\x1b[31m"
+    news = [a for _, a in page.by() if "new" in a.get("class", "").split()]
+    assert len(news) == 2
+
+
+def test_keys_a_click_and_a_wheel_do_what_they_say(opened):
+    matrices, report = patterns(), attention_report()
+    drive = """
+    const press = (key) => dispatchEvent(new KeyboardEvent("keydown", { key }));
+    "ArrowDown ArrowRight ArrowRight ArrowRight ArrowLeft s d t".split(" ").forEach(press);
+    document.querySelectorAll(".token")[3].click();
+    $("matrix").dispatchEvent(new WheelEvent("wheel",
+      { deltaY: -1, clientX: 300, clientY: 300, cancelable: true }));
+    document.body.dataset.view = String(view.size);
+    """
+    page = opened(lambda: attention_page(report, matrices), "theme=light", drive)
+    assert page.text("head") == "Layer 1, head 2"
+    assert page.by(**{"class": "chip"})[0][0] == "previous"
+    assert page.by(**{"data-theme": "dark"})
+    pressed = [text for text, _ in page.by(**{"aria-pressed": "true"})]
+    assert pressed == ["log", "is attended to by"]
+    column = matrices[1][2, :, 3]
+    shown = weights_shown(page)
+    assert shown[:3] == [None, None, None]
+    assert shown[3:] == pytest.approx(column[3:].tolist(), abs=0.004)
+    (body,) = page.kind("body")
+    assert float(body[1]["data-view"]) == pytest.approx(12 * 0.8)
+
+
+def test_the_canvas_has_the_colours_of_the_numbers(opened):
+    """The first row sees itself alone: weight 1 is the last colour, what is masked is hatched."""
+    matrices = patterns()
+    drive = """
+    const ratio = devicePixelRatio, cell = frame.side / T;
+    const shown = $("matrix"), context = shown.getContext("2d");
+    const all = context.getImageData(0, 0, shown.width, shown.height).data;
+    const pixel = (row, column) => {
+      const x = Math.floor((frame.left + (column + 0.5) * cell) * ratio);
+      const y = Math.floor((frame.top + (row + 0.5) * cell) * ratio);
+      return [...all.slice(4 * (y * shown.width + x), 4 * (y * shown.width + x) + 4)];
+    };
+    document.body.dataset.pixels = JSON.stringify([pixel(0, 0), pixel(0, 9), pixel(9, 2)]);
+    """
+    page = opened(
+        lambda: attention_page(attention_report(), matrices), "theme=light&query=5", drive
+    )
+    first, masked, other = json.loads(page.kind("body")[0][1]["data-pixels"])
+    from llmcli.render.palette import VIRIDIS
+
+    assert first[:3] == VIRIDIS[255].tolist()
+    assert min(masked[:3]) > 215
+    step = round(255 * math.sqrt(matrices[0][0, 9, 2]))  # the page begins with this very scale
+    assert other[:3] == VIRIDIS[step].tolist()
+
+
+def test_scores_and_a_failed_check_in_a_browser(opened):
+    random = np.random.default_rng(1)
+    scores = {0: np.where(np.tri(12, dtype=bool), random.normal(size=(4, 12, 12)), -np.inf)}
+    report = attention_report(1, check=WRONG)
+    page = opened(lambda: attention_page(report, scores, "scores"), "layer=0&head=1&query=11", "")
+    visible = scores[0][1][np.tri(12, dtype=bool)]
+    step = (visible.max() - visible.min()) / 510 + 1e-6
+    assert weights_shown(page) == pytest.approx(scores[0][1, 11].tolist(), abs=step)
+    assert "hidden" not in page.by(id="alarm")[0][1]
+    assert page.by(**{"class": "bad"})[0][0].startswith("every row adds up to 1 · 0.5")
+
+
+def test_one_token_is_a_page_too(opened):
+    report = attention_report(1, 2, 1, generated=0)
+    page = opened(lambda: attention_page(report, {0: np.ones((2, 1, 1), np.float32)}))
+    assert weights_shown(page) == [1.0]
+    assert "hidden" in page.by(id="alarm")[0][1]
+
+
+def test_a_browser_shows_the_lens(opened):
+    report = lens_report()
+    drive = """
+    dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowUp" }));
+    document.querySelector('td[data-row="2"][data-place="3"]').click();
+    """
+    page = opened(lambda: lens_page(report, TITLE), "row=blocks.0.resid_post&position=2", drive)
+    cells = [a for _, a in page.by() if "data-place" in a]
+    assert len(cells) == 4 * 5
+    settled = [
+        (a["data-row"], a["data-place"]) for a in cells if "settled" in a.get("class", "").split()
+    ]
+    assert settled == [("0", "0"), ("1", "1"), ("2", "2"), ("3", "3"), ("3", "4")]
+    cell = report.rows[2].cells[3]
+    shown = [a for _, a in page.by() if "data-probability" in a]
+    assert [(int(a["data-id"]), float(a["data-probability"])) for a in shown] == [
+        (one.id, pytest.approx(one.probability, rel=1e-5)) for one in cell.top
+    ]
+    assert page.text("place") == "After layer 1"
+    assert page.text("place-words").startswith("blocks.1.resid_post at position 4")
+
+
+def test_a_long_lens_shows_a_part_at_a_time(opened):
+    report = lens_report(150, 3)
+    page = opened(lambda: lens_page(report, TITLE), "position=3", "$('after').click();")
+    places = sorted({int(a["data-place"]) for _, a in page.by() if "data-place" in a})
+    assert places == list(range(64, 128))
+    assert page.text("span").startswith("Positions 65 to 128 of 151")
