@@ -26,9 +26,8 @@ def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
     if ours in known:
         return known[ours]
     if ours is not None:  # all that is named and not in a prompt's run is the cache
-        part = {"k": "attn.k_rot", "v": "attn.v"}[ours.rpartition(".")[2]]
-        at = f"blocks.{names.known[ours].layer}.{part}"
-        use = at if at in known else at.removesuffix("_rot")
+        part = f"blocks.{names.known[ours].layer}.attn.{ours.rpartition('.')[2]}"
+        use = next(at for at in (f"{part}_rot", f"{part}_norm", part) if at in known)
         raise UsageError(f"this model has no `{name}` here: {_CACHE}", hint=f"use `{use}`")
     meant = _by_letter(name, known, config)
     if meant is not None:

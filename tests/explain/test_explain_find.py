@@ -60,6 +60,7 @@ ABSENT = [
     ("gpt2", "cache.0.k", "needs no cache", "blocks.0.attn.k"),
     ("llama-grouped", "cache.1.k", "needs no cache", "blocks.1.attn.k_rot"),
     ("llama-grouped", "cache.1.v", "needs no cache", "blocks.1.attn.v"),
+    ("odd", "cache.1.k", "needs no cache", "blocks.1.attn.k_norm"),
     ("llama-grouped", "cache.1.state", "keys and values only", None),
 ]
 
@@ -86,7 +87,9 @@ def test_a_name_that_the_model_has_not_got_says_why(model_name, typed, reason, c
         ("blocks.1.mlp.hidden", "did you mean `blocks.1.mlp.post`?"),
         ("blocks.1.attn.weights", "did you mean `blocks.1.attn.pattern`?"),
         ("final_norm", "did you mean `ln_final.out` or `ln_final.w`?"),
-        ("my.layers.1.self_attn.k_proj", "did you mean `blocks.1.attn.W_k`?"),
+        ("my.layers.1.self_attn.k_proj", "did you mean `blocks.1.attn.k` or `blocks.1.attn.W_k`?"),
+        ("my.layers.1.self_attn.k_proj.weight", "did you mean `blocks.1.attn.W_k`?"),
+        ("my.layers.1.mlp.down_proj", "did you mean `blocks.1.mlp_out` or `blocks.1.mlp.W_down`?"),
         ("pattern", "did you mean `blocks.0.attn.pattern` or `blocks.1.attn.pattern`?"),
         ("attn.v", "did you mean `blocks.0.attn.v` or `blocks.1.attn.v`?"),
         ("logit", "did you mean `logits`"),
