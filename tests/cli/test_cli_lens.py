@@ -1,0 +1,293 @@
+"""`llmcli lens` through the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import struct
+
+import pytest
+import torch
+from cli_tiny import write_tiny
+
+import llmcli.measure.lens
+from llmcli.cli.lens_options import parse_target
+from llmcli.cli.looking import LOOKED_AT
+from llmcli.errors import UsageError
+from llmcli.loading import load
+from llmcli.nn.norm import Norm
+
+NAMES = ["blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(
+        write_tiny(tmp_path_factory.mktemp("lens") / "m", weights=True, max_position_embeddings=256)
+    )
+
+
+@pytest.fixture
+def lens(cli, path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    return lambda *argv: cli("lens", "-m", path, *argv)
+
+
+@pytest.fixture
+def wrong(monkeypatch):
+    """A final norm that does something else than it says."""
+    plain = Norm.__call__
+    monkeypatch.setattr(
+        Norm, "__call__", lambda self, x: plain(self, x) * (1.5 if self.name == "ln_final" else 1)
+    )
+
+
+def test_a_grid_and_its_checks(lens, path):
+    result = lens("hello")
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == f"{path} (float32 on cpu)"
+    assert lines[1].split() == ["position", "0", "1", "2", "3", "4"]
+    assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
+    assert [line.split()[0] for line in lines[4:7]] == ["embed", "0", "1"]
+    assert lines[8].split()[0] == "settled"
+    assert [line[0] for line in lines[-3:]] == ["✓", "✓", "✓"]
+    assert lines[-3].startswith("✓ the last row is the model's output, in probability · ")
+
+
+def test_json_is_the_models_own_output(lens, path):
+    document = lens("hello", "--json", "-k", "3", "--mid").json()
+    assert document["schema"] == "llmcli.lens/1"
+    assert [row["name"] for row in document["rows"]] == [
+        "blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post", "blocks.1.resid_mid",
+        "blocks.1.resid_post",
+    ]  # fmt: skip
+    assert [row["layer"] for row in document["rows"]] == [None, 0, 0, 1, 1]
+    assert document["tokens"][0]["text"] == "h"
+    assert document["prompt_tokens"] == 5
+    assert document["positions"] == [0, 1, 2, 3, 4]
+    assert document["ok"] is True
+    assert set(document["checks"]) == {"output", "output_kl", "residual_stream"}
+    assert all(check["ok"] for check in document["checks"].values())
+    assert document["settled"][-1] in [row["name"] for row in document["rows"]]
+    ids = [token["id"] for token in document["tokens"]]
+    p_TV = load(path, dtype="float32").decoder(torch.tensor([ids]))[0].softmax(-1)
+    for t, cell in enumerate(document["rows"][-1]["cells"]):
+        top = p_TV[t].topk(3)
+        assert [token["id"] for token in cell["top"]] == top.indices.tolist()
+        found = [token["probability"] for token in cell["top"]]
+        assert found == pytest.approx(top.values.tolist(), abs=1e-5)
+        assert cell["entropy"] == pytest.approx(float(torch.special.entr(p_TV[t]).sum()), abs=1e-4)
+        assert cell["target_rank"] == 1
+        assert document["targets"][t]["id"] == int(top.indices[0])
+
+
+def test_without_a_prompt_the_built_in_one_is_looked_at_and_said(lens):
+    result = lens("--layer", "-1", "--position", "-1", "--json")
+    assert result.err == f"note: no prompt was given: `{LOOKED_AT}` is used\n"
+    assert "".join(t["text"] for t in result.json()["tokens"]).endswith("the deep.")
+
+
+def test_a_pipe_is_read(cli, path, monkeypatch):
+    reading, writing = os.pipe()
+    os.write(writing, b"abc\n")
+    os.close(writing)
+    with io.TextIOWrapper(os.fdopen(reading, "rb")) as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        document = cli("lens", "-m", path, "--json").json()
+    assert [token["text"] for token in document["tokens"]] == ["a", "b", "c"]
+
+
+def test_positions_and_layers(lens):
+    document = lens("hello", "--json", "--position", "1:3", "--layer", "0").json()
+    assert document["positions"] == [1, 2]
+    assert [row["name"] for row in document["rows"]] == NAMES[1:]
+    one = lens("hello", "--position", "-2")
+    assert 'position 3 of 5: after "l" · output ' in one.out
+    assert "bars end at ln 261 = 5.56" in one.out
+
+
+def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.output.Screen.of", narrow)
+    asked = []
+    plain = llmcli.measure.lens.measure_lens
+
+    def spied(*arguments, **options):
+        report = plain(*arguments, **options)
+        asked.append(report.positions)
+        return report
+
+    monkeypatch.setattr(llmcli.measure.lens, "measure_lens", spied)
+    out = lens("a text that is longer than the screen").out
+    assert asked == [tuple(range(32, 37))]
+    assert "positions 34 to 36 of 37 tokens" in out
+    assert "others with --position, such as :34" in out
+    lens("a text that is longer than the screen", "--json")
+    assert asked[-1] == tuple(range(37))
+
+
+def narrow(stream, environ):
+    from llmcli.cli.output import Screen
+
+    return Screen(True, False, False, 40)
+
+
+def test_new_tokens_are_looked_at_too(lens):
+    document = lens("hello", "--generate", "4", "--json").json()
+    ids = [token["id"] for token in document["tokens"]]
+    assert document["prompt_tokens"] == 5
+    assert 6 <= len(ids) <= 9
+    assert document["positions"] == list(range(len(ids)))
+    written = [target["id"] for target in document["targets"]][4 : len(ids) - 1]
+    assert written == ids[5:]
+
+
+def test_a_target(lens):
+    document = lens("hello", "--target", "x", "--json").json()
+    assert {target["text"] for target in document["targets"]} == {"x"}
+    assert document["target"] == "the token given"
+    after = lens("hello", "--target", "next", "--json").json()
+    assert [target["text"] for target in after["targets"]][:4] == ["e", "l", "l", "o"]
+    shown = lens("hello", "--target", "next").out.splitlines()
+    assert shown[3].split()[:5] == ["target", "e", "l", "l", "o"]
+    rank = after["rows"][0]["cells"][0]["target_rank"]
+    assert shown[5].split()[:2] == ["embed", str(rank)]
+    assert "rank of the next token of the text" in "\n".join(shown)
+
+
+def test_targets_that_are_no_token(lens, path):
+    result = lens("hello", "--target", "xyz")
+    assert result.code == 2
+    assert "`--target xyz` is 3 tokens, not one: `x`, `y`, `z`" in result.err
+    tokenizer = load(path, dtype="float32").tokenizer
+    assert parse_target("'x'", tokenizer, 261) == parse_target("x", tokenizer, 261)
+    assert parse_target("output", tokenizer, 261) == "output"
+    with pytest.raises(UsageError, match="is 4 tokens, not one: `n`, `e`, `x`, `t`"):
+        parse_target("'next'", tokenizer, 261)
+    with pytest.raises(UsageError, match="is 0 tokens, not one"):
+        parse_target("", tokenizer, 261)
+    assert parse_target("7", None, 261) == 7
+    for text in ("261", "x", "-1"):
+        with pytest.raises(UsageError, match="no tokenizer, so it takes an id") as caught:
+            parse_target(text, None, 261)
+        assert caught.value.hint == "ids go from 0 to 260"
+
+
+def test_a_word_without_its_space_is_pointed_out():
+    class Spaced:
+        def encode(self, text, add_bos):
+            return [1] if text == " Paris" else [2, 3]
+
+        def token_text(self, id):
+            return "…"
+
+    with pytest.raises(UsageError) as caught:
+        parse_target("Paris", Spaced(), 9)
+    assert caught.value.hint.startswith('did you mean `--target " Paris"`?')
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--position", "9"), "`--position`: there is no 9, for there are 5 tokens"),
+        (("--position", "x"), "`--position` takes positions such as"),
+        (("--layer", "2"), "`--layer`: there is no 2, for there are 2 layers"),
+        (("-k", "0"), "`--top` must be between 1 and 1000, not `0`"),
+        (("--generate", "300"), "`--generate 300` does not fit"),
+        (("-o", "x.pdf"), "`-o x.pdf` does not end in .html, .png, .json or .csv"),
+    ],
+)
+def test_what_cannot_be_is_a_usage_error(argv, words, lens):
+    result = lens("hello", *argv)
+    assert result.code == 2
+    assert words in result.err
+    assert result.out == ""
+
+
+def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
+    result = lens("hello")
+    assert result.code == 1
+    assert "✗ not so: the last row is the model's output, in probability" in result.out
+    assert "it is not so that the last row is the model's output, in probability" in result.err
+    assert "worst at position " in result.err
+    document = lens("hello", "--json").json()
+    assert document["ok"] is False
+    assert document["checks"]["output"]["ok"] is False
+    assert document["checks"]["residual_stream"]["ok"] is True
+
+
+def test_nan_is_exit_7(lens, monkeypatch):
+    plain = Norm.__call__
+    monkeypatch.setattr(
+        Norm, "__call__",
+        lambda self, x: plain(self, x) * (math.nan if self.name == "blocks.1.ln2" else 1),
+    )  # fmt: skip
+    result = lens("hello")
+    assert result.code == 7
+    assert "`blocks.1.resid_post` is not finite at position 0" in result.err
+
+
+def test_files(lens, tmp_path):
+    shown = lens("hello", "--json").json()
+    for kind in ("json", "csv", "png", "html"):
+        result = lens("hello", "-o", str(tmp_path / f"out.{kind}"))
+        assert result.code == 0
+        assert result.err == f"note: wrote `{tmp_path / f'out.{kind}'}`\n"
+        assert "settled" in result.out
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert {**document, "environment": 0, "rows": 0} == {**shown, "environment": 0, "rows": 0}
+    assert len(document["rows"][0]["cells"]) == 5
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert len(lines) == 3 * 5 * 5
+    assert lines[0]["row"] == NAMES[0]
+    assert lines[-1]["token"] == shown["rows"][-1]["cells"][-1]["top"][-1]["text"]
+    png = (tmp_path / "out.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert min(struct.unpack(">II", png[16:24])) > 100
+    page = (tmp_path / "out.html").read_text()
+    assert page.startswith("<!")
+    assert "blocks.1.resid_post" in page
+
+
+def test_a_file_has_all_positions_whatever_the_screen(lens, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.output.Screen.of", narrow)
+    file = tmp_path / "out.json"
+    lens("a text that is longer than the screen", "-o", str(file))
+    assert len(json.loads(file.read_text())["positions"]) == 37
+
+
+def test_a_file_that_gets_too_large_is_refused_before_anything_runs(lens, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.files.FILE_CAP", 1000)
+    monkeypatch.setattr(llmcli.measure.lens, "measure_lens", pytest.fail)
+    result = lens("hello", "-o", str(tmp_path / "out.csv"))
+    assert result.code == 2
+    assert "would take about 9.52 KiB, more than 1000 B" in result.err
+    assert "choose fewer positions with `--position` or layers with `--layer`" in result.err
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(("kind", "least"), [("csv", 0.5), ("json", 0.4), ("html", 0.5)])
+def test_the_size_is_about_what_was_said(kind, least, lens, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        "llmcli.cli.lens_files.check_size", lambda file, size, **_: said.append(size)
+    )
+    lens("a text of some more letters", "--mid", "-o", str(tmp_path / f"out.{kind}"), "-k", "20")
+    size = (tmp_path / f"out.{kind}").stat().st_size
+    assert least < size / said[0] < 2
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_ids(cli, path, tmp_path):
+    from shutil import copytree
+
+    bare = copytree(path, tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    (bare / "tokenizer_config.json").unlink()
+    result = cli("lens", "-m", str(bare), "--ids", "9,8,7", "--target", "7")
+    assert result.code == 0
+    assert result.out.splitlines()[2].split() == ["token", "9", "8", "7"]
+    assert result.out.splitlines()[3].split() == ["target", "7", "7", "7"]
