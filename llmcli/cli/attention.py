@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.attention_files import Matrices, check_text_size, opened
+from llmcli.cli.attention_exports import Matrices, opened
+from llmcli.cli.attention_files import check_text_size
 from llmcli.cli.attention_options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention_run import Run
 from llmcli.cli.files import kind_of_file
@@ -116,7 +117,8 @@ def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, d
     planned = run.planned(kind)
     planned.check()
     with opened(planned) as export:
-        sinks = [sink.add for sink in (kept, export) if sink is not None and sink.whole]
+        sinks = [kept.add] if kept is not None else []
+        sinks += [export.add] if export.whole else []
 
         def add(layer: int, values_HTS: np.ndarray) -> None:
             for sink in sinks:

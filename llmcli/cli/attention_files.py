@@ -1,34 +1,33 @@
-"""The files of `llmcli attention`: written while the layers are computed, whole or not at all."""
+"""What a file of `llmcli attention` will hold, and how large it gets: known before the run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llmcli.cli.files import FILE_CAP, check_size, whole_file
-from llmcli.cli.output import write_document, write_file
+from llmcli.cli.files import check_size
 from llmcli.errors import UsageError
-from llmcli.reports.attention import AttentionReport, What
+from llmcli.reports.attention import What
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from llmcli.render.arrays import ArrayPlan, ArrayWriter
+    from llmcli.render.arrays import ArrayPlan
     from llmcli.render.palette import Kind
 
-# bytes of a number as text: with its nine digits, and a masked one
-DIGITS, ZERO = 14, 5
+ARRAYS = ("safetensors", "npz")
+# bytes of a number of a JSON document, with its nine digits, and of a masked one
+DIGITS, ZERO = 13.5, 5
 SMALLER = "name fewer layers and heads with --layer and --head"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What is going to be written: matrices of `heads[layer]` heads over `tokens` tokens at most.
+    """Matrices of `heads[layer]`, over `known` tokens (id, text) and up to `new` more.
 
-    `title` is the model's line, `name` the model. `drawn`: whether matrices are in the report.
+    `windows[layer]`: how many keys a query sees at most, None for all. `title` is the model's
+    line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the map that
+    is drawn else. `metrics`: how many each head has.
     """
 
     file: str
@@ -37,31 +36,67 @@ class Planned:
     title: str
     what: What
     heads: Mapping[int, tuple[int, ...]]
-    tokens: int
+    windows: Mapping[int, int | None]
+    known: Sequence[tuple[int, str]]
+    new: int
     drawn: bool
     scale: Kind | None
     metric: str
+    metrics: int
     force: bool
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that there will be."""
+        return len(self.known) + self.new
 
     def arrays(self) -> list[ArrayPlan]:
         """The arrays, one a layer."""
         from llmcli.render.arrays import ArrayPlan
 
+        shape = (self.tokens, self.tokens)
         return [
-            ArrayPlan(array_name(layer, self.what), "float32", (len(heads), *[self.tokens] * 2))
+            ArrayPlan(array_name(layer, self.what), "float32", (len(heads), *shape))
             for layer, heads in self.heads.items()
         ]
 
+    def metadata(self, tokens: Sequence[tuple[int, str]], *, ok: bool) -> dict[str, str]:
+        """What stands beside arrays: JSON of the ids and the texts of all `tokens`."""
+        heads = {str(layer): list(numbers) for layer, numbers in self.heads.items()}
+        return {
+            "schema": "llmcli.attention/1",
+            "model": self.name,
+            "what": self.what,
+            "ids": json.dumps([id for id, _ in tokens]),
+            "tokens": json.dumps([text for _, text in tokens]),
+            "prompt_tokens": str(len(self.known)),
+            "heads": json.dumps(heads),
+            "ok": json.dumps(ok),
+        }
+
+    def size(self) -> int:
+        """Bytes of the file, about."""
+        most = max(map(len, self.heads.values()))
+        windows = [self.windows[layer] for layer in self.heads]
+        if self.kind in ARRAYS:
+            from llmcli.render.arrays import array_file_size
+
+            return array_file_size(self.kind, self.arrays(), self.metadata(self.known, ok=True))
+        if self.kind == "csv":
+            from llmcli.render.attention_csv import csv_file_size
+
+            texts = [text for _, text in self.known]
+            new = [texts[at % len(texts)] for at in range(self.new)]
+            return csv_file_size([*texts, *new], windows, most)
+        if self.kind == "html":
+            from llmcli.render.page import page_size
+
+            return page_size(self.tokens, windows, most, self.metrics)
+        return 0 if self.kind == "png" else text_size(self.heads, self.tokens)
+
     def check(self) -> None:
         """Raises UsageError, or WriteFailed, where the file would be too large."""
-        from llmcli.render.arrays import array_file_size
-
-        size = 0
-        if self.kind in ("safetensors", "npz"):
-            size = array_file_size(self.kind, self.arrays(), {"": " " * 40 * self.tokens})
-        elif self.kind == "json":
-            size = text_size(sum(map(len, self.heads.values())), self.tokens)
-        check_size(self.file, size, force=self.force, smaller=SMALLER)
+        check_size(self.file, self.size(), force=self.force, smaller=SMALLER)
 
 
 def array_name(layer: int, what: What) -> str:
@@ -69,132 +104,21 @@ def array_name(layer: int, what: What) -> str:
     return f"blocks.{layer}.attn.{what}"
 
 
-def text_size(heads: int, tokens: int) -> int:
-    """Bytes of so many causal matrices as JSON, about: half of each is masked."""
-    return heads * (tokens * (tokens + 1) // 2 * DIGITS + tokens * (tokens - 1) // 2 * ZERO)
+def text_size(heads: Mapping[int, tuple[int, ...]], tokens: int) -> int:
+    """Bytes of causal matrices as JSON, about: half of each is masked."""
+    seen = tokens * (tokens + 1) // 2
+    each = seen * DIGITS + (tokens * tokens - seen) * ZERO
+    return round(sum(map(len, heads.values())) * each)
 
 
 def check_text_size(heads: Mapping[int, tuple[int, ...]], tokens: int, *, force: bool) -> None:
-    """Raises UsageError where the matrices in a JSON document would be too many."""
-    size = text_size(sum(map(len, heads.values())), tokens)
-    if size > FILE_CAP and not force:
-        from llmcli.render.stats import size as words
+    """Raises UsageError where the matrices in a document on stdout would be too many."""
+    from llmcli.cli.files import FILE_CAP
+    from llmcli.render.stats import size
 
+    found = text_size(heads, tokens)
+    if found > FILE_CAP and not force:
         raise UsageError(
-            f"the document would take about {words(size)}, more than {words(FILE_CAP)}",
+            f"the document would take about {size(found)}, more than {size(FILE_CAP)}",
             hint=f"{SMALLER}, write -o FILE.safetensors, or add --force",
         )
-
-
-class Export(Protocol):
-    """A file that is being written. `whole`: it needs whole matrices, through `add`."""
-
-    whole: bool
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        """All matrices of a layer, layer by layer in order."""
-
-    def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        """What is written at the end. `document`: the JSON document of the run."""
-
-
-@contextmanager
-def opened(planned: Planned) -> Iterator[Export]:
-    """The file, which is there once the block has ended well. Raises WriteFailed."""
-    if planned.kind in ("safetensors", "npz"):
-        with whole_file(planned.file) as file:
-            yield _Arrays(planned, file)
-    elif planned.kind == "json":
-        yield _Document(planned)
-    else:
-        yield _Picture(planned)
-
-
-class _Arrays:
-    whole = True
-
-    def __init__(self, planned: Planned, file: BinaryIO) -> None:
-        from llmcli.render.arrays import array_writer
-
-        self._planned = planned
-        room = {"": " " * 40 * planned.tokens}  # for the tokens, which are known at the end
-        self._writer: ArrayWriter = array_writer(planned.kind, file, planned.arrays(), room)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._writer.write(array_name(layer, self._planned.what), values_HTS)
-
-    def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        texts = {
-            "schema": document["schema"],
-            "model": self._planned.name,
-            "what": report.what,
-            "ids": json.dumps([id for id, _ in report.tokens]),
-            "tokens": json.dumps([text for _, text in report.tokens]),
-            "prompt_tokens": str(report.prompt_tokens),
-            "heads": json.dumps(
-                {str(layer): heads for layer, heads in self._planned.heads.items()}
-            ),
-            "ok": json.dumps(report.ok),
-        }
-        self._writer.finish(texts)
-
-
-@dataclass
-class Matrices:
-    """The matrices of a run by layer, kept for a document."""
-
-    what: What
-    whole = True
-    by_layer: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        """All matrices of a layer."""
-        self.by_layer[layer] = values_HTS.copy()
-
-    def into(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The document with each head's matrix in it, under the name of what it is."""
-        layers = [
-            layer | {"heads": [
-                head | {self.what: self.by_layer[layer["layer"]][at]}
-                for at, head in enumerate(layer["heads"])
-            ]}
-            for layer in document["layers"]
-        ]  # fmt: skip
-        return document | {"layers": layers}
-
-
-class _Document:
-    whole = True
-
-    def __init__(self, planned: Planned) -> None:
-        self._file, self._kept = planned.file, Matrices(planned.what)
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._kept.add(layer, values_HTS)
-
-    def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        write_document(self._file, self._kept.into(dict(document)))
-
-
-class _Picture:
-    whole = False
-
-    def __init__(self, planned: Planned) -> None:
-        self._planned = planned
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        raise AssertionError("a picture is made of the report")
-
-    def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        from llmcli.render.attention_png import attention_png
-        from llmcli.render.head_map_png import head_map_png
-
-        planned = self._planned
-        if planned.drawn:
-            kind = planned.scale or ("sqrt" if report.what == "pattern" else "linear")
-            image = attention_png(report, planned.title, kind=kind)
-        else:
-            image = head_map_png(
-                report, planned.metric, planned.title, kind=planned.scale or "linear"
-            )
-        write_file(planned.file, image)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.cli.attention_files import Planned
 from llmcli.cli.attention_options import MOST_DRAWN, HeadOptions, ViewOptions, metrics_named
+from llmcli.cli.looking import token_texts
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import UsageError
@@ -83,10 +84,13 @@ class Run:
             title=self.title,
             what=self.heads.what,
             heads=self.chosen,
-            tokens=self.tokens,
+            windows={at: self.model.config.layers[at].mixer.window for at in self.layers},
+            known=token_texts(self.model, self.ids),
+            new=self.new,
             drawn=self.drawn,
             scale=self.view.scale,
             metric=self.coloured_by,
+            metrics=len(self.metrics),
             force=self.view.force,
         )
 
