@@ -6,7 +6,7 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -26,21 +26,32 @@ CELLS = 1 << 23  # of a block: half a dozen tensors of that many float32 at a ti
 
 
 class Layer:
-    """What is found out of one layer; `most` is the most tokens that there will be."""
+    """What is found out of one layer; `most` is the most tokens that there will be.
+
+    `advance(rows)` is told how many rows of how many heads, multiplied, are done.
+    """
 
     def __init__(
-        self, model: Model, number: int, wanted: Wanted, most: int, proof: Proof, pairs: TopPairs
+        self,
+        model: Model,
+        number: int,
+        wanted: Wanted,
+        most: int,
+        *,
+        proof: Proof,
+        pairs: TopPairs,
+        advance: Callable[[int], None],
     ) -> None:
         self.number = number
         self.config = config = model.config.layers[number].mixer
         self.group = config.heads // config.kv_heads
-        asked = range(config.heads) if wanted.heads is None else sorted(set(wanted.heads))
-        self.heads = [head for head in asked if head < config.heads]
+        self.heads = wanted.heads_of(config.heads)
         self._mixer = model.decoder.blocks[number].mixer
         self._w_o = model.decoder.slots[f"blocks.{number}.attn.W_o"]
         self._wanted = wanted
         self._proof = proof
         self._pairs = pairs
+        self._advance = advance
         wide = torch.promote_types(model.dtype, torch.float32)
         needed = {*wanted.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
@@ -72,13 +83,22 @@ class Layer:
                 for part in (q_HTd[heads], k_KSd[kv], v_KSe[kv], z_HTe[heads])
             )
             norms_HS = self._norms(v, heads) if self._weighs else None
-            most = self._wanted.block_rows or max(1, CELLS // (len(heads) * keys))
+            most = self._wanted.block_rows or self._block_rows(len(heads), keys)
             for begin in range(0, rows, most):
                 part = slice(begin, begin + most)
                 self._block(
                     at, first + begin, tokens, norms_HS,
                     q_Htd=q[:, part], k_KSd=k, v_KSe=v, z_Hte=z[:, part],
                 )  # fmt: skip
+                self._advance(len(heads) * len(q[0, part]))
+
+    def _block_rows(self, heads: int, keys: int) -> int:
+        """How many rows a block may have; under a window not so many that most is masked."""
+        window = self.config.window
+        if window is None:
+            return max(1, CELLS // (heads * keys))
+        width = 2 * (window + 32)  # of the block: its rows, and a window before the first
+        return max(1, min(width - window - 2, CELLS // (heads * min(keys, width))))
 
     @property
     def _weighs(self) -> bool:

@@ -71,6 +71,9 @@ class Look:
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
         self._caches: list[ViewCheck] = []
+        self._done = 0
+        counts = [len(wanted.heads_of(model.config.layers[i].mixer.heads)) for i in layers]
+        self._total = (len(ids) + generate) * sum(counts)
 
     def report(self, skipped: tuple[tuple[str, str], ...]) -> AttentionReport:
         """Runs the pass. `skipped`: metrics that were left out, with the reason."""
@@ -122,7 +125,6 @@ class Look:
 
     def _read_prompt(self, number: int, seen: Seen) -> None:
         prefix = f"blocks.{number}"
-        self._tell("looking at the heads", number)
         names = [*_named(prefix, (*_INTO_PRODUCT, "attn.z", _OUT), seen)]
         names += [f"{prefix}.{part}" for part in _PRODUCT[:2]]
         self._formulas.append(
@@ -146,8 +148,11 @@ class Look:
 
     def _layer(self, number: int) -> Layer:
         most = len(self._prompt) + self.generate
-        layer = Layer(self.model, number, self.wanted, most, self._proof, self._pairs)
-        return self._open.setdefault(number, layer)
+        layer = self._open[number] = Layer(
+            self.model, number, self.wanted, most,
+            proof=self._proof, pairs=self._pairs, advance=self._advance,
+        )  # fmt: skip
+        return layer
 
     def _finish(self, layer: Layer, tokens: int) -> None:
         del self._open[layer.number]
@@ -162,7 +167,6 @@ class Look:
         """The rows of the new tokens, from the keys and values in the cache."""
         self._tokens = Tokens(list(seen.ids), self.model.device)
         for number in self._numbers:
-            self._tell("looking at the new tokens", number)
             prefix = f"blocks.{number}"
             new = _joined(self._of_new.pop(number))
             prompt = self._of_prompt.pop(number)
@@ -177,9 +181,8 @@ class Look:
             q, z, first = new[query][0], new[mixed][0], seen.prompt_tokens
             if self._at_the_end:
                 q, z = torch.cat((prompt["q"], q), 1), torch.cat((prompt["z"], z), 1)
-                self._layer(number)
                 first = 0
-            layer = self._open[number]
+            layer = self._layer(number) if self._at_the_end else self._open[number]
             layer.add(first, self._tokens, q_HTd=q, k_KSd=k[0], v_KSe=v[0], z_HTe=z)
             self._finish(layer, len(seen.ids))
 
@@ -204,9 +207,10 @@ class Look:
         checks = (*self._proof.checks(), replace(formulas, words=words + some))
         return (*checks, worst(self._caches)) if self._caches else checks
 
-    def _tell(self, words: str, number: int) -> None:
+    def _advance(self, rows: int) -> None:
+        self._done += rows
         if self._progress is not None:
-            self._progress(words, self._numbers.index(number), len(self._numbers))
+            self._progress("looking at the heads", self._done, self._total)
 
 
 def _named(prefix: str, parts: Sequence[str], seen: Mapping[str, Tensor]) -> list[str]:

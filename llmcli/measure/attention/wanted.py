@@ -40,6 +40,11 @@ class Wanted:
     on_matrix: OnMatrix | None
     block_rows: int | None
 
+    def heads_of(self, count: int) -> list[int]:
+        """Which of a layer's `count` heads, in order."""
+        asked = range(count) if self.heads is None else sorted(set(self.heads))
+        return [head for head in asked if head < count]
+
     @property
     def whole(self) -> bool:
         """Whether whole matrices are made."""

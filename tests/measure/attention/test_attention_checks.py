@@ -19,8 +19,8 @@ from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
 
 
-def checked(model, *, generate=0, count=40):
-    report = measure_attention(model, ids_of(count), generate=generate)
+def checked(model, *, generate=0, count=40, rows=None):
+    report = measure_attention(model, ids_of(count), generate=generate, block_rows=rows)
     return {check.name: check for check in report.checks}
 
 
@@ -63,6 +63,7 @@ def test_a_window_of_one_key_more_or_less_or_none(model, window):
     assert not found["masks"].ok
     assert found["masks"].where.startswith("blocks.1.attn.pattern")
     assert "masks" in red(model, generate=2)
+    assert "masks" in red(model, rows=1), "a block reaches one key further than its rows"
 
 
 def test_a_window_where_there_is_none(model):

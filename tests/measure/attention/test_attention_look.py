@@ -210,6 +210,20 @@ def test_an_end_of_text_token_ends_the_rows():
     assert 1 <= metrics_of(report)[0]["effective_rank"] <= 13
 
 
+@pytest.mark.parametrize("generate", [0, 3])
+def test_progress_ends_with_all_rows_of_all_heads(generate):
+    told = []
+    measure_attention(
+        small("window"), ids_of(15), heads=[0, 2, 3], generate=generate, block_rows=4,
+        progress=lambda *said: told.append(said),
+    )  # fmt: skip
+    looked = [said[1:] for said in told if said[0] == "looking at the heads"]
+    total = (15 + generate) * 2 * 3
+    assert looked == sorted(looked)
+    assert looked[-1] == (total, total)
+    assert len(looked) > 8
+
+
 # innocence
 
 

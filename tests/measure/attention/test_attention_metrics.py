@@ -42,6 +42,25 @@ def test_in_blocks_as_by_definition(kind, rows, dtype):
             assert found == pytest.approx(expected, abs=NEAR[dtype], rel=NEAR[dtype], nan_ok=True)
 
 
+@pytest.mark.parametrize("cells", [1, 120, 700, 3000])
+@pytest.mark.parametrize("kind", ["mha", "gqa", "window", "window-1"])
+def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
+    """Whatever that is: no number depends on it."""
+    model, ids = small(kind), ids_of(75)
+    expected = measure_attention(model, ids)
+    sizes, make = [], Block.__init__
+    monkeypatch.setattr("llmcli.measure.attention.layer.CELLS", cells)
+    monkeypatch.setattr(
+        Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
+    )
+    report = measure_attention(model, ids)
+    assert report.ok, report.checks
+    assert max(sizes) <= max(cells, 4 * 77)  # a row of a key/value head's heads at least
+    for one, other in zip(report.layers, expected.layers, strict=True):
+        for head, same in zip(one.heads, other.heads, strict=True):
+            assert head.metrics == pytest.approx(same.metrics, abs=1e-10, nan_ok=True)
+
+
 @pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
 def test_weighted_is_the_same_of_what_is_moved(kind):
     model, ids = small(kind), ids_of(30)
