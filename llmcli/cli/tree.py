@@ -28,7 +28,9 @@ ENTRIES = {
     "attention": Entry(
         "llmcli.cli.attention", "What each head attends to: heatmaps, metrics, pairs.", "Look"
     ),
-    "lens": Entry("llmcli.cli.lens", "What every layer would say, were it the last.", "Look"),
+    "lens": Entry(
+        "llmcli.cli.lens", "Logit lens: the likeliest token after every layer.", "Look"
+    ),
     "dump": Entry(
         "llmcli.cli.dump", "Any activation by name: statistics, and all of it in a file.", "Look"
     ),
