@@ -1,0 +1,410 @@
+"""The shapes that are shown are those that ran: held against hooks of PyTorch's own dispatcher."""
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from llmcli.anatomy import activations
+from llmcli.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    HeadConfig,
+    LayerConfig,
+    MlpConfig,
+    ModelConfig,
+    NormConfig,
+    RopeConfig,
+)
+from llmcli.loading import load
+from llmcli.measure import ran, shapes
+from llmcli.measure.names import name_rows
+from llmcli.measure.ran import run_checks, sources_check
+from llmcli.measure.shapes import (
+    Asked,
+    Calls,
+    folded_check,
+    model_shapes,
+    stored_check,
+    stored_tensors,
+    symbols_check,
+)
+from llmcli.model import Model
+from llmcli.nn.attention import Attention
+from llmcli.nn.decoder import Decoder
+from llmcli.nn.norm import Norm
+from llmcli.nn.state import KVCache
+from llmcli.nn.step import Step
+from llmcli.weights import randomize
+
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
+RMS = NormConfig(kind="rms", eps=1e-5)
+
+
+def llama(layers=2, *, width=12, heads=4, kv_heads=2, tied=False, **mixer):
+    attention = AttentionConfig(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=4,
+        value_dim=4,
+        scale=0.5,
+        rope=RopeConfig(theta=1e4, dims=4),
+        **mixer,
+    )
+    mlp = MlpConfig(hidden=20, activation="silu", gated=True)
+    return ModelConfig(
+        family="any",
+        model_type="any",
+        vocab=50,
+        width=width,
+        context=64,
+        layers=(LayerConfig(mixer=attention, ffn=mlp, ln1=RMS, ln2=RMS),) * layers,
+        embedding=EmbeddingConfig(),
+        final_norm=RMS,
+        head=HeadConfig(tied=tied),
+    )
+
+
+norms = st.sampled_from([RMS, NormConfig(kind="layer", eps=1e-5, bias=True)])
+
+
+@st.composite
+def models(draw):
+    """Random models of one to three layers, each with its own heads, norms and window."""
+    layers = []
+    for _ in range(draw(st.integers(1, 3))):
+        kv_heads, size = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
+        attention = AttentionConfig(
+            heads=kv_heads * draw(st.integers(1, 3)),
+            kv_heads=kv_heads,
+            head_dim=size,
+            value_dim=draw(st.integers(1, 5)),
+            scale=0.5,
+            rope=draw(st.none() | st.just(RopeConfig(theta=100.0, dims=2))),
+            qk_norm=draw(st.none() | st.just(RMS)),
+            window=draw(st.none() | st.integers(1, 6)),
+            qkv_bias=draw(st.booleans()),
+            out_bias=draw(st.booleans()),
+        )
+        mlp = MlpConfig(
+            hidden=draw(st.integers(1, 9)),
+            activation=draw(st.sampled_from(["silu", "gelu_tanh", "relu"])),
+            gated=draw(st.booleans()),
+            bias=draw(st.booleans()),
+        )
+        layers.append(LayerConfig(mixer=attention, ffn=mlp, ln1=draw(norms), ln2=draw(norms)))
+    return replace(
+        llama(),
+        vocab=draw(st.integers(2, 20)),
+        width=draw(st.integers(1, 9)),
+        layers=tuple(layers),
+        embedding=EmbeddingConfig(positions=draw(st.none() | st.just(32))),
+        final_norm=draw(norms),
+        head=HeadConfig(tied=draw(st.booleans()), bias=draw(st.booleans())),
+    )
+
+
+def model_of(config, dtype="float32"):
+    decoder = Decoder(config, device="cpu", dtype=DTYPES[dtype])
+    randomize(decoder, 0)
+    return Model(
+        name="any",
+        config=config,
+        decoder=decoder,
+        tokenizer=None,
+        checkpoint=SimpleNamespace(path="."),
+        eos_ids=frozenset(),
+    )
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that an operation of PyTorch gave."""
+
+    shape: tuple
+    strides: tuple
+    dtype: str
+    storage: int
+    offset: int
+
+
+def made(tensor):
+    return Made(
+        tuple(tensor.shape),
+        tensor.stride(),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+    )
+
+
+class Hook(TorchDispatchMode):
+    """Sees what every operation gives; keeps it all, so that no storage is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.kept = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.seen.append(made(tensor))
+                self.kept.append(tensor)
+        return result
+
+
+calls = st.tuples(st.integers(1, 2), st.integers(1, 5), st.sampled_from(sorted(DTYPES)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(models(), calls)
+def test_every_row_is_what_an_independent_hook_saw(config, call):
+    """In both phases each tensor that is shown came, as it is described, from an operation."""
+    batch, tokens, dtype = call
+    model = model_of(config, dtype)
+    said = Calls(config=config, batch=batch, tokens=tokens, dtype=dtype)
+    report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+    state = model.decoder.new_state(batch, tokens + 1)
+    for phase, new in (("prefill", tokens), ("decode", 1)):
+        emitted = {}
+        with Hook() as hook:
+            ids = torch.zeros(batch, new, dtype=torch.long)
+            model.decoder(ids, state, tap=emitted.__setitem__)
+        rows = {
+            tensor.name: tensor
+            for tensor in report.tensors
+            if tensor.phase == phase and tensor.written and tensor.kind == "activation"
+        }
+        assert list(rows) == list(emitted)
+        came = set(hook.seen)
+        for name, tensor in rows.items():
+            what = made(emitted[name])
+            assert what in came, name
+            assert (tensor.shape, tensor.dtype) == (what.shape, what.dtype), name
+            assert tensor.bytes == emitted[name].numel() * emitted[name].element_size()
+
+
+@settings(max_examples=30, deadline=None)
+@given(models(), calls)
+def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
+    """Without a tap too each row, but for the norms' divisors, is among the results, in order."""
+    batch, tokens, dtype = call
+    model = model_of(config, dtype)
+    with Hook() as hook:
+        model.decoder(torch.zeros(batch, tokens, dtype=torch.long))
+    given = {"batch": batch, "tokens": tokens, "past": 0, "phase": "prefill", "dtype": dtype}
+    at = -1
+    places = {}
+    for number, tensor in enumerate(hook.seen):
+        places.setdefault((tensor.shape, tensor.dtype), []).append(number)
+    for spec in activations(config, **given):
+        if spec.name.endswith(".scale"):
+            continue  # computed for whoever looks: the fused norm has no such tensor
+        later = [n for n in places.get((spec.shape, spec.dtype), ()) if n >= at]
+        assert later, spec.name
+        at = at if spec.shares else later[0]  # views of one product may be made in any order
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(), calls)
+def test_all_checks_of_a_run_hold(config, call):
+    batch, tokens, dtype = call
+    checks = run_checks(model_of(config, dtype), [1] * tokens, batch)
+    assert [(check.name, check.where) for check in checks if not check.ok] == []
+    assert len({check.name for check in checks}) == len(checks) == 7
+
+
+def broken_heads(self, qk_BTNd):
+    q, k = qk_BTNd.transpose(1, 2).split_with_sizes([self.config.heads, self.config.kv_heads], 1)
+    return q.contiguous(), k.contiguous()
+
+
+def broken_write(self, cache, k, v):
+    Step.honest_write(self, cache, k, v + 1)
+
+
+def broken_norm(self, x, step):
+    out = self(x)
+    step.emit(f"{self.name}.scale", x.double().square().mean(-1, keepdim=True))
+    step.emit(f"{self.name}.out", out)
+    return out
+
+
+def fewer_keys(self, q, k, first):
+    return Attention.honest_rows(self, q, k[:, :, 1:], first)
+
+
+def larger_cache(cls, shape, key_size, value_size, *, device, dtype):
+    size = (shape[0], shape[1], shape[2] + 1)
+    return cls(
+        torch.zeros(*size, key_size, dtype=dtype), torch.zeros(*size, value_size, dtype=dtype)
+    )
+
+
+def cloned_v(model):
+    name = "blocks.1.attn.W_v"
+    model.decoder.slots[name] = model.decoder.slots[name].clone()
+
+
+def turned(model):
+    name = "blocks.0.attn.W_o"
+    model.decoder.slots[name] = model.decoder.slots[name].T[:, :3]
+
+
+FAULTS = {
+    "heads are copied": ("ran_memory", (Attention, "_heads", broken_heads)),
+    "a norm in another dtype": ("ran_dtypes", (Norm, "observed", broken_norm)),
+    "values are written changed": ("ran_copies", (Step, "write", broken_write)),
+    "scores lack a key": ("ran_derived", (Attention, "score_rows", fewer_keys)),
+    "a cache with one slot more": ("ran_cache", (KVCache, "zeros", classmethod(larger_cache))),
+    "a weight by itself": ("ran_parameters", cloned_v),
+    "a weight of another shape": ("ran_parameters", turned),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_model_turns_its_check_red(fault, monkeypatch):
+    expected, planted = FAULTS[fault]
+    model = model_of(llama())
+    if callable(planted):
+        planted(model)
+    else:
+        monkeypatch.setattr(Step, "honest_write", Step.write, raising=False)
+        monkeypatch.setattr(*planted)
+    checks = {check.name: check for check in run_checks(model, [1, 2, 3], 1)}
+    assert not checks[expected].ok
+    assert checks[expected].where
+
+
+SPEC_FAULTS = {
+    "shape": ("ran_shapes", "blocks.1.mlp.up", {"shape": (1, 3, 7)}),
+    "name": ("ran_shapes", "blocks.0.resid_mid", {"name": "blocks.0.resid_middle"}),
+    "dtype": ("ran_dtypes", "logits_raw", {"dtype": "bfloat16"}),
+    "a copy called a view": ("ran_memory", "blocks.1.resid_mid", {"shares": "embed"}),
+    "a view called a copy": ("ran_memory", "blocks.1.resid_pre", {"shares": None}),
+    "derived": ("ran_derived", "blocks.0.attn.result", {"shape": (1, 1, 12)}),
+}
+
+
+@pytest.mark.parametrize("fault", SPEC_FAULTS)
+def test_a_fault_in_the_specs_turns_its_check_red(fault, monkeypatch):
+    expected, name, change = SPEC_FAULTS[fault]
+    honest = Calls.activations
+
+    def lying(self, phase):
+        return tuple(
+            replace(spec, **change) if spec.name == name else spec for spec in honest(self, phase)
+        )
+
+    monkeypatch.setattr(Calls, "activations", lying)
+    checks = {check.name: check for check in run_checks(model_of(llama()), [1, 2, 3], 1)}
+    assert not checks[expected].ok
+    assert checks[expected].where.startswith(name.removesuffix("mid"))
+
+
+def test_wrong_letters_and_wrong_rows_are_seen():
+    said = Calls(config=llama(), batch=1, tokens=5, dtype="float32")
+    tensors = said.tensors(("prefill", "decode"))
+    rows = shapes.fold_kinds(tensors, said.config, lambda spec: None)
+    assert symbols_check(tensors, said).ok
+    assert folded_check(tensors, rows).ok
+
+    at = [item[0].name for item in tensors].index("blocks.1.attn.k_rot")
+    for change in ({"axes": ("B", "H", "T", "dh")}, {"shape": (1, 2, 5, 3)}):
+        wrong = list(tensors)
+        wrong[at] = tuple(replace(spec, **change) for spec in tensors[at])
+        assert symbols_check(wrong, said).where == "blocks.1.attn.k_rot"
+        assert folded_check(wrong, rows).where == "blocks.1.attn.k_rot"
+    assert not folded_check(tensors[:-1], rows).ok
+
+
+def test_equal_sizes_keep_their_own_letters():
+    """T = D = 12 and H = Hk: a shape is what its letters say, not what has the same size."""
+    said = Calls(config=llama(kv_heads=4), batch=12, tokens=12, dtype="float32")
+    report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+    rows = {row.name: row for row in report.rows}
+    assert rows["embed"].first.axes == ("B", "T", "D")
+    assert rows["embed"].first.shape == (12, 12, 12)
+    assert rows["blocks.{0-1}.attn.k"].first.axes == ("B", "Hk", "T", "dh")
+    assert all(check.ok for check in report.checks)
+
+
+def test_the_cache_grows_by_what_a_state_takes_more():
+    config = llama(layers=3, window=4)
+    said = Calls(config=config, batch=2, tokens=9, dtype="bfloat16")
+    growth = model_shapes(said, ("prefill",), Asked(), {}).growth
+    decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
+    sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
+    assert [growth.prefill, growth.decode] == sizes
+    assert growth.per_token == sizes[1] - sizes[0] == 3 * growth.per_layer[0]
+
+
+def test_what_is_asked_for_is_what_is_shown():
+    said = Calls(config=llama(layers=4), batch=1, tokens=3, dtype="float32")
+    asked = Asked(kinds=("activation",), layers=(1, 3), names=None)
+    report = model_shapes(said, ("decode",), asked, {})
+    assert {tensor.layer for tensor in report.tensors} == {1, 3}
+    assert {row.layers for row in report.rows} == {(1, 3)}
+    assert {tensor.phase for tensor in report.tensors} == {"decode"}
+    one = Asked(names=frozenset({"logits"}))
+    assert [row.name for row in model_shapes(said, ("prefill",), one, {}).rows] == ["logits"]
+
+
+def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
+    model = load("tiny", offline=True)
+    from llmcli.families import translate
+
+    config, rules = translate(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, rules, config)
+    assert all(check.ok for check in stored_check(model.checkpoint, rules, config))
+    assert all(check.ok for check in sources_check(model.ledger, stored))
+    other = stored | {"embed.W": replace(stored["embed.W"], source="somewhere.else")}
+    assert sources_check(model.ledger, other)[0].where == "embed.W"
+    wider = replace(config, width=config.width + 1)
+    (check,) = stored_check(model.checkpoint, rules, wider)
+    assert check.where == "embed.W"
+    total = sum(info.nbytes for info in model.checkpoint.tensors.values())
+    assert sum(item.bytes for item in stored.values()) == total
+
+
+def test_names_have_one_row_each_and_their_aliases():
+    said = Calls(config=llama(layers=12), batch=1, tokens=3, dtype="float32")
+    rows = {row.name: row for row in name_rows(said, Asked())}
+    row = rows["blocks.{0-11}.attn.pattern"]
+    assert "blocks.{i}.attn.hook_pattern" in row.aliases
+    assert "pattern{i}" in row.aliases
+    assert row.formula == "A = softmax(S)"
+    assert (row.axes, row.documents) == (("B", "H", "T", "S"), ("b", "h", "n", "n"))
+    assert "{i}" not in "".join(rows["embed"].aliases)
+
+
+def test_seventy_billion_parameters_take_well_under_a_second():
+    config = replace(llama(), vocab=128256, width=8192)
+    mixer = replace(config.layers[0].mixer, heads=64, kv_heads=8, head_dim=128, value_dim=128)
+    layer = replace(config.layers[0], mixer=mixer, ffn=replace(config.layers[0].ffn, hidden=28672))
+    config = replace(config, layers=(layer,) * 80)
+    best = 9.0
+    for _ in range(3):  # the machine may be busy
+        begin = time.perf_counter()
+        said = Calls(config=config, batch=1, tokens=8192, dtype="bfloat16")
+        report = model_shapes(said, ("prefill", "decode"), Asked(), {})
+        best = min(best, time.perf_counter() - begin)
+    assert report.parameters == 70_553_706_496
+    assert report.growth.per_token == 80 * 2 * 8 * 128 * 2
+    assert len(report.rows) < 50
+    assert best < 0.7
+
+
+def test_describing_imports_no_torch():
+    code = "import sys, llmcli.measure.shapes, llmcli.measure.names, llmcli.render.shapes\n"
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert "torch" in vars(ran)
