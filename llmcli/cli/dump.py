@@ -157,7 +157,8 @@ def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
     """
     names = Names(config, sources(config))
     found: set[str] = set()
-    for item in pattern.split(","):
+    items = pattern.split(",")
+    for item in items if all(map(str.strip, items)) else [pattern]:
         try:
             found |= set(names.select(item))
         except UsageError as error:

@@ -14,18 +14,18 @@ from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.reports.dump import DumpedTensor, DumpReport
 
-# the name and the shape stay whatever the width; those with the largest number go first
+# the name stays whatever the width; those with the largest number go first
 _COLUMNS = (
     Column("name", right=False),
-    Column("shape", right=False),
-    Column("axes", right=False, first_to_go=6),
-    Column("dtype", right=False, first_to_go=5),
-    Column("mean", first_to_go=1),
-    Column("std", first_to_go=2),
-    Column("min", first_to_go=4),
-    Column("max", first_to_go=4),
-    Column("norm", first_to_go=3),
-    Column("formula", right=False, first_to_go=7),
+    Column("shape", right=False, first_to_go=1),
+    Column("axes", right=False, first_to_go=7),
+    Column("dtype", right=False, first_to_go=6),
+    Column("mean", first_to_go=2),
+    Column("std", first_to_go=3),
+    Column("min", first_to_go=5),
+    Column("max", first_to_go=5),
+    Column("norm", first_to_go=4),
+    Column("formula", right=False, first_to_go=8),
 )
 _BAD_AT = 2  # behind the shape, where something is not finite
 
@@ -40,15 +40,15 @@ def render_dump(
         columns.insert(_BAD_AT, Column("NaN, ±∞"))
         for row, tensor in zip(rows, report.tensors, strict=True):
             row.insert(_BAD_AT, _count(tensor))
+    footer = [*_notes(report), *([render_checks(report.checks)] if report.checks else [])]
+    if report.not_finite:
+        footer.append(Text(f"{BAD} {one_line(report.not_finite)}", style=WRONG))
     return Group(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report, file)), FAINT),
         Text(""),
         Rows(columns, rows),
-        Text(""),
-        *_notes(report),
-        render_checks(report.checks),
-        *([Text(f"{BAD} {one_line(report.not_finite)}", style=WRONG)] if report.not_finite else []),
+        *([Text(""), *footer] if footer else []),
     )
 
 

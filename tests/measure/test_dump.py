@@ -117,7 +117,9 @@ def unwritten(model, seen):
     for i, layer in enumerate(model.config.layers):
         at, mixer = f"blocks.{i}.attn", layer.mixer
         q, k = (
-            next(seen[f"{at}.{x}{end}"] for end in ("_rot", "_norm", "") if f"{at}.{x}{end}" in seen)
+            next(
+                seen[f"{at}.{x}{end}"] for end in ("_rot", "_norm", "") if f"{at}.{x}{end}" in seen
+            )
             for x in "qk"
         )
         k = k.float().repeat_interleave(mixer.heads // mixer.kv_heads, 0)

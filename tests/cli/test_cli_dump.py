@@ -1,0 +1,239 @@
+"""`llmcli dump` as a shell sees it: the table, the document, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from cli_tiny import write_tiny
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+
+import llmcli.cli.files as files_module
+from llmcli.loading import load
+
+ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory):
+    return write_tiny(tmp_path_factory.mktemp("dump") / "m", weights=True)
+
+
+@pytest.fixture
+def dump(cli, weighted):
+    return lambda *argv: cli("dump", "-m", weighted, *argv)
+
+
+def emitted(path, ids, dtype):
+    seen = {}
+    model = load(str(path), dtype=dtype)
+    model.decoder(torch.tensor([ids]), tap=lambda name, one: seen.__setitem__(name, one[0]))
+    return seen
+
+
+def test_the_table_has_every_tensor_and_ends_with_its_check(dump):
+    result = dump("hello", "--name", "blocks.1.attn.*,logits", "--dtype", "float32")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[1] == "10 tensors · 5 tokens"
+    names = [line.split()[0] for line in lines[5:15]]
+    assert names[0] == "blocks.1.attn.q"
+    assert names[-1] == "logits"
+    assert "40 scores are −∞" in result.out
+    assert lines[-1].startswith("✓ 10 tensors are what the formula makes of the kernel's own")
+    assert not result.err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_safetensors_file_is_bit_for_bit_what_ran(dump, weighted, tmp_path, dtype):
+    path = tmp_path / "all.safetensors"
+    result = dump("hello", "--name", ALL, "-o", path, "--dtype", dtype, "--json")
+    assert result.code == 0
+    document = result.json()
+    arrays, seen = load_torch(path), emitted(weighted, document["prompt"]["ids"], dtype)
+    assert set(seen) < set(arrays)
+    for name, array in seen.items():
+        assert torch.equal(arrays[name], array), name
+        assert arrays[name].dtype == array.dtype
+    assert document["file"] == {"path": str(path), "bytes": path.stat().st_size}
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["schema"] == document["schema"] == "llmcli.dump/1"
+    assert metadata["prompt"] == "hello"
+    assert json.loads(metadata["ids"]) == document["prompt"]["ids"]
+    assert json.loads(metadata["tokens"]) == list("hello")
+    assert metadata["names"] == ALL
+
+
+def test_npz_and_safetensors_have_the_same(dump, tmp_path):
+    for ending in ("npz", "safetensors"):
+        name = ["--name", "blocks.*.resid_post,blocks.0.attn.pattern", "--dtype", "bfloat16"]
+        assert dump("hello", *name, "-o", tmp_path / f"a.{ending}").code == 0
+    one, other = np.load(tmp_path / "a.npz"), load_torch(tmp_path / "a.safetensors")
+    assert set(one.files) == {*other, "metadata"}
+    for name, array in other.items():
+        assert np.array_equal(one[name], array.float().numpy())
+    assert json.loads(str(one["metadata"]))["prompt"] == "hello"
+
+
+def test_the_document(dump):
+    document = dump("hello", "--name", "blocks.0.attn.scores,embed", "--json").json()
+    assert document["schema"] == "llmcli.dump/1"
+    assert [one["name"] for one in document["tensors"]] == ["embed", "blocks.0.attn.scores"]
+    scores = document["tensors"][1]
+    assert (scores["axes"], scores["shape"]) == (["H", "T", "S"], [4, 5, 5])
+    assert (scores["masked"], scores["nan"], scores["inf"]) == (40, 0, 0)
+    assert scores["min"] <= scores["mean"] <= scores["max"]
+    assert scores["std"] > 0
+    assert scores["norm"] > 0
+    assert scores["first_bad"] is None
+    assert document["checks"]["formulas"]["ok"] is True
+    assert (document["ok"], document["not_finite"], document["file"]) == (True, None, None)
+    assert [token["text"] for token in document["tokens"]] == list("hello")
+    assert document["environment"]["torch"]
+
+
+def test_generated_tokens_are_dumped_too(dump, tmp_path):
+    path = tmp_path / "a.safetensors"
+    names = "cache.*,blocks.0.attn.pattern,logits"
+    document = dump("hello", "--name", names, "--generate", "3", "-o", path, "--json").json()
+    new = len(document["tokens"]) - document["prompt_tokens"]
+    assert document["prompt_tokens"] == 5
+    assert 1 <= new <= 3
+    arrays = load_torch(path)
+    assert arrays["cache.1.k"].shape == (2, 5 + new, 8)
+    assert arrays["blocks.0.attn.pattern"].shape == (4, 5 + new, 5 + new)
+    logits = arrays["logits"]
+    assert len(logits) == new + 1
+    written = [token["id"] for token in document["tokens"][5:]]
+    assert logits[:-1].argmax(-1).tolist() == written, "greedy"
+    assert document["tensors"][-1]["first_token"] == 4
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["ids"])[5:] == written
+
+
+def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
+    path = tmp_path / "w.safetensors"
+    result = dump("--name", "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight", "-o", path)
+    assert result.code == 0
+    assert "tokens" not in result.out
+    arrays, stored = load_file(path), load_file(weighted / "model.safetensors")
+    assert set(arrays) == {"blocks.0.attn.W_k", "blocks.1.mlp.W_up"}
+    there = stored["model.layers.0.self_attn.k_proj.weight"]
+    ours = arrays["blocks.0.attn.W_k"]
+    assert ours.shape == there.T.shape
+    assert np.allclose(ours.astype(np.float32), there.T, rtol=1e-2)
+
+
+def test_an_activation_needs_one(dump):
+    result = dump("--name", "blocks.0.attn.W_k,embed")
+    assert result.code == 2
+    assert "there is no prompt" in result.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "`--name` is missing"),
+        (["--name", "blocks.0.attn.patern"], "did you mean `blocks.0.attn.pattern`?"),
+        (["--name", "pos_embed"], "this model has no `pos_embed`"),
+        (["--name", "blocks.7.*"], "its 2 blocks are"),
+        (["--name", "embed,,logits"], "`embed,,logits` has an empty name"),
+        (["--name", "embed", "-o", "x.csv"], "does not end in .safetensors or .npz"),
+        (["--name", "embed", "--generate", "500"], "does not fit"),
+    ],
+)
+def test_what_cannot_be(dump, argv, said):
+    result = dump("hello", *argv)
+    assert result.code == 2
+    assert said in result.err
+    assert not result.out
+
+
+def test_a_pipe_is_the_prompt(dump, monkeypatch, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("hello\n")
+    with path.open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert "5 tokens" in dump("--name", "embed").out
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_begun(dump, tmp_path, monkeypatch):
+    monkeypatch.setattr(files_module, "FILE_CAP", 1000)
+    path = tmp_path / "a.npz"
+    result = dump("hello", "--name", "logits", "-o", path)
+    assert result.code == 2
+    assert "--force" in result.err
+    assert not list(tmp_path.iterdir())
+    assert dump("hello", "--name", "logits", "-o", path, "--force").code == 0
+    assert path.exists()
+
+
+def test_a_file_has_about_the_size_that_was_said(dump, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("llmcli.cli.dump.check_size", lambda path, size, **_: said.append(size))
+    for ending in ("safetensors", "npz"):
+        path = tmp_path / f"a.{ending}"
+        dump("hello world", "--name", ALL, "-o", path, "--generate", "4")
+        assert path.stat().st_size == pytest.approx(said.pop(), rel=0.1)
+
+
+@pytest.fixture
+def sick(tmp_path):
+    """A model with a NaN in the middle."""
+    folder = write_tiny(tmp_path / "sick", weights=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("generate", ["0", "2"])
+def test_a_nan_exits_7_and_what_there_is_is_written(cli, sick, tmp_path, generate):
+    path = tmp_path / "a.safetensors"
+    argv = ["dump", "-m", sick, "hello", "--name", "blocks.*", "-o", path, "--generate", generate]
+    result = cli(*argv, "--dtype", "float32")
+    assert result.code == 7
+    assert "error: `blocks.1.mlp.up[0,7]` is not a number" in result.err
+    assert "✗ `blocks.1.mlp.up[0,7]` is not a number" in result.out
+    arrays = load_file(path)
+    assert np.isnan(arrays["blocks.1.mlp.up"][:, 7]).all()
+    assert np.isfinite(arrays["blocks.1.ln2.out"]).all()
+    assert "blocks.1.resid_post" in arrays
+    document = cli(*argv, "--json").json()  # one document, and no other
+    assert document["not_finite"] == "`blocks.1.mlp.up[0,7]` is not a number"
+    assert document["ok"] is False
+    bad = next(one for one in document["tensors"] if one["nan"])
+    assert (bad["name"], bad["first_bad"]) == ("blocks.1.mlp.up", [0, 7])
+
+
+def test_a_formula_that_does_not_hold_exits_1(dump, monkeypatch):
+    import llmcli.nn.block as block
+
+    def faulty(self, x, cache, step):
+        step.emit(f"{self.name}.resid_pre", x)
+        out = x * 1.01
+        step.emit(f"{self.name}.attn_out", x)
+        step.emit(f"{self.name}.resid_mid", out)
+        return out
+
+    monkeypatch.setattr(block.Block, "__call__", faulty)
+    result = dump("hello", "--name", "blocks.*.resid_mid", "--dtype", "float32")
+    assert result.code == 1
+    assert "error: it is not so that 2 tensors are what the formula makes" in result.err
+    assert "✗ not so" in result.out
+    assert "blocks.0.resid_mid[" in result.err
+    assert dump("hello", "--name", "blocks.*.resid_mid", "--no-check").code == 0
+    document = dump("hello", "--name", "blocks.*.resid_mid", "--json").json()
+    assert document["checks"]["formulas"]["ok"] is False
+
+
+def test_the_real_tiny_model_by_the_names_of_others(cli):
+    result = cli("dump", "-m", "tiny", "And God said", "--name", "pattern3,blocks.0.hook_resid_pre")
+    assert result.code == 0
+    rows = [line.split()[0] for line in result.out.splitlines() if line.startswith("blocks")]
+    assert rows == ["blocks.0.resid_pre", "blocks.3.attn.pattern"]
