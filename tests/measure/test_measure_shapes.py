@@ -274,10 +274,11 @@ FAULTS = {
 def test_a_fault_in_the_model_turns_its_check_red(fault, monkeypatch):
     expected, planted = FAULTS[fault]
     model = model_of(llama())
+    monkeypatch.setattr(Step, "honest_write", Step.write, raising=False)
+    monkeypatch.setattr(Attention, "honest_rows", Attention.score_rows, raising=False)
     if callable(planted):
         planted(model)
     else:
-        monkeypatch.setattr(Step, "honest_write", Step.write, raising=False)
         monkeypatch.setattr(*planted)
     checks = {check.name: check for check in run_checks(model, [1, 2, 3], 1)}
     assert not checks[expected].ok
