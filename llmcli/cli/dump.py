@@ -36,16 +36,14 @@ FILES = ("safetensors", "npz")
 SMALLER = "name fewer tensors with --name"
 
 EPILOG = """
-Names are those of `llmcli shapes --names`, with a block's number, a range of them (0-3), -1 for the
-last or * for all; several are separated by commas. Those of a parameter need no prompt:
-
-  blocks.*.resid_post    blocks.-1.attn.pattern    cache.0.k,cache.0.v    blocks.0.attn.W_q
+Names are those of `llmcli shapes --names`, with a block's number, a range of them (0-3), -1 for
+the last or * for all; several are separated by commas. A parameter needs no prompt.
 
 Examples:
 
   llmcli dump "And God said" --name "blocks.*.resid_post"
-  llmcli dump "And God said" --name "blocks.3.attn.*,logits" -o block3.safetensors
-  llmcli dump "And God said" --name "cache.*" --generate 8 -o cache.npz
+  llmcli dump "Once upon" --name "blocks.0-3.attn.*" -o a.safetensors
+  llmcli dump "Once upon" --name "cache.*" --generate 8 -o cache.npz
   llmcli dump --name embed.W -m tiny
 """
 
