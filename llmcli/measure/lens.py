@@ -73,7 +73,7 @@ def measure_lens(
     chosen = span(total)
     kept = range(total) if generate else chosen  # an end of text would move what counts from it
     _need(model, len(names), len(kept))
-    stream, agreement = Stream(names, kept), Agreement(model.dtype)
+    stream, agreement = Stream(names, kept), Agreement(model.dtype, model.device)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
         if name == "logits":  # of the call's last token

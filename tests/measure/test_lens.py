@@ -24,6 +24,7 @@ from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
+CPU = torch.device("cpu")
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -397,13 +398,13 @@ def test_logits_that_are_off_by_at_most_e_are_within_what_is_allowed(logits, sha
     own = torch.tensor([logits], dtype=torch.float64)
     off = share * torch.finfo(torch.bfloat16).eps * float(own.abs().max())
     noise = torch.tensor([[random.choice((-off, off)) for _ in logits]], dtype=torch.float64)
-    agreement = Agreement(torch.bfloat16)
+    agreement = Agreement(torch.bfloat16, CPU)
     agreement.add([0], own + noise, own)
     assert all(check.ok for check in agreement.checks()), agreement.checks()
 
 
 def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
-    agreement = Agreement(torch.float32)
+    agreement = Agreement(torch.float32, CPU)
     own = torch.zeros(3, 4, dtype=torch.float64)
     own[:, 0] = 1.0
     ours = own.clone()
