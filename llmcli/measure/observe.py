@@ -85,14 +85,9 @@ def _generated(
         "use a shorter prompt or a smaller --generate",
     )
     picker = Picker(
-        sampling,
-        [ids],
-        samples=1,
-        vocab=model.config.vocab,
-        device=model.device,
-        logprobs=None,
-        limit=generate,
-    )
+        sampling, [ids], samples=1, vocab=model.config.vocab, device=model.device,
+        logprobs=None, limit=generate,
+    )  # fmt: skip
     state = model.decoder.new_state(1, capacity)
     _tell(progress, "reading the prompt", 0, len(ids))
     logits_BV = model.decoder(one, state, tap=partial(watch, 0), logits="last")[:, 0]
@@ -106,9 +101,7 @@ def _generated(
         logits_BV = model.decoder(ids_B[:, None], state, tap=tap, logits="last")[:, 0]
         if every[-1] in model.eos_ids:
             break
-    return Observed(
-        ids=tuple(every), prompt_tokens=len(ids), state=state, logits_V=logits_BV[0]
-    )
+    return Observed(ids=tuple(every), prompt_tokens=len(ids), state=state, logits_V=logits_BV[0])
 
 
 def _tell(progress: Progress | None, words: str, done: int, total: int | None) -> None:

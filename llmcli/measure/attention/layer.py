@@ -181,11 +181,11 @@ class Layer:
         size = self.config.value_dim
         norms = []
         for i, head in enumerate(heads):
-            w_eD = self._w_o.t()[head * size : (head + 1) * size].to("cpu", torch.float64)
-            v_Se = v_KSe[i * len(v_KSe) // len(heads)].to("cpu", torch.float64)
+            w_eD = self._w_o.t()[head * size : (head + 1) * size].cpu().double()
+            v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
             squares_S = (v_Se @ (w_eD @ w_eD.t()) * v_Se).sum(-1)
             norms.append(squares_S.clamp_min(0).sqrt())
-        return torch.stack(norms).to(v_KSe.device, v_KSe.dtype)
+        return torch.stack(norms).to(v_KSe.dtype).to(v_KSe.device)
 
     def finish(self, tokens: int) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
         """The report of the layer, its matrices, and how many rows each metric counts.

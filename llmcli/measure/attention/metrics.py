@@ -171,7 +171,7 @@ class RowMeans:
         """The rows of `block`, whose heads stand at `heads` among ours."""
         if not self.names:
             return
-        rows_MHt = torch.stack([ROWS[name](block) for name in self.names]).to("cpu", torch.float64)
+        rows_MHt = torch.stack([ROWS[name](block) for name in self.names]).cpu().double()
         self._sums[:, heads] += rows_MHt.nansum(-1)
         self._counts[:, heads] += (~rows_MHt.isnan()).sum(-1)
 
@@ -188,7 +188,7 @@ class RowMeans:
 
 def effective_rank(a_HTS: Tensor) -> list[float]:
     """`exp` of the entropy of the normalized singular values of every head's matrix."""
-    sigma_Hk = torch.linalg.svdvals(a_HTS.to("cpu", torch.float64))
+    sigma_Hk = torch.linalg.svdvals(a_HTS.cpu().double())
     p_Hk = sigma_Hk / sigma_Hk.sum(-1, keepdim=True)
     ranks: list[float] = torch.special.entr(p_Hk).sum(-1).exp().tolist()
     return ranks

@@ -42,14 +42,11 @@ def measure_attention(
     The forward pass runs once and is the usual one; nothing `[T, T]` is kept but for `on_matrix`,
     one layer at a time, and `effective_rank`. Raises OutOfMemory, and NotFinite for NaN.
     """
-    most = len(ids) + generate
-    asked = tuple(metric.name for metric in METRICS if metric.name in metrics)
-    reason = f"it needs whole matrices: up to {MOST_RANKED} tokens, and there are {most}"
-    skipped = ((RANK, reason),) if RANK in asked and most > MOST_RANKED else ()
+    names, skipped = _possible(metrics, len(ids) + generate)
     wanted = Wanted(
         heads=None if heads is None else tuple(heads),
         what=what,
-        metrics=tuple(name for name in asked if name not in dict(skipped)),
+        metrics=names,
         matrices=matrices,
         pairs=pairs,
         pairs_by=pairs_by,
@@ -61,3 +58,14 @@ def measure_attention(
     chosen = range(len(model.config.layers)) if layers is None else sorted(set(layers))
     look = Look(model, ids, chosen, wanted, generate=generate, progress=progress)
     return look.report(skipped)
+
+
+def _possible(
+    metrics: Sequence[str], tokens: int
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Those of `metrics` that are computed, in their own order, and the others with the reason."""
+    asked = tuple(metric.name for metric in METRICS if metric.name in metrics)
+    if RANK not in asked or tokens <= MOST_RANKED:
+        return asked, ()
+    reason = f"it needs whole matrices: up to {MOST_RANKED} tokens, and there are {tokens}"
+    return tuple(name for name in asked if name != RANK), ((RANK, reason),)
