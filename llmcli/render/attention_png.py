@@ -122,7 +122,8 @@ def _panel(report: AttentionReport) -> _Panel:
     room = (WIDE - 2 * MARGIN - 120) // across - GAP
     named = len(report.matrices) > 1
     size = SMALL if across == 1 else LEAST
-    labels = [fitted(label(*token), size, LONGEST) for token in report.tokens]
+    longest = LONGEST if across == 1 else LONGEST // 2
+    labels = [fitted(label(*token), size, longest) for token in report.tokens]
     used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
     left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
     most = 64 if across == 1 else 44

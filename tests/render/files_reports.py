@@ -60,7 +60,8 @@ def attention_report(layers=2, heads=4, tokens=12, *, generated=2, check=GOOD, m
     """Heads in pairs that share keys; head (1, 2) has the label, (0, 1) a metric without rows."""
 
     def head(layer, number):
-        before = float("nan") if (layer, number) == (0, 1) else (layer + 1) / (number + 2) / 3
+        place = (1 + layer * heads + number) / (layers * heads)
+        before = float("nan") if (layer, number) == (0, 1) else place
         return HeadReport(
             head=number,
             kv_head=number // 2,
