@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, Range
-from llmcli.cli.progress import Progress
-from llmcli.cli.running import open_checkpoint_of
-from llmcli.errors import CheckFailed, NetworkError, UsageError
+from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints import Checkpoint
-    from llmcli.reports.info import Device, InfoReport, ModelFacts
+    from llmcli.reports.info import InfoReport, ModelFacts
 
 EPILOG = """
 Examples:
@@ -75,8 +71,8 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     from llmcli.measure.info import measure_info
     from llmcli.measure.memory import machine_devices
 
-    devices = _chosen(model.device, machine_devices())
-    with _opened(model, out) as (checkpoint, place):
+    devices = chosen_devices(model.device, machine_devices())
+    with opened_headers(model, out) as (checkpoint, place):
         report = measure_info(
             checkpoint,
             devices,
@@ -97,27 +93,6 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     _require_checks(report)
 
 
-@contextmanager
-def _opened(model: ModelOptions, out: Output) -> Iterator[tuple[Checkpoint, str]]:
-    """The checkpoint and where it is; for one on the hub that is not here, its headers alone."""
-    try:
-        checkpoint = open_checkpoint_of(model, out)
-    except NetworkError:
-        from llmcli.checkpoints import open_checkpoint
-        from llmcli.checkpoints.catalog import offline_from_environment
-        from llmcli.checkpoints.headers import fetched_headers, on_the_hub
-        from llmcli.checkpoints.locate import default_model
-
-        spec = model.model or default_model()
-        found = on_the_hub(spec, model.revision)
-        if found is None or model.offline or offline_from_environment():
-            raise
-        with Progress(out) as progress, fetched_headers(found, progress=progress) as (path, commit):
-            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
-        return
-    yield checkpoint, str(checkpoint.path)
-
-
 def _families(out: Output) -> None:
     from llmcli.measure.info import supported_families
 
@@ -128,21 +103,6 @@ def _families(out: Output) -> None:
     from llmcli.render.info import render_families
 
     out.show(render_families(families))
-
-
-def _chosen(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The devices to compare with, the one that a run would use first.
-
-    Raises UsageError for a device that is not there.
-    """
-    if name == "auto":
-        return tuple(sorted(devices, key=lambda device: not device.usable))
-    asked = "cuda:0" if name == "cuda" else name
-    found = tuple(device for device in devices if device.device == asked)
-    if not found:
-        there = ", ".join(device.device for device in devices)
-        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
-    return found
 
 
 def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) -> None:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.params import LARGEST, Range
-from llmcli.cli.running import KERNELS, load_model, open_checkpoint_of
+from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.shapes_document import shapes_document, stored_tensor
+from llmcli.cli.shapes_options import TOKENS, CallOptions, ChoiceOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports.checks import ViewCheck, checks_document
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.spec import Kind, Phase
     from llmcli.checkpoints import Checkpoint
-    from llmcli.config import ModelConfig
     from llmcli.measure.shapes import Asked, Calls
-    from llmcli.reports.shapes import ShapesReport, ShapeTensor, Stored
+    from llmcli.reports.shapes import ShapesReport
 
-SHAPES = "Shapes"
-TOKENS = 12  # of the prompt that shapes are written out for where none is given
 EPILOG = """
 Letters, and what the papers call the same:
 
@@ -41,101 +34,6 @@ Examples:
   llmcli shapes --names -m tiny
   llmcli shapes --params -m model.safetensors
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallOptions:
-    """Which calls of the model the numbers are for."""
-
-    phase: Annotated[
-        Literal["prefill", "decode", "both"],
-        typer.Option(
-            "--phase",
-            metavar="PHASE",
-            rich_help_panel=SHAPES,
-            help="Reading the prompt (prefill), one step after it (decode), or both.",
-        ),
-    ] = "both"
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", metavar="B", rich_help_panel=SHAPES, help="Sequences side by side."
-        ),
-        Range(1, LARGEST),
-    ] = 1
-    tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens",
-            metavar="T",
-            rich_help_panel=SHAPES,
-            help=f"Tokens of the prompt. [default: those of PROMPT, else {TOKENS}]",
-        ),
-        Range(1, LARGEST),
-    ] = None
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Those that are shown."""
-        return ("prefill", "decode") if self.phase == "both" else (self.phase,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceOptions:
-    """Which tensors, and what is said of them."""
-
-    params: Annotated[
-        bool, typer.Option("--params", rich_help_panel=SHAPES, help="Parameters only.")
-    ] = False
-    activations: Annotated[
-        bool,
-        typer.Option(
-            "--activations", rich_help_panel=SHAPES, help="Activations and the cache only."
-        ),
-    ] = False
-    layer: Annotated[
-        str | None,
-        typer.Option(
-            "--layer",
-            metavar="0,3-5",
-            rich_help_panel=SHAPES,
-            help="These layers only; -1 is the last.",
-        ),
-    ] = None
-    filter: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            metavar="GLOB",
-            rich_help_panel=SHAPES,
-            help="Names only that match: blocks.*.attn.q, blocks.0-3.*, others' names too.",
-        ),
-    ] = None
-    names: Annotated[
-        bool,
-        typer.Option(
-            "--names",
-            rich_help_panel=SHAPES,
-            help="What each tensor is, its formula, and what others call it.",
-        ),
-    ] = False
-
-    def asked(self, config: ModelConfig) -> Asked:
-        """What of that model is shown; UsageError for layers and names that are not there."""
-        from llmcli.anatomy.names import select
-        from llmcli.cli.looking import parse_numbers
-        from llmcli.families.sources import sources
-        from llmcli.measure.shapes import Asked
-
-        kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
-        if self.params != self.activations:
-            kinds = kinds[:1] if self.params else kinds[1:]
-        layers = names = None
-        if self.layer is not None:
-            layers = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
-        if self.filter is not None:
-            found = select(self.filter, config, kinds=kinds, sources=sources(config))
-            names = frozenset(found)
-        return Asked(kinds=kinds, layers=layers, names=names)
 
 
 def command(
@@ -158,101 +56,100 @@ def command(
     if given and choice.names:
         raise UsageError("`--names` goes without a prompt: names are the same for all")
     if given:
-        calls, checkpoint, about, checks = _run(prompt, call, model, out)
+        _show_run(prompt, call, choice, model, out)
     else:
-        checkpoint = open_checkpoint_of(model, out)
+        _show_headers(call, choice, model, out)
+
+
+def _show_headers(
+    call: CallOptions, choice: ChoiceOptions, options: ModelOptions, out: Output
+) -> None:
+    """What the configuration and the headers of the files say."""
+    from llmcli.families import translate
+    from llmcli.measure.memory import auto_dtype, cpu, machine_devices
+    from llmcli.measure.shapes import Calls, model_shapes, stored_check, stored_tensors
+
+    # a driver is asked for its GPUs only where one may be meant
+    devices = (cpu(),) if options.device == "cpu" else machine_devices()
+    device = chosen_devices(options.device, devices)[0]
+    with opened_headers(options, out) as (checkpoint, place):
         if checkpoint.config is None and choice.params:
             _show_stored(checkpoint, out)
             return
-        calls, about, checks = _described(checkpoint, call, model)
-    asked = choice.asked(calls.config)
-    if choice.names:
-        _show_names(calls, asked, about, out)
-        return
-    _show(_report(calls, call, asked, checkpoint, checks, ran=given), about, out)
+        config, rules = translate(checkpoint)
+        formats = {info.format for info in checkpoint.tensors.values()}
+        dtype = auto_dtype(device, formats) if options.dtype == "auto" else options.dtype
+        calls = Calls(config=config, batch=call.batch, tokens=call.tokens or TOKENS, dtype=dtype)
+        _check_positions(calls)
+        asked = choice.asked(config)
+        about = _about(calls, checkpoint.name, place, formats, device.device)
+        if choice.names:
+            _show_names(calls, asked, about, out)
+            return
+        stored = stored_tensors(checkpoint, rules, config)
+        checks = stored_check(checkpoint, rules, config)
+        _show(model_shapes(calls, call.phases(), asked, stored, checks), about, out)
 
 
-def _described(
-    checkpoint: Checkpoint, call: CallOptions, options: ModelOptions
-) -> tuple[Calls, dict[str, Any], tuple[ViewCheck, ...]]:
-    """The calls as the headers describe them, and the check that the headers agree."""
-    from llmcli.families import translate
-    from llmcli.measure.memory import auto_dtype
-    from llmcli.measure.shapes import Calls, stored_check
-
-    options.check()
-    config, rules = translate(checkpoint)
-    formats = {info.format for info in checkpoint.tensors.values()}
-    device = _device(options.device)
-    dtype = auto_dtype(device, formats) if options.dtype == "auto" else options.dtype
-    calls = Calls(config=config, batch=call.batch, tokens=call.tokens or TOKENS, dtype=dtype)
-    _check_positions(calls)
-    about = {
-        "name": checkpoint.name,
-        "path": checkpoint.path,
-        "family": config.family,
-        "model_type": config.model_type,
-        "parameters": sum(spec.count for spec in calls.parameters()),
-        "context": config.context,
+def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) -> dict[str, Any]:
+    """The `model` object of the document, as far as headers tell."""
+    weights = calls.parameters()
+    return {
+        "name": name,
+        "path": place,
+        "family": calls.config.family,
+        "model_type": calls.config.model_type,
+        "parameters": sum(spec.count for spec in weights),
+        "context": calls.config.context,
         "stored_formats": sorted(formats),
-        "weight_format": dtype,
-        "activation_format": dtype,
-        "weight_bytes": sum(spec.bytes or 0 for spec in calls.parameters()),
-        "device": device.device,
+        "weight_format": calls.dtype,
+        "activation_format": calls.dtype,
+        "weight_bytes": sum(spec.bytes or 0 for spec in weights),
+        "device": device,
         "random_weights_seed": None,
     }
-    return calls, about, stored_check(checkpoint, rules, config)
 
 
-def _run(
-    prompt: GivenPromptOptions, call: CallOptions, options: ModelOptions, out: Output
-) -> tuple[Calls, Checkpoint, dict[str, Any], tuple[ViewCheck, ...]]:
-    """The same from a loaded model that has read the prompt and taken one step more."""
+def _show_run(
+    prompt: GivenPromptOptions,
+    call: CallOptions,
+    choice: ChoiceOptions,
+    options: ModelOptions,
+    out: Output,
+) -> None:
+    """The same of a loaded model that has read the prompt and taken one step more."""
     from llmcli.cli.encoding import ChatOptions, check_fits, encode
     from llmcli.cli.prompts import read_prompt
+    from llmcli.families import translate
+    from llmcli.measure.shapes import Calls, model_shapes, stored_tensors
 
     given = read_prompt(prompt)
-    loaded = load_model(options, out, text=given.ids is None).model
-    encoded = encode(given, ChatOptions(raw=True), loaded)
-    room = options.context_length or loaded.config.context
-    list(check_fits([encoded], 1, room, largest=loaded.config.embedding.positions))
-    ids = encoded.ids
+    model = load_model(options, out, text=given.ids is None).model
+    config = model.config
+    asked = choice.asked(config)
+    encoded = encode(given, ChatOptions(raw=True), model)
+    room = options.context_length or config.context
+    list(check_fits([encoded], 1, room, largest=config.embedding.positions))
 
-    from llmcli.families import translate
     from llmcli.measure.ran import run_checks, sources_check
-    from llmcli.measure.shapes import Calls, stored_tensors
     from llmcli.model import dtype_name
 
-    dtype = dtype_name(loaded.dtype)
-    calls = Calls(config=loaded.config, batch=call.batch, tokens=len(ids), dtype=dtype)
+    dtype = dtype_name(model.dtype)
+    calls = Calls(config=config, batch=call.batch, tokens=len(encoded.ids), dtype=dtype)
     _check_positions(calls)
-    _, rules = translate(loaded.checkpoint)
-    stored = stored_tensors(loaded.checkpoint, rules, loaded.config)
-    checks = (*run_checks(loaded, ids, call.batch), *sources_check(loaded.ledger, stored))
-    return calls, loaded.checkpoint, loaded.describe(), checks
-
-
-def _report(
-    calls: Calls,
-    call: CallOptions,
-    asked: Asked,
-    checkpoint: Checkpoint,
-    checks: Iterable[ViewCheck],
-    *,
-    ran: bool,
-) -> ShapesReport:
-    from llmcli.families import translate
-    from llmcli.measure.shapes import model_shapes, stored_tensors
-
-    _, rules = translate(checkpoint)
-    stored = stored_tensors(checkpoint, rules, calls.config)
-    return model_shapes(calls, call.phases(), asked, stored, checks, ran=ran)
+    stored = stored_tensors(model.checkpoint, translate(model.checkpoint)[1], config)
+    checks = (
+        *run_checks(model, encoded.ids, call.batch),
+        *sources_check(model.ledger, stored),
+    )
+    report = model_shapes(calls, call.phases(), asked, stored, checks, ran=True)
+    _show(report, model.describe(), out)
 
 
 def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
     if out.json:
         machine = environment(kernels=KERNELS if report.ran else ())
-        out.document(_body(report), model=about, environment=machine)
+        out.document(shapes_document(report), model=about, environment=machine)
     else:
         from llmcli.render.shapes import render_shapes
         from llmcli.render.stats import model_line
@@ -292,7 +189,7 @@ def _show_stored(checkpoint: Checkpoint, out: Output) -> None:
             "weight_format": None,
             "activation_format": None,
         }
-        body = {"tensors": [_file_tensor(tensor) for tensor in tensors], "checks": {}}
+        body = {"tensors": [stored_tensor(tensor) for tensor in tensors], "checks": {}}
         out.document(body, model=about, environment=environment())
         return
     from llmcli.render.shapes import render_stored
@@ -310,70 +207,3 @@ def _check_positions(calls: Calls) -> None:
             "the model has learned",
             hint=f"use at most {positions - 1} tokens",
         )
-
-
-def _device(name: str) -> Any:
-    """The device that a run would take; the GPUs are asked for only where one is meant."""
-    from llmcli.measure.memory import cpu, machine_devices
-
-    if name == "cpu":
-        return cpu()
-    asked = "cuda:0" if name == "cuda" else name
-    devices = [
-        device
-        for device in machine_devices()
-        if device.device == asked or (name == "auto" and device.usable)
-    ]
-    if not devices:
-        raise UsageError(f"there is no device `{name}` here", hint="use --device cpu")
-    return devices[0]
-
-
-def _body(report: ShapesReport) -> dict[str, Any]:
-    """The report as JSON has it: every tensor by itself, and which of them are one row."""
-    rows = [{"name": row.name, "layers": row.layers, "formula": row.formula} for row in report.rows]
-    return {
-        "batch": report.batch,
-        "tokens": report.tokens,
-        "phases": report.phases,
-        "ran": report.ran,
-        "letters": report.letters,
-        "tensors": [_tensor(tensor) for tensor in report.tensors],
-        "rows": rows,
-        "layers": report.kinds,
-        "cache": report.growth,
-        "checks": checks_document(report.checks),
-    }
-
-
-def _tensor(tensor: ShapeTensor) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(tensor).items() if name != "stored"}
-    if tensor.stored is None:
-        return fields
-    return fields | _stored(tensor.stored)
-
-
-def _stored(stored: Stored) -> dict[str, Any]:
-    return {
-        "source": stored.source,
-        "stored_shape": stored.shape,
-        "stored_format": stored.format,
-        "stored_bytes": stored.bytes,
-        "operations": stored.operations,
-    }
-
-
-def _file_tensor(stored: Stored) -> dict[str, Any]:
-    """A tensor that nothing describes: without letters, formula and place."""
-    return {
-        "name": stored.source,
-        "kind": "parameter",
-        "axes": None,
-        "shape": stored.shape,
-        "dtype": stored.format,
-        "bytes": stored.bytes,
-        "phase": None,
-        "layer": None,
-        "formula": None,
-        **_stored(stored),
-    }

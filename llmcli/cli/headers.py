@@ -1,0 +1,53 @@
+"""What the commands need that read headers only: the checkpoint, and the devices. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from llmcli.cli.options import ModelOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.cli.running import open_checkpoint_of
+from llmcli.errors import NetworkError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
+    from llmcli.reports.info import Device
+
+
+@contextmanager
+def opened_headers(model: ModelOptions, out: Output) -> Iterator[tuple[Checkpoint, str]]:
+    """The checkpoint and where it is; for one on the hub that is not here, its headers alone."""
+    try:
+        checkpoint = open_checkpoint_of(model, out)
+    except NetworkError:
+        from llmcli.checkpoints import open_checkpoint
+        from llmcli.checkpoints.catalog import offline_from_environment
+        from llmcli.checkpoints.headers import fetched_headers, on_the_hub
+        from llmcli.checkpoints.locate import default_model
+
+        spec = model.model or default_model()
+        found = on_the_hub(spec, model.revision)
+        if found is None or model.offline or offline_from_environment():
+            raise
+        with Progress(out) as progress, fetched_headers(found, progress=progress) as (path, commit):
+            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
+        return
+    yield checkpoint, str(checkpoint.path)
+
+
+def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:
+    """The devices to compare with, the one that a run would use first.
+
+    Raises UsageError for a device that is not there.
+    """
+    if name == "auto":
+        return tuple(sorted(devices, key=lambda device: not device.usable))
+    asked = "cuda:0" if name == "cuda" else name
+    found = tuple(device for device in devices if device.device == asked)
+    if not found:
+        there = ", ".join(device.device for device in devices)
+        raise UsageError(f"there is no device `{name}` here", hint=f"there is: {there}")
+    return found
