@@ -92,7 +92,7 @@ def pair_table(report: AttentionReport, *, everything: bool) -> RenderableType:
         Column("head", right=False),
         Column("query", right=False, cut=True),
         Column("key", right=False, cut=True),
-        Column("weight"),
+        Column("weight", first_to_go=1 if ranked else 0),
     ]
     columns += [Column("× ‖v W_O‖")] if ranked else []
     rows = [_pair(pair, report, ranked) for pair in report.pairs]
