@@ -75,11 +75,15 @@ def command(
 
         out.show(render_lens(report, model_line(about), ranks=lens.target != "output"))
     if not report.ok:
-        wrong = next(check for check in report.checks if not check.ok)
-        raise CheckFailed(
-            f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
-            hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
-        )
+        raise _failed(report)
+
+
+def _failed(report: LensReport) -> CheckFailed:
+    wrong = next(check for check in report.checks if not check.ok)
+    return CheckFailed(
+        f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
+        hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
+    )
 
 
 def _measured(

@@ -19,7 +19,7 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.errors import NotFinite
 from llmcli.generation.sampling import Sampling
-from llmcli.measure.observe import Progress, observe
+from llmcli.measure.observe import Progress, Watch, observe
 from llmcli.measure.stream import Stream
 from llmcli.measure.unembedding import Agreement, own_logits, unembed
 from llmcli.model import Model, dtype_name
@@ -74,13 +74,7 @@ def measure_lens(
     kept = range(total) if generate else chosen  # an end of text would move what counts from it
     _need(model, len(names), len(kept))
     stream, agreement = Stream(names, kept), Agreement(model.dtype, model.device)
-
-    def watch(first: int, name: str, tensor: Tensor) -> None:
-        if name == "logits":  # of the call's last token
-            h_TD = stream.last_TD
-            agreement.add([first + len(h_TD) - 1], unembed(model, h_TD[-1:]), tensor[0, -1:])
-        stream.watch(first, name, tensor)
-
+    watch = _watcher(model, stream, agreement)
     with torch.inference_mode():
         run = observe(model, ids, watch, generate=generate, sampling=sampling, progress=progress)
         positions = span(len(run.ids))
@@ -91,6 +85,21 @@ def measure_lens(
                 progress("reading the rows", start - positions.start, len(positions))
             reader.read(range(start, min(start + step, positions.stop)))
     return reader.report(positions, model)
+
+
+def _watcher(model: Model, stream: Stream, agreement: Agreement) -> Watch:
+    """Shows the run to `stream`, and its logits, which are of a call's last token, are compared."""
+
+    def watch(first: int, name: str, tensor: Tensor) -> None:
+        stream.watch(first, name, tensor)
+        if name != "logits":
+            return
+        h_TD = stream.last_TD
+        position = first + len(h_TD) - 1
+        _need_finite(tensor, range(position, position + 1))
+        agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
+
+    return watch
 
 
 class _Reader:
@@ -120,11 +129,8 @@ class _Reader:
         h_RPD = self._stream.rows(positions)
         own_PV = own_logits(self._model, h_RPD[-1])
         logits_RPV = unembed(self._model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
-        if not (torch.isfinite(own_PV).all() and torch.isfinite(logits_RPV).all()):
-            raise NotFinite(
-                f"the logits at positions {positions.start} to {positions.stop - 1} are not finite",
-                hint="try --dtype float32; the checkpoint may hold NaN",
-            )
+        _need_finite(own_PV, positions)
+        _need_finite(logits_RPV, positions)
         self._agreement.add(positions, logits_RPV[-1], own_PV)
         output_PV = own_PV.log_softmax(-1)
         best_P = output_PV.argmax(-1)
@@ -212,6 +218,16 @@ def _rank(lens_PV: Tensor, ids_P: Tensor) -> Tensor:
 def _layer(name: str) -> int | None:
     """The layer that wrote it, None for the embedding."""
     return None if name.endswith("resid_pre") else int(name.split(".")[1])
+
+
+def _need_finite(logits: Tensor, positions: range) -> None:
+    """Raises NotFinite where a logit is none, `[…, P, V]`."""
+    bad = ~torch.isfinite(logits).all(-1).reshape(-1, len(positions)).all(0)
+    if bad.any():
+        raise NotFinite(
+            f"the logits at position {positions[int(bad.nonzero()[0])]} are not finite",
+            hint="try --dtype float32; the checkpoint may hold NaN",
+        )
 
 
 def _need(model: Model, rows: int, positions: int) -> None:

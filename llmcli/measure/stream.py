@@ -56,7 +56,14 @@ class Stream:
     def rows(self, positions: range) -> Tensor:
         """`[R, P, D]` at some of the positions that were kept, in the dtype of the run."""
         start, stop = (at - self._positions.start for at in (positions.start, positions.stop))
-        return torch.stack([torch.cat(self._kept[name])[start:stop] for name in self.names])
+        return torch.stack([self._joined(name)[start:stop] for name in self.names])
+
+    def _joined(self, name: str) -> Tensor:
+        """What was kept of one place: of the prompt, and of every new token."""
+        pieces = self._kept[name]
+        if len(pieces) > 1:
+            pieces[:] = [torch.cat(pieces)]
+        return pieces[0]
 
     def check(self) -> ViewCheck:
         """The worst difference, as a share of the numbers that were added.

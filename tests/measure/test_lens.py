@@ -386,7 +386,24 @@ def test_what_is_not_finite_is_named(part, named, model):
 def test_a_head_that_is_not_finite_is_told(model):
     loaded = model("llama")
     loaded.decoder.slots["head.W"][3, 3] = torch.inf
-    with pytest.raises(NotFinite, match="the logits at positions 0 to 6 are not finite"):
+    with pytest.raises(NotFinite, match="the logits at position 6 are not finite"):
+        look(loaded)  # those that the run itself gave out come first
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_a_row_that_is_not_finite_is_told_with_its_position(chunk, model, monkeypatch):
+    plain = lens_module.unembed
+
+    def broken(loaded, h_ND):
+        logits_NV = plain(loaded, h_ND)
+        logits_NV[(h_ND == marked).all(-1)] = torch.nan
+        return logits_NV
+
+    loaded = model("llama")
+    marked = tapped(loaded, IDS)[0]["blocks.0.resid_post"][4]
+    monkeypatch.setattr(lens_module, "CHUNK", chunk)
+    monkeypatch.setattr(lens_module, "unembed", broken)
+    with pytest.raises(NotFinite, match="the logits at position 4 are not finite"):
         look(loaded)
 
 
