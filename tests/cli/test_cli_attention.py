@@ -1,0 +1,389 @@
+"""`llmcli attention`: what it prints, refuses and writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+from cli_tiny import write_tiny
+from PIL import Image
+from rich.cells import cell_len
+from safetensors.numpy import load_file
+
+import llmcli.cli.attention_run
+import llmcli.cli.files
+import llmcli.nn.attention
+import llmcli.nn.decoder
+from llmcli.cli.attention_files import Planned
+from llmcli.cli.looking import LOOKED_AT
+from llmcli.cli.output import Screen
+
+TEXT = "abcabcab"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attention") / "m"
+    return str(write_tiny(folder, weights=True, max_position_embeddings=256))
+
+
+@pytest.fixture
+def attention(cli, path):
+    return lambda *argv: cli("attention", "-m", path, "--no-stdin", *argv)
+
+
+@pytest.fixture
+def matrices(attention):
+    """Every matrix of a run, `[layer][head][query, key]`."""
+
+    def read(*argv):
+        document = attention(*argv, "--json", "--patterns").json()
+        what = document["what"]
+        return {
+            layer["layer"]: {head["head"]: np.array(head[what], float) for head in layer["heads"]}
+            for layer in document["layers"]
+        }
+
+    return read
+
+
+def test_the_overview(attention, path):
+    result = attention(TEXT)
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == f"{path} (float32 on cpu)"
+    assert lines[1].startswith('8 tokens · 0 "a" · 1 "b"')
+    assert re.fullmatch(r"layer +0 +1 +2 +3", lines[3])
+    assert len([line for line in lines if re.match(r"\d .*│", line)]) == 2  # 2 heads a kv head
+    assert any(line.startswith("p previous-token (previous_token ≥ 0.4") for line in lines)
+    assert len([line for line in lines if line.startswith("✓")]) >= 3
+
+
+def test_without_a_prompt_the_built_in_one_is_looked_at(attention, path):
+    result = attention("--layer", "0", "--head", "0")
+    assert result.code == 0
+    assert LOOKED_AT in result.err
+    assert f"{len(LOOKED_AT)} tokens" in result.out
+
+
+def test_json_has_what_the_contract_says(attention):
+    document = attention(TEXT, "--json").json()
+    assert document["schema"] == "llmcli.attention/1"
+    assert document["tokens"][0] == {"id": document["tokens"][3]["id"], "text": "a"}
+    assert [layer["layer"] for layer in document["layers"]] == [0, 1]
+    first = document["layers"][0]
+    assert (first["kind"], first["kv_heads"]) == ("full", 2)
+    assert [head["kv_head"] for head in first["heads"]] == [0, 0, 1, 1]
+    assert set(first["heads"][0]) == {"head", "kv_head", "metrics", "labels"}
+    assert set(first["heads"][0]["metrics"]) == {metric["name"] for metric in document["metrics"]}
+    assert first["heads"][0]["metrics"]["locality_64"] is None  # of 8 tokens no row counts
+    assert document["rows"]["locality_64"] == 0
+    assert document["ok"] is True
+    assert all(check["ok"] for check in document["checks"].values())
+    assert "matrices" not in document
+
+
+def test_patterns_and_metrics_belong_together(attention, matrices):
+    document = attention(TEXT, "--json").json()
+    found = matrices(TEXT)
+    for layer in document["layers"]:
+        for head in layer["heads"]:
+            pattern = found[layer["layer"]][head["head"]]
+            np.testing.assert_allclose(pattern.sum(1), 1, atol=1e-5)
+            assert (pattern[np.triu_indices(8, 1)] == 0).all()
+            previous = np.diagonal(pattern, -1).mean()
+            assert head["metrics"]["previous_token"] == pytest.approx(previous, abs=1e-5)
+            assert head["metrics"]["sink"] == pytest.approx(pattern[1:, 0].mean(), abs=1e-5)
+
+
+def test_scores_become_the_pattern(matrices):
+    scores, patterns = matrices(TEXT, "--what", "scores")[1][2], matrices(TEXT)[1][2]
+    scores[np.isnan(scores)] = -np.inf
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    np.testing.assert_allclose(weights / weights.sum(1, keepdims=True), patterns, atol=1e-5)
+
+
+def test_one_head_is_a_heatmap_of_its_weights(attention, matrices):
+    lines = attention(TEXT, "--layer", "1", "--head", "2", "--scale", "linear").out.splitlines()
+    at = lines.index("layer 1 (full), head 2, keys and values of kv head 1")
+    pattern = matrices(TEXT)[1][2]
+    for query in range(8):
+        row = lines[at + 1 + query]
+        assert row.startswith(f'{query} "{TEXT[query]}"')
+        shades = row[14:].ljust(16)
+        for key in range(8):
+            sign = "·" if key > query else " ░▒▓█"[int(pattern[query, key] * 4 + 0.5)]
+            assert shades[2 * key] == sign
+    assert any(line == "pattern: the weights of every query, 1 in all" for line in lines)
+
+
+def test_a_part_is_that_part(attention, matrices):
+    argv = (TEXT, "--layer", "0", "--head", "1", "--query", "4:7", "--key", "-6:-4")
+    lines = attention(*argv).out.splitlines()
+    part = matrices(TEXT)[0][1][4:7, 2:4]
+    assert f"queries 4:7 down, keys 2:4 across · values {part.min():.3g} … {part.max():.3g}" in (
+        lines
+    )
+    assert 'keys · 2 "c" · 3 "a"' in lines
+
+
+def test_several_heads_stand_side_by_side(attention):
+    out = attention(TEXT, "--layer", "0").out
+    assert re.search(r"^0\.0 kv 0 +0\.1 kv 0 +0\.2 kv 1 +0\.3 kv 1 *$", out, re.MULTILINE)
+
+
+def test_a_map_and_a_table_have_the_same_numbers(attention):
+    document = attention(TEXT, "--json").json()
+    values = [head["metrics"]["sink"] for layer in document["layers"] for head in layer["heads"]]
+    rows = re.findall(r"^[01] +(.*)$", attention(TEXT, "--map", "sink").out, re.MULTILINE)
+    assert [float(x) for row in rows[:2] for x in re.split(r"[ │]+", row)] == [
+        pytest.approx(value, abs=0.0051) for value in values
+    ]
+    table = attention(TEXT, "--metrics", "sink,effective-rank").out
+    found = re.findall(r"^[01]\.\d +\d +(\S+) +(\S+)$", table, re.MULTILINE)
+    assert [float(sink) for sink, _ in found] == [pytest.approx(v, abs=1e-3) for v in values]
+    assert all(1 <= float(rank) <= 8 for _, rank in found)
+
+
+def test_top_pairs_are_the_largest_that_count(attention, matrices):
+    found = matrices(TEXT)
+    cells = sorted(
+        ((pattern[query, key], layer, head, query, key)
+         for layer, heads in found.items() for head, pattern in heads.items()
+         for query in range(8) for key in range(1, query)), reverse=True,
+    )  # fmt: skip
+    pairs = attention(TEXT, "--top-pairs", "5", "--json").json()["pairs"]
+    for pair, (weight, layer, head, query, key) in zip(pairs, cells[:5], strict=True):
+        assert pair["weight"] == pytest.approx(weight, abs=1e-6)
+        assert (pair["layer"], pair["head"]) == (layer, head)
+        assert (pair["query"], pair["key"]) == (query, key)
+    every = attention(TEXT, "--top-pairs", "5", "--all-pairs", "--json").json()["pairs"]
+    assert {pair["key"] for pair in every} == {0}  # a first token has only itself
+    shown = attention(TEXT, "--top-pairs", "2", "--weighted").out
+    assert "ranked by weight × ‖v W_O‖" in shown
+    assert "A[i,j] ‖v_j W_O‖" in shown
+
+
+def test_synthetic_text_is_random_and_comes_twice(attention):
+    ids = [t["id"] for t in attention("--synthetic", "6", "--json").json()["tokens"]]
+    assert ids[0] == 4  # BOS
+    assert ids[1:7] == ids[7:]
+    assert len(set(ids)) == 7
+    assert ids == [t["id"] for t in attention("--synthetic", "6", "--json").json()["tokens"]]
+    other = attention("--synthetic", "6", "--seed", "3", "--json").json()["tokens"]
+    assert [t["id"] for t in other] != ids
+    assert "--synthetic" not in attention("--synthetic", "6").out
+
+
+def test_new_tokens_are_looked_at(attention, path, cli):
+    document = attention(TEXT, "--generate", "3", "--json", "--patterns").json()
+    assert document["prompt_tokens"] == 8
+    assert len(document["tokens"]) == 11
+    assert np.array(document["layers"][0]["heads"][0]["pattern"]).shape == (11, 11)
+    assert any("cache" in check["words"] for check in document["checks"].values())
+    out = attention(TEXT, "--generate", "3", "--layer", "0", "--head", "0", "--query", "8:").out
+    assert "11 tokens, from 8 on generated" in out
+    assert "queries 8:11 down, keys 0:11 across" in out
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_short_text_works(attention, count):
+    for argv in ((), ("--layer", "0", "--head", "0"), ("--top-pairs", "3"), ("--metrics", "all")):
+        result = attention("abc"[:count], *argv)
+        assert (result.code, result.err) == (0, "")
+
+
+def test_the_model_is_run_once(attention, monkeypatch):
+    runs = []
+    run = llmcli.nn.decoder.Decoder.__call__
+
+    def counted(self, ids, *argv, **options):
+        runs.append(ids.shape[1])
+        return run(self, ids, *argv, **options)
+
+    monkeypatch.setattr(llmcli.nn.decoder.Decoder, "__call__", counted)
+    attention(TEXT, "--layer", "0", "--top-pairs", "3", "--metrics", "all", "--json", "--patterns")
+    assert runs == [8]
+
+
+# files
+
+
+def test_arrays_are_the_matrices(attention, matrices, tmp_path):
+    found = matrices(TEXT)
+    file, other = tmp_path / "a.safetensors", tmp_path / "a.npz"
+    result = attention(TEXT, "-o", str(file))
+    assert result.err == f"note: wrote `{file}`\n"
+    attention(TEXT, "-o", str(other), "-q")
+    arrays, npz = load_file(file), np.load(other)
+    assert sorted(arrays) == ["blocks.0.attn.pattern", "blocks.1.attn.pattern"]
+    for layer in (0, 1):
+        array = arrays[f"blocks.{layer}.attn.pattern"]
+        assert (array.dtype, array.shape) == (np.float32, (4, 8, 8))
+        np.testing.assert_array_equal(array, npz[f"blocks.{layer}.attn.pattern"])
+        for head in range(4):
+            np.testing.assert_allclose(array[head], found[layer][head], rtol=1e-6)
+    about = json.loads(str(npz["metadata"]))
+    assert json.loads(about["tokens"]) == list(TEXT)
+    assert about["schema"] == "llmcli.attention/1"
+
+
+def test_csv_and_json_have_the_same_cells(attention, matrices, tmp_path):
+    pattern = matrices(TEXT)[1][3]
+    attention(TEXT, "--layer", "1", "--head", "3", "-o", str(tmp_path / "a.csv"))
+    rows = list(csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8", newline="")))
+    assert len(rows) == 8 * 9 // 2
+    for row in rows:
+        assert (row["layer"], row["head"]) == ("1", "3")
+        value = pattern[int(row["query"]), int(row["key"])]
+        assert float(row["value"]) == pytest.approx(value, rel=1e-6)
+    attention(TEXT, "--layer", "1", "--head", "3", "-o", str(tmp_path / "a.json"))
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["schema"] == "llmcli.attention/1"
+    [head] = document["layers"][0]["heads"]
+    np.testing.assert_allclose(head["pattern"], pattern, rtol=1e-6)
+
+
+def test_pages_and_pictures(attention, tmp_path):
+    page, one, all_heads = (str(tmp_path / name) for name in ("a.html", "a.png", "b.png"))
+    attention(TEXT, "-o", page)
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert "http://" not in text
+    assert "https://" not in text
+    attention(TEXT, "-o", one, "--layer", "0", "--head", "1")
+    attention(TEXT, "-o", all_heads)
+    sizes = [Image.open(file).size for file in (one, all_heads)]
+    assert all(width > 500 and height > 300 for width, height in sizes)
+    assert Image.open(one).tobytes() != Image.open(all_heads).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz", "json", "csv", "html"])
+def test_the_size_is_known_before_the_run(attention, monkeypatch, tmp_path, kind):
+    sizes = []
+    check = Planned.check
+
+    def kept(self):
+        sizes.append(self.size())
+        check(self)
+
+    monkeypatch.setattr(Planned, "check", kept)
+    file = tmp_path / f"a.{kind}"
+    attention("the cat sat on the mat " * 5, "-o", str(file))
+    assert sizes[0] == pytest.approx(file.stat().st_size, rel=0.15 if kind == "json" else 0.1)
+
+
+def test_a_file_that_gets_too_large_is_refused_before_the_run(attention, monkeypatch, tmp_path):
+    monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
+    monkeypatch.setattr(
+        llmcli.cli.attention_run.Run, "measured", lambda *_: pytest.fail("it was run")
+    )
+    file = str(tmp_path / "a.npz")
+    result = attention(TEXT, "-o", file)
+    assert result.code == 2
+    assert "more than" in result.err
+    assert "--force" in result.err
+    assert not list(tmp_path.iterdir())
+    result = attention(TEXT, "--json", "--patterns")
+    assert result.code == 2
+    assert "--force" in result.json()["error"]["hint"]
+
+
+def test_force_writes_it_all_the_same(attention, monkeypatch, tmp_path):
+    monkeypatch.setattr(llmcli.cli.files, "FILE_CAP", 1000)
+    assert attention(TEXT, "-o", str(tmp_path / "a.npz"), "--force").code == 0
+    assert (tmp_path / "a.npz").stat().st_size > 1000
+
+
+# what is wrong
+
+
+def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeypatch, tmp_path):
+    attend = llmcli.nn.attention.attend
+
+    def unmasked(q, k, v, *, scale, causal, mask):
+        return attend(q, k, v, scale=scale)
+
+    monkeypatch.setattr(llmcli.nn.attention, "attend", unmasked)
+    file = tmp_path / "a.npz"
+    result = attention(TEXT, "--layer", "0", "--head", "0", "-o", str(file))
+    assert result.code == 1
+    assert "✗ not so:" in result.out
+    assert "█" in result.out  # the result is shown nevertheless
+    assert "error: it is not so that" in result.err
+    assert json.loads(json.loads(str(np.load(file)["metadata"]))["ok"]) is False
+    document = attention(TEXT, "--json")
+    assert document.code == 1
+    assert document.json()["ok"] is False
+
+
+@pytest.mark.parametrize("wrong", [lambda q, s: s * 1.01, lambda q, s: s.roll(1, -1)])
+def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong):
+    rows = llmcli.nn.attention.Attention.score_rows
+
+    def planted(self, q, k, first):
+        return wrong(q, rows(self, q, k, first))
+
+    monkeypatch.setattr(llmcli.nn.attention.Attention, "score_rows", planted)
+    result = attention(TEXT)
+    assert result.code == 1
+    assert "✗ not so:" in result.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words", "hint"),
+    [
+        (("--layer", "9"), "`--layer`: there is no 9, for there are 2 layers", "0 to 1"),
+        (("--head", "4"), "`--head`: there is no 4, for there are 4 heads", "0 to 3"),
+        (("--map", "inductoin"), "there is no metric `inductoin`", "did you mean induction?"),
+        (("--map", "sink,entropy"), "`--map` takes one metric", "--metrics"),
+        (("--metrics", "sunk"), "there is no metric `sunk`", "sink"),
+        (("--query", "1:2"), "`--query` is a part of a head's matrix", "--layer and --head"),
+        (("--what", "scores"), "`--what scores` is about matrices", "--layer"),
+        (("--scale", "log"), "`--scale` is for matrices", "--map"),
+        (("--patterns",), "`--patterns` is for --json", ".json"),
+        (("--all-pairs",), "`--all-pairs` is for --top-pairs", "--top-pairs 20"),
+        (("-o", "a.pdf"), "does not end in", "a.safetensors"),
+        (("--synthetic", "4"), "`--synthetic` makes its own prompt", ""),
+        (("--layer", "0", "--head", "0", "--query", "9:"), "has no token in it", "0 to 7"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(attention, argv, words, hint):
+    result = attention(TEXT, *argv)
+    assert result.code == 2
+    assert result.out == ""
+    assert words in result.err
+    assert hint in result.err
+
+
+def test_too_many_heads_are_not_drawn(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", num_attention_heads=16)
+    result = cli("attention", "-m", folder, "--random-weights", "abc", "--layer", "0")
+    assert result.code == 2
+    assert "those are 16 matrices, and at most 12 are drawn" in result.err
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("--layer", "0"),
+        ("--layer", "0", "--head", "0"),
+        ("--metrics", "all"),
+        ("--top-pairs", "5", "--weighted"),
+    ],
+)
+def test_every_screen_fits(attention, monkeypatch, width, argv):
+    screen = Screen(terminal=True, animate=False, colour=True, width=width)
+    monkeypatch.setattr(Screen, "of", classmethod(lambda *_: screen))
+    out = attention("the \x1b[31m 中文 [b]x[/b]\n end", *argv).out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert "\x1b[" in out
+    assert "\x1b" not in plain
+    # the first line is the model's path, which is not ours to cut
+    assert max(map(cell_len, plain.splitlines()[1:])) <= width
