@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.anatomy.names import Names
+from llmcli.anatomy.names import Names, known
 from llmcli.cli.encoding import Encoded
 from llmcli.cli.files import check_size, kind_of_file, whole_file
 from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, token_texts
@@ -25,12 +25,10 @@ from llmcli.errors import CheckFailed, NotFinite, UsageError
 from llmcli.families.sources import sources
 from llmcli.measure.environment import environment
 from llmcli.reports.checks import checks_document
-from llmcli.reports.dump import DumpPlan, DumpReport
+from llmcli.reports.dump import DumpReport
 
 if TYPE_CHECKING:
     from llmcli.model import Model
-    from llmcli.render.arrays import ArrayPlan
-
 DUMP = "Dump"
 FILES = ("safetensors", "npz")
 SMALLER = "name fewer tensors with --name"
@@ -117,13 +115,18 @@ def command(
     given, missing = _prompt(prompt)
     loaded = load_model(model, out, text=given is not None and given.ids is None).model
     names = chosen(dump.name, loaded.config)
-    if missing is not None and not all(_is_parameter(name, loaded.config) for name in names):
+    if missing is not None and not _parameters_only(names, loaded.config):
         raise missing
     encoded = Encoded("", (), False)
     if given is not None:
         encoded = encode_look(given, template, model, loaded, new=new.generate)
     report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
     _show(report, encoded, dump.to, size, loaded, out)
+    _judge(report)
+
+
+def _judge(report: DumpReport) -> None:
+    """Raises NotFinite for NaN and infinity, CheckFailed for a check that does not hold."""
     if report.not_finite:
         raise _Told(
             report.not_finite,
@@ -167,8 +170,9 @@ def chosen(pattern: str, config: ModelConfig) -> tuple[str, ...]:
     return tuple(name for name in names.known if name in found)
 
 
-def _is_parameter(name: str, config: ModelConfig) -> bool:
-    return Names(config).known[name].kind == "parameter"
+def _parameters_only(names: Sequence[str], config: ModelConfig) -> bool:
+    there = known(config)
+    return all(there[name].kind == "parameter" for name in names)
 
 
 def _dumped(
@@ -184,15 +188,13 @@ def _dumped(
     from llmcli.measure.dump import measure_dump
     from llmcli.measure.dump_plan import plan_dump
     from llmcli.model import dtype_name
-    from llmcli.render.arrays import array_file_size, array_writer
+    from llmcli.render.arrays import ArrayPlan, array_file_size, array_writer
 
-    plan = plan_dump(
-        model.config, names, tokens=len(encoded.ids), generate=generate,
-        dtype=dtype_name(model.dtype),
-    )  # fmt: skip
-    arrays = _arrays(plan)
+    ids, dtype = encoded.ids, dtype_name(model.dtype)
+    plan = plan_dump(model.config, names, tokens=len(ids), generate=generate, dtype=dtype)
+    arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
     # the tokens that will be generated take room, too
-    metadata = _metadata(dump, model, encoded.text, token_texts(model, encoded.ids), 0)
+    metadata = _metadata(dump, model, encoded.text, token_texts(model, ids), 0)
     metadata["tokens"] += " " * 40 * generate
     if dump.to is not None and kind is not None:
         size = array_file_size(kind, arrays, metadata)
@@ -204,7 +206,7 @@ def _dumped(
             writer = array_writer(kind, file, arrays, metadata)
         report = measure_dump(
             model,
-            encoded.ids,
+            ids,
             plan,
             texts=lambda ids: token_texts(model, ids),
             generate=generate,
@@ -213,15 +215,8 @@ def _dumped(
             progress=progress,
         )
         if writer is not None:
-            ids = report.tokens
-            writer.finish(_metadata(dump, model, encoded.text, ids, report.prompt_tokens))
+            writer.finish(_metadata(dump, model, encoded.text, report.tokens, len(ids)))
     return report, 0 if dump.to is None else _file_size(dump.to)
-
-
-def _arrays(plan: Sequence[DumpPlan]) -> list[ArrayPlan]:
-    from llmcli.render.arrays import ArrayPlan
-
-    return [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
 
 
 def _metadata(

@@ -7,7 +7,7 @@ fused kernel never writes is computed from what it wrote, a head and some rows a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -19,14 +19,14 @@ from llmcli import devices
 from llmcli.anatomy.names import known
 from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
-from llmcli.explain.kernel import UNWRITTEN, entering, head_share, layer_of
+from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
-from llmcli.measure.dump_plan import LAST_ROWS, last_layer, plan_dump, sources, written_as
+from llmcli.measure.dump_plan import LAST_ROWS, last_layer, plan_dump, sources
+from llmcli.measure.dump_written import Written, first_bad, summary
 from llmcli.measure.observe import Progress, observe
-from llmcli.measure.parts import arrays_of, parts, squares
+from llmcli.measure.parts import arrays_of
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model, dtype_name
-from llmcli.nn.state import State
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.dump import DumpedTensor, DumpPlan, DumpReport
 
@@ -62,7 +62,7 @@ def measure_dump(
         prompt_tokens=len(ids),
         tensors=tuple(dump.done),
         checks=dump.checks(),
-        not_finite=next(filter(None, map(_first_bad, dump.done)), dump.error),
+        not_finite=next(filter(None, map(first_bad, dump.done)), dump.error),
     )
 
 
@@ -82,13 +82,10 @@ class _Dump:
         self.model, self.ids, self.plan = model, list(ids), plan
         self.prompt_tokens = len(ids)
         self._write, self._progress, self._check = write, progress, check
-        self._there = known(model.config)
-        self._sources = {
-            one.name: sources(model.config, one, self._there, check=check) for one in plan
-        }
+        there = known(model.config)
+        self._sources = {one.name: sources(model.config, one, there, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
-        self._kept: dict[str, Tensor] = {}
-        self._state: State | None = None
+        self._written = Written(model, there)
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: list[ViewCheck] = []
@@ -130,16 +127,16 @@ class _Dump:
         decoder, device = self.model.decoder, self.model.device
         pending = deque(one for one in self.plan if self._sources[one.name])
         if any(one.kind == "state" for one in pending):
-            self._state = decoder.new_state(1, len(self.ids))
+            self._written.state = decoder.new_state(1, len(self.ids))
 
         def watch(name: str, tensor: Tensor) -> None:
             if name in self._uses:
-                self._kept[name] = tensor
-            while pending and self._sources[pending[0].name] <= self._kept.keys():
+                self._written.kept[name] = tensor
+            while pending and self._sources[pending[0].name] <= self._written.kept.keys():
                 self._settle(pending.popleft())
 
         decoder(
-            torch.tensor([self.ids], device=device), self._state, tap=watch,
+            torch.tensor([self.ids], device=device), self._written.state, tap=watch,
             logits="all" if self._uses.keys() & set(LAST_ROWS) else "last",
             until=last_layer(self._uses),
         )  # fmt: skip
@@ -161,10 +158,10 @@ class _Dump:
                 progress=self._progress,
             )  # fmt: skip
         except NotFinite as error:  # no token could be drawn: the prompt is what there is
-            self.error, self._kept = error.message, prompt
+            self.error, self._written.kept = error.message, prompt
         else:
-            self.ids, self._state = list(seen.ids), seen.state
-            self._kept = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
+            self.ids, self._written.state = list(seen.ids), seen.state
+            self._written.kept = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
         for one in self.plan:
             if self._sources[one.name]:
                 self._settle(one)
@@ -173,22 +170,22 @@ class _Dump:
         """One tensor whole: its statistics, the file, its checks."""
         if self._progress is not None:
             self._progress("looking", len(self.done), len(self.plan))
-        shape, numbers = self._numbers(one)
+        shape, numbers = self._written.numbers(one, len(self.ids))
         statistics = Statistics(masks=one.name.endswith(".scores"))
         arrays = arrays_of(numbers, statistics)
         if self._write is not None:
             self._write(one.name, shape, one.dtype, arrays)
         else:
             deque(arrays, maxlen=0)
-        self.done.append(_dumped(one, shape, statistics, len(self.ids)))
-        if one.kind == "state" and self._state is not None:
-            self._compare_cache(one)
+        self.done.append(summary(one, shape, statistics, len(self.ids)))
+        if one.kind == "state" and self._written.state is not None:
+            self._caches.append(self._written.compare_cache(one, len(self.ids)))
         elif self._check and one.kind == "activation":
             self._check_formula(one.name)
         for source in self._sources[one.name]:
             self._uses[source] -= 1
             if not self._uses[source]:
-                self._kept.pop(source, None)
+                self._written.kept.pop(source, None)
 
     def _check_formula(self, name: str) -> None:
         self._sound = self._sound and self.done[-1].first_bad is None
@@ -196,66 +193,13 @@ class _Dump:
             return  # of numbers that are none nothing follows
         try:
             check = formula_checks(
-                self.model, self.ids, self._kept, [name], rows=FORMULA_ROWS,
+                self.model, self.ids, self._written.kept, [name], rows=FORMULA_ROWS,
                 prompt_tokens=self.prompt_tokens,
             )  # fmt: skip
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
         else:
             self._formulas.append(check)
-
-    def _numbers(self, one: DumpPlan) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-        """The shape without a batch axis, and the numbers in C order, in parts."""
-        prefix, _, last = one.name.rpartition(".")
-        if one.kind == "parameter":
-            slot = self.model.decoder.slots[one.name]
-            # in the formula's orientation
-            whole = slot.t() if one.name == "head.W" or ".W_" in one.name else slot
-        elif one.kind == "state":
-            whole = self._cached(one.name)
-        elif last in UNWRITTEN:
-            return self._derived(prefix, last)
-        else:
-            whole = self._kept[one.name][0]
-        return tuple(whole.shape), parts(whole)
-
-    def _derived(self, prefix: str, last: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
-        """What the kernel never writes, head by head."""
-        mixer = self.model.decoder.blocks[layer_of(prefix) or 0].mixer
-        if last == "result":
-            z = self._kept[f"{prefix}.z"]
-            shape = (*z.shape[1:3], self.model.config.width)
-            shares = (head_share(mixer, z, head)[0] for head in range(shape[0]))
-            return shape, chain.from_iterable(map(parts, shares))
-        q, k = (self._kept[name] for name in entering(prefix, self._kept))
-        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
-        return (*q.shape[1:3], k.shape[2]), squares(rows, q, k)
-
-    def _cached(self, name: str) -> Tensor:
-        """Keys or values of all tokens; as they were written where the run gave no cache back."""
-        if self._state is None:
-            return self._kept[written_as(name, self._there)][0]
-        layer = self._state.layers[int(name.split(".")[1])]
-        whole = layer.k if name.endswith(".k") else layer.v
-        return whole[0, :, : len(self.ids)]
-
-    def _compare_cache(self, one: DumpPlan) -> None:
-        """Counts the numbers in the cache that are not those that were put there."""
-        ours, theirs = (
-            self._cached(one.name),
-            self._kept[written_as(one.name, self._there)][0],
-        )
-        equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        at = [int(i) for i in (~equal).nonzero()[0]] if not equal.all() else []
-        self._caches.append(
-            ViewCheck(
-                name="cache",
-                words="the cache holds the keys and values that were computed",
-                value=float((~equal).sum()),
-                tolerance=0.0,
-                where=f"{one.name}[{','.join(map(str, at))}]" if at else "",
-            )
-        )
 
     def checks(self) -> tuple[ViewCheck, ...]:
         """One of all formulas, one of all caches, where there are any."""
@@ -264,34 +208,3 @@ class _Dump:
             words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
             found.append(replace(worst(self._formulas), words=words))
         return (*found, *([worst(self._caches)] if self._caches else []))
-
-
-def _dumped(one: DumpPlan, shape: tuple[int, ...], found: Statistics, tokens: int) -> DumpedTensor:
-    rows = shape[one.axes.index("T")] if "T" in one.axes else tokens
-    bad = found.first_bad
-    return DumpedTensor(
-        name=one.name,
-        kind=one.kind,
-        axes=one.axes,
-        shape=shape,
-        dtype=one.dtype,
-        formula=one.formula,
-        first_token=tokens - rows,
-        mean=found.mean,
-        std=found.std,
-        low=found.low,
-        high=found.high,
-        norm=found.norm,
-        masked=found.masked,
-        nan=found.nan,
-        infinite=found.infinite,
-        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
-    )
-
-
-def _first_bad(tensor: DumpedTensor) -> str:
-    """Which number is the first that is not finite, empty where all are."""
-    if tensor.first_bad is None:
-        return ""
-    kind = "not a number" if not tensor.infinite else "infinite" if not tensor.nan else "not finite"
-    return f"`{tensor.name}[{','.join(map(str, tensor.first_bad))}]` is {kind}"

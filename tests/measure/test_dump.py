@@ -269,7 +269,7 @@ def test_what_is_no_longer_needed_is_forgotten(model):
     class Watched(dump_module._Dump):
         def _settle(self, one):
             super()._settle(one)
-            sizes.append(len(self._kept))
+            sizes.append(len(self._written.kept))
 
     plan = plan_dump(
         model.config, [f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn.z", "mlp.post")],

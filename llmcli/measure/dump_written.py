@@ -1,0 +1,115 @@
+"""What the kernel wrote, and the tensors that are dumped of it: whole, derived, or from the cache.
+
+Axes: B batch (1), H heads, K key/value heads, T rows, S keys, d size of a query and key, e of a
+value, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from itertools import chain
+
+import numpy as np
+from torch import Tensor
+
+from llmcli.explain.kernel import UNWRITTEN, entering, head_share, layer_of
+from llmcli.measure.dump_plan import written_as
+from llmcli.measure.parts import parts, squares
+from llmcli.measure.statistics import Statistics
+from llmcli.model import Model
+from llmcli.nn.state import State
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.dump import DumpedTensor, DumpPlan
+
+
+class Written:
+    """`kept` are activations `[B, …]` by name, `state` the cache where there is one.
+
+    `there`: all names of the model.
+    """
+
+    def __init__(self, model: Model, there: Container[str]) -> None:
+        self._model, self._there = model, there
+        self.kept: dict[str, Tensor] = {}
+        self.state: State | None = None
+
+    def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+        """The shape without a batch axis, for so many tokens, and the numbers in parts."""
+        prefix, _, last = one.name.rpartition(".")
+        if one.kind == "parameter":
+            slot = self._model.decoder.slots[one.name]
+            # in the formula's orientation
+            whole = slot.t() if one.name == "head.W" or ".W_" in one.name else slot
+        elif one.kind == "state":
+            whole = self._cached(one.name, tokens)
+        elif last in UNWRITTEN:
+            return self._derived(prefix, last)
+        else:
+            whole = self.kept[one.name][0]
+        return tuple(whole.shape), parts(whole)
+
+    def _derived(self, prefix: str, last: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+        """What the kernel never writes, head by head."""
+        mixer = self._model.decoder.blocks[layer_of(prefix) or 0].mixer
+        if last == "result":
+            z = self.kept[f"{prefix}.z"]
+            shape = (*z.shape[1:3], self._model.config.width)
+            shares = (head_share(mixer, z, head)[0] for head in range(shape[0]))
+            return shape, chain.from_iterable(map(parts, shares))
+        q, k = (self.kept[name] for name in entering(prefix, self.kept))
+        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
+        return (*q.shape[1:3], k.shape[2]), squares(rows, q, k)
+
+    def _cached(self, name: str, tokens: int) -> Tensor:
+        """Keys or values of all tokens; as they were written where the run gave no cache back."""
+        if self.state is None:
+            return self.kept[written_as(name, self._there)][0]
+        layer = self.state.layers[int(name.split(".")[1])]
+        whole = layer.k if name.endswith(".k") else layer.v
+        return whole[0, :, :tokens]
+
+    def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
+        """Counts the numbers in the cache that are not those that were put there."""
+        ours = self._cached(one.name, tokens)
+        theirs = self.kept[written_as(one.name, self._there)][0]
+        equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
+        at = [int(i) for i in (~equal).nonzero()[0]] if not equal.all() else []
+        return ViewCheck(
+            name="cache",
+            words="the cache holds the keys and values that were computed",
+            value=float((~equal).sum()),
+            tolerance=0.0,
+            where=f"{one.name}[{','.join(map(str, at))}]" if at else "",
+        )
+
+
+def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics, tokens: int) -> DumpedTensor:
+    """What `found` says of a tensor of that shape, in a run of so many tokens."""
+    rows = shape[one.axes.index("T")] if "T" in one.axes else tokens
+    bad = found.first_bad
+    return DumpedTensor(
+        name=one.name,
+        kind=one.kind,
+        axes=one.axes,
+        shape=shape,
+        dtype=one.dtype,
+        formula=one.formula,
+        first_token=tokens - rows,
+        mean=found.mean,
+        std=found.std,
+        low=found.low,
+        high=found.high,
+        norm=found.norm,
+        masked=found.masked,
+        nan=found.nan,
+        infinite=found.infinite,
+        first_bad=None if bad is None else tuple(int(i) for i in np.unravel_index(bad, shape)),
+    )
+
+
+def first_bad(tensor: DumpedTensor) -> str:
+    """Which number is the first that is not finite, empty where all are."""
+    if tensor.first_bad is None:
+        return ""
+    kind = "not a number" if not tensor.infinite else "infinite" if not tensor.nan else "not finite"
+    return f"`{tensor.name}[{','.join(map(str, tensor.first_bad))}]` is {kind}"
