@@ -25,14 +25,19 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 EPILOG = """
-Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A head is written
-layer.head; those that share keys and values stand together.
+Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A
+head is written layer.head; those that share keys and values stand together.
+
+Metrics: entropy, normalized_entropy, effective_keys, max_weight,
+current_token, previous_token, sink, sink_rate, induction, duplicate, distance,
+distance_without_sink, locality_8, locality_64, effective_rank. Their formulas
+stand below what --map and --metrics show.
 
 Examples:
 
   llmcli attention "The cat sat on the mat because the cat was tired"
   llmcli attention --layer 3 --head 2
-  llmcli attention -f page.txt --layer 3 --head 2 --query 40:80 --key 0:40
+  llmcli attention -f page.txt --layer 3 --head 2 --query 40:80
   llmcli attention --synthetic 32 --map induction
   llmcli attention --top-pairs 20 --weighted
   llmcli attention "Once upon a time" --generate 8 -o heads.html

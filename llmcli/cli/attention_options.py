@@ -69,7 +69,7 @@ class HeadOptions:
             metavar="N",
             rich_help_panel=HEADS,
             help="Instead of a text N random tokens, twice (32 is plenty): induction and "
-            "duplicate-token heads show there. --seed draws others.",
+            "duplicate-token heads show there. --seed (here 0 by default) draws others.",
         ),
         Range(2, 100_000),
     ] = None

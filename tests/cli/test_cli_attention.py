@@ -210,6 +210,15 @@ def test_the_model_is_run_once(attention, monkeypatch):
     assert runs == [8]
 
 
+def test_the_help_names_every_metric(cli):
+    from llmcli.measure.attention import METRICS
+
+    text = " ".join(cli("attention", "--help").out.split())
+    listed = re.search(r"Metrics: (.*?)\. ", text)
+    assert listed
+    assert listed[1].split(", ") == [metric.name for metric in METRICS]
+
+
 # files
 
 
