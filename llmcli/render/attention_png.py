@@ -26,8 +26,10 @@ from llmcli.render.png import (
 )
 from llmcli.reports.attention import AttentionReport, Matrix
 
-GAP = 56  # between two matrices
+GAP = 30  # between two matrices
+NAME = 46  # above a matrix: which head it is
 LONGEST = 300  # pixels of a token's label
+LARGEST = 1560  # pixels of a matrix from above to below
 
 
 def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear") -> bytes:
@@ -39,104 +41,103 @@ def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear")
     if not report.matrices:
         raise ValueError("no matrix to draw")
     scores = report.what == "scores"
-    scale = (
-        Scale.around([matrix.values for matrix in report.matrices], kind)
-        if scores
-        else Scale(low=0.0, high=1.0, kind=kind)
-    )
-    panel = _panel(report)
-    across = min(len(report.matrices), max(1, (WIDE - 2 * MARGIN) // (panel.width + GAP) or 1))
-    down = math.ceil(len(report.matrices) / across)
-    inner = across * (panel.width + GAP)
+    scale = Scale(low=0.0, high=1.0, kind=kind)
+    if scores:
+        scale = Scale.around([matrix.values for matrix in report.matrices], kind)
+    figure = _figure(report)
+    right = figure.corner(figure.across - 1)[0] + figure.wide + 40
     sheet = Sheet(
-        max(NARROW, 2 * MARGIN + inner + bar_width(scale, SMALL)),
-        HEAD + down * (panel.height + GAP) - GAP + FOOT,
+        max(NARROW, right + bar_width(scale, SMALL) + MARGIN),
+        figure.corner(len(report.matrices) - 1)[1] + figure.high + figure.foot + FOOT,
     )
-    heads = [f"layer {m.layer} head {m.head}" for m in report.matrices]
     what = "Attention scores" if scores else "Attention"
-    one = f"{what}, {heads[0]}" if len(heads) == 1 else f"{what} of {len(heads)} heads"
-    sheet.headings(one, title)
+    first = report.matrices[0]
+    which = f", layer {first.layer} head {first.head}"
+    sheet.headings(what + (which if len(report.matrices) == 1 else " of chosen heads"), title)
     for place, matrix in enumerate(report.matrices):
-        row, column = divmod(place, across)
-        at = MARGIN + column * (panel.width + GAP), HEAD + row * (panel.height + GAP)
-        panel.draw(sheet, at, matrix, scale, named=len(heads) > 1)
-    top = HEAD + panel.head
-    sheet.colour_bar((MARGIN + inner, top), min(panel.rows * panel.cell, 900), scale, SMALL)
+        figure.draw(sheet, place, matrix, scale)
+    sheet.colour_bar((right, figure.corner(0)[1]), min(figure.high, 900), scale, SMALL)
     sheet.footer(_caption(report, kind), report.ok)
     return sheet.png()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Panel:
-    """Where one matrix has its cells and labels; all of a picture are alike."""
+class _Figure:
+    """Where the matrices stand, `across` in a row; all show the same queries and keys.
 
+    Labels are written once: queries left of a row, keys below a column.
+    """
+
+    count: int
+    across: int
     rows: int
     columns: int
     cell: int
     left: int  # pixels of the labels of the queries
-    head: int  # pixels above the cells: the head's name
     foot: int  # pixels of the labels of the keys
     size: int
     queries: Sequence[tuple[int, str]]  # (row, label)
     keys: Sequence[tuple[int, str]]
 
     @property
-    def width(self) -> int:
-        return self.left + self.columns * self.cell
+    def wide(self) -> int:
+        return self.columns * self.cell
 
     @property
-    def height(self) -> int:
-        return self.head + self.rows * self.cell + self.foot
+    def high(self) -> int:
+        return self.rows * self.cell
 
-    def draw(
-        self, sheet: Sheet, at: tuple[int, int], matrix: Matrix, scale: Scale, *, named: bool
-    ) -> None:
-        """The matrix with its labels; `named`: which head it is above it."""
-        x, y = at[0] + self.left, at[1] + self.head
-        if named:
+    def corner(self, place: int) -> tuple[int, int]:
+        """The upper left corner of a matrix's cells."""
+        row, column = divmod(place, self.across)
+        name = NAME if self.count > 1 else 0
+        x = MARGIN + self.left + column * (self.wide + GAP)
+        return x, HEAD + name + row * (self.high + name + GAP)
+
+    def draw(self, sheet: Sheet, place: int, matrix: Matrix, scale: Scale) -> None:
+        """The matrix, which head it is where there are several, and labels at the edges."""
+        x, y = self.corner(place)
+        if self.count > 1:
             words = f"layer {matrix.layer}  head {matrix.head}"
             sheet.text((x, y - 14), words, SMALL, INK, "ls")
             after = x + round(width(words, SMALL)) + 16
             sheet.text((after, y - 14), f"kv {matrix.kv_head}", LEAST, QUIET, "ls")
         fractions = scale.fractions(matrix.values)
         sheet.cells((x, y), fractions, self.cell, diverging=scale.signed)
-        sheet.frame((x, y), self.columns * self.cell, self.rows * self.cell, GRID)
-        for row, words in self.queries:
+        sheet.frame((x, y), self.wide, self.high, GRID)
+        for row, words in self.queries if place % self.across == 0 else ():
             middle = y + row * self.cell + self.cell // 2
             sheet.draw.line(((x - 9, middle), (x - 3, middle)), GRID, 2)
             sheet.text((x - 14, middle), words, self.size, INK, "rm")
-        bottom = y + self.rows * self.cell
-        for column, words in self.keys:
-            middle = x + column * self.cell + self.cell // 2
+        for column, words in self.keys if place + self.across >= self.count else ():
+            middle, bottom = x + column * self.cell + self.cell // 2, y + self.high
             sheet.draw.line(((middle, bottom + 3), (middle, bottom + 9)), GRID, 2)
             sheet.turned((middle, bottom + 14), words, self.size)
 
 
-def _panel(report: AttentionReport) -> _Panel:
+def _figure(report: AttentionReport) -> _Figure:
     """The largest cells with which all matrices fit a page's width, and the labels they leave."""
-    first = report.matrices[0]
+    count, first = len(report.matrices), report.matrices[0]
     rows, columns = first.values.shape
-    across = {1: 1, 2: 2, 3: 3, 4: 2}.get(
-        len(report.matrices), 3 if len(report.matrices) < 10 else 4
-    )
-    room = (WIDE - 2 * MARGIN - 120) // across - GAP
-    named = len(report.matrices) > 1
-    size = SMALL if across == 1 else LEAST
-    longest = LONGEST if across == 1 else LONGEST // 2
+    across = {4: 2, 7: 4, 8: 4}.get(count, min(count, 3) if count < 10 else 4)
+    size = SMALL if count == 1 else LEAST
+    longest = LONGEST if count == 1 else 2 * LONGEST // 3
     labels = [fitted(label(*token), size, longest) for token in report.tokens]
     used = labels[slice(*first.keys)] + labels[slice(*first.queries)]
     left = round(max(width(text, size) for text in used) + width("00000", size)) + 18
-    most = 64 if across == 1 else 44
-    cell = max(1, min(most, (room - left) // columns, 1560 // rows))
+    room = (WIDE - 2 * MARGIN - left - 140) // across - GAP
+    cell = max(1, min(64 if count == 1 else 44, room // columns, LARGEST // rows))
     queries = _labelled(labels, first.queries, first.pool, rows, cell, size)
     keys = _labelled(labels, first.keys, first.pool, columns, cell, size)
-    return _Panel(
+    longest_key = max(width(text, size) for _, text in keys)
+    return _Figure(
+        count=count,
+        across=across,
         rows=rows,
         columns=columns,
         cell=cell,
         left=left,
-        head=SMALL + 18 if named else 0,
-        foot=round(max(width(text, size) for _, text in keys)) + 18,
+        foot=round(longest_key) + 18,
         size=size,
         queries=queries,
         keys=keys,

@@ -68,8 +68,7 @@ def head_map_png(
     for line, words in enumerate(legend):
         sheet.text((left, down[1] + 36 + LINE * line), words, SMALL, QUIET)
     sheet.footer(
-        f"{about.formula}; {kind} scale; gaps part the groups of heads that share keys and values",
-        report.ok,
+        f"{about.formula}; {kind} scale; gaps part heads that share keys and values", report.ok
     )
     return sheet.png()
 

@@ -24,8 +24,8 @@ INK, QUIET, GRID, RED = (25, 25, 30), (105, 105, 115), (222, 222, 228), (200, 40
 MASKED, HATCH = (246, 246, 248), (219, 219, 226)
 # pixels: two columns of a paper, and one; the margin; the room of the headings and of the footer
 WIDE, NARROW = 2080, 1240
-MARGIN, HEAD, FOOT = 44, 150, 84
-TITLE, SMALL, LEAST = 40, 26, 20  # font sizes; the least is what can be read on paper
+MARGIN, HEAD, FOOT = 44, 150, 112
+TITLE, SMALL, FINE, LEAST = 40, 26, 22, 20  # font sizes; the least is what can be read on paper
 BAR = 26  # pixels that a colour bar is wide
 # found by name in the system's folders; the first that has a sign draws it
 _FONTS = (
@@ -117,13 +117,21 @@ class Sheet:
         self.text((MARGIN, MARGIN + 54), fitted(title, SMALL, room), SMALL, QUIET)
 
     def footer(self, words: str, ok: bool) -> None:
-        """How to read it; where a check does not hold, that instead."""
-        at = MARGIN, self.image.height - MARGIN
-        if ok:
-            room = self.image.width - 2 * MARGIN
-            self.text(at, fitted(words, LEAST + 2, room), LEAST + 2, QUIET, "ls")
-        else:
-            self.text(at, "A CHECK FAILED: do not trust these numbers", SMALL, RED, "ls")
+        """How to read it, on two lines at most; where a check does not hold, that instead."""
+        x, bottom = MARGIN, self.image.height - MARGIN + 14
+        if not ok:
+            self.text((x, bottom), "A CHECK FAILED: do not trust these numbers", SMALL, RED, "ls")
+            return
+        room = self.image.width - 2 * MARGIN
+        lines = [""]
+        for part in words.split("; "):
+            longer = f"{lines[-1]}; {part}" if lines[-1] else part
+            if width(longer, FINE) <= room:
+                lines[-1] = longer
+            else:
+                lines.append(part)
+        for up, line in enumerate(reversed(lines[:2])):
+            self.text((x, bottom - 32 * up), fitted(line, FINE, room), FINE, QUIET, "ls")
 
     def png(self) -> bytes:
         """The picture as a PNG file of 300 dots per inch."""
