@@ -155,6 +155,8 @@ class ColourBar:
         ink = Ink.of(console, options, diverging=self.scale.signed)
         middle = number(self.scale.value(0.5))
         ends = [number(self.scale.low), number(self.scale.high)]
+        if self.scale.kind == "log" and not self.scale.signed:  # what is less looks like nothing
+            ends[0] = f"<{number(self.scale.value(1e-9))}"
         kind = "" if self.scale.kind == "linear" else f" ({self.scale.kind} scale)"
         dot = f"   {ink.dot} {self.masked}" if self.masked else ""
         used = len("".join([*ends, middle])) + 4 + len(dot)

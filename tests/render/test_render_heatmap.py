@@ -339,6 +339,7 @@ def test_the_bar_has_both_ends_the_middle_and_the_mask(width):
     assert re.fullmatch(r"0 .+ 0\.25 .+ 1   · masked", bar)
     assert cell_len(bar) <= width
     assert "masked" not in lines_of(ColourBar("x", scale, ""), width=width)[1]
+    assert lines_of(ColourBar("x", Scale(low=0, high=1, kind="log")))[1].startswith("<0.0001 ")
     signed = Scale(low=-5.5, high=5.5, signed=True)
     assert re.fullmatch(r"−5\.5 .+ 0 .+ 5\.5   · masked", lines_of(ColourBar("x", signed))[1])
 
