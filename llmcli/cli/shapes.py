@@ -147,6 +147,11 @@ def _show_run(
 
 
 def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
+    if not report.rows:
+        raise UsageError(
+            "these options together leave no tensor to show",
+            hint="embeddings, the final norm and the head are in no layer",
+        )
     if out.json:
         machine = environment(kernels=KERNELS if report.ran else ())
         out.document(shapes_document(report), model=about, environment=machine)

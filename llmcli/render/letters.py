@@ -45,7 +45,7 @@ def axis_line(letter: LetterValue) -> str:
     known = LETTERS.get(letter.documents, ("", ()))[1]
     others = [name for name in (letter.documents, *known) if name != letter.letter]
     called = f" ({', '.join(others)})" if others else ""
-    return f"{letter.letter} = {values} {AXES[letter.letter]}{called}"
+    return f"{letter.letter} = {values} {_counted(AXES[letter.letter], letter.values)}{called}"
 
 
 def letter_line(letter: str, value: int, aliases: bool) -> str:
@@ -68,9 +68,14 @@ def letter_lines(values: Sequence[tuple[str, int]], *, aliases: bool) -> Iterato
 
 
 def _line(letter: str, value: int, number: str, aliases: Sequence[str]) -> str:
-    words = LETTERS[letter][0]
-    if value == 1:
-        first, _, rest = words.partition(" ")
-        words = f"{first.removesuffix('s')} {rest}".rstrip()
+    words = _counted(LETTERS[letter][0], (value,))
     called = f"({', '.join(aliases)})" if aliases else ""
     return " ".join(part for part in (f"{letter} = {number}", words, called) if part)
+
+
+def _counted(words: str, values: Sequence[int]) -> str:
+    """`heads of keys and values`, `head of keys and values` where there is one."""
+    if tuple(values) != (1,):
+        return words
+    first, _, rest = words.partition(" ")
+    return f"{first.removesuffix('s')} {rest}".rstrip()

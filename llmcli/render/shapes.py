@@ -15,7 +15,6 @@ from llmcli.render.letters import axis_line
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line
 from llmcli.reports.shapes import (
-    LayerKind,
     NameRow,
     ShapeRow,
     ShapesReport,
@@ -42,9 +41,7 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
             parts += [Text(), Text(_heading(words, rows, report), style=HEADING)]
             parts.append(_table(kind, rows, report))
             parts += _below(kind, rows, report)
-    if not report.rows:
-        parts += [Text(), Text("nothing of what was asked for is in this model")]
-    parts += [Text(), *_kinds(report), render_checks(report.checks)]
+    parts += [Text(), *_folds(report), render_checks(report.checks)]
     if not report.ran:
         parts.append(Dotted(["from headers alone", "with a prompt the model is run, too"], FAINT))
     return Group(*parts)
@@ -166,11 +163,9 @@ def _source(row: ShapeRow) -> str:
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
     many = sum(max(1, len(row.layers)) for row in rows)
-    counted = (
-        f"{words}: {many} tensors"
-        if many == len(rows)
-        else (f"{words}: {many} tensors in {len(rows)} rows")
-    )
+    counted = f"{words}: {many} tensor{'s' if many > 1 else ''}"
+    if many > len(rows):
+        counted += f" in {len(rows)} row{'s' if len(rows) > 1 else ''}"
     dtypes = _dtypes(rows)
     dtype = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
     if rows[0].first.kind == "parameter":
@@ -221,17 +216,17 @@ def _growth(report: ShapesReport) -> Iterator[RenderableType]:
         yield Dotted([words], FAINT)
 
 
-def _kinds(report: ShapesReport) -> Iterator[RenderableType]:
-    """How often each kind of layer is there, for rows that stand for several."""
-    shown = {number for row in report.rows for number in row.layers}
-    for kind in report.kinds:
-        here = [number for number in kind.layers if number in shown]
-        if len(here) > 1:
-            yield Dotted([f"×{len(here)}, layers {spans(here)}, identical", *_window(kind)], FAINT)
-
-
-def _window(kind: LayerKind) -> list[str]:
-    return [] if kind.window is None else [f"each token sees {kind.window} keys"]
+def _folds(report: ShapesReport) -> Iterator[RenderableType]:
+    """How many layers rows stand for, and that they are identical up to their number."""
+    folded = {row.layers for row in report.rows if len(row.layers) > 1}
+    # the first layer's input stands apart: the others' is in what is said of all
+    whole = [layers for layers in folded if not any(set(layers) < set(more) for more in folded)]
+    for layers in sorted(whole):
+        words = [f"×{len(layers)}, layers {spans(layers)}, identical"]
+        kind = next(kind for kind in report.kinds if layers[0] in kind.layers)
+        if kind.window is not None:
+            words.append(f"a token sees {kind.window} keys at most")
+        yield Dotted(words, FAINT)
 
 
 def _listed(items: Sequence[object]) -> str:

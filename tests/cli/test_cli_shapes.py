@@ -1,0 +1,198 @@
+"""`llmcli shapes` as a shell sees it: documents, rows, prompts, files without configuration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cli_tiny import write_tiny
+from safetensors.numpy import save_file
+
+from llmcli.measure import ran
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-m", "tiny"],
+        ["-m", "tiny", "--json"],
+        ["-m", "tiny", "--names"],
+        ["--params", "--layer=0"],
+    ],
+)
+def test_torch_is_never_imported_without_a_prompt(argv, tiny):
+    code = "import sys; from llmcli.cli.app import main; code = main(sys.argv[1:]); "
+    code += "sys.exit(code or (99 if 'torch' in sys.modules else 0))"
+    argv = argv if "-m" in argv else ["-m", tiny, *argv]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "shapes", *argv], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout
+
+
+def test_the_document_has_every_tensor(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    document = cli("shapes", "-m", folder, "--json", "--dtype", "float32", "--tokens", "5").json()
+    assert document["schema"] == "llmcli.shapes/1"
+    tensors = document["tensors"]
+    for tensor in tensors:
+        assert {"name", "kind", "axes", "shape", "dtype", "bytes", "phase", "layer", "formula"} <= (
+            tensor.keys()
+        )
+        assert len(tensor["axes"]) == len(tensor["shape"]) == len(tensor["documents"])
+        assert tensor["bytes"] == 4 * np.prod(tensor["shape"])
+    assert {t["phase"] for t in tensors if t["kind"] == "parameter"} == {None}
+    counted = Counter((tensor["name"], tensor["phase"]) for tensor in tensors)
+    assert set(counted.values()) == {1}
+    pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}
+    assert pattern["prefill"]["axes"] == ["B", "H", "T", "S"]
+    assert [pattern[phase]["shape"] for phase in ("prefill", "decode")] == [
+        [1, 4, 5, 5],
+        [1, 4, 1, 6],
+    ]
+    assert not pattern["decode"]["written"]
+    key = next(t for t in tensors if t["name"] == "blocks.0.attn.W_k")
+    assert key["source"] == "model.layers.0.self_attn.k_proj.weight"
+    assert (key["shape"], key["stored_shape"]) == ([32, 16], [16, 32])
+    assert key["shares"] == "blocks.0.attn.W_qkv"
+    # 2 layers × keys and values × 2 heads of 8 × 4 bytes
+    assert document["cache"]["per_token"] == 2 * 2 * 2 * 8 * 4
+    assert document["model"]["parameters"] == sum(
+        np.prod(t["shape"]) for t in tensors if t["kind"] == "parameter"
+    )
+    assert all(check["ok"] for check in document["checks"].values())
+    assert {"symbols", "folded", "stored"} == set(document["checks"])
+    assert {"name": "blocks.{0-1}.mlp.up", "layers": [0, 1], "formula": "U = T⁴ W_up"} in (
+        document["rows"]
+    )
+
+
+def test_a_prompt_is_run_and_compared(run_tiny):
+    document = run_tiny("shapes", "abc", "--batch", "2", "--json", "--threads", "1").json()
+    assert (document["tokens"], document["batch"], document["ran"]) == (3, 2, True)
+    names = ("shapes", "dtypes", "memory", "derived", "cache", "copies", "parameters")
+    assert {f"ran_{name}" for name in names} <= set(document["checks"])
+    assert all(check["ok"] for check in document["checks"].values())
+    ids = run_tiny("shapes", "--ids", "7,8,9,10", "--json").json()
+    assert ids["tokens"] == 4
+
+
+def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
+    honest = ran.Calls.activations
+
+    def lying(self, phase):
+        return tuple(
+            replace(spec, shape=(9,)) if spec.name == "blocks.1.resid_mid" else spec
+            for spec in honest(self, phase)
+        )
+
+    monkeypatch.setattr(ran.Calls, "activations", lying)
+    result = run_tiny("shapes", "abc", "--phase", "prefill")
+    assert result.code == 1
+    assert "✗ not so" in result.out
+    assert "blocks.0.attn.pattern" in result.out  # what there is is shown, layers apart
+    assert "`blocks.1.resid_mid" in result.err
+    document = run_tiny("shapes", "abc", "--json")
+    assert document.code == 1
+    assert not document.json()["checks"]["ran_shapes"]["ok"]
+
+
+def test_weights_of_another_model_are_seen_without_reading_them(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    result = cli("shapes", "-m", folder, "--params")
+    assert result.code == 1
+    assert "W_gate" in result.err
+    assert "✗ not so" in result.out
+
+
+def test_a_configuration_alone_is_enough(cli, tiny):
+    result = cli("shapes", "-m", tiny)
+    assert result.code == 0
+    assert "blocks.{0-1}.mlp.W_down" in result.out
+    assert "×2, layers 0-1, identical" in result.out
+    assert "checkpoint" not in result.out
+
+
+def test_what_is_shown_can_be_chosen(cli, tiny):
+    def names(*argv):
+        document = cli("shapes", "-m", tiny, "--json", *argv).json()
+        return {tensor["name"] for tensor in document["tensors"]}
+
+    everything = names()
+    assert names("--params") | names("--activations") == everything
+    assert not names("--params") & names("--activations")
+    assert names("--params", "--activations") == everything
+    assert all(".1." in name for name in names("--layer", "-1"))
+    assert names("--filter", "blocks.*.attn.pattern,logits") == {
+        "blocks.0.attn.pattern", "blocks.1.attn.pattern", "logits",
+    }  # fmt: skip
+    theirs = names("--filter", "model.layers.1.self_attn.q_proj.weight,pattern0")
+    assert theirs == {"blocks.1.attn.W_q", "blocks.0.attn.pattern"}
+    only = cli("shapes", "-m", tiny, "--json", "--phase", "decode", "--activations").json()
+    assert {tensor["phase"] for tensor in only["tensors"]} == {"decode"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--layer", "2"), "there are 2 layers"),
+        (("--filter", "blocks.*.attn.patern"), "did you mean `blocks.*.attn.pattern`"),
+        (("--filter", "pos_embed"), "this model has no `pos_embed`"),
+        (("--layer", "0", "--filter", "logits"), "leave no tensor"),
+        (("text", "--tokens", "3"), "without a prompt"),
+        (("text", "--names"), "without a prompt"),
+        (("--phase", "both", "--tokens", "0"), "--tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(cli, tiny, argv, words):
+    result = cli("shapes", "-m", tiny, "--random-weights", *argv)
+    assert result.code == 2
+    assert words in result.err
+
+
+def test_learned_positions_bound_the_tokens(cli):
+    assert cli("shapes", "-m", "tiny", "--tokens", "511", "--layer", "0").code == 0
+    result = cli("shapes", "-m", "tiny", "--tokens", "512")
+    assert result.code == 2
+    assert "use at most 511 tokens" in result.err
+
+
+def test_names_places_formulas_and_aliases(cli):
+    result = cli("shapes", "-m", "tiny", "--names")
+    assert result.code == 0
+    assert "blocks.{0-3}.attn.pattern   [B H T S]   b × h × n × n" in result.out
+    assert "blocks.{i}.attn.hook_pattern" in result.out
+    assert "attention weights" in result.out
+    rows = cli("shapes", "-m", "tiny", "--names", "--json").json()["names"]
+    assert len({row["name"] for row in rows}) == len(rows)
+    (q,) = [row for row in rows if row["name"] == "blocks.{0-3}.attn.q"]
+    assert q["formula"] == "Q = T¹ W_q + b_q"
+
+
+def test_a_file_without_configuration_has_tensors_only(cli, tmp_path):
+    tensors = {"layer.0.w[b]": np.zeros((3, 4), np.float32), "x\x1b[31m": np.zeros(5, np.float16)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    file = str(tmp_path / "m.safetensors")
+    result = cli("shapes", "-m", file, "--params")
+    assert result.code == 0
+    assert "layer.0.w[b]   [3 4]   F32" in result.out
+    assert "x\\x1b[31m" in result.out
+    assert "\x1b" not in result.out
+    document = cli("shapes", "-m", file, "--params", "--json").json()
+    found = {tensor["name"]: tensor for tensor in document["tensors"]}
+    assert found["x\x1b[31m"]["shape"] == [5]
+    assert found["layer.0.w[b]"]["bytes"] == 48
+    for argv in ((), ("--activations",), ("--names",), ("text",)):
+        assert cli("shapes", "-m", file, *argv).code == 4
+
+
+def test_a_prompt_too_long_for_the_context(run_tiny):
+    assert run_tiny("shapes", "x" * 129).code == 2

@@ -1,0 +1,288 @@
+"""The tables of shapes as text: widths, folding, what spills below a row, hostile names."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from llmcli.render.layout import Column, Rows
+from llmcli.render.letters import axis_line
+from llmcli.render.shapes import render_names, render_shapes, render_stored
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.shapes import (
+    CacheGrowth,
+    LayerKind,
+    LetterValue,
+    NameRow,
+    ShapeRow,
+    ShapesReport,
+    ShapeTensor,
+    Stored,
+)
+
+
+def shown(renderable, width=200):
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(renderable, crop=False)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def tensor(**change):
+    values = {
+        "name": "blocks.0.attn.q",
+        "kind": "activation",
+        "axes": ("B", "H", "T", "dh"),
+        "documents": ("b", "h", "n", "d/h"),
+        "shape": (1, 9, 12, 64),
+        "dtype": "float32",
+        "bytes": 27648,
+        "phase": "prefill",
+        "layer": 0,
+        "formula": "Q = T¹ W_q",
+        "shares": "blocks.0.attn.qkv",
+        "written": True,
+        "stored": None,
+    }
+    return ShapeTensor(**(values | change))
+
+
+PREFILL = tensor()
+DECODE = tensor(phase="decode", shape=(1, 9, 1, 64), bytes=2304)
+QUERY = ShapeRow(
+    name="blocks.{0-29}.attn.q",
+    layers=tuple(range(30)),
+    tensors=(PREFILL, DECODE),
+    formula="Q = T¹ W_q",
+    memory="view of attn.qkv",
+    source="",
+)
+STORED = Stored(
+    source="blk.0.attn_q.weight",
+    shape=(576, 576),
+    format="Q4_1",
+    bytes=207360,
+    operations=("unpaired rows of 9 heads",),
+)
+WEIGHT = ShapeRow(
+    name="blocks.{0-29}.attn.W_q",
+    layers=tuple(range(30)),
+    tensors=(
+        tensor(
+            name="blocks.0.attn.W_q",
+            kind="parameter",
+            axes=("D", "H·dh"),
+            documents=("d", "d"),
+            shape=(576, 576),
+            phase=None,
+            stored=STORED,
+        ),
+    ),
+    formula="Q = T¹ W_q",
+    memory="part of attn.W_qkv",
+    source="blk.{0-29}.attn_q.weight",
+)
+KEPT = ShapeRow(
+    name="cache.{0-29}.k",
+    layers=tuple(range(30)),
+    tensors=(tensor(name="cache.0.k", kind="state", shares=None),) * 2,
+    formula="the keys",
+    memory="copy of attn.k_rot",
+    source="",
+)
+REPORT = ShapesReport(
+    dtype="float32",
+    batch=1,
+    tokens=12,
+    phases=("prefill", "decode"),
+    letters=(
+        LetterValue(letter="B", documents="b", values=(1,)),
+        LetterValue(letter="T", documents="n", values=(12, 1)),
+        LetterValue(letter="H", documents="h", values=(9,)),
+    ),
+    kinds=(LayerKind(layers=tuple(range(30)), window=None),),
+    tensors=(),
+    rows=(WEIGHT, QUERY, KEPT),
+    growth=CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
+    parameters=134515008,
+    weight_bytes=538060032,
+    stored_bytes=96600000,
+    ran=False,
+    checks=(ViewCheck(name="symbols", words="all shapes fit", value=0.0, tolerance=0.0),),
+)
+
+
+def test_a_wide_screen_has_every_column_in_one_line():
+    lines = shown(render_shapes(REPORT, "smollm2")).splitlines()
+    assert [line for line in lines if not line.startswith("─")] == [
+        "smollm2",
+        "B = 1 sequence (b) · T = 12, then 1 new tokens (n, N) · H = 9 heads (h, A, n_heads)",
+        "",
+        "parameters: 30 tensors in 1 row, float32",
+        "name                     letters    shape       papers    bytes   memory               "
+        "stored           checkpoint                                           formula",
+        "blocks.{0-29}.attn.W_q   [D H·dh]   [576 576]   d × d    27 KiB   part of attn.W_qkv   "
+        "Q4_1 [576 576]   blk.{0-29}.attn_q.weight, unpaired rows of 9 heads   Q = T¹ W_q",
+        "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB stored",
+        "",
+        "activations: 30 tensors in 1 row, float32, bytes of one in prefill",
+        "name                   letters      prefill       decode       papers             bytes   "
+        "memory             formula",
+        "blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]   [1 9 1 64]   b × h × n × d/h   27 KiB   "
+        "view of attn.qkv   Q = T¹ W_q",
+        "memory: own, or a view of that of another",
+        "",
+        "cache: 30 tensors in 1 row, float32, bytes of one in prefill",
+        "name             letters      prefill       decode        papers             bytes   "
+        "memory               formula",
+        "cache.{0-29}.k   [B H T dh]   [1 9 12 64]   [1 9 12 64]   b × h × n × d/h   27 KiB   "
+        "copy of attn.k_rot   the keys",
+        "grows by 45 KiB a token · 1.5 KiB in each of 30 layers",
+        "540 KiB after the prompt · 585 KiB after one token more",
+        "",
+        "×30, layers 0-29, identical",
+        "✓ all shapes fit · exactly",
+        "from headers alone · with a prompt the model is run, too",
+    ]
+
+
+def test_a_narrow_screen_loses_nothing():
+    text = shown(render_shapes(REPORT, "smollm2"), 55)
+    lines = text.splitlines()
+    at = lines.index("blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]")
+    assert lines[at + 1] == "    decode [1 9 1 64] · b × h × n × d/h · 27 KiB"
+    assert lines[at + 2] == "    view of attn.qkv · Q = T¹ W_q"
+    for part in ("Q4_1 [576 576]", "blk.{0-29}.attn_q.weight, unpaired rows of 9 heads", "d × d"):
+        assert part in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
+def test_no_line_is_longer_than_the_screen(width):
+    text = shown(render_shapes(REPORT, "smollm2"), width)
+    widest = 60 if width == 40 else width  # name, letters and numbers are always whole
+    assert max(map(cell_len, text.splitlines())) <= widest
+
+
+def test_dtypes_that_differ_have_a_column():
+    wide = replace(QUERY, tensors=(tensor(dtype="bfloat16"), DECODE))
+    text = shown(render_shapes(replace(REPORT, rows=(wide, QUERY)), "m"))
+    assert "bfloat16" in text
+    assert "activations: 60 tensors in 2 rows, bytes" in text
+
+
+def test_what_is_derived_is_said():
+    derived = replace(QUERY, memory="derived")
+    assert "no kernel writes it" in shown(render_shapes(replace(REPORT, rows=(derived,)), "m"))
+    assert "no kernel writes it" not in shown(render_shapes(REPORT, "m"))
+
+
+def test_windows_are_said_of_layers_and_of_the_cache():
+    kinds = (
+        LayerKind(layers=(0, 2, 4), window=None),
+        LayerKind(layers=(1, 3, 5), window=4096),
+    )
+    rows = tuple(
+        replace(KEPT, name=f"cache.{{{n}}}.k", layers=kind.layers) for n, kind in enumerate(kinds)
+    )
+    growth = replace(REPORT.growth, per_layer=(1536, 768))
+    text = shown(render_shapes(replace(REPORT, rows=rows, kinds=kinds, growth=growth), "m"))
+    assert "×3, layers 0,2,4, identical\n" in text
+    assert "×3, layers 1,3,5, identical · a token sees 4096 keys at most" in text
+    assert "a window of 4096 keys bounds what is seen, not the cache" in text
+    assert "1.5 KiB in each of 3 layers · 768 B in each of 3 layers" in text
+
+
+def test_only_what_was_folded_is_called_identical():
+    alone = replace(QUERY, name="blocks.0.attn.q", layers=(0,))
+    other = replace(QUERY, name="blocks.1.attn.k", layers=(1,))
+    assert "identical" not in shown(render_shapes(replace(REPORT, rows=(alone, other)), "m"))
+    rest = replace(QUERY, name="blocks.{1-29}.resid_pre", layers=tuple(range(1, 30)))
+    text = shown(render_shapes(replace(REPORT, rows=(rest, QUERY)), "m"))
+    assert text.count("identical") == 1
+
+
+def test_a_failed_check_says_where():
+    wrong = ViewCheck(name="x", words="all shapes fit", value=2.0, tolerance=0.0, where="embed")
+    text = shown(render_shapes(replace(REPORT, checks=(wrong,), ran=True), "m"))
+    assert "✗ not so: all shapes fit" in text
+    assert "worst at embed" in text
+    assert "from headers alone" not in text
+
+
+def test_hostile_names_are_spelled_out():
+    hostile = replace(WEIGHT, source="a\x1b[2J[bold]b")
+    title = "m\x1b]0;x\x07"
+    for text in (
+        shown(render_shapes(replace(REPORT, rows=(hostile,)), title)),
+        shown(render_stored([replace(STORED, source="a\x1b[2J[bold]b")], title)),
+    ):
+        assert "\x1b" not in text
+        assert "\x07" not in text
+        assert "a\\x1b[2J[bold]b" in text
+
+
+def test_stored_tensors_of_a_file():
+    assert shown(render_stored([STORED], "file")).splitlines() == [
+        "file",
+        "name                  shape       stored     bytes",
+        "──────────────────────────────────────────────────",
+        "blk.0.attn_q.weight   [576 576]   Q4_1     202 KiB",
+        "1 tensors · 202 KiB",
+    ]
+
+
+NAME = NameRow(
+    name="blocks.{0-29}.attn.pattern",
+    kind="activation",
+    axes=("B", "H", "T", "S"),
+    documents=("b", "h", "n", "n"),
+    words="attention weights",
+    formula="A = softmax(S)",
+    aliases=("blocks.{i}.attn.hook_pattern", "pattern{i}", "evil\x1b[31m"),
+)
+
+
+def test_names():
+    assert shown(render_names([NAME], "m"), 80).splitlines() == [
+        "m",
+        "",
+        "blocks.{0-29}.attn.pattern   [B H T S]   b × h × n × n",
+        "    attention weights · A = softmax(S)",
+        "    blocks.{i}.attn.hook_pattern · pattern{i} · evil\\x1b[31m",
+    ]
+    narrow = shown(render_names([replace(NAME, aliases=())], "m"), 36).splitlines()
+    assert narrow[-2:] == ["    attention weights", "    A = softmax(S)"]
+
+
+@pytest.mark.parametrize(
+    ("letter", "line"),
+    [
+        (
+            LetterValue(letter="S", documents="n", values=(5, 6)),
+            "S = 5, then 6 tokens so far (n, N)",
+        ),
+        (LetterValue(letter="H", documents="h", values=(8, 4)), "H = 8/4 heads (h, A, n_heads)"),
+        (LetterValue(letter="F", documents="4d", values=(64,)), "F = 64 neurons (4d)"),
+        (LetterValue(letter="F", documents="F", values=(64,)), "F = 64 neurons"),
+        (LetterValue(letter="P", documents="P", values=(1,)), "P = 1 learned positions"),
+        (
+            LetterValue(letter="dh", documents="d/h", values=(64,)),
+            "dh = 64 a head's query and key (d/h, d_k, d_v, head_dim)",
+        ),
+    ],
+)
+def test_letters_with_their_sizes_and_other_names(letter, line):
+    assert axis_line(letter) == line
+
+
+def test_rows_spill_only_where_they_are_told_to():
+    columns = (Column("a", right=False), Column("bb", first_to_go=1), Column("c", first_to_go=2))
+    cells = [[Text("xxxxxx"), Text("yyyyyy"), Text("zzzzzz")]]
+    assert "zzzzzz" not in shown(Rows(columns, cells), 20)
+    spilled = shown(Rows(columns, cells, spill=True), 20).splitlines()
+    assert spilled == [
+        "a            bb", "    c", "───────────────", "xxxxxx   yyyyyy", "    zzzzzz",
+    ]  # fmt: skip
+    assert shown(Rows(columns, cells, spill=True), 30) == shown(Rows(columns, cells), 30)
