@@ -122,8 +122,8 @@ def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, d
     planned = run.planned(kind)
     planned.check()
     with opened(planned) as export:
-        sinks = [kept.add] if kept is not None else []
-        sinks += [export.add] if export.whole else []
+        wanting = [None if kept is None else kept.add, export.add]
+        sinks = [sink for sink in wanting if sink is not None]
 
         def add(layer: int, values_HTS: np.ndarray) -> None:
             for sink in sinks:

@@ -15,14 +15,15 @@ from llmcli.reports.attention import AttentionReport, What
 if TYPE_CHECKING:
     import numpy as np
 
+    from llmcli.measure.attention.wanted import OnMatrix
+
 
 class Export(Protocol):
-    """A file that is being written. `whole`: it needs whole matrices, through `add`."""
+    """A file that is being written."""
 
-    whole: bool
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        """All matrices of a layer, layer by layer in order; they are the caller's."""
+    @property
+    def add(self) -> OnMatrix | None:
+        """Takes all matrices of a layer, layer by layer in order; None where it needs none."""
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
         """What is written at the end. `document`: the JSON document of the run."""
@@ -41,8 +42,6 @@ def opened(planned: Planned) -> Iterator[Export]:
 
 
 class _Arrays:
-    whole = True
-
     def __init__(self, planned: Planned, file: BinaryIO) -> None:
         from llmcli.render.arrays import array_writer
 
@@ -81,8 +80,6 @@ class Matrices:
 
 
 class _Document:
-    whole = True
-
     def __init__(self, planned: Planned) -> None:
         self._file, self._kept = planned.file, Matrices(planned.what)
 
@@ -94,8 +91,6 @@ class _Document:
 
 
 class _Csv:
-    whole = True
-
     def __init__(self, planned: Planned) -> None:
         from llmcli.render.attention_csv import AttentionCsv
 
@@ -111,8 +106,6 @@ class _Csv:
 
 
 class _Page:
-    whole = True
-
     def __init__(self, planned: Planned) -> None:
         from llmcli.render.page import AttentionPage
 
@@ -130,13 +123,10 @@ class _Page:
 class _Picture:
     """The matrices that are drawn, of many heads the map."""
 
-    whole = False
+    add = None
 
     def __init__(self, planned: Planned) -> None:
         self._planned = planned
-
-    def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        raise AssertionError("a picture is made of the report")
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
         from llmcli.render.attention_png import attention_png
