@@ -7,6 +7,7 @@ from a font of this machine where there is one, else they are spelled out.
 from __future__ import annotations
 
 import io
+import unicodedata
 from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -184,10 +185,21 @@ def dark(colour: np.ndarray) -> bool:
 
 def _runs(words: str, size: int) -> list[tuple[FreeTypeFont, str]]:
     """The words in pieces of one font each."""
-    found = [(_chosen(sign), sign) for sign in words]
-    spelled = [(font, sign if font >= 0 else _spelled(sign)) for font, sign in found]
+    found = [(_chosen(cluster), cluster) for cluster in _clusters(words)]
+    spelled = [(n, one if n >= 0 else "".join(map(_spelled, one))) for n, one in found]
     groups = groupby(spelled, lambda pair: max(0, pair[0]))
     return [(_font(font, size), "".join(sign for _, sign in run)) for font, run in groups]
+
+
+def _clusters(words: str) -> list[str]:
+    """The signs of the words, each with the marks above and below it."""
+    found: list[str] = []
+    for sign in unicodedata.normalize("NFC", words):
+        if found and unicodedata.combining(sign):
+            found[-1] += sign
+        else:
+            found.append(sign)
+    return found
 
 
 def _spelled(sign: str) -> str:
@@ -198,11 +210,13 @@ def _spelled(sign: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _chosen(sign: str) -> int:
-    """The number of the first font that has the sign, 0 the one of Pillow; -1 if none has."""
+def _chosen(cluster: str) -> int:
+    """The number of the first font that has these signs, 0 the one of Pillow; -1 if none has."""
     for index in range(len(_FONTS) + 1):
         font = _font(index, 32)
-        if font is not None and (sign == " " or not _same(font, sign, "\uffff")):
+        if font is not None and all(
+            sign == " " or not _same(font, sign, "\uffff") for sign in cluster
+        ):
             return index
     return -1
 

@@ -229,6 +229,11 @@ def test_a_sign_that_no_font_has_is_spelled_out(monkeypatch):
         png._font.cache_clear()
 
 
+def test_marks_stay_with_their_letter():
+    assert png._clusters("e\u0301a\u0323\u0307x") == ["é", "ạ\u0307", "x"]
+    assert png.width("e\u0301", 30) == png.width("é", 30)
+
+
 def test_labels_show_spaces_and_spell_control_characters():
     assert png.label(7, " the") == "·the"
     assert png.label(7, "") == "#7"

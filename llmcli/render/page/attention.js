@@ -114,7 +114,7 @@ const map = { left: 30, top: 20, cell: 0, places: [] };
 function placeHeads() {
   const most = Math.max(...data.layers.map((one) => one.heads.length));
   const room = innerWidth < 860 ? innerWidth - 110 : Math.min(innerWidth * 0.26, 520);
-  map.cell = Math.max(11, Math.min(38, Math.floor((room - map.left) / (most * 1.08))));
+  map.cell = Math.max(11, Math.min(most > 6 ? 38 : 54, Math.floor((room - map.left) / (most * 1.08))));
   map.places = [];
   data.layers.forEach((one, row) => {
     let gaps = 0;
@@ -327,7 +327,7 @@ function drawTokens() {
     span.dataset.weight = value === null ? "" : String(value);
     const share = value === null ? 0 : bent(Math.abs(value) / data.most, state.bend);
     span.style.background = value === null ? "" : tinted(value, share);
-    span.style.color = share > 0.5 ? (data.signed ? "#fff" : "#1d1d22") : "";
+    span.style.color = share > 0.6 ? (data.signed ? "#fff" : "#1d1d22") : "";
   });
   const [box, chosen] = [$("tokens"), $("tokens").children[state.query]];
   const [above, below] = [chosen.offsetTop - box.offsetTop, box.clientHeight];
@@ -366,9 +366,10 @@ function makeTokens() {
   $("tokens").replaceChildren(...data.tokens.flatMap((token, at) => {
     const span = make("span", at < data.prompt_tokens ? "token" : "token new");
     span.title = `token ${at}, id ${token.id}${at < data.prompt_tokens ? "" : ", generated"}`;
-    span.append(token.text === "" ? `#${token.id} ` : token.text);
+    const space = token.text.match(/^ */)[0]; // not coloured, for it may end a line
+    span.append(token.text.trim() === "" ? label(token) : token.text.slice(space.length));
     span.addEventListener("click", () => choose({ query: at }));
-    return [span];
+    return token.text === "" ? [" ", span] : [space, span];
   }));
 }
 
