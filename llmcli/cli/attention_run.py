@@ -29,6 +29,7 @@ class Run:
         self, model: Model, ids: tuple[int, ...], new: int, heads: HeadOptions, view: ViewOptions
     ) -> None:
         from llmcli.measure.attention import METRICS, USUAL
+        from llmcli.measure.attention.metrics import MOST_RANKED, RANK
         from llmcli.render.attention import COLOURED_BY
         from llmcli.render.stats import model_line
 
@@ -40,14 +41,21 @@ class Run:
             layer: tuple(head for head in range(count) if chosen is None or head in chosen)
             for layer, count in counts.items()
         }
-        self.mapped = metrics_named(view.map, METRICS, "--map") if view.map else ()
-        self.listed = metrics_named(view.metrics, METRICS, "--metrics") if view.metrics else ()
-        if view.map and len(self.mapped) != 1:
+        self.mapped = () if view.map is None else metrics_named(view.map, METRICS, "--map")
+        self.listed = (
+            () if view.metrics is None else metrics_named(view.metrics, METRICS, "--metrics")
+        )
+        if len(self.mapped) > 1:
             raise UsageError("`--map` takes one metric", hint="--metrics takes several")
         asked = {metric.name for metric in (*self.mapped, *self.listed)}
         self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *asked})
         self.coloured_by = self.mapped[0].name if self.mapped else COLOURED_BY
         self.tokens = len(ids) + new
+        if self.tokens > MOST_RANKED and RANK in [metric.name for metric in self.mapped]:
+            raise UsageError(
+                f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
+                f"{self.tokens}"
+            )
         self.drawn = view.draws(heads)
         if self.drawn:
             _check_drawn(self.chosen)

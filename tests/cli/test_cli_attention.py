@@ -15,6 +15,8 @@ from safetensors.numpy import load_file
 
 import llmcli.cli.attention_run
 import llmcli.cli.files
+import llmcli.measure.attention.metrics
+import llmcli.measure.attention.run
 import llmcli.nn.attention
 import llmcli.nn.decoder
 from llmcli.cli.attention_files import Planned
@@ -367,6 +369,18 @@ def test_what_makes_no_sense_is_refused(attention, argv, words, hint):
     assert result.out == ""
     assert words in result.err
     assert hint in result.err
+
+
+def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
+    monkeypatch.setattr(llmcli.measure.attention.metrics, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.measure.attention.run, "MOST_RANKED", 4)
+    result = attention(TEXT, "--map", "effective_rank")
+    assert result.code == 2
+    assert "up to 4 tokens, and there are 8" in result.err
+    result = attention(TEXT, "--metrics", "effective_rank,sink")
+    assert result.code == 0
+    assert "effective_rank was left out: it needs whole matrices" in result.out
+    assert "sink: mean over" in result.out
 
 
 def test_too_many_heads_are_not_drawn(cli, tmp_path):

@@ -280,6 +280,11 @@ def test_a_window_is_seen_as_masked_on_both_sides():
     assert found[4].endswith("· · · ▒▒▒▒")
 
 
+def test_tokens_that_were_never_written_are_no_rows():
+    found = lines_of(heatmap(np.zeros((0, 3)), queries=(3, 3), keys=(0, 3)))
+    assert "all masked" in found[1]
+
+
 def test_all_masked():
     assert "all masked" in "\n".join(lines_of(heatmap(np.full((2, 2), np.nan))))
 
