@@ -134,7 +134,8 @@ def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
         field("bytes", 3, lambda row: Text(size(row.first.bytes))),
         field("memory", 4, lambda row: Text(row.memory)),
         field("stored", 7, lambda row: Text(_stored(row.first))),
-        field("checkpoint", 8, lambda row: Text(_source(row))),
+        field("checkpoint", 8, lambda row: Text(one_line(row.source))),
+        field("on the way", 9, lambda row: Text(_operations(row.first))),
         field("formula", 2, lambda row: Text(row.formula)),
     )
 
@@ -153,12 +154,9 @@ def _stored(tensor: ShapeTensor) -> str:
     return "" if stored is None else f"{one_line(stored.format)} {_listed(stored.shape)}"
 
 
-def _source(row: ShapeRow) -> str:
-    """The checkpoint's name, and what is done to the tensor on the way."""
-    stored = row.first.stored
-    if stored is None:
-        return ""
-    return ", ".join((one_line(row.source), *stored.operations))
+def _operations(tensor: ShapeTensor) -> str:
+    """What is done to the stored tensor on its way into memory."""
+    return "" if tensor.stored is None else ", ".join(tensor.stored.operations)
 
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:

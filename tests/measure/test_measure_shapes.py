@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.anatomy import activations
@@ -23,6 +24,7 @@ from llmcli.config import (
     NormConfig,
     RopeConfig,
 )
+from llmcli.families import translate
 from llmcli.loading import load
 from llmcli.measure import ran, shapes
 from llmcli.measure.names import name_rows
@@ -361,8 +363,6 @@ def test_what_is_asked_for_is_what_is_shown():
 
 def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
     model = load("tiny", offline=True)
-    from llmcli.families import translate
-
     config, rules = translate(model.checkpoint)
     stored = stored_tensors(model.checkpoint, rules, config)
     assert all(check.ok for check in stored_check(model.checkpoint, rules, config))
@@ -409,3 +409,35 @@ def test_describing_imports_no_torch():
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     assert "torch" in vars(ran)
+
+
+@pytest.mark.parametrize("write", [write_llama, write_gpt2])
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path):
+    model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
+    config, rules = translate(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, rules, config)
+    said = Calls(config=config, batch=2, tokens=4, dtype=dtype)
+    checks = (
+        *run_checks(model, [5, 1, 3, 1], 2),
+        *sources_check(model.ledger, stored),
+        *stored_check(model.checkpoint, rules, config),
+    )
+    report = model_shapes(said, ("prefill", "decode"), Asked(), stored, checks, ran=True)
+    assert [check.name for check in report.checks if not check.ok] == []
+    assert len(report.checks) == 11
+    sources = {row.source for row in report.rows if row.first.kind == "parameter"}
+    assert "" not in sources
+
+
+@pytest.mark.real
+def test_smollm2_is_what_it_says(smollm2_path):
+    model = load(str(smollm2_path), dtype="float32", device="cpu")
+    checks = run_checks(model, [1, 504, 253, 2909], 1)
+    assert [check.name for check in checks if not check.ok] == []
+    config, rules = translate(model.checkpoint)
+    stored = stored_tensors(model.checkpoint, rules, config)
+    said = Calls(config=config, batch=1, tokens=4, dtype="float32")
+    report = model_shapes(said, ("prefill", "decode"), Asked(), stored, checks, ran=True)
+    assert report.parameters == 134_515_008
+    assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

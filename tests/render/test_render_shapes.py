@@ -122,9 +122,9 @@ def test_a_wide_screen_has_every_column_in_one_line():
         "",
         "parameters: 30 tensors in 1 row, float32",
         "name                     letters    shape       papers    bytes   memory               "
-        "stored           checkpoint                                           formula",
+        "stored           checkpoint                 on the way                 formula",
         "blocks.{0-29}.attn.W_q   [D H·dh]   [576 576]   d × d    27 KiB   part of attn.W_qkv   "
-        "Q4_1 [576 576]   blk.{0-29}.attn_q.weight, unpaired rows of 9 heads   Q = T¹ W_q",
+        "Q4_1 [576 576]   blk.{0-29}.attn_q.weight   unpaired rows of 9 heads   Q = T¹ W_q",
         "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB stored",
         "",
         "activations: 30 tensors in 1 row, float32, bytes of one in prefill",
@@ -154,7 +154,7 @@ def test_a_narrow_screen_loses_nothing():
     at = lines.index("blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]")
     assert lines[at + 1] == "    decode [1 9 1 64] · b × h × n × d/h · 27 KiB"
     assert lines[at + 2] == "    view of attn.qkv · Q = T¹ W_q"
-    for part in ("Q4_1 [576 576]", "blk.{0-29}.attn_q.weight, unpaired rows of 9 heads", "d × d"):
+    for part in ("Q4_1 [576 576]", "blk.{0-29}.attn_q.weight", "unpaired rows of 9 heads", "d × d"):
         assert part in text
 
 
