@@ -124,8 +124,7 @@ def _normalized(block: Block) -> Tensor:
 
 def _without_sink(block: Block) -> Tensor:
     mass_Ht, moment_Ht = block.beyond_first
-    counts_Ht = (mass_Ht > 0) & (block.positions_t > 0)
-    return torch.where(counts_Ht, moment_Ht / mass_Ht, math.nan)
+    return _from(1, block, moment_Ht / mass_Ht)  # 0 / 0 where all of a row goes to key 0
 
 
 def _distance(block: Block) -> Tensor:

@@ -78,6 +78,7 @@ def test_a_mask_that_is_shifted_in_the_rows_but_not_in_the_kernel(model, monkeyp
 
     monkeypatch.setattr(nn_attention, "visible_keys", shifted)
     assert {"masks", "values"} <= red(model)
+    assert "masks" in red(small("gqa", "float32"), rows=1), "a block reaches one key further"
 
 
 def fault_in_kernel(monkeypatch, change):
