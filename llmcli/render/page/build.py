@@ -20,6 +20,11 @@ from llmcli.render.palette import DECADES, DIVERGING, VIRIDIS
 from llmcli.render.theme import one_line, quoted
 from llmcli.reports.checks import ViewCheck
 
+SCRIPTS = {
+    "attention": ("common", "cells", "heads", "matrix", "token", "attention"),
+    "lens": ("common", "lens"),
+}
+
 
 def page(
     kind: str, title: str, data: Mapping[str, Any], blocks: Iterable[tuple[str, str]] = ()
@@ -28,7 +33,7 @@ def page(
 
     `data` is what its script finds, JSON without NaN. `blocks`: (id, base64) of larger data.
     """
-    script = f"{_part('common.js')}\n{_part(f'{kind}.js')}"
+    script = "\n".join(_part(f"{name}.js") for name in SCRIPTS[kind])
     style = _part("page.css")
     shared = {
         "decades": DECADES,

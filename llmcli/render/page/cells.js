@@ -1,0 +1,106 @@
+// What is shown, the numbers in steps, and how they become colours.
+const T = data.tokens.length;
+const state = { layer: 0, head: 0, query: T - 1, bend: data.bend, map: "", direction: "to" };
+const decoded = new Map();
+
+const layer = () => data.layers[state.layer];
+const head = () => layer().heads[state.head];
+
+// Where row i of a head begins: only what is visible is kept, row by row.
+function offset(i, window) {
+  if (!window || i <= window) return (i * (i + 1)) / 2;
+  return (window * (window + 1)) / 2 + (i - window) * window;
+}
+
+// The numbers of one head: `at(query, key)`, null where masked.
+function cells(layerIndex, headIndex) {
+  const name = `${layerIndex} ${headIndex}`;
+  if (!decoded.has(name)) {
+    const { window, heads } = data.layers[layerIndex];
+    const { low, high } = heads[headIndex];
+    const all = bytes($(`cells-${layerIndex}-${headIndex}`).textContent.trim());
+    const value = Float32Array.from({ length: 256 }, (_, step) =>
+      data.signed ? low + ((high - low) * step) / 255 : (step / 255) ** 2);
+    const first = (i) => (window ? Math.max(0, i - window + 1) : 0);
+    const at = (i, j) => {
+      if (j > i || j < first(i)) return null;
+      return value[all[offset(i, window) + j - first(i)]];
+    };
+    decoded.set(name, { at, first });
+  }
+  return decoded.get(name);
+}
+
+// The place on the colour scale: a pattern's is 0 … 1 for all heads, scores have 0 in the middle.
+function fraction(value) {
+  if (!data.signed) return bent(value, state.bend);
+  return 0.5 + 0.5 * Math.sign(value) * bent(Math.abs(value) / data.most, state.bend);
+}
+
+// Colours of a part of a matrix, `width` × `height` pixels: each the largest of what it covers.
+function painted(matrix, part, width, height) {
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let y = 0; y < height; y++) {
+    const top = Math.floor(part.row + (y * part.size) / height);
+    const bottom = Math.max(top + 1, Math.floor(part.row + ((y + 1) * part.size) / height));
+    for (let x = 0; x < width; x++) {
+      const left = Math.floor(part.column + (x * part.size) / width);
+      const right = Math.max(left + 1, Math.floor(part.column + ((x + 1) * part.size) / width));
+      let most = null;
+      for (let i = top; i < bottom && i < T; i++) {
+        for (let j = left; j < right && j <= i; j++) {
+          const value = matrix.at(i, j);
+          if (value !== null && (most === null || value > most)) most = value;
+        }
+      }
+      if (most === null) continue;
+      const [red, green, blue] = colour(fraction(most), data.signed);
+      pixels[y * width + x] = (255 << 24) | (blue << 16) | (green << 8) | red;
+    }
+  }
+  return image;
+}
+
+function picture(image) {
+  const buffer = make("canvas");
+  buffer.width = image.width;
+  buffer.height = image.height;
+  buffer.getContext("2d").putImageData(image, 0, 0);
+  return buffer;
+}
+
+function paste(context, buffer, x, y, width, height) {
+  context.imageSmoothingEnabled = false;
+  context.drawImage(buffer, x, y, width, height);
+}
+
+// A whole head in small; painted once for a scale, for the map is drawn at every step.
+const small = new Map();
+
+function thumbnail(row, column, size) {
+  const name = `${row} ${column} ${size} ${state.bend}`;
+  if (!small.has(name)) {
+    const whole = { row: 0, column: 0, size: T };
+    small.set(name, picture(painted(cells(row, column), whole, size, size)));
+  }
+  return small.get(name);
+}
+
+function hatched(context, x, y, width, height) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  context.fillStyle = css("--masked");
+  context.fillRect(x, y, width, height);
+  context.strokeStyle = css("--hatch");
+  context.lineWidth = 1;
+  for (let at = -height; at < width; at += 7) {
+    context.beginPath();
+    context.moveTo(x + at, y + height);
+    context.lineTo(x + at + height, y);
+    context.stroke();
+  }
+  context.restore();
+}
