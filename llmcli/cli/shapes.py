@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 EPILOG = """
 Letters, and what the papers call the same:
 
-  B sequences (b)      T new tokens (n)       S tokens so far (n)
-  D width (d)          H heads (h)            Hk heads of keys and values
-  dh, dv  a head's key and value (d/h)        F neurons    V vocabulary (v)
+  B  sequences (b)        H  heads (h)
+  T  new tokens (n)       Hk heads of keys and values
+  S  tokens so far (n)    dh a head's query and key (d/h)
+  D  width (d)            dv a head's value (d/h)
+  V  vocabulary (v)       F  neurons of the feed-forward
 
 Examples:
 
   llmcli shapes
   llmcli shapes "In the beginning" --phase prefill
-  llmcli shapes --activations --layer 0 --batch 4 --tokens 512
-  llmcli shapes --filter "blocks.*.attn.pattern,logits" --json
+  llmcli shapes --layer 0 --batch 4 --tokens 512
+  llmcli shapes --filter "blocks.*.attn.pattern" --json
   llmcli shapes --names -m tiny
   llmcli shapes --params -m model.safetensors
 """
