@@ -69,7 +69,8 @@ def _show_headers(
     """What the configuration and the headers of the files say."""
     from llmcli.families import translate
     from llmcli.measure.memory import auto_dtype, cpu, machine_devices
-    from llmcli.measure.shapes import Calls, model_shapes, stored_check, stored_tensors
+    from llmcli.measure.shapes import Calls, model_shapes
+    from llmcli.measure.stored import stored_check, stored_tensors
 
     # a driver is asked for its GPUs only where one may be meant
     devices = (cpu(),) if options.device == "cpu" else machine_devices()
@@ -123,7 +124,8 @@ def _show_run(
     from llmcli.cli.encoding import ChatOptions, check_fits, encode
     from llmcli.cli.prompts import read_prompt
     from llmcli.families import translate
-    from llmcli.measure.shapes import Calls, model_shapes, stored_tensors
+    from llmcli.measure.shapes import Calls, model_shapes
+    from llmcli.measure.stored import stored_tensors
 
     given = read_prompt(prompt)
     model = load_model(options, out, text=given.ids is None).model
@@ -186,7 +188,7 @@ def _show_names(calls: Calls, asked: Asked, about: dict[str, Any], out: Output) 
 
 def _show_stored(checkpoint: Checkpoint, out: Output) -> None:
     """The file's own tensors, where nothing says what they are."""
-    from llmcli.measure.shapes import file_tensors
+    from llmcli.measure.stored import file_tensors
 
     tensors = file_tensors(checkpoint)
     if out.json:

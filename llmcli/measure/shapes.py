@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from llmcli.anatomy import TensorSpec, calculated, parameters, states
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, spans, unfold
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.spec import Kind, Phase
-from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
-from llmcli.families import Rule, plan, shape_after
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.shapes import (
     CacheGrowth,
@@ -152,50 +149,6 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
         wrong += sorted(set(said) - {item[0].name for item in tensors})
     words = f"the {len(tensors)} tensors are those of the {len(rows)} rows, layer by layer"
     return difference("folded", words, wrong)
-
-
-def stored_tensors(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
-) -> dict[str, Stored]:
-    """Parameter → where it lies in the checkpoint's files; empty where there are no files."""
-    found = {}
-    counts = {spec.name: spec.count for spec in parameters(config)}
-    for load in plan(checkpoint.tensors, rules, config).loads:
-        info = checkpoint.tensors[load.source]
-        part = counts.get(load.target, 0) * info.nbytes // max(1, prod(info.shape))
-        found[load.target] = Stored(
-            source=info.name,
-            shape=info.shape,
-            format=info.format,
-            bytes=part,
-            operations=tuple(str(op) for op in load.ops),
-        )
-    return found
-
-
-def stored_check(
-    checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
-) -> tuple[ViewCheck, ...]:
-    """Every stored shape makes its parameter's; none is missing. Nothing without tensors."""
-    if not checkpoint.tensors:
-        return ()
-    todo = plan(checkpoint.tensors, rules, config)
-    wanted = {spec.name: spec.stored_shape for spec in parameters(config)}
-    made = {
-        load.target: shape_after(checkpoint.tensors[load.source].shape, load.ops)
-        for load in todo.loads
-    }
-    wrong = [name for name, shape in wanted.items() if made.get(name) != shape]
-    words = f"the {len(checkpoint.tensors)} tensors of the file make the {len(wanted)} parameters"
-    return (difference("stored", words, [*wrong, *todo.unexpected]),)
-
-
-def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:
-    """The tensors of a file in its own order and by its own names."""
-    return tuple(
-        Stored(source=info.name, shape=info.shape, format=info.format, bytes=info.nbytes)
-        for info in checkpoint.tensors.values()
-    )
 
 
 def difference(name: str, words: str, wrong: Sequence[str]) -> ViewCheck:

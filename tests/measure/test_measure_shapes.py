@@ -34,10 +34,9 @@ from llmcli.measure.shapes import (
     Calls,
     folded_check,
     model_shapes,
-    stored_check,
-    stored_tensors,
     symbols_check,
 )
+from llmcli.measure.stored import stored_check, stored_tensors
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
 from llmcli.nn.decoder import Decoder
