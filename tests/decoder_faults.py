@@ -44,7 +44,10 @@ def mask_shifted_by_one(monkeypatch, of):
 
 @fault("llama")
 def no_mask(monkeypatch, of):
-    monkeypatch.setattr(Step, "_see", lambda self, window: Visible(0, self.keys, False, None))
+    everything = slice(None)
+    monkeypatch.setattr(
+        Step, "_see", lambda self, window: (Visible(everything, 0, self.keys, False, None),)
+    )
 
 
 @fault("window")

@@ -34,9 +34,7 @@ class Attention:
             [f"{name}.W_{part}" for part in "qkv"],
             [f"{name}.b_{part}" for part in "qkv"] if config.qkv_bias else (),
         )
-        self.out = Linear(
-            parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ()
-        )
+        self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
         self.q_norm = self.k_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -64,14 +62,21 @@ class Attention:
             self._emit_qk("_rot", qk_BTNd, step)
         q_BHTd, k_BKSd = self._heads(qk_BTNd)
         v_BKSe = v_BKTe
-        visible = step.visible(config.window)
         if cache is not None:
             step.write(cache, k_BKSd, v_BKTe)
-            k_BKSd = cache.k[:, :, visible.first : visible.last]
-            v_BKSe = cache.v[:, :, visible.first : visible.last]
-        z_BHTe = attend(
-            q_BHTd, k_BKSd, v_BKSe, scale=config.scale, causal=visible.causal, mask=visible.mask
-        )
+            k_BKSd, v_BKSe = cache.k, cache.v
+        parts = [
+            attend(
+                q_BHTd[:, :, seen.rows],
+                k_BKSd[:, :, seen.first : seen.last],
+                v_BKSe[:, :, seen.first : seen.last],
+                scale=config.scale,
+                causal=seen.causal,
+                mask=seen.mask,
+            )
+            for seen in step.visible(config.window)
+        ]
+        z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         step.emit(f"{self.name}.z", z_BHTe)
         return self.out(z_BHTe.transpose(1, 2).flatten(2))
 

@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,10 +18,13 @@ from llmcli.ops.attention import visible_keys
 
 Tap = Callable[[str, Tensor], None]
 
+_BAND = 512  # rows that are computed together under a window
+
 
 class Visible(NamedTuple):
-    """Which keys a layer reads: slots `first` … `last`-1, under `mask` or a causal triangle."""
+    """Which keys the new tokens `rows` read: slots `first` … `last`-1, masked or as a triangle."""
 
+    rows: slice
     first: int
     last: int
     causal: bool
@@ -82,7 +85,7 @@ class Step:
         self.uniform = len(set(starts)) == 1
         self.keys = max(starts) + tokens
         self._ropes = ropes
-        self._visible: dict[int | None, Visible] = {}
+        self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
         self._positions: Tensor | None = None
 
@@ -124,20 +127,42 @@ class Step:
             return cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)
         return cos[self.positions].unsqueeze(-2), sin[self.positions].unsqueeze(-2)
 
-    def visible(self, window: int | None) -> Visible:
-        """What the new tokens see under a window of that many keys (None: all before them)."""
+    def visible(self, window: int | None) -> tuple[Visible, ...]:
+        """What the new tokens see under a window of that many keys (None: all before them).
+
+        Some rows after others where the window hides most keys from most of them.
+        """
         if window not in self._visible:
             self._visible[window] = self._see(window)
         return self._visible[window]
 
-    def _see(self, window: int | None) -> Visible:
+    def _see(self, window: int | None) -> tuple[Visible, ...]:
+        every = slice(0, self.tokens)
         if self.uniform and self.tokens == 1:
             first = 0 if window is None else max(0, self.keys - window)
-            return Visible(first, self.keys, False, None)
+            return (Visible(every, first, self.keys, False, None),)
         if self.uniform and self.starts[0] == 0 and (window is None or self.tokens <= window):
-            return Visible(0, self.keys, True, None)
+            return (Visible(every, 0, self.keys, True, None),)
+        if self.uniform and window is not None:
+            return tuple(self._bands(window))
         mask = visible_keys(self.positions, self.keys, window)
-        return Visible(0, self.keys, False, mask if self.uniform else mask.unsqueeze(1))
+        return (Visible(every, 0, self.keys, False, mask if self.uniform else mask.unsqueeze(1)),)
+
+    def _bands(self, window: int) -> Iterator[Visible]:
+        """Blocks of rows, each with the keys that some row of it sees.
+
+        A mask of all T rows would be a number for each of T · S pairs, and the kernel would
+        compute them: with both, memory and time are linear in T.
+        """
+        masks: dict[tuple[int, int], Tensor] = {}  # all but the first and the last are the same
+        for begin in range(0, self.tokens, _BAND):
+            rows = slice(begin, min(begin + _BAND, self.tokens))
+            at, last = self.starts[0] + rows.start, self.starts[0] + rows.stop
+            first = max(0, at - window + 1)
+            shape = (at - first, last - first)
+            if shape not in masks:
+                masks[shape] = visible_keys(self.positions[rows] - first, last - first, window)
+            yield Visible(rows, first, last, False, masks[shape])
 
     def write(self, cache: KVCache, k_BKTd: Tensor, v_BKTe: Tensor) -> None:
         """Puts the new keys and values into their slots.

@@ -16,6 +16,7 @@ from llmcli.config import (
     NormConfig,
     RopeConfig,
 )
+from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
 
 RMS = NormConfig(kind="rms", eps=1e-6)
@@ -205,3 +206,19 @@ def test_what_does_not_fit_is_refused(model):
     with pytest.raises(ValueError, match="batch of 2"):
         model(ids(2, 2), state)
     assert state.lengths == [0]
+
+
+@pytest.mark.parametrize("band", [1, 3, 8])
+@pytest.mark.parametrize("window", [1, 4, 9])
+def test_rows_that_are_computed_some_at_a_time_see_the_same_keys(window, band, monkeypatch):
+    """Under a window, whole and in chunks: as with one mask for all rows."""
+    model, tokens = decoder(model_config(window=window)), ids(2, 23)
+
+    def outputs():
+        state = model.new_state(2, 23)
+        return [model(tokens), *(model(part, state) for part in tokens.split((11, 7, 1, 4), 1))]
+
+    wanted = outputs()
+    monkeypatch.setattr(step, "_BAND", band)
+    for ours, theirs in zip(outputs(), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
