@@ -10,7 +10,7 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|ladder|explain|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
+        generate|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -64,6 +64,84 @@ _llmcli() {
         explain\ --context-length) values=''; kind=words ;;
         explain\ --seed) values=''; kind=words ;;
         explain\ --revision) values=''; kind=words ;;
+        info\ --batch) values=''; kind=files ;;
+        info\ -m|info\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        info\ --device) values='auto cpu cuda mps'; kind=words ;;
+        info\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        info\ --quantize) values='auto none'; kind=words ;;
+        info\ --threads) values=''; kind=words ;;
+        info\ --context-length) values=''; kind=words ;;
+        info\ --seed) values=''; kind=words ;;
+        info\ --revision) values=''; kind=words ;;
+        shapes\ -f|shapes\ --file) values=''; kind=files ;;
+        shapes\ --ids) values=''; kind=words ;;
+        shapes\ --phase) values='prefill decode both'; kind=words ;;
+        shapes\ --batch) values=''; kind=files ;;
+        shapes\ --tokens) values=''; kind=words ;;
+        shapes\ --layer) values=''; kind=words ;;
+        shapes\ --filter) values=''; kind=words ;;
+        shapes\ -m|shapes\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        shapes\ --device) values='auto cpu cuda mps'; kind=words ;;
+        shapes\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        shapes\ --quantize) values='auto none'; kind=words ;;
+        shapes\ --threads) values=''; kind=words ;;
+        shapes\ --context-length) values=''; kind=words ;;
+        shapes\ --seed) values=''; kind=words ;;
+        shapes\ --revision) values=''; kind=words ;;
+        attention\ -f|attention\ --file) values=''; kind=files ;;
+        attention\ --ids) values=''; kind=words ;;
+        attention\ --system) values=''; kind=words ;;
+        attention\ --generate) values=''; kind=words ;;
+        attention\ --layer) values=''; kind=words ;;
+        attention\ --head) values=''; kind=words ;;
+        attention\ --what) values='pattern scores'; kind=words ;;
+        attention\ --synthetic) values=''; kind=words ;;
+        attention\ --query) values=''; kind=words ;;
+        attention\ --key) values=''; kind=words ;;
+        attention\ --scale) values='linear sqrt log'; kind=words ;;
+        attention\ --map) values=''; kind=words ;;
+        attention\ --metrics) values=''; kind=words ;;
+        attention\ --top-pairs) values=''; kind=words ;;
+        attention\ -o|attention\ --output) values=''; kind=words ;;
+        attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        attention\ --device) values='auto cpu cuda mps'; kind=words ;;
+        attention\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        attention\ --quantize) values='auto none'; kind=words ;;
+        attention\ --threads) values=''; kind=words ;;
+        attention\ --context-length) values=''; kind=words ;;
+        attention\ --seed) values=''; kind=words ;;
+        attention\ --revision) values=''; kind=words ;;
+        lens\ -f|lens\ --file) values=''; kind=files ;;
+        lens\ --ids) values=''; kind=words ;;
+        lens\ --system) values=''; kind=words ;;
+        lens\ --generate) values=''; kind=words ;;
+        lens\ --position) values=''; kind=words ;;
+        lens\ --layer) values=''; kind=words ;;
+        lens\ -k|lens\ --top) values=''; kind=words ;;
+        lens\ --target) values=''; kind=words ;;
+        lens\ -o|lens\ --output) values=''; kind=words ;;
+        lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        lens\ --device) values='auto cpu cuda mps'; kind=words ;;
+        lens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        lens\ --quantize) values='auto none'; kind=words ;;
+        lens\ --threads) values=''; kind=words ;;
+        lens\ --context-length) values=''; kind=words ;;
+        lens\ --seed) values=''; kind=words ;;
+        lens\ --revision) values=''; kind=words ;;
+        dump\ -f|dump\ --file) values=''; kind=files ;;
+        dump\ --ids) values=''; kind=words ;;
+        dump\ --system) values=''; kind=words ;;
+        dump\ --generate) values=''; kind=words ;;
+        dump\ --name) values=''; kind=words ;;
+        dump\ -o|dump\ --output) values=''; kind=words ;;
+        dump\ -m|dump\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        dump\ --device) values='auto cpu cuda mps'; kind=words ;;
+        dump\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        dump\ --quantize) values='auto none'; kind=words ;;
+        dump\ --threads) values=''; kind=words ;;
+        dump\ --context-length) values=''; kind=words ;;
+        dump\ --seed) values=''; kind=words ;;
+        dump\ --revision) values=''; kind=words ;;
         score\ -f|score\ --file) values=''; kind=files ;;
         score\ --ids) values=''; kind=words ;;
         score\ --versus) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
@@ -114,7 +192,7 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate ladder explain score tokens env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate ladder explain info shapes attention lens dump score tokens env" -- "$word"))
         return
     fi
     [[ $word == -* ]] || return
@@ -122,6 +200,11 @@ _llmcli() {
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        shapes) words='-f --file --ids --phase --batch --tokens --params --activations --layer --filter --names -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        attention) words='-f --file --ids --no-stdin --chat --system --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        lens) words='-f --file --ids --no-stdin --chat --system --generate --position --layer --mid -k --top --target -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        dump) words='-f --file --ids --no-stdin --chat --system --generate --name -o --output --force --no-check -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
