@@ -113,10 +113,16 @@ def command(
         )
     kind = None if dump.to is None else kind_of_file(dump.to, FILES)
     given, missing = _prompt(prompt)
-    loaded = load_model(model, out, text=given is not None and given.ids is None).model
-    names = chosen(dump.name, loaded.config)
-    if missing is not None and not _parameters_only(names, loaded.config):
-        raise missing
+    names: tuple[str, ...] = ()
+
+    def check(config: ModelConfig) -> None:
+        nonlocal names
+        names = chosen(dump.name or "", config)
+        if missing is not None and not _parameters_only(names, config):
+            raise missing
+
+    text = given is not None and given.ids is None
+    loaded = load_model(model, out, text=text, check=check).model
     encoded = Encoded("", (), False)
     if given is not None:
         encoded = encode_look(given, template, model, loaded, new=new.generate)

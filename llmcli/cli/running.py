@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -34,17 +35,27 @@ class Loaded:
 
 
 def load_model(
-    options: ModelOptions, out: Output, *, text: bool, spec: str | None = None
+    options: ModelOptions,
+    out: Output,
+    *,
+    text: bool,
+    spec: str | None = None,
+    check: Callable[[ModelConfig], None] | None = None,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
 
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
     no error then. The headers are read before torch is imported: a name that does not exist
-    fails at once. Raises the errors of `open_model` and `load_checkpoint`.
+    fails at once, and so does what `check(config)` refuses of the other options. Raises the
+    errors of `open_model`, `check` and `load_checkpoint`.
     """
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
+    if check is not None:
+        from llmcli.families import translate
+
+        check(translate(checkpoint)[0])
     loading = f"loading {checkpoint.name} …"
     begin = perf_counter()
     with Progress(out, loading), SIGNALS.abrupt():

@@ -237,3 +237,12 @@ def test_the_real_tiny_model_by_the_names_of_others(cli):
     assert result.code == 0
     rows = [line.split()[0] for line in result.out.splitlines() if line.startswith("blocks")]
     assert rows == ["blocks.0.resid_pre", "blocks.3.attn.pattern"]
+
+
+@pytest.mark.parametrize("argv", [("hello", "--name", "nonsense"), ("--name", "logits")])
+def test_what_the_name_alone_refuses_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
+    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    result = cli("dump", "-m", tiny, *argv)  # its directory has no weights: exit 4 if asked for
+    assert result.code == 2
+    assert "nonsense" in result.err if "nonsense" in argv else "no prompt" in result.err
