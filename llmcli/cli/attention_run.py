@@ -28,10 +28,9 @@ class Run:
     def __init__(
         self, model: Model, ids: tuple[int, ...], new: int, heads: HeadOptions, view: ViewOptions
     ) -> None:
-        from llmcli.measure.attention import METRICS, USUAL
-        from llmcli.measure.attention.metrics import MOST_RANKED, RANK
         from llmcli.render.attention import COLOURED_BY
         from llmcli.render.stats import model_line
+        from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
 
         self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
         self.title = model_line(model.describe())

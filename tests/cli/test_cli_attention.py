@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 import llmcli.cli.attention_run
 import llmcli.cli.files
-import llmcli.measure.attention.metrics
 import llmcli.measure.attention.run
 import llmcli.nn.attention
 import llmcli.nn.decoder
+import llmcli.reports.head_metrics
 from llmcli.cli.attention_files import Planned
 from llmcli.cli.looking import LOOKED_AT
 from llmcli.cli.output import Screen
@@ -213,7 +213,7 @@ def test_the_model_is_run_once(attention, monkeypatch):
 
 
 def test_the_help_names_every_metric(cli):
-    from llmcli.measure.attention import METRICS
+    from llmcli.reports.head_metrics import METRICS
 
     text = " ".join(cli("attention", "--help").out.split())
     listed = re.search(r"Metrics: (.*?)\. ", text)
@@ -372,7 +372,7 @@ def test_what_makes_no_sense_is_refused(attention, argv, words, hint):
 
 
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
-    monkeypatch.setattr(llmcli.measure.attention.metrics, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.reports.head_metrics, "MOST_RANKED", 4)
     monkeypatch.setattr(llmcli.measure.attention.run, "MOST_RANKED", 4)
     result = attention(TEXT, "--map", "effective_rank")
     assert result.code == 2

@@ -18,7 +18,6 @@ from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof, cache_check
 from llmcli.measure.attention.labels import LABELS
 from llmcli.measure.attention.layer import Layer
-from llmcli.measure.attention.metrics import METRICS
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.observe import Observed, Progress, observe
@@ -26,6 +25,7 @@ from llmcli.model import Model, dtype_name
 from llmcli.nn.state import KVCache
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.head_metrics import METRICS
 
 # so many rows of a longer prompt are held against the formulas of `explain`, in float64
 FORMULA_ROWS = 12

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.measure.attention.look import Look
-from llmcli.measure.attention.metrics import METRICS, MOST_RANKED, RANK, USUAL
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted
 from llmcli.measure.observe import Progress
 from llmcli.model import Model
 from llmcli.reports.attention import AttentionReport, PairsBy, What
+from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
 
 
 def measure_attention(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmcli.measure.attention.metrics import RANK
 from llmcli.reports.attention import PairsBy, What
+from llmcli.reports.head_metrics import RANK
 
 OnMatrix = Callable[[int, np.ndarray], None]
 
