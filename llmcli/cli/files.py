@@ -74,6 +74,15 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
             )
 
 
+def written(path: str, holds: str) -> str:
+    """What is said of a file once it is there: its size, and what it `holds`."""
+    from llmcli.render.stats import size
+
+    target = Path(path).expanduser()
+    taken = f" ({size(target.stat().st_size)})" if target.is_file() else ""  # a pipe has no size
+    return f"wrote `{path}`{taken}: {holds}"
+
+
 @contextmanager
 def whole_file(path: str) -> Iterator[BinaryIO]:
     """An open file, empty and seekable, which becomes `path` when the block ends well.

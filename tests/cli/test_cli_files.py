@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmcli.cli import files
-from llmcli.cli.files import check_size, kind_of_file, whole_file
+from llmcli.cli.files import check_size, kind_of_file, whole_file, written
 from llmcli.cli.output import dumps, json_pieces, write_document, write_file
 from llmcli.errors import UsageError, WriteFailed
 
@@ -166,3 +166,10 @@ def test_a_document_is_the_json_of_dumps_with_arrays_row_by_row(tmp_path):
     assert found == expected
     rows = list(json_pieces(np.zeros((50, 3), np.float32)))
     assert rows.count("[0, 0, 0]") == 50
+
+
+def test_what_is_said_of_a_file_has_its_size(tmp_path):
+    file = tmp_path / "a.npz"
+    file.write_bytes(bytes(1229))
+    assert written(str(file), "x [1 2]") == f"wrote `{file}` (1.2 KiB): x [1 2]"
+    assert written(os.devnull, "x [1 2]") == f"wrote `{os.devnull}`: x [1 2]"
