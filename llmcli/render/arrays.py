@@ -136,6 +136,16 @@ class SafetensorsWriter:
         self._room = room
 
 
+class _Zip(zipfile.ZipFile):
+    """A zip file that is whole only where `close` was called.
+
+    Python's own finishes what was left: after a run that failed it writes into a closed file.
+    """
+
+    def __del__(self) -> None:
+        """Leaves an unfinished file as it is."""
+
+
 class NpzWriter:
     """`numpy.load` reads it; the metadata is the array `metadata`, a string of JSON.
 
@@ -143,7 +153,7 @@ class NpzWriter:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        self._zip = _Zip(file, "w", zipfile.ZIP_STORED)
 
     def write(self, name: str, array: np.ndarray, dtype: str = "") -> None:
         """See `ArrayWriter`."""

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -146,3 +148,35 @@ def test_one_array_at_a_time_is_in_memory():
     writer = array_writer("safetensors", Counting(), [ArrayPlan("a", "float32", (8, 64))], {})
     writer.write_parts("a", (8, 64), "float32", parts())
     assert Counting.written == 8 * 4 * 64
+
+
+ABANDONED = """
+import sys
+import numpy as np
+from llmcli.cli.files import whole_file
+from llmcli.render.arrays import ArrayPlan, array_writer
+
+def parts():
+    yield np.zeros(1 << 16, np.float32)
+    raise KeyboardInterrupt
+
+try:
+    with whole_file(sys.argv[1]) as file:
+        writer = array_writer(sys.argv[2], file, [ArrayPlan("a", "float32", (1 << 17,))], {})
+        writer.write("b", np.zeros(3))
+        if sys.argv[3] == "inside":
+            writer.write_parts("a", (1 << 17,), "float32", parts())
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+@pytest.mark.parametrize("where", ["inside", "between"])
+def test_a_file_that_is_given_up_says_nothing(kind, where, tmp_path):
+    """In a process of its own: what Python prints of a forgotten file comes at its end."""
+    argv = [sys.executable, "-c", ABANDONED, str(tmp_path / f"a.{kind}"), kind, where]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
