@@ -60,7 +60,12 @@ class Look:
         self._tokens = Tokens(self._prompt, model.device)
         self._proof = Proof(model.dtype)
         self._formulas: list[ViewCheck] = []
-        self._pairs = TopPairs(wanted.pairs, everything=wanted.everything, bos=model.config.bos)
+        self._pairs = TopPairs(
+            wanted.pairs,
+            everything=wanted.everything,
+            bos=model.config.bos,
+            within=wanted.pairs_within,
+        )
         # whole matrices exist of one layer at a time: with new tokens once all of these are known
         self._at_the_end = generate > 0 and wanted.whole
         self._now: Seen = {}

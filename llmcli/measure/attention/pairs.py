@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from llmcli.measure.attention.block import Block
+from llmcli.measure.attention.wanted import Within
 from llmcli.reports.attention import Pair
 
 
@@ -18,11 +19,15 @@ class TopPairs:
     """At most `count` pairs of all layers together, the largest first.
 
     Unless `everything` counts, a query's own token is no key, nor is the first one or one with
-    the id `bos`: such weights are large in every head and say little.
+    the id `bos`: such weights are large in every head and say little. `within`: only pairs of
+    these queries and keys.
     """
 
-    def __init__(self, count: int, *, everything: bool, bos: int | None) -> None:
+    def __init__(
+        self, count: int, *, everything: bool, bos: int | None, within: Within | None = None
+    ) -> None:
         self.count = count
+        self._within = within
         self._everything = everything
         self._bos = bos
         self._found: list[tuple[float, tuple[int, int, int, int], Pair]] = []
@@ -56,13 +61,18 @@ class TopPairs:
     def _ignored(self, block: Block) -> Tensor:
         """Which cells do not count, `[t, S]`."""
         keys_S, positions_t1 = block.keys_S, block.positions_t[:, None]
+        outside_tS = torch.zeros_like(keys_S > positions_t1)
+        if self._within is not None:
+            (first, last), (low, high) = self._within
+            outside_tS |= (positions_t1 < first) | (positions_t1 >= last)
+            outside_tS |= (keys_S < low) | (keys_S >= high)
         if self._everything:
-            return torch.zeros_like(keys_S > positions_t1)
+            return outside_tS
         ids_S = block.tokens.ids_N[block.low : block.low + len(keys_S)]
         left_out_S = keys_S == 0
         if self._bos is not None:
             left_out_S |= ids_S == self._bos
-        return left_out_S | (keys_S == positions_t1)
+        return outside_tS | left_out_S | (keys_S == positions_t1)
 
     def pairs(self) -> tuple[Pair, ...]:
         """The largest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.measure.attention.look import Look
-from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted
+from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
 from llmcli.measure.observe import Progress
 from llmcli.model import Model
 from llmcli.reports.attention import AttentionReport, PairsBy, What
@@ -23,6 +23,7 @@ def measure_attention(
     matrices: Drawn | None = None,
     pairs: int = 0,
     pairs_by: PairsBy = "weight",
+    pairs_within: Within | None = None,
     everything: bool = False,
     weighted: bool = False,
     generate: int = 0,
@@ -36,7 +37,8 @@ def measure_attention(
     over). `metrics` of `METRICS`, always of the pattern; `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
     `what` the `matrices` and `on_matrix` hold: weights, or scores (-∞ where masked).
     `on_matrix(layer, [H, T, S])`: float32, of the heads asked for, layer by layer in order.
-    `pairs`: so many at most, without the first key, BOS and the token itself unless `everything`.
+    `pairs`: so many at most, without the first key, BOS and the token itself unless `everything`;
+    `pairs_within`: only of these queries and keys.
     `block_rows`: so many rows at a time (default: by memory); numbers depend on it by rounding.
 
     The forward pass runs once and is the usual one; nothing `[T, T]` is kept but for `on_matrix`,
@@ -50,6 +52,7 @@ def measure_attention(
         matrices=matrices,
         pairs=pairs,
         pairs_by=pairs_by,
+        pairs_within=pairs_within,
         everything=everything,
         weighted=weighted,
         on_matrix=on_matrix,

@@ -11,6 +11,7 @@ from llmcli.reports.attention import PairsBy, What
 from llmcli.reports.head_metrics import RANK
 
 OnMatrix = Callable[[int, np.ndarray], None]
+Within = tuple[tuple[int, int], tuple[int, int]]  # queries and keys, each `first` … `last`-1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Wanted:
     matrices: Drawn | None
     pairs: int
     pairs_by: PairsBy
+    pairs_within: Within | None
     everything: bool
     weighted: bool
     on_matrix: OnMatrix | None

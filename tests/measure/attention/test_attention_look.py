@@ -137,6 +137,23 @@ def test_the_largest_pairs(everything):
     assert all(p.rank_value == p.weight and p.kv_head == p.head // 2 for p in report.pairs)
 
 
+@pytest.mark.parametrize("block_rows", [1, 4, None])
+@pytest.mark.parametrize("kind", ["gqa", "window"])
+def test_pairs_of_some_queries_and_keys(block_rows, kind):
+    model, ids = small(kind), ids_of(11)
+    within = ((5, 9), (2, 7))
+    report = measure_attention(
+        model, ids, pairs=1000, pairs_within=within, everything=True, block_rows=block_rows
+    )
+    expected = sorted(
+        (pair for pair in all_pairs(model, ids) if 5 <= pair[3] < 9 and 2 <= pair[4] < 7),
+        key=lambda pair: -pair[0],
+    )
+    found = {(p.layer, p.head, p.query, p.key): p.weight for p in report.pairs}
+    assert found == pytest.approx({pair[1:]: pair[0] for pair in expected if pair[0] > 0}, abs=1e-6)
+    assert found
+
+
 def test_pairs_ranked_by_what_is_moved():
     model, ids = small("gqa"), ids_of(25)
     report = measure_attention(model, ids, pairs=5, pairs_by="weighted")
