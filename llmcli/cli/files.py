@@ -7,14 +7,17 @@ another name. A full disk or Ctrl-C costs nothing, and what was there before sta
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from llmcli.errors import UsageError, WriteFailed
@@ -22,6 +25,7 @@ from llmcli.errors import UsageError, WriteFailed
 # bytes above which `--force` is asked for; a browser reads a page as a whole
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
+OTHER_PLACE = "write to another file or directory"
 
 
 def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> str:
@@ -30,22 +34,43 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
     Called before anything is computed. Raises UsageError for an ending that is not among
     `allowed` (`("png", "json")`), and WriteFailed where there is no such directory.
     """
-    target = Path(path).expanduser()
-    kind = target.suffix.lower().removeprefix(".")
+    target = _target(path)
+    kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in allowed:
         endings = [f".{ending}" for ending in allowed]
         listed = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
         near = get_close_matches(kind, allowed, 1, 0.5) if kind else []
-        example = f"{target.stem or 'out'}.{(near or allowed)[0]}"
+        example = f"{Path(path).stem or 'out'}.{(near or allowed)[0]}"
         raise UsageError(
             f"`{option} {path}` does not end in {listed}",
             hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",
         )
-    if not target.absolute().parent.is_dir():
-        raise WriteFailed(f"could not write `{path}`: there is no such directory")
-    if target.is_dir():
-        raise WriteFailed(f"could not write `{path}`: it is a directory")
+    with _told(path):
+        _check_place(path, target)
     return kind
+
+
+def _check_place(path: str, target: Path) -> None:
+    """Raises WriteFailed where the file could not be, and OSError for what the system says."""
+    if target.is_dir():
+        name = target.with_name("out" + target.suffix).name
+        raise WriteFailed(
+            f"could not write `{path}`: it is a directory",
+            hint=f"name a file in it, such as `{path.rstrip('/')}/{name}`",
+        )
+    folder = target.parent
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        raise WriteFailed(
+            f"could not write `{path}`: there is no such directory",
+            hint=f"make it first: mkdir -p {shlex.quote(str(folder))}",
+        ) from None
+    with contextlib.suppress(FileNotFoundError):  # what is not there yet; a name too long is told
+        target.stat()
+    # a file is written beside its old self, a pipe or a device as it is
+    if not os.access(target if _stream(target) else folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
@@ -63,14 +88,16 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
             f"`{path}` would take about {size(estimate)}, more than {size(cap)}",
             hint=f"{smaller}, or add --force",
         )
-    folder = Path(path).expanduser().absolute().parent
+    target = _target(path)
+    if _stream(target):
+        return
     with contextlib.suppress(OSError):  # a file system that does not say
-        free = shutil.disk_usage(folder).free
-        if estimate > free:
+        disk = shutil.disk_usage(target.parent)
+        if disk.total and estimate > disk.free:  # none at all: it keeps no files of its own
             raise WriteFailed(
                 f"could not write `{path}`: it would take about {size(estimate)} and the disk has "
-                f"{size(free)} free",
-                hint=smaller,
+                f"{size(disk.free)} free",
+                hint=f"{smaller}, or write to another disk",
             )
 
 
@@ -78,7 +105,7 @@ def written(path: str, holds: str) -> str:
     """What is said of a file once it is there: its size, and what it `holds`."""
     from llmcli.render.stats import size
 
-    target = Path(path).expanduser()
+    target = _target(path)
     taken = f" ({size(target.stat().st_size)})" if target.is_file() else ""  # a pipe has no size
     return f"wrote `{path}`{taken}: {holds}"
 
@@ -87,14 +114,19 @@ def written(path: str, holds: str) -> str:
 def whole_file(path: str) -> Iterator[BinaryIO]:
     """An open file, empty and seekable, which becomes `path` when the block ends well.
 
-    After an exception nothing is left of it. Raises WriteFailed, with the system's reason, for
-    whatever goes wrong with the file, inside the block too; other exceptions pass through.
+    After an exception nothing is left of it. A pipe or a device is given all of it at the end.
+    Raises WriteFailed, with the system's reason, for whatever goes wrong with the file, inside
+    the block too; other exceptions pass through.
     """
-    # the file behind a symbolic link is replaced, not the link
-    target = Path(os.path.realpath(Path(path).expanduser()))
-    if target.exists() and not target.is_file():  # a pipe or a device is written as it is
-        with _opened(path, target, "wb") as file:
+    target = _target(path)
+    if _stream(target):
+        with _told(path):
+            folder = TemporaryDirectory()
+        with folder as name, _opened(path, Path(name, "whole"), "xb+") as file:
             yield file
+            file.seek(0)
+            with _opened(path, target, "wb") as stream:
+                shutil.copyfileobj(file, stream)
         return
     beside = target.with_name(f".llmcli-{secrets.token_hex(6)}.part")
     try:
@@ -107,6 +139,17 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def _target(path: str) -> Path:
+    """The file that is meant: the one behind a symbolic link is replaced, not the link."""
+    # `~nobody` stays as it is here, where Path.expanduser fails
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _stream(target: Path) -> bool:
+    """Whether it is a pipe or a device, which is written as it is."""
+    return os.path.exists(target) and not os.path.isfile(target)
 
 
 @contextmanager
@@ -144,4 +187,6 @@ def _told(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise WriteFailed(f"could not write `{path}`: {reason}") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "make room on the disk, or write to another one" if full else OTHER_PLACE
+        raise WriteFailed(f"could not write `{path}`: {reason}", hint=hint) from error

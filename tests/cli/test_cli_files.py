@@ -1,17 +1,21 @@
 """Files that the user asked for: their ending, their size, and that they appear whole or not."""
 
 import errno
+import io
 import json
 import os
 import stat
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from llmcli.cli import files
 from llmcli.cli.files import check_size, kind_of_file, whole_file, written
 from llmcli.cli.output import dumps, json_pieces, write_document, write_file
 from llmcli.errors import UsageError, WriteFailed
+from llmcli.render.arrays import ArrayPlan, array_writer
 
 ALLOWED = ("safetensors", "npz", "png")
 
@@ -40,12 +44,45 @@ def test_another_ending_is_refused_with_what_is_allowed(name, hint):
     assert caught.value.hint == hint
 
 
+def refused(path):
+    with pytest.raises(WriteFailed) as caught:
+        kind_of_file(str(path), ALLOWED)
+    assert caught.value.message.startswith(f"could not write `{path}`: ")
+    return caught.value.message.removeprefix(f"could not write `{path}`: "), caught.value.hint
+
+
 def test_a_folder_that_is_not_there_is_told_before_anything_runs(tmp_path):
-    with pytest.raises(WriteFailed, match="no such directory"):
-        kind_of_file(str(tmp_path / "no" / "a.png"), ALLOWED)
+    reason, hint = refused(tmp_path / "n o" / "a.png")
+    assert (reason, hint) == (
+        "there is no such directory",
+        f"make it first: mkdir -p '{tmp_path}/n o'",
+    )
     (tmp_path / "d.png").mkdir()
-    with pytest.raises(WriteFailed, match="it is a directory"):
-        kind_of_file(str(tmp_path / "d.png"), ALLOWED)
+    reason, hint = refused(tmp_path / "d.png")
+    assert reason == "it is a directory"
+    assert hint == f"name a file in it, such as `{tmp_path}/d.png/out.png`"
+
+
+def test_a_name_that_cannot_be_is_told_before_anything_runs(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop.npz").symlink_to("loop.npz")
+    (tmp_path / "dangling.npz").symlink_to("nowhere/a.npz")
+    assert refused(tmp_path / ("n" * 260 + ".npz"))[0] == "file name too long"
+    assert refused(tmp_path / ("n" * 260) / "a.npz")[0] == "file name too long"
+    assert refused(tmp_path / "file" / "a.npz")[0] == "not a directory"
+    assert refused(tmp_path / "loop.npz")[0] == "too many levels of symbolic links"
+    assert refused(tmp_path / "dangling.npz")[0] == "there is no such directory"
+    assert refused("~nobody-of-this-name/a.npz")[0] == "there is no such directory"
+    assert refused(tmp_path / "loop.npz")[1] == files.OTHER_PLACE
+
+
+def test_a_folder_that_is_not_ours_is_told_before_anything_runs(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(files.os, "access", lambda path, mode: asked.append(path))
+    assert refused(tmp_path / "a.png")[0] == "permission denied"
+    os.mkfifo(tmp_path / "pipe.png")
+    assert refused(tmp_path / "pipe.png")[0] == "permission denied"
+    assert asked == [tmp_path, tmp_path / "pipe.png"]
 
 
 @pytest.mark.parametrize(("name", "cap"), [("a.HTML", 64 << 20), ("a.npz", 1 << 30)])
@@ -60,13 +97,28 @@ def test_above_the_cap_it_has_to_be_forced(name, cap, tmp_path, monkeypatch):
 
 
 class _Free:
-    free = 8 << 30
+    total = free = 8 << 30
+
+
+class _Sizeless:
+    total = free = 0
 
 
 def test_a_disk_without_room_is_told_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
     with pytest.raises(WriteFailed, match=r"about 9 GiB and the disk has 8 GiB free"):
         check_size(str(tmp_path / "a.npz"), 9 << 30, force=True, smaller="use less")
+
+
+def test_a_file_system_that_has_no_size_is_not_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Sizeless)
+    check_size(str(tmp_path / "a.npz"), 9000, force=False, smaller="use less")
+
+
+def test_a_pipe_takes_no_room_on_a_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: _Free)
+    os.mkfifo(tmp_path / "a.npz")
+    check_size(str(tmp_path / "a.npz"), 9 << 30, force=True, smaller="use less")
 
 
 @pytest.fixture
@@ -118,8 +170,9 @@ def test_a_disk_that_fills_keeps_the_old_file(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files._File, "write", full)
-    with pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device"):
+    with pytest.raises(WriteFailed, match=r"a\.npz`: no space left on device") as caught:
         write_file(str(tmp_path / "a.npz"), b"x" * (1 << 20))
+    assert caught.value.hint == "make room on the disk, or write to another one"
     assert os.listdir(tmp_path) == ["a.npz"]
     assert (tmp_path / "a.npz").read_bytes() == b"old"
 
@@ -133,14 +186,41 @@ def test_the_file_behind_a_link_is_replaced_not_the_link(tmp_path):
     assert real.read_bytes() == b"new"
 
 
-def test_a_pipe_is_written_as_it_is(tmp_path):
-    path = tmp_path / "pipe.json"
+@contextmanager
+def pipe(path):
     os.mkfifo(path)
     reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    write_file(str(path), b"through")
-    assert os.read(reading, 100) == b"through"
+    yield reading
     os.close(reading)
     assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_a_pipe_is_written_as_it_is(tmp_path):
+    with pipe(tmp_path / "pipe.json") as reading:
+        write_file(str(tmp_path / "pipe.json"), b"through")
+        assert os.read(reading, 100) == b"through"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_a_pipe_gets_arrays_too_though_their_header_is_written_last(kind, tmp_path):
+    path = tmp_path / f"pipe.{kind}"
+    numbers = np.arange(6, dtype=np.float32)
+    with pipe(path) as reading:
+        with whole_file(str(path)) as file:
+            writer = array_writer(kind, file, [ArrayPlan("a", "float32", (6,))], {})
+            writer.write("a", numbers)
+            writer.finish({})
+        data = os.read(reading, 1 << 16)
+    found = load(data) if kind == "safetensors" else np.load(io.BytesIO(data))
+    assert np.array_equal(found["a"], numbers)
+
+
+def test_a_pipe_gets_nothing_of_what_is_not_finished(tmp_path):
+    with pipe(tmp_path / "pipe.npz") as reading:
+        with pytest.raises(ValueError), whole_file(str(tmp_path / "pipe.npz")) as file:  # noqa: PT011, PT012
+            file.write(b"half")
+            raise ValueError
+        assert os.read(reading, 100) == b""
 
 
 def test_a_document_is_the_json_of_dumps_with_arrays_row_by_row(tmp_path):
