@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.ops import processor
 
@@ -45,9 +46,7 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dtype:
     """The arithmetic for weights stored in those formats; raises UsageError for unknown names.
 
-    `auto` on the CPU: bfloat16 where the processor multiplies it in hardware, else float32
-    (16-bit arithmetic without such instructions is many times slower). On a GPU: what the
-    checkpoint holds, float16 for blocks of a GGUF file where the card has no bfloat16.
+    `auto` is what `anatomy.arithmetic` says for the device.
     """
     if name != "auto":
         if name not in DTYPES:
@@ -55,14 +54,13 @@ def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dt
         if name == "float64" and device.type == "mps":
             raise UsageError("the device `mps` has no float64", hint="use --device cpu")
         return DTYPES[name]
-    if device.type == "cpu":
-        return torch.bfloat16 if processor.has_bfloat16() else torch.float32
-    matrices = stored - {"F32"} or stored
-    if matrices == {"F32"} or "F64" in matrices:
-        return torch.float32
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.float16
-    return torch.float16 if matrices == {"F16"} else torch.bfloat16
+    return DTYPES[auto_dtype(device.type, stored, bfloat16=_multiplies_bfloat16(device))]
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "mps" or processor.has_bfloat16()
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 from llmcli.anatomy.norm import norm_formula, norm_parameters
 from llmcli.anatomy.spec import Call, TensorSpec, projection
 from llmcli.config import AttentionConfig, NormConfig
+
+
+def entering(prefix: str, there: Container[str]) -> tuple[str, str]:
+    """The names of queries and keys as they enter the product: rotated, normalized or plain.
+
+    `there`: the names that the model has. `prefix`: `blocks.3.attn`.
+    """
+    query, key = (
+        next(name for form in ("_rot", "_norm", "") if (name := f"{prefix}.{part}{form}") in there)
+        for part in "qk"
+    )
+    return query, key
+
+
+def cached(state: str, there: Container[str]) -> str:
+    """The activation that a part of the cache holds: `blocks.0.attn.k_rot` of `cache.0.k`."""
+    _, layer, part = state.split(".")
+    prefix = f"blocks.{layer}.attn"
+    return f"{prefix}.v" if part == "v" else entering(prefix, there)[1]
 
 
 def attention_parameters(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 
 from llmcli.anatomy.spec import TensorSpec
 from llmcli.config import ModelConfig
+from llmcli.reports.spans import spans
 
 # a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`
 _NUMBER = re.compile(r"(?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+")
@@ -85,17 +86,6 @@ def unfold(row: Folded) -> tuple[Phases, ...]:
 def numbered(text: str, layer: int, number: str) -> str:
     """`text` with `number` in place of the layer's own, where it stands as a part of a name."""
     return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """`0-3,5,7-8` for rising numbers."""
-    out: list[list[int]] = []
-    for number in numbers:
-        if out and out[-1][1] == number - 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
 
 
 def _kind(layer: int, members: Sequence[Phases], config: ModelConfig) -> Hashable:

@@ -68,7 +68,7 @@ def _show_headers(
 ) -> None:
     """What the configuration and the headers of the files say."""
     from llmcli.families import translate
-    from llmcli.measure.memory import auto_dtype, cpu, machine_devices
+    from llmcli.measure.memory import cpu, dtype_on, machine_devices
     from llmcli.measure.shapes import Calls, model_shapes
     from llmcli.measure.stored import stored_check, stored_tensors
 
@@ -81,7 +81,7 @@ def _show_headers(
             return
         config, rules = translate(checkpoint)
         formats = {info.format for info in checkpoint.tensors.values()}
-        dtype = auto_dtype(device, formats) if options.dtype == "auto" else options.dtype
+        dtype = dtype_on(device, options.dtype, formats)
         calls = Calls(config=config, batch=call.batch, tokens=call.tokens or TOKENS, dtype=dtype)
         _check_positions(calls)
         asked = choice.asked(config)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.attention import entering
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
@@ -112,17 +113,6 @@ class Kernel:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
-
-
-def entering(prefix: str, emitted: Container[str]) -> tuple[str, str]:
-    """The names of queries and keys as they enter the product: rotated, normalized or plain."""
-    query, key = (
-        next(
-            name for form in ("_rot", "_norm", "") if (name := f"{prefix}.{part}{form}") in emitted
-        )
-        for part in "qk"
-    )
-    return query, key
 
 
 def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:

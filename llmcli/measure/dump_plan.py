@@ -6,11 +6,12 @@ import math
 from collections.abc import Container, Iterable
 
 from llmcli import anatomy
+from llmcli.anatomy.attention import cached, entering
 from llmcli.anatomy.names import known
 from llmcli.anatomy.spec import DTYPE_BYTES
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import formula_inputs
-from llmcli.explain.kernel import UNWRITTEN, entering, layer_of
+from llmcli.explain.kernel import UNWRITTEN, layer_of
 from llmcli.reports.dump import DumpPlan
 
 # what has a row for the prompt's last token only where tokens are generated
@@ -65,7 +66,7 @@ def sources(
         return frozenset()
     if one.kind == "state":  # the cache is written before z is
         layer = one.name.split(".")[1]
-        return frozenset((written_as(one.name, there), f"blocks.{layer}.attn.z"))
+        return frozenset((cached(one.name, there), f"blocks.{layer}.attn.z"))
     if last == "result":
         own = {f"{prefix}.z"}
     elif last in UNWRITTEN:
@@ -73,13 +74,6 @@ def sources(
     else:
         own = {one.name}
     return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())
-
-
-def written_as(state: str, there: Container[str]) -> str:
-    """The activation that a part of the cache holds: `blocks.0.attn.k_rot` of `cache.0.k`."""
-    _, layer, part = state.split(".")
-    prefix = f"blocks.{layer}.attn"
-    return f"{prefix}.v" if part == "v" else entering(prefix, there)[1]
 
 
 def last_layer(names: Iterable[str]) -> int | None:

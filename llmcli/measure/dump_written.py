@@ -12,8 +12,8 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
-from llmcli.explain.kernel import UNWRITTEN, entering, head_share, layer_of
-from llmcli.measure.dump_plan import written_as
+from llmcli.anatomy.attention import cached, entering
+from llmcli.explain.kernel import UNWRITTEN, head_share, layer_of
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
@@ -63,7 +63,7 @@ class Written:
     def _cached(self, name: str, tokens: int) -> Tensor:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""
         if self.state is None:
-            return self.kept[written_as(name, self._there)][0]
+            return self.kept[cached(name, self._there)][0]
         layer = self.state.layers[int(name.split(".")[1])]
         whole = layer.k if name.endswith(".k") else layer.v
         return whole[0, :, :tokens]
@@ -71,7 +71,7 @@ class Written:
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""
         ours = self._cached(one.name, tokens)
-        theirs = self.kept[written_as(one.name, self._there)][0]
+        theirs = self.kept[cached(one.name, self._there)][0]
         equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
         at = [int(i) for i in (~equal).nonzero()[0]] if not equal.all() else []
         return ViewCheck(

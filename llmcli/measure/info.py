@@ -11,7 +11,7 @@ from llmcli.anatomy.counts import count_parameters, layer_types, longest_context
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, plan, translate
 from llmcli.families.words import WORDS
-from llmcli.measure.memory import auto_dtype
+from llmcli.measure.memory import dtype_on
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
     Device,
@@ -95,7 +95,7 @@ def _model(
 ) -> ModelFacts:
     stored = {info.format for info in checkpoint.tensors.values()}
     fits = [
-        _fit(config, device, auto_dtype(device, stored) if dtype == "auto" else dtype, batch,
+        _fit(config, device, dtype_on(device, dtype, stored), batch,
              context or config.context)
         for device in devices
     ]  # fmt: skip

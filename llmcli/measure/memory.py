@@ -15,6 +15,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
+from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.measure.environment import environment, memory_bytes, torch_version
 from llmcli.reports.info import Device
 
@@ -88,19 +89,11 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
     )
 
 
-def auto_dtype(device: Device, stored: Set[str]) -> str:
-    """The arithmetic that `--dtype auto` chooses there for weights stored in those formats.
-
-    The rule of `devices.resolve_dtype`, which a test compares with this one.
-    """
-    if device.device == "cpu":
-        return "bfloat16" if device.bfloat16 else "float32"
-    matrices = stored - {"F32"} or stored
-    if matrices == {"F32"} or "F64" in matrices:
-        return "float32"
-    if not device.bfloat16:
-        return "float16"
-    return "float16" if matrices == {"F16"} else "bfloat16"
+def dtype_on(device: Device, asked: str, stored: Set[str]) -> str:
+    """The arithmetic that `--dtype` is there for weights stored in those formats."""
+    if asked != "auto":
+        return asked
+    return auto_dtype(device.device.partition(":")[0], stored, bfloat16=device.bfloat16)
 
 
 def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:

@@ -14,8 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.attention import cached, entering
 from llmcli.anatomy.spec import Phase
-from llmcli.measure.shapes import Calls, copied, difference
+from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, Model, dtype_name
 from llmcli.nn.state import State
 from llmcli.ops.norm import at_least_float32
@@ -79,7 +80,7 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
         _memory_check(written, ran.seen),
         _derived_check(unwritten, ran),
         _cache_check(kept, ran.state),
-        _copies_check(kept, ran),
+        _copies_check(kept, ran, {spec.name for spec in written["decode"]}),
         _parameters_check(calls.parameters(), model),
     )
 
@@ -112,8 +113,7 @@ def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
     first = ran.state.lengths[0] - 1
     for layer, block in enumerate(ran.model.decoder.blocks):
         mixer, name = block.mixer, block.mixer.name
-        entering = (f"{name}.{part}" for part in ("q_rot", "q_norm", "q"))
-        q_BHTd = next(ran.last[query] for query in entering if query in ran.last)
+        q_BHTd = ran.last[entering(name, ran.last)[0]]
         k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
         yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
         yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
@@ -176,13 +176,13 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
     return difference("ran_cache", f"the cache has {state.nbytes} bytes after both", wrong)
 
 
-def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
+def _copies_check(specs: Sequence[TensorSpec], ran: Ran, there: set[str]) -> ViewCheck:
     """The last position of each cache holds what the step wrote for it."""
     wrong = []
     for spec in specs:
         layer = ran.state.layers[int(spec.name.split(".")[1])]
         kept = layer.k if spec.name.endswith(".k") else layer.v
-        written = ran.last.get(copied(spec.name, ran.model.config))
+        written = ran.last.get(cached(spec.name, there))
         if written is None or not torch.equal(kept[:, :, -1:], written):
             wrong.append(spec.name)
     return difference("ran_copies", "and holds copies of what is named, bit for bit", wrong)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmcli.anatomy import TensorSpec, calculated, parameters, states
-from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, spans, unfold
+from llmcli.anatomy.attention import cached
+from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.spec import Kind, Phase
 from llmcli.config import ModelConfig
@@ -20,6 +21,7 @@ from llmcli.reports.shapes import (
     ShapeTensor,
     Stored,
 )
+from llmcli.reports.spans import spans
 
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 
@@ -101,7 +103,9 @@ def model_shapes(
     `stored`: parameter → its tensor in the checkpoint, as far as there are any; `checks`: further
     ones, of the headers or of a real run (`ran`).
     """
-    tensors = [item for item in calls.tensors(phases) if asked.takes(item[0])]
+    every = calls.tensors(phases)
+    there = {item[0].name for item in every}
+    tensors = [item for item in every if asked.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
         return _file_template(stored.get(spec.name), spec)
@@ -119,7 +123,7 @@ def model_shapes(
         tensors=tuple(
             _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
         ),
-        rows=tuple(_row(row, calls, stored) for row in rows),
+        rows=tuple(_row(row, calls, stored, there) for row in rows),
         growth=_growth(calls),
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
@@ -183,7 +187,9 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
     )
 
 
-def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
+def _row(
+    row: Folded, calls: Calls, stored: Mapping[str, Stored], there: Container[str]
+) -> ShapeRow:
     file = stored.get(row.phases[0].name)
     source = "" if file is None else file.source
     if len(row.layers) > 1:
@@ -194,27 +200,16 @@ def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
         layers=row.layers,
         tensors=tensors,
         formula=row.formula,
-        memory=_memory(row.phases, calls.config),
+        memory=_memory(row.phases, there),
         source=source,
     )
 
 
-def copied(state: str, config: ModelConfig) -> str:
-    """The activation that is copied into that part of the cache: `blocks.3.attn.k_rot`."""
-    _, layer, part = state.split(".")
-    mixer = config.layers[int(layer)].mixer
-    if part == "k" and mixer.rope is not None:
-        part = "k_rot"
-    elif part == "k" and mixer.qk_norm is not None:
-        part = "k_norm"
-    return f"blocks.{layer}.attn.{part}"
-
-
-def _memory(phases: Phases, config: ModelConfig) -> str:
+def _memory(phases: Phases, there: Container[str]) -> str:
     """Whose memory it is: `view of attn.qkv`, `copy of attn.v`, `own` or `derived`."""
     spec = phases[0]
     if spec.kind == "state":
-        return f"copy of {copied(spec.name, config).split('.', 2)[2]}"
+        return f"copy of {cached(spec.name, there).split('.', 2)[2]}"
     if not spec.written:
         return "derived"
     if spec.shares is None:

@@ -22,6 +22,7 @@ from llmcli.reports.info import (
     ModelFacts,
     TokenizerFacts,
 )
+from llmcli.reports.spans import spans
 
 GOOD, BAD = "green", "red"
 _LABEL, _DEVICE = 9, 14  # columns of the memory table: the parts' names, and each device
@@ -134,17 +135,6 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
     if numbered:
         parts.append(f"layer{'s' if times > 1 else ''} {spans(kind.layers)}")
     return parts
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """`0-3,5,7-8` for rising numbers."""
-    out: list[list[int]] = []
-    for number in numbers:
-        if out and out[-1][1] == number - 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
 
 
 def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, Sequence[str]]]:

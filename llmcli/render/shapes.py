@@ -9,7 +9,6 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
-from llmcli.render.info import spans
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import axis_line
 from llmcli.render.stats import size
@@ -21,6 +20,7 @@ from llmcli.reports.shapes import (
     ShapeTensor,
     Stored,
 )
+from llmcli.reports.spans import spans
 
 _SECTIONS = (
     ("parameter", "parameters"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.anatomy import calculated, parameters
-from llmcli.anatomy.fold import fold, fold_kinds, numbered, spans, unfold
+from llmcli.anatomy.fold import fold, fold_kinds, numbered, unfold
 from llmcli.anatomy.spec import TensorSpec
 from llmcli.anatomy.words import words
 
@@ -110,14 +110,6 @@ def test_one_number_that_differs_is_seen():
     ]
     rows = fold_kinds(wrong, config, lambda spec: None)
     assert [row.layers for row in rows if row.name.endswith("attn.W_k")] == [(0, 2), (1,)]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [((0,), "0"), ((0, 1, 2), "0-2"), ((0, 2, 3, 7), "0,2-3,7"), ((4, 5), "4-5")],
-)
-def test_spans(numbers, text):
-    assert spans(numbers) == text
 
 
 def test_a_number_is_only_a_whole_part_of_a_name():

@@ -11,7 +11,7 @@ import torch
 
 from llmcli import devices
 from llmcli.measure import memory
-from llmcli.measure.memory import auto_dtype, cpu, free_memory, machine_devices, nvidia_gpus
+from llmcli.measure.memory import cpu, dtype_on, free_memory, machine_devices, nvidia_gpus
 from llmcli.model import dtype_name
 from llmcli.ops import processor
 from llmcli.reports.info import Device
@@ -32,7 +32,8 @@ def test_auto_is_the_arithmetic_that_a_run_would_choose(monkeypatch, bfloat16):
         on = torch.device(kind)
         chosen = dtype_name(devices.resolve_dtype("auto", on, stored))
         ours = device("cuda:0" if kind == "cuda" else kind, bfloat16 or kind == "mps")
-        assert auto_dtype(ours, stored) == chosen, (kind, stored)
+        assert dtype_on(ours, "float64", stored) == "float64"
+        assert dtype_on(ours, "auto", stored) == chosen, (kind, stored)
 
 
 def test_the_processor_is_the_one_that_runs_see():

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.info import render_families, render_info, spans
+from llmcli.render.info import render_families, render_info
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
     Device,
@@ -228,10 +228,3 @@ def test_families_are_facts_too():
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("any  one two")
     assert "     model_type of config.json: a, b" in lines
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((0,), "0"), ((0, 1, 2), "0-2"), ((0, 2, 3, 7), "0,2-3,7"), ((), "")]
-)
-def test_spans(numbers, text):
-    assert spans(numbers) == text

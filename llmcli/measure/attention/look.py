@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.attention import entering
 from llmcli.explain.formulas import formula_checks, worst
-from llmcli.explain.kernel import entering, layer_of
+from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof, cache_check
