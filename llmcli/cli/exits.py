@@ -109,9 +109,22 @@ class Signals:
 SIGNALS = Signals()
 
 
+class Stdout:
+    """What stdout has so far.
+
+    `document`: a JSON document, or the beginning of one. No error document follows it then.
+    """
+
+    document = False
+
+
+STDOUT = Stdout()
+
+
 def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
     SIGNALS.install(argv)
+    STDOUT.document = False
     _tolerate(sys.stdout)
     try:
         action(list(argv))
@@ -146,7 +159,7 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
         tell(f"error: {error.message}")
         if error.hint:
             tell(f"hint: {error.hint}")
-    if json and not getattr(error, "told", False):
+    if json and not STDOUT.document and not getattr(error, "told", False):
         _write_error(error)
     return error.code
 
@@ -296,9 +309,14 @@ def _detach(stream: TextIO | None) -> None:
         if stream is not None:
             stream.flush()
     except (OSError, ValueError):
-        try:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
-            os.close(nowhere)
-        except (OSError, ValueError):
-            pass
+        give_up(stream)
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Points a stream at nothing: what it still holds and all that follows is dropped."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+    except (AttributeError, OSError, ValueError):
+        pass

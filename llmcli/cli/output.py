@@ -11,10 +11,11 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from llmcli.cli.exits import tell
+from llmcli.cli.exits import STDOUT, give_up, tell
 from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
 from llmcli.errors import WriteFailed
@@ -87,7 +88,8 @@ class Output:
 
     def show(self, *renderables: RenderableType) -> None:
         """Renders to stdout: as wide as the terminal, as wide as it needs in a pipe or file."""
-        self.write(self._rendered(self.out, renderables))
+        with _last_words():
+            self.write(self._rendered(self.out, renderables))
 
     def aside(self, *renderables: RenderableType) -> None:
         """Renders to stderr."""
@@ -109,7 +111,11 @@ class Output:
         """Writes one JSON document; `lines`: on one line, as one of many."""
         indent = 2 if self.out.terminal and not lines else None
         whole = self.envelope(body, model=model, environment=environment)
-        self.write(dumps(whole, indent=indent) + "\n")
+        text = dumps(whole, indent=indent) + "\n"
+        STDOUT.document = True
+        with _last_words():
+            self.write(text)
+        STDOUT.document = not lines
 
     def envelope(
         self, body: Mapping[str, Any], *, model: Mapping[str, Any] | None, environment: Any
@@ -129,6 +135,16 @@ class Output:
                 console.print(renderable, crop=False)
         text = capture.get()
         return "\n".join(line.rstrip() for line in text.split("\n")) if not screen.colour else text
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """For what ends a run: cut short, it is not waited for that somebody reads the rest of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        give_up(sys.stdout)
+        raise
 
 
 def write_file(path: str, data: bytes) -> None:
