@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 
 from llmcli.anatomy.spec import TensorSpec
 from llmcli.config import ModelConfig
 from llmcli.reports.spans import spans
 
 # a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`
-_NUMBER = re.compile(r"(?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+")
+_NUMBER = re.compile(r"((?<=blocks\.)\d+|(?<=cache\.)\d+|(?<=of block )\d+)")
 # what a layer reads from the one before it: the first has another, and is alike all the same
 _ENTRY = ".resid_pre"
 
 # one tensor in every phase that is looked at: the specs differ in shapes and dtypes only
 Phases = tuple[TensorSpec, ...]
+Member = tuple[Phases, Hashable]  # with everything that its specs say but the layer's number
 Extra = Callable[[TensorSpec], Hashable]
 
 
@@ -54,10 +57,11 @@ def fold(tensors: Sequence[Phases], config: ModelConfig, extra: Extra) -> tuple[
 
     `extra`: what else must be equal for two tensors to be one row, numbers taken out.
     """
-    layers: dict[int, list[Phases]] = {}
+    layers: dict[int, list[Member]] = {}
     for phases in tensors:
         if phases[0].layer is not None:
-            layers.setdefault(phases[0].layer, []).append(phases)
+            template = tuple(_template(spec) for spec in phases)
+            layers.setdefault(phases[0].layer, []).append((phases, template))
     alike: dict[Hashable, list[int]] = {}
     for layer, members in layers.items():
         alike.setdefault(_kind(layer, members, config), []).append(layer)
@@ -88,19 +92,18 @@ def numbered(text: str, layer: int, number: str) -> str:
     return re.sub(rf"(?<![^.]){layer}(?![^.])", lambda _: number, text)
 
 
-def _kind(layer: int, members: Sequence[Phases], config: ModelConfig) -> Hashable:
-    inside = (phases for phases in members if not phases[0].name.endswith(_ENTRY))
-    return config.layers[layer], tuple(_template(spec) for phases in inside for spec in phases)
+def _kind(layer: int, members: Sequence[Member], config: ModelConfig) -> Hashable:
+    inside = (template for phases, template in members if not phases[0].name.endswith(_ENTRY))
+    return config.layers[layer], tuple(inside)
 
 
-def _rows(layers: Sequence[Sequence[Phases]], extra: Extra) -> list[Folded]:
+def _rows(layers: Sequence[Sequence[Member]], extra: Extra) -> list[Folded]:
     """The rows of layers of one kind, tensor by tensor."""
     rows = []
     for same in zip(*layers, strict=True):
         parts: dict[Hashable, list[Phases]] = {}
-        for phases in same:
-            key = (tuple(_template(spec) for spec in phases), extra(phases[0]))
-            parts.setdefault(key, []).append(phases)
+        for phases, template in same:
+            parts.setdefault((template, extra(phases[0])), []).append(phases)
         rows += [_row(part) for part in parts.values()]
     return rows
 
@@ -117,10 +120,12 @@ def _row(part: Sequence[Phases]) -> Folded:
 def _template(spec: TensorSpec) -> Hashable:
     """Everything that a spec says, the layer's number taken out."""
     layer = spec.layer or 0
-    texts = tuple(
-        _moved_text(text or "", -layer) for text in (spec.name, spec.formula, spec.shares)
+    return (
+        _moved_text(spec.name, -layer),
+        _moved_text(spec.formula, -layer),
+        _moved_text(spec.shares or "", -layer),
+        _plain(spec),
     )
-    return texts, *(getattr(spec, name) for name in _PLAIN)
 
 
 _PLAIN = tuple(
@@ -128,11 +133,12 @@ _PLAIN = tuple(
     for field in fields(TensorSpec)
     if field.name not in ("name", "formula", "shares", "layer")
 )
+_plain = attrgetter(*_PLAIN)
 
 
 def _moved(spec: TensorSpec, by: int) -> TensorSpec:
     """The same tensor so many layers further on."""
-    values = {name: getattr(spec, name) for name in _PLAIN}
+    values = dict(zip(_PLAIN, _plain(spec), strict=True))
     return TensorSpec(
         name=_moved_text(spec.name, by),
         formula=_moved_text(spec.formula, by),
@@ -143,4 +149,13 @@ def _moved(spec: TensorSpec, by: int) -> TensorSpec:
 
 
 def _moved_text(text: str, by: int) -> str:
-    return _NUMBER.sub(lambda found: str(int(found[0]) + by), text)
+    pieces = _pieces(text)
+    if len(pieces) == 1:
+        return text
+    return "".join(str(int(one) + by) if at % 2 else one for at, one in enumerate(pieces))
+
+
+@lru_cache(maxsize=1 << 14)
+def _pieces(text: str) -> tuple[str, ...]:
+    """What stands between the numbers, and every second piece a number: layers repeat texts."""
+    return tuple(_NUMBER.split(text))

@@ -5,7 +5,9 @@ The sizes come from the configuration and the call, not from the specs that they
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from llmcli.config import LayerConfig, ModelConfig
@@ -28,8 +30,17 @@ class Letters:
         sizes = self.sizes(layer)
         return prod(sizes[letter] for letter in axis.split("·"))
 
-    def sizes(self, layer: int | None) -> dict[str, int]:
+    def sizes(self, layer: int | None) -> Mapping[str, int]:
         """Letter → size: of the whole model, and of that layer where one is given."""
+        if layer not in self._found:
+            self._found[layer] = self._sizes(layer)
+        return self._found[layer]
+
+    @cached_property
+    def _found(self) -> dict[int | None, dict[str, int]]:
+        return {}
+
+    def _sizes(self, layer: int | None) -> dict[str, int]:
         config = self.config
         found = {
             "B": self.batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from llmcli.anatomy import TensorSpec, calculated, parameters, states
 from llmcli.anatomy.attention import cached
@@ -54,8 +55,15 @@ class Calls:
 
     def letters(self, phase: Phase) -> Letters:
         """The sizes of that phase's axes."""
-        new, past = (self.tokens, 0) if phase == "prefill" else (1, self.tokens)
-        return Letters(config=self.config, batch=self.batch, tokens=new, past=past)
+        return self._letters[phase]
+
+    @cached_property
+    def _letters(self) -> dict[Phase, Letters]:
+        of = partial(Letters, config=self.config, batch=self.batch)
+        return {
+            "prefill": of(tokens=self.tokens, past=0),
+            "decode": of(tokens=1, past=self.tokens),
+        }
 
     def activations(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What that phase calculates, written or not."""
@@ -111,7 +119,7 @@ def model_shapes(
         return _file_template(stored.get(spec.name), spec)
 
     rows = fold_kinds(tensors, calls.config, in_file)
-    weights = calls.parameters()
+    weights = [item[0] for item in every if item[0].kind == "parameter"]
     known = sum(item.bytes for item in stored.values())
     return ShapesReport(
         dtype=calls.dtype,
