@@ -1,0 +1,309 @@
+"""Every JSON document of every command is what the schema says that ships with the package.
+
+The schemas are in `llmcli/assets/schemas`, one for each name in a document's `schema`:
+`llmcli.lens/1` is `lens.1.json`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_tiny import write_tiny
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+from safetensors.numpy import load_file, save_file
+
+from llmcli.cli.tree import ENTRIES, root
+from llmcli.nn.block import Block
+
+SCHEMAS = {
+    file.name: json.loads(file.read_text("utf-8"))
+    for file in files("llmcli").joinpath("assets/schemas").iterdir()
+}
+REGISTRY = Registry().with_resources(
+    (name, DRAFT202012.create_resource(schema)) for name, schema in SCHEMAS.items()
+)
+
+# Words for models stand for what `models` makes; every other word is the user's own.
+TEXT = ["hello there"]
+RUNS: dict[str, list[str]] = {
+    "shapes": ["shapes"],
+    "shapes params": ["shapes", "--params"],
+    "shapes decode": ["shapes", "--phase", "decode", "--batch", "2", "--tokens", "5"],
+    "shapes names": ["shapes", "--names"],
+    "shapes ran": ["shapes", *TEXT],
+    "shapes ran, ids": ["shapes", "-m", "BARE", "--ids", "1,2"],
+    "shapes of a file": ["shapes", "-m", "LONE", "--params"],
+    "attention": ["attention", *TEXT],
+    "attention of one token": ["attention", "a", "--metrics", "all", "--patterns"],
+    "attention scores": [
+        "attention", *TEXT, "--what", "scores", "--layer", "1", "--head", "0,2", "--patterns",
+    ],
+    "attention pairs, generate": [
+        "attention", *TEXT, "--generate", "2", "--top-pairs", "3", "--weighted",
+    ],
+    "attention synthetic": ["attention", "--synthetic", "8"],
+    "attention ids": ["attention", "-m", "BARE", "--ids", "1,2,3"],
+    "lens": ["lens", *TEXT],
+    "lens mid, generate": ["lens", *TEXT, "--mid", "--generate", "2", "--target", "next"],
+    "lens ids": ["lens", "-m", "BARE", "--ids", "1,2,3", "--position", "-1"],
+    "dump": ["dump", *TEXT, "--name", "blocks.0.attn.*,cache.*,logits", "--generate", "2"],
+    "dump parameter": ["dump", "--name", "embed.W"],
+    "dump ids": ["dump", "-m", "BARE", "--ids", "1,2", "--name", "blocks.1.mlp.post"],
+    "info": ["info"],
+    "info without a tokenizer": ["info", "-m", "BARE"],
+    "info of a file": ["info", "-m", "LONE"],
+    "info families": ["info", "--families"],
+    "generate": ["generate", *TEXT, "-n", "3", "--logprobs", "2", "--num-samples", "2"],
+    "generate greedy": ["generate", *TEXT, "-n", "2", "--greedy", "--stop", "zz"],
+    "generate ids": ["generate", "-m", "BARE", "--ids", "1,2", "-n", "2"],
+    "generate random weights": ["generate", "-m", "BARE", "--random-weights", "--ids", "1"],
+    "score": ["score", *TEXT],
+    "score of one token": ["score", "a"],
+    "score versus": ["score", *TEXT, "--versus", "tiny"],
+    "score ids": ["score", "-m", "BARE", "--ids", "1,2,3"],
+    "tokens": ["tokens", *TEXT],
+    "tokens ids": ["tokens", "--ids", "1,2"],
+    "tokens chat": ["tokens", "-m", "CHAT", "--chat", *TEXT],
+    "env": ["env"],
+    "ladder": ["ladder", "hello", "--rung", "5,6", "-n", "1"],
+    "explain": ["explain", "blocks.0.attn.scores[0,-1,1]", *TEXT, "--depth", "3"],
+    "explain masked": ["explain", "blocks.1.attn.scores[0,0,1]", *TEXT],
+    "explain parameter": ["explain", "embed.W[3,4]"],
+    "explain ids": ["explain", "-m", "BARE", "logits[-1,7]", "--ids", "1,2", "--depth", "2"],
+}  # fmt: skip
+WRONG: dict[str, tuple[int, list[str]]] = {
+    "no command": (2, ["generat"]),
+    "no option": (2, ["lens", "--positon", "1"]),
+    "no prompt": (2, ["score"]),
+    "too long": (2, ["generate", "a" * 3000]),
+    "no such name": (2, ["dump", *TEXT, "--name", "blocks.0.attn.patern"]),
+    "no model": (3, ["lens", *TEXT, "-m", "./nowhere"]),
+    "no configuration": (4, ["attention", "--ids", "1", "-m", "LONE"]),
+    "not written": (1, ["lens", *TEXT, "-o", "/proc/nowhere/lens.json"]),
+}
+
+# keys that a document may go without, and objects whose keys are names of things
+OPTIONAL = {"pattern", "scores", "logprobs", "versus", "index"}
+NAMED = {"metadata", "metrics", "rows", "origins", "skipped", "checks"}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """CHAT has weights and a template, BARE no tokenizer, LONE is a file by itself, NAN has NaN."""
+    folder = tmp_path_factory.mktemp("schemas")
+    whole = write_tiny(folder / "chat", weights=True)
+    bare, broken, lone = folder / "bare", folder / "nan", folder / "lone.safetensors"
+    shutil.copytree(whole, bare)
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    shutil.copytree(whole, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3] = np.nan
+    save_file(weights, broken / "model.safetensors")
+    shutil.copy(whole / "model.safetensors", lone)
+    return {"CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "NAN": str(broken)}
+
+
+@pytest.fixture
+def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., Any]:
+    """Runs a command with --json, on `tiny` where it names no model; what stdout says."""
+
+    def run(argv: list[str], code: int = 0) -> Any:
+        words = [models.get(word, word) for word in argv]
+        if "-m" not in words and words[0] in ENTRIES and "--families" not in words:
+            words += ["-m", "tiny"]
+        result = cli(*words, "--json")
+        assert result.code == code, result.err
+        return result.json()
+
+    return run
+
+
+def _errors(document: Any, command: str) -> list[str]:
+    """What is wrong with a document, by the command's schema; nothing is fetched for it."""
+    validator = Draft202012Validator({"$ref": f"{command}.1.json"}, registry=REGISTRY)
+    return [
+        f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(document)
+    ]
+
+
+def _check(document: Any, command: str) -> None:
+    assert _errors(document, command) == []
+
+
+@pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS.keys())
+def test_what_a_command_prints(argv: list[str], document: Callable[..., Any]) -> None:
+    _check(document(argv), argv[0])
+
+
+@pytest.mark.parametrize(("code", "argv"), WRONG.values(), ids=WRONG.keys())
+def test_an_error(code: int, argv: list[str], document: Callable[..., Any]) -> None:
+    said = document(argv, code)
+    _check(said, "error")
+    assert said["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("argv", "file"),
+    [
+        (["attention", *TEXT, "-o"], "heads.json"),
+        (["lens", *TEXT, "--mid", "-o"], "lens.json"),
+        (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
+        (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
+    ],
+)
+def test_files(argv: list[str], file: str, document: Callable[..., Any], tmp_path: Any) -> None:
+    path = tmp_path / file
+    said = document([*argv, str(path)])
+    _check(said, argv[0])
+    if path.suffix == ".json":
+        _check(json.loads(path.read_text("utf-8")), argv[0])
+    else:
+        assert said["file"] == {"path": str(path), "bytes": path.stat().st_size}
+
+
+def test_a_batch_has_a_document_on_each_line(cli: Callable[..., Any], tmp_path: Any) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"hello"\n{"ids": [1, 2]}\n')
+    result = cli("generate", "--batch", str(prompts), "-n", "2", "-m", "tiny", "--json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1]
+    for line in lines:
+        _check(line, "generate")
+
+
+def test_numbers_that_are_not_finite(document: Callable[..., Any]) -> None:
+    said = document(["dump", "-m", "NAN", *TEXT, "--name", "blocks.1.mlp.*"], 7)
+    _check(said, "dump")
+    assert said["ok"] is False
+    assert any(tensor["nan"] and tensor["first_bad"] for tensor in said["tensors"])
+
+
+def test_a_check_that_does_not_hold(
+    document: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Block.__call__
+    monkeypatch.setattr(
+        Block, "__call__", lambda self, x, cache, step: plain(self, x * 1.001, cache, step)
+    )
+    said = document(["lens", *TEXT], 1)
+    _check(said, "lens")
+    assert said["ok"] is False
+    assert _errors(said | {"ok": True}, "lens") != [], "a red check is not ok"
+
+
+# what a schema refuses
+
+
+def _places(value: Any, names: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], bool]]:
+    """The path of every member of every object, and whether it has to be there."""
+    if isinstance(value, dict):
+        named = bool(names) and names[-1] in NAMED
+        for key, item in value.items():
+            yield (*names, key), not named and key not in OPTIONAL
+            yield from _places(item, (*names, key))
+    elif isinstance(value, list):
+        for at, item in enumerate(value):
+            yield from _places(item, (*names, at))
+
+
+def _without(document: Any, path: tuple[Any, ...]) -> Any:
+    whole = copy.deepcopy(document)
+    del _at(whole, path[:-1])[path[-1]]
+    return whole
+
+
+def _with(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    whole = copy.deepcopy(document)
+    _at(whole, path[:-1])[path[-1]] = value
+    return whole
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        value = value[name]
+    return value
+
+
+def _shortened(value: Any) -> Any:
+    """Two entries of each list say as much as all."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    return [_shortened(item) for item in value[:2]] if isinstance(value, list) else value
+
+
+SHORT = (
+    "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
+    "attention of one token", "lens", "dump parameter", "info", "info of a file", "info families",
+    "generate", "score versus", "tokens", "env", "ladder", "explain",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SHORT, "error"])
+def test_a_missing_or_mistyped_key_is_refused(name: str, document: Callable[..., Any]) -> None:
+    command = "error" if name == "error" else RUNS[name][0]
+    said = _shortened(document(["generat"], 2) if name == "error" else document(RUNS[name]))
+    _check(said, command)
+    missed = []
+    for path, required in _places(said):
+        value = _at(said, path)
+        wrong = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
+        if required and not _errors(_without(said, path), command):
+            missed.append(("without", path))
+        if "metadata" not in path[:-1] and not _errors(_with(said, path, wrong), command):
+            missed.append(("mistyped", path))
+    assert missed == []
+
+
+def test_new_keys_may_come(document: Callable[..., Any]) -> None:
+    said = document(RUNS["score"])
+    more = said | {"new": 1, "model": said["model"] | {"new": None}}
+    more["tokens"] = [token | {"new": []} for token in said["tokens"]]
+    _check(more, "score")
+
+
+# the files themselves
+
+
+def test_every_command_that_prints_json_has_its_schema() -> None:
+    names = set()
+    with root().make_context("llmcli", ["env"]) as context:
+        for name in ENTRIES:
+            command = context.command.get_command(context, name)
+            if any("--json" in parameter.opts for parameter in command.params):
+                names.add(name)
+    assert names == set(ENTRIES)
+    assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, "error", "common")}
+    assert {argv[0] for argv in RUNS.values()} == names
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_is_one_and_needs_no_network(name: str) -> None:
+    schema = SCHEMAS[name]
+    Draft202012Validator.check_schema(schema)
+    assert name == "common.1.json" or schema["properties"]["schema"]["const"] == (
+        f"llmcli.{name.removesuffix('.1.json')}/1"
+    )
+    resolver = REGISTRY.resolver(base_uri=name)
+    for reference in _references(schema):
+        assert reference.startswith(("#/$defs/", "common.1.json#/$defs/"))
+        resolver.lookup(reference)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
