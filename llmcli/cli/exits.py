@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
+from llmcli.cli.wrap import columns, wrapped
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError, WriteFailed
 
 # what a write to stdout fails with; typer writes the help itself, past our own `Output`
@@ -203,12 +204,18 @@ def as_error(exception: BaseException) -> LlmcliError:
 
 
 def tell(line: str) -> None:
-    """One line on stderr; control characters spelled out; silent where stderr is gone."""
+    """One message on stderr, control characters spelled out; silent where stderr is gone.
+
+    On a terminal its lines break between words, elsewhere it is one line.
+    """
     from llmcli.render.theme import one_line
 
     try:
         if sys.stderr is not None:
-            print(one_line(line), file=sys.stderr, flush=True)
+            line = one_line(line)
+            if sys.stderr.isatty() and not line.startswith(" "):  # a traceback's lines stay
+                line = wrapped(line, columns(sys.stderr, os.environ))
+            print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from llmcli.cli.exits import STDOUT, give_up, tell
 from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
+from llmcli.cli.wrap import columns
 from llmcli.errors import WriteFailed
 
 if TYPE_CHECKING:
@@ -43,18 +44,8 @@ class Screen:
         smart = environ.get("TERM", "") != "dumb"
         forced = environ.get("FORCE_COLOR", "0") not in ("", "0")
         colour = (terminal or forced) and smart and not environ.get("NO_COLOR")
-        width = _columns(stream, environ) if stream is not None and terminal else UNLIMITED
+        width = columns(stream, environ) if stream is not None and terminal else UNLIMITED
         return cls(terminal, terminal and smart, colour, width)
-
-
-def _columns(stream: TextIO, environ: Mapping[str, str]) -> int:
-    """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
-    if (given := environ.get("COLUMNS", "")).isdecimal() and int(given) > 0:
-        return int(given)
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
 
 
 class Output:

@@ -1,0 +1,36 @@
+"""Messages on a terminal end their lines between words; in a pipe or file they are one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TextIO
+
+
+def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
+    """$COLUMNS, else the width of this very terminal: stdout may be a file where stderr is one."""
+    if (given := environ.get("COLUMNS", "")).isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def wrapped(line: str, width: int, indent: str = "  ") -> str:
+    """`line` in lines of at most `width` columns, all but the first one indented.
+
+    A word that is longer stays whole: the terminal breaks it, and a path can still be copied.
+    """
+    from rich.cells import cell_len
+
+    if cell_len(line) <= width:
+        return line
+    lines = [""]
+    for number, word in enumerate(line.split(" ")):
+        longer = f"{lines[-1]} {word}" if number else word
+        if number and cell_len(longer) > width:
+            lines.append(indent + word)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
