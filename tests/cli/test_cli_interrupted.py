@@ -167,38 +167,47 @@ def test_reading_a_prompt_is_counted_in_tokens(capsys, monkeypatch):
 
 
 WRITER = """
-import signal, sys
+import os, signal, sys
 from llmcli.cli import exits
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 
 def action(argv):
     out = Output("x", OutputOptions(json=True))
+    if argv[1] == "full":
+        os.set_blocking(1, False)
+        try:
+            while os.write(1, b" " * 4096):
+                pass
+        except BlockingIOError:
+            os.set_blocking(1, True)
     print("writes", file=sys.stderr, flush=True)
-    out.document({"text": "x" * int(argv[1])}, model=None, environment=None)
+    out.document({"text": "x" * int(argv[2])}, model=None, environment=None)
     signal.raise_signal(signal.SIGINT)
 
 sys.exit(exits.run(action, sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("size", [66_000, 1 << 20])  # 64 KiB fit into a pipe that nobody reads
-def test_a_document_that_is_cut_short_is_not_followed_by_another(size):
+# a pipe that nobody reads is full in the middle of the document, or before it
+@pytest.mark.parametrize(("before", "size"), [("empty", 1 << 20), ("full", 9)])
+def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, "--json", str(size)],
+        [sys.executable, "-c", WRITER, "--json", before, str(size)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # so that Python has something left to flush
     )  # fmt: skip
     assert process.stderr.readline() == b"writes\n"
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 130  # before anybody reads
     begun = process.stdout.read()
-    assert begun.startswith(b'{"schema": "llmcli.x/1"')
+    assert begun.lstrip()[:20] == (b'{"schema": "llmcli.x' if before == "empty" else b"")
     assert b"llmcli.error" not in begun
 
 
 def test_a_whole_document_is_not_followed_by_another():
-    argv = [sys.executable, "-c", WRITER, "--json", "9"]
+    argv = [sys.executable, "-c", WRITER, "--json", "empty", "9"]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
     assert ended.returncode == 130
     assert json.loads(ended.stdout)["text"] == "x" * 9
