@@ -222,6 +222,12 @@ class Mix(Rule):
         v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
+    def halves(self, values: Kernel, result: Tensor) -> Tensor:
+        """The weights too: the fused kernel rounds them before they meet the values."""
+        group = self.attention.heads // self.attention.kv_heads
+        v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
+        return result.abs() + torch.einsum("hts,hse->hte", values[self.pattern], v_HSe)
+
     def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""
         head, query, i = index

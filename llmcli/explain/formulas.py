@@ -1,18 +1,21 @@
 """Activations that somebody looks at: each is what its formula makes of the kernel's own inputs.
 
 The formulas are those of `explain`, independent of `ops` and in float64. Unlike there a part of
-the activations is enough, such as one layer's, and of a long prompt some rows stand for all.
+the activations is enough, such as one layer's. Of a long prompt some rows stand for all where a
+formula is a product with a matrix, or of queries and keys; all others are compared row by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from torch import Tensor
 
 from llmcli.config import ModelConfig
-from llmcli.explain.kernel import UNWRITTEN, Kernel
+from llmcli.explain.attention import Mix, Pattern, Scores
+from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
+from llmcli.explain.linear import Multiply
 from llmcli.explain.local import Found, worst_number
 from llmcli.explain.rule import Rule, symbol
 from llmcli.explain.rules import rules
@@ -20,6 +23,9 @@ from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
 
 NAME = "formulas"
+
+CHEAP = 1 << 22  # multiplications: a product has so many for its rows, even where fewer are asked
+AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies in float64
 
 
 @lru_cache(maxsize=2)  # a view asks layer by layer
@@ -57,9 +63,10 @@ def formula_checks(
     `emitted` are activations `[1, …, T, …]` of the tokens `ids`, those of `formula_inputs` at
     least; one that has fewer rows than there are tokens (`logits` of the last one) ends with the
     last. Scores, pattern and result are computed by the mixer where they are not among them.
-    `rows`: only so many tokens, spread evenly, the last and then the first among them, with all
-    of their keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one
-    forward call, and each later one a call of its own (default: all were one).
+    `rows`: of what is a product (with a matrix, or of queries and keys) only so many tokens where
+    more are not `CHEAP`, spread evenly, the last and then the first among them, with all of their
+    keys: memory is then linear in the prompt. `prompt_tokens`: so many tokens were one forward
+    call, and each later one a call of its own (default: all were one).
 
     `value` is the largest difference as a share of what is allowed (`explain.local`): 1 and less
     is right; where some are wrong it is the worst number of the first wrong tensor in execution
@@ -76,9 +83,12 @@ def formula_checks(
     prompt = len(ids) if prompt_tokens is None else prompt_tokens
     found = []
     for name in listed:
-        own = _rows_of(model, ids, single, name, rows, prompt)
-        worst = worst_number(own, name)
-        found.append((_placed(worst, own), worst.share))
+        compared = [
+            (worst_number(own, name), own)
+            for own in _parts(model, known, ids, single, name, rows, prompt)
+        ]
+        most, own = max(compared, key=lambda one: one[0].share)
+        found.append((_placed(most, own), most.share))
     wrong = [one for one in found if one[1] > 1]
     where, share = wrong[0] if wrong else max(found, key=lambda one: one[1])
     return ViewCheck(name=NAME, words=formula_words(len(listed), rows, len(ids)), value=share,
@@ -94,33 +104,60 @@ def worst(checks: Iterable[ViewCheck]) -> ViewCheck:
 
 
 def formula_words(tensors: int, rows: int | None, tokens: int) -> str:
-    """What such a check says; `rows` of all `tokens` were compared."""
-    part = "" if rows is None or rows >= tokens else f", for {rows} of {tokens} tokens"
+    """What such a check says; of products `rows` of all `tokens` were compared."""
     what = "1 tensor is" if tensors == 1 else f"{tensors} tensors are"
-    return f"{what} what the formula makes of the kernel's own inputs{part}"
+    return f"{what} what the formula makes of the kernel's own inputs{some_rows(rows, tokens)}"
 
 
-def _rows_of(
+def some_rows(rows: int | None, tokens: int) -> str:
+    """Which tokens were compared, as the end of a sentence; nothing where it is certainly all."""
+    return "" if rows is None or rows >= tokens else f" (products: {rows} or more of {tokens} rows)"
+
+
+def _parts(
     model: Model,
+    known: Mapping[str, Rule],
     ids: Sequence[int],
     emitted: Mapping[str, Tensor],
     name: str,
     rows: int | None,
     prompt: int,
-) -> Kernel:
-    """The tokens whose rows are compared, with what their formula needs."""
+) -> Iterator[Kernel]:
+    """The tokens whose rows are compared, some at a time, with what their formula needs."""
     tokens = len(ids)
     first = tokens - (emitted[name].shape[-2] if name in emitted else tokens)
-    count = tokens - first
     chosen: Sequence[int] = range(first, tokens)
-    if rows is not None and rows < count:
-        last = max(rows - 1, 1)
-        chosen = sorted({tokens - 1 - (count - 1) * at // last for at in range(rows)})
+    step = tokens
+    if not isinstance(known[name], Multiply | Scores | Pattern | Mix):
+        there = [emitted[one] for one in (name, *known[name].inputs)]
+        step = max(1, AT_ONCE // max(one.numel() // one.shape[-2] for one in there))
+    elif rows is not None:
+        chosen = _spread(chosen, max(rows, CHEAP // _cost(model, known, name, tokens)))
     by_itself = prompt - first == 1
-    return Kernel(
-        model, _rules(model.config), ids, (), emitted=emitted, positions=chosen,
-        prompt_tokens=prompt, alone=[by_itself or at >= prompt for at in chosen],
-    )  # fmt: skip
+    for begin in range(0, len(chosen), step):
+        part = chosen[begin : begin + step]
+        yield Kernel(
+            model, known, ids, (), emitted=emitted, positions=part, prompt_tokens=prompt,
+            alone=[by_itself or at >= prompt for at in part],
+        )  # fmt: skip
+
+
+def _spread(every: Sequence[int], rows: int) -> Sequence[int]:
+    """So many of them."""
+    if rows >= len(every):
+        return every
+    last = max(rows - 1, 1)
+    return sorted({every[-1] - (len(every) - 1) * at // last for at in range(rows)})
+
+
+def _cost(model: Model, known: Mapping[str, Rule], name: str, tokens: int) -> int:
+    """Multiplications for one row of a product."""
+    rule = known[name]
+    if isinstance(rule, Multiply):
+        slots = model.decoder.slots
+        return slots[rule.weight if rule.weight in slots else "embed.W"].numel()  # the tied head
+    mixer = model.config.layers[layer_of(name) or 0].mixer
+    return mixer.heads * mixer.head_dim * tokens
 
 
 def _placed(worst: Found, own: Kernel) -> str:

@@ -32,7 +32,7 @@ class LookUp(Rule):
         """The rows, one after the other."""
         rows = [at if self.by_position else values.ids[at] for at in values.positions]
         weight_VD = values.weight(self.weight)
-        return torch.stack([exact(weight_VD[row]) for row in rows])
+        return exact(weight_VD[torch.tensor(rows, device=weight_VD.device)])
 
     def magnitudes(self, values: Kernel) -> Tensor:
         """None: a copy."""

@@ -23,10 +23,11 @@ from llmcli.reports.explanation import Local
 # the worst of all numbers: 10.7 with smollm2 (100 tokens, a sum of 1536 in which one term leads),
 # 5.3 with tiny (200 tokens), 1.9 with tiny in float64.
 ROUNDINGS = 32
-# … of a number narrower than float32: sums are taken in float32, and what is left are the
-# roundings of results. Measured: 0.5, correctly rounded, in bfloat16 with smollm2 and tiny; a
-# norm of one row rounds twice, and CUDA may round the parts of a sum.
-NARROW_ROUNDINGS = 4
+# A kernel of 16 bits takes its sums in float32, with as many roundings of float32 as above; what it
+# rounds to 16 bits (`Rule.halves`) may be off by so many eps. Rounded correctly it is 0.5.
+NARROW_ROUNDINGS = 0.6
+# On a GPU it may round the parts of a sum, too: so many eps of Σ|terms|. That is not measured.
+NARROW_ROUNDINGS_GPU = 4
 
 Indices = Sequence[tuple[int, ...]]
 
@@ -80,7 +81,8 @@ def worst_number(own: Kernel, name: str) -> Found:
     """
     rule = own.rules[name]
     ours, theirs = rule.tensor(own), own.kernel(name)
-    allowed = _allowed(rule.magnitudes(own), own, name).expand_as(ours)
+    halves = rule.halves(own, ours) if _is_narrow(own, name) else ours
+    allowed = _allowed(rule.magnitudes(own), halves, own, name).expand_as(ours)
     share = _share(ours, theirs, allowed)
     at = tuple(int(i) for i in torch.unravel_index(share.argmax(), share.shape))
     return _found(name, at, ours[at], theirs[at], allowed[at])
@@ -91,7 +93,8 @@ def _of_numbers(own: Kernel, name: str, indices: Indices) -> Iterator[Found]:
         element = own.rules[name].element(own, index)
         theirs = own.kernel_row(name, index)[index[-1]]
         ours = theirs.new_tensor(element.value)
-        allowed = _allowed(ours.new_tensor(element.magnitude), own, name)
+        magnitude = ours.new_tensor(element.magnitude)
+        allowed = _allowed(magnitude, 2 * magnitude, own, name)  # no rule has more halves
         yield _found(name, index, ours, theirs, allowed)
 
 
@@ -107,11 +110,21 @@ def _found(
     return Found(name, index, float(ours), float(theirs), float(allowed), share)
 
 
-def _allowed(magnitude: Tensor, own: Kernel, name: str) -> Tensor:
+def _allowed(magnitude: Tensor, halves: Tensor, own: Kernel, name: str) -> Tensor:
     """Roundings, and what a kernel takes for 0; what is not rounded has to be equal."""
-    found = torch.finfo(own.dtype_of(name))
-    times = ROUNDINGS if found.eps <= torch.finfo(torch.float32).eps else NARROW_ROUNDINGS
-    return torch.where(magnitude > 0, times * (found.eps * magnitude + found.tiny), 0.0)
+    found, wide = torch.finfo(own.dtype_of(name)), torch.finfo(torch.float32)
+    if not _is_narrow(own, name):
+        allowed = ROUNDINGS * (found.eps * magnitude + found.tiny)
+    elif own.model.device.type == "cpu":
+        allowed = NARROW_ROUNDINGS * found.eps * (halves + found.tiny)
+        allowed = allowed + ROUNDINGS * (wide.eps * magnitude + wide.tiny)
+    else:
+        allowed = NARROW_ROUNDINGS_GPU * (found.eps * magnitude + found.tiny)
+    return torch.where(magnitude > 0, allowed, 0.0)
+
+
+def _is_narrow(own: Kernel, name: str) -> bool:
+    return own.dtype_of(name).itemsize < torch.float32.itemsize
 
 
 def _share(ours: Tensor, theirs: Tensor, allowed: Tensor) -> Tensor:

@@ -48,26 +48,28 @@ class Rotate(Rule):
         x = values[self.source]
         half = self.rope.dims // 2
         out = x.clone()
-        for row, position in enumerate(values.positions):
-            omegas, factor = self.angles(values.length(position))
-            omega_N = torch.tensor(omegas, dtype=torch.float64)
-            cos_N = (position * omega_N).cos() * factor
-            sin_N = (position * omega_N).sin() * factor
-            a, b = x[:, row, :half], x[:, row, half : 2 * half]
-            out[:, row, :half] = a * cos_N - b * sin_N
-            out[:, row, half : 2 * half] = b * cos_N + a * sin_N
+        angle_TN, factor_T1 = self._turns(values)
+        cos_TN, sin_TN = angle_TN.cos() * factor_T1, angle_TN.sin() * factor_T1
+        a, b = x[..., :half], x[..., half : 2 * half]
+        out[..., :half] = a * cos_TN - b * sin_TN
+        out[..., half : 2 * half] = b * cos_TN + a * sin_TN
         return out
+
+    def _turns(self, values: Kernel) -> tuple[Tensor, Tensor]:
+        """The angle of every pair at every position, `[T, N]`, and the factors `[T, 1]`."""
+        lengths = [values.length(at) for at in values.positions]
+        known = {length: self.angles(length) for length in set(lengths)}
+        positions_T1 = torch.tensor(values.positions, dtype=torch.float64)[:, None]
+        omegas, factors = zip(*(known[length] for length in lengths), strict=True)
+        factor_T1 = torch.tensor(factors, dtype=torch.float64)[:, None]
+        return positions_T1 * torch.tensor(omegas, dtype=torch.float64), factor_T1
 
     def magnitudes(self, values: Kernel) -> Tensor:
         """Both products of a pair, each of an angle in float64; what is not turned is a copy."""
         x = values[self.source].abs()
         half = self.rope.dims // 2
         out = torch.zeros_like(x)
-        turns = [(at, *self.angles(values.length(at))) for at in values.positions]
-        angle_TN = torch.tensor(
-            [[at * omega for omega in omegas] for at, omegas, _ in turns], dtype=torch.float64
-        )
-        factor = torch.tensor([one for *_, one in turns], dtype=torch.float64)[:, None]
+        angle_TN, factor = self._turns(values)
         a, b = x[..., :half], x[..., half : 2 * half]
         cos, sin, off = angle_TN.cos().abs(), angle_TN.sin().abs(), self._off(angle_TN, values)
         out[..., :half] = (a * cos + b * sin + (a + b) * off) * factor

@@ -68,6 +68,13 @@ class Rule(ABC):
         by nothing where it is 0. Can be broadcast to the shape of `tensor`.
         """
 
+    def halves(self, values: Kernel, result: Tensor) -> Tensor:
+        """What a kernel rounds to 16 bits in them, each by half an eps: the sum of the sizes.
+
+        Sums are taken in float32, so that it is the `result` and what is written on the way.
+        """
+        return result.abs()
+
     def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
         """How large the numbers are whose roundings end up in this one: the largest of its row."""
         return float(values.kernel_row(name, index).abs().max())

@@ -9,6 +9,7 @@ from explain_models import IDS, NAMES
 from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.errors import NotFinite
+from llmcli.explain import formulas
 from llmcli.explain.formulas import formula_checks, formula_inputs, worst
 from llmcli.explain.rules import rules
 from llmcli.loading import load
@@ -48,7 +49,8 @@ def test_every_tensor_follows_from_what_the_kernel_wrote(name, dtype, model):
     model = model(name, dtype)
     found = formula_checks(model, IDS, run(model), rules(model.config))
     assert found.ok
-    assert 0 < found.value < 0.7, "the kernel needs some of it, and not all"
+    most = 0.84 if dtype == "bfloat16" else 0.7  # a number rounded correctly is off by up to 0.5
+    assert 0 < found.value < most, "the kernel needs some of it, and not all"
     assert str(len(rules(model.config))) in found.words
 
 
@@ -106,9 +108,15 @@ def test_a_name_without_a_formula_is_refused(wanted, model):
         formula_checks(model, IDS, run(model), wanted)
 
 
+@pytest.fixture
+def sampled(monkeypatch):
+    """Products of these small models are cheap: as if they were not."""
+    monkeypatch.setattr(formulas, "CHEAP", 1)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 50])
 @pytest.mark.parametrize("name", ["mistral-window", "gpt2", "odd"])
-def test_some_rows_are_compared_as_they_are_among_all(rows, name, model):
+def test_some_rows_are_compared_as_they_are_among_all(rows, name, model, sampled):
     model = model(name, "float32")
     seen = run(model)
     for tensor in rules(model.config):
@@ -121,17 +129,36 @@ def test_some_rows_are_compared_as_they_are_among_all(rows, name, model):
             assert some == whole
 
 
-def test_of_some_rows_the_first_and_the_last_are_seen_and_their_places_named(model):
-    model = model("llama-grouped", "float32")
+def caught(model, name, row, **options):
+    """Whether a number of that row is found, where it is off."""
     seen = run(model)
-    name = "blocks.1.attn.q_rot"
-    for at, caught in enumerate([True, False, False, True, False, False, True]):
-        broken = seen[name].clone()
-        broken[0, 2, at, 5] += 1
-        found = formula_checks(model, IDS, seen | {name: broken}, [name], rows=3)
-        assert found.ok is not caught
-        assert not caught or found.where == f"{name}[2,{at},5]"
-        assert found.words.endswith("for 3 of 7 tokens")
+    seen[name][(0, *((0,) if seen[name].ndim == 4 else ()), row, -1)] += 1
+    found = formula_checks(model, IDS, seen, [name], **options)
+    at = f"{row},{seen[name].shape[-1] - 1}]"
+    assert found.ok or found.where in (f"{name}[{at}", f"{name}[0,{at}")
+    return not found.ok
+
+
+@pytest.mark.parametrize("name", ["attn.q", "attn.z", "attn_out", "mlp.up"])
+def test_of_a_product_some_rows_are_seen_with_the_first_and_the_last(name, model, sampled):
+    model, name = model("llama-grouped", "float32"), f"blocks.1.{name}"
+    rows = [caught(model, name, row, rows=3) for row in range(7)]
+    assert rows == [True, False, False, True, False, False, True]
+    found = formula_checks(model, IDS, run(model), [name], rows=3)
+    assert found.words.endswith("(products: 3 or more of 7 rows)")
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 7, 1 << 20])
+@pytest.mark.parametrize("name", ["ln1.out", "attn.q_rot", "resid_mid", "mlp.act", "mlp.post"])
+def test_what_is_no_product_is_seen_in_every_row(name, at_once, model, sampled, monkeypatch):
+    monkeypatch.setattr(formulas, "AT_ONCE", at_once)
+    model = model("llama-grouped", "float32")
+    assert all(caught(model, f"blocks.1.{name}", row, rows=1) for row in range(7))
+
+
+def test_products_that_are_cheap_are_compared_as_a_whole(model):
+    model = model("llama-grouped", "float32")
+    assert all(caught(model, "blocks.1.attn.q", row, rows=1) for row in range(7))
 
 
 def broken_attention(model):
@@ -170,6 +197,56 @@ def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, model):
         found = formula_checks(model, IDS, run(model), rules(model.config), rows=rows)
         assert not found.ok
         assert found.where.startswith(f"{first}[")
+
+
+def one_column(model):
+    linear = model.decoder.blocks[1].mixer.qkv
+    linear.weight = linear.weight.clone()
+    linear.weight[2] *= 1.02
+
+
+def two_hundredths(part):
+    def change(model):
+        linear = part(model.decoder.blocks[1])
+        linear.weight = linear.weight * 1.02
+
+    return change
+
+
+def norm_weight(model):
+    norm = model.decoder.blocks[1].ln1
+    norm.w = norm.w * 1.02
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("breaks", "first"),
+    [
+        (two_hundredths(lambda block: block.mixer.qkv), "blocks.1.attn.q"),
+        (one_column, "blocks.1.attn.q"),
+        (two_hundredths(lambda block: block.mixer.out), "blocks.1.attn_out"),
+        (two_hundredths(lambda block: block.ffn.down), "blocks.1.mlp_out"),
+        (norm_weight, "blocks.1.ln1.out"),
+    ],
+)
+def test_16_bits_show_two_hundredths(breaks, first, dtype, model):
+    """A number is rounded by at most a 256th: what cancels in a sum is allowed no more."""
+    model = model("mistral-window", dtype)
+    assert formula_checks(model, IDS, run(model), rules(model.config)).ok
+    breaks(model)
+    seen = run(model)
+    found = formula_checks(model, IDS, seen, seen)
+    assert not found.ok
+    assert found.where.startswith(f"{first}[")
+
+
+def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(model, monkeypatch):
+    """As `NARROW_ROUNDINGS_GPU` says, which no machine here could measure."""
+    model = model("mistral-window", "bfloat16")
+    seen = run(model)
+    on_cpu = formula_checks(model, IDS, seen, ["blocks.1.attn_out"])
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert formula_checks(model, IDS, seen, ["blocks.1.attn_out"]).value < on_cpu.value / 4
 
 
 def test_a_mask_that_leaks_is_found(model):
@@ -242,7 +319,7 @@ def test_the_worst_of_several_is_the_first_that_fails():
     assert math.isnan(worst([check(0.9), check(math.nan), check(2.0)]).value)
 
 
-def test_memory_is_linear_in_the_prompt(model, monkeypatch):
+def test_memory_is_linear_in_the_prompt(model, monkeypatch, sampled):
     """Of queries and keys there are never more float64 pairs than rows times keys."""
     model = model("llama-grouped", "float32")
     ids = [3 + i % 40 for i in range(300)]

@@ -128,7 +128,8 @@ def test_what_is_not_rotated_and_relu_are_copies(model):
 
 def test_what_is_allowed_is_roundings_of_the_terms(model):
     own = values_of(model("gpt2", "float32")).own()
-    allowed = local._allowed(torch.tensor([0.0, 2.0], dtype=torch.float64), own, "logits")
+    size = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    allowed = local._allowed(size, size, own, "logits")
     assert allowed[0] == 0
     assert math.isclose(float(allowed[1]), local.ROUNDINGS * 2 * 2**-23, rel_tol=1e-9)
 

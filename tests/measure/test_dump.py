@@ -389,7 +389,7 @@ def test_a_prompt_of_one_token(model):
 def test_a_long_prompt_is_checked_at_some_of_its_tokens(model):
     ids = [3 + i % 40 for i in range(50)]
     report, _ = dumped(model(), ["blocks.1.attn.z", "blocks.1.attn.result"], ids=ids)
-    assert report.checks[0].words.endswith("for 32 of 50 tokens")
+    assert report.checks[0].words.endswith("(products: 32 or more of 50 rows)")
 
 
 @pytest.mark.real
