@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -40,13 +41,13 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     """
     if options.ids is not None:
         if options.prompt is not None or options.file is not None:
-            raise UsageError("`--ids` goes without PROMPT and `--file`")
+            raise UsageError("`--ids` goes without PROMPT and `--file`", hint="give one of them")
         return Prompt(None, parse_ids(options.ids))
     asked = "-" in (options.prompt, options.file)
     takes_pipes = isinstance(options, PromptOptions)
     no_stdin = isinstance(options, PromptOptions) and options.no_stdin
     if asked and no_stdin:
-        raise UsageError("`-` and `--no-stdin` exclude each other")
+        raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
     parts = []
     if asked or (takes_pipes and not no_stdin and stdin_is_given(sys.stdin)):
         parts.append(read_stdin(sys.stdin))
@@ -89,7 +90,10 @@ def parse_ids(text: str) -> tuple[int, ...]:
     items = [item for item in re.split(r"[,\s]+", text.strip()) if item]
     for item in items:
         if not re.fullmatch(r"\d{1,9}", item, re.ASCII):
-            raise UsageError(f"`--ids` takes numbers such as 1,2,3, not `{item}`")
+            raise UsageError(
+                f"`--ids` takes numbers such as 1,2,3, not `{item}`",
+                hint='`llmcli tokens "…"` shows the ids of a text',
+            )
     if not items:
         raise UsageError("`--ids` has no token id in it", hint="for example `--ids 1,2,3`")
     return tuple(int(item) for item in items)
@@ -143,7 +147,9 @@ def stdin_is_given(stream: TextIO | None) -> bool:
 def read_stdin(stream: TextIO | None) -> str:
     """All of stdin as text, less one trailing newline; raises UsageError where it is closed."""
     if stream is None:
-        raise UsageError("stdin is closed, so `-` cannot be read")
+        raise UsageError(
+            "stdin is closed, so `-` cannot be read", hint='give a text ("…") or `-f FILE`'
+        )
     if stream.isatty():
         tell("note: reading the prompt from the terminal: end it with Ctrl-D")
     return _decoded(stream.buffer.read(), "stdin")
@@ -151,12 +157,29 @@ def read_stdin(stream: TextIO | None) -> str:
 
 def read_text(path: str) -> str:
     """A file as text, less one trailing newline; raises UsageError naming the file."""
+    if not path:
+        raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
     try:
-        data = Path(path).expanduser().read_bytes()
+        data = Path(os.path.expanduser(path)).read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read `{path}`: {reason}") from error
+        near = _near(path) if isinstance(error, FileNotFoundError) else ()
+        hint = "give the path of a file of text; a text itself goes in quotes, without an option"
+        raise UsageError(
+            f"cannot read `{path}`: {reason}",
+            hint=f"did you mean `{near[0]}`?" if near else hint,
+        ) from error
     return _decoded(data, f"`{path}`")
+
+
+def _near(path: str) -> Sequence[str]:
+    """The file beside it whose name is most like that one."""
+    folder, name = os.path.split(path)
+    try:
+        there = os.listdir(os.path.expanduser(folder) or ".")
+    except OSError:
+        return ()
+    return [os.path.join(folder, other) for other in get_close_matches(name, there, 1)]
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -167,9 +190,7 @@ def _decoded(data: bytes, name: str) -> str:
             f"{name} is not UTF-8 text: byte 0x{data[error.start]:02x} at offset {error.start}",
             hint="convert it first, for example with `iconv -f latin1 -t utf-8`",
         ) from error
-    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\r\n") else (
-        text.removesuffix("\n")
-    )
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 def _argument(text: str) -> str:
@@ -184,4 +205,6 @@ def _argument(text: str) -> str:
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
-        raise UsageError("PROMPT is not UTF-8 text") from error
+        raise UsageError(
+            "PROMPT is not UTF-8 text", hint="put it into a file, convert that, and give `-f FILE`"
+        ) from error

@@ -91,9 +91,7 @@ def test_where_stdin_is_read_for_a_dash_only_a_pipe_is_left_alone_and_that_is_sa
     assert given(notes, "argument") == "argument"
     assert notes == []
     assert given(notes) == "built in"
-    assert notes == [
-        "no prompt was given: `built in` is used; stdin was not read: give `-` for it"
-    ]
+    assert notes == ["no prompt was given: `built in` is used; stdin was not read: give `-` for it"]
     assert given(notes, "-") == "pipe"
 
 
@@ -182,3 +180,37 @@ def test_ids(text, ids):
 def test_ids_that_are_none(text):
     with pytest.raises(UsageError, match="--ids"):
         parse_ids(text)
+
+
+def test_a_file_that_cannot_be_read_has_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    (tmp_path / "prompt.txt").write_text("x")
+    for name, reason, hint in [
+        ("promt.txt", "no such file", f"did you mean `{tmp_path}/prompt.txt`?"),
+        ("zzzz", "no such file", "give the path of a file of text"),
+        ("no/prompt.txt", "no such file", "give the path of a file of text"),
+        (".", "is a directory", "give the path of a file of text"),
+    ]:
+        with pytest.raises(UsageError, match=reason) as caught:
+            prompt(file=str(tmp_path / name))
+        assert caught.value.hint.startswith(hint)
+    with pytest.raises(UsageError, match="the name of the file is empty"):
+        prompt(file="")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("-", {}),
+        ("-", {"no_stdin": True}),
+        ("x", {"ids": "1"}),
+        (None, {"ids": "x"}),
+        (None, {"ids": ","}),
+        (os.fsdecode(b"\xff"), {}),
+    ],
+)
+def test_every_refusal_says_what_to_do(text, options, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UsageError) as caught:
+        prompt(text, **options)
+    assert caught.value.hint
