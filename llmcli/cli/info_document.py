@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmcli.reports.checks import checks_document
-from llmcli.reports.info import InfoReport, ModelFacts
+from llmcli.reports.info import About, InfoReport, ModelFacts
 
 _WHOLE_LIST = 16  # entries of metadata that are written in full
 
@@ -40,6 +40,7 @@ def info_document(report: InfoReport) -> dict[str, Any]:
         "metadata": {_text(key): _short(item) for key, item in report.file.metadata.items()}
     }
     return {
+        "about": _about(report.about),
         "file": file,
         "architecture": None if report.model is None else _architecture(report.model),
         "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
@@ -47,6 +48,11 @@ def info_document(report: InfoReport) -> dict[str, Any]:
         "unknown": report.unknown,
         "checks": checks_document(report.checks),
     }
+
+
+def _about(about: About) -> dict[str, Any]:
+    fields = {name: _short(value) for name, value in vars(about).items()}
+    return fields | {"languages": [_text(language) for language in about.languages]}
 
 
 def _architecture(model: ModelFacts) -> dict[str, Any]:

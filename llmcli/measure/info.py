@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from llmcli.anatomy import parameters
 from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
+from llmcli.anatomy.spec import DTYPE_BYTES
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, plan, translate
 from llmcli.families.words import WORDS
+from llmcli.measure.about import about
 from llmcli.measure.memory import dtype_on
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
@@ -64,6 +66,7 @@ def measure_info(
         unknown.append(error.message)
     return InfoReport(
         name=checkpoint.name,
+        about=about(checkpoint),
         file=_file(checkpoint),
         model=model,
         tokenizer=tokenizer,
@@ -99,6 +102,7 @@ def _model(
              context or config.context)
         for device in devices
     ]  # fmt: skip
+    counts = count_parameters(config)
     return ModelFacts(
         family=config.family,
         model_type=config.model_type,
@@ -107,10 +111,21 @@ def _model(
         context=config.context,
         positions=config.embedding.positions,
         tied=config.head.tied,
-        counts=count_parameters(config),
+        counts=counts,
         layers=layer_types(config),
         fits=tuple(fits),
+        declared=_declared(checkpoint, counts.total),
     )
+
+
+def _declared(checkpoint: Checkpoint, numbers: int) -> tuple[str, int] | None:
+    """The dtype of config.json; transformers 5 calls it `dtype`, those before `torch_dtype`."""
+    settings = checkpoint.config or {}
+    name = settings.get("dtype", settings.get("torch_dtype"))
+    if checkpoint.kind == "gguf" or not isinstance(name, str):
+        return None
+    name = name.removeprefix("torch.")
+    return (name, numbers * DTYPE_BYTES[name]) if name in DTYPE_BYTES else None
 
 
 def _fit(config: ModelConfig, device: Device, dtype: str, batch: int, context: int) -> DeviceFit:

@@ -14,6 +14,7 @@ from llmcli.render.layout import Column, Dotted, Rows, filled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line, quoted
 from llmcli.reports.info import (
+    About,
     DeviceFit,
     FamilyFacts,
     FileFacts,
@@ -31,12 +32,12 @@ _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of
 
 def render_info(report: InfoReport, *, metadata: bool = False) -> RenderableType:
     """The model, its tokenizer and its file, then memory; `metadata`: the file's own, too."""
-    facts: list[tuple[str, Sequence[str]]] = []
+    facts: list[tuple[str, Sequence[str]]] = [*_about(report.about)]
     if report.model is not None:
         facts += _model(report.model)
     if report.tokenizer is not None:
         facts += _tokenizer(report.tokenizer)
-    facts += _file(report.file)
+    facts += _file(report.file, None if report.model is None else report.model.declared)
     facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
     parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING), Facts(facts)]
     if report.model is not None:
@@ -82,6 +83,21 @@ class Facts:
 def count(number: int) -> str:
     """`134,515,008`."""
     return f"{number:,}"
+
+
+def _about(about: About) -> Iterator[tuple[str, Sequence[str]]]:
+    """What our catalog says, then what the model says of itself."""
+    named = [
+        about.name,
+        about.kind,
+        about.organization and f"by {about.organization}",
+        about.license and f"license {about.license}",
+        about.languages
+        and f"language{'s' * (len(about.languages) > 1)} " + ", ".join(about.languages),
+    ]
+    lines = [[about.summary], [one_line(str(words)) for words in named if words]]
+    for number, words in enumerate(line for line in lines if any(line)):
+        yield "" if number else "name", words
 
 
 def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
@@ -148,14 +164,17 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, Sequence[str]]]:
         yield "", (f"BOS {facts.bos[0]} {quoted(facts.bos[1])} ({added})", *ends)
 
 
-def _file(file: FileFacts) -> Iterator[tuple[str, Sequence[str]]]:
+def _file(file: FileFacts, declared: tuple[str, int] | None) -> Iterator[tuple[str, Sequence[str]]]:
     kind = {"gguf": "GGUF", "safetensors": "safetensors"}[file.kind]
     if file.files:
         number = "1 file" if file.files == 1 else f"{file.files} files"
         tensors = "1 tensor" if file.tensors == 1 else f"{count(file.tensors)} tensors"
-        yield "stored", (f"{kind}, {number}", size(file.bytes), tensors)
+        held = size(sum(stored.bytes for stored in file.formats))
+        yield "stored", (f"{kind}, {number}", f"{size(file.bytes)} on disk", f"{tensors} of {held}")
     else:
         yield "stored", ("a configuration without weights",)
+        if declared is not None:
+            yield "", (f"says {declared[0]}, in which the weights have {size(declared[1])}",)
     for stored in file.formats:
         each = 8 * stored.bytes / stored.numbers if stored.numbers else 0
         yield (

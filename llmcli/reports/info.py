@@ -10,6 +10,18 @@ from llmcli.reports.checks import ViewCheck
 
 
 @dataclass(frozen=True, kw_only=True)
+class About:
+    """Who the model is, empty where nobody says: `summary` is our catalog's, `kind` a class."""
+
+    summary: str = ""
+    name: str = ""
+    organization: str = ""
+    license: str = ""
+    languages: tuple[str, ...] = ()
+    kind: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
     """How many numbers the model has learned; a tied head is the embedding, counted once.
 
@@ -142,7 +154,8 @@ class ModelFacts:
     """What the configuration says, and what follows for memory on each device.
 
     `fits` begins with the device that would be used. `positions`: rows of learned positions, a
-    hard limit of the context.
+    hard limit of the context. `declared`: the dtype that config.json names, and the bytes that all
+    parameters take in it; None where it names none that we know.
     """
 
     family: str
@@ -155,6 +168,7 @@ class ModelFacts:
     counts: ParameterCounts
     layers: tuple[LayerType, ...]
     fits: tuple[DeviceFit, ...]
+    declared: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +182,7 @@ class InfoReport:
     file: FileFacts
     model: ModelFacts | None
     tokenizer: TokenizerFacts | None
+    about: About = About()
     unknown: tuple[str, ...] = ()
     checks: tuple[ViewCheck, ...] = ()
 

@@ -112,6 +112,8 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     pairs = [
         g.pair("general.architecture", g.STRING, "unheard_of"),
         g.pair("odd", g.STRING, b"\xff!"),
+        g.pair("general.license", g.STRING, b"\xff!"),
+        g.pair("general.languages", g.ARRAY, (g.STRING, [b"\xff", "de"])),
         g.pair("many", g.ARRAY, (g.U32, list(range(50)))),
         g.pair("few", g.ARRAY, (g.F32, [0.5, 1.5])),
     ]
@@ -119,6 +121,9 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     result = cli("info", "-m", file, "--json")
     assert result.code == 0
     metadata = result.json()["file"]["metadata"]
+    about = result.json()["about"]
+    assert (about["license"], about["languages"]) == ("\\udcff!", ["\\udcff", "de"])
+    assert "license \\udcff!" in cli("info", "-m", file).out
     assert metadata["odd"] == "\\udcff!"
     assert metadata["few"] == [0.5, 1.5]
     assert metadata["many"] == {"length": 50, "first": list(range(16))}

@@ -12,6 +12,7 @@ from rich.console import Console
 from llmcli.render.info import render_families, render_info
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
+    About,
     Device,
     DeviceFit,
     FamilyFacts,
@@ -122,7 +123,7 @@ def test_what_is_said_at_eighty_columns():
         "context     8,192 tokens",
         "tokenizer   BPE · 49,152 tokens · chat template",
         '            BOS 1 "<|im_start|>" (not put in front) · EOS 2 "<|im_end|>"',
-        "stored      GGUF, 1 file · 93.8 MiB · 271 tensors",
+        "stored      GGUF, 1 file · 93.8 MiB on disk · 271 tensors of 200 B",
         "            Q4_1 200 B · 320 numbers of 5 bits · 271 tensors",
         "            1 metadata key",
         "path        /models/x.gguf",
@@ -181,6 +182,28 @@ def test_what_is_not_known_is_said():
     lines = shown(render_info(alone), 80)
     assert "unknown  no config.json" in lines
     assert not any("memory" in line or "✓" in line for line in lines)
+
+
+def test_who_the_model_is():
+    about = About(
+        summary="SmolLM2, 98 MB", name="Smol", organization="HF", license="mit", languages=("en",)
+    )
+    lines = shown(render_info(replace(REPORT, about=about)), 80)
+    assert lines[1:3] == [
+        "name        SmolLM2, 98 MB",
+        "            Smol · by HF · license mit · language en",
+    ]
+    lines = shown(render_info(replace(REPORT, about=About(kind="A", languages=("en", "de")))), 80)
+    assert lines[1] == "name        A · languages en, de"
+    assert lines[2].startswith("family")
+
+
+def test_a_configuration_alone_says_its_dtype():
+    file = replace(FILE, files=0, tensors=0, formats=())
+    model = replace(MODEL, declared=("bfloat16", 3 << 20))
+    lines = shown(render_info(replace(REPORT, file=file, model=model)), 80)
+    at = lines.index("stored      a configuration without weights")
+    assert lines[at + 1] == "            says bfloat16, in which the weights have 3 MiB"
 
 
 def test_nothing_that_a_file_says_reaches_the_terminal_raw():
