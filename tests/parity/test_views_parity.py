@@ -1,0 +1,183 @@
+"""Every view of every family, as a directory and as GGUF: all checks green, numbers transformers'.
+
+The commands run as a user runs them; what they print and write is compared with transformers'
+eager attention and residual stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parity_cases import Case, build, prompt
+from parity_gguf import write_gguf
+from parity_reference import load_reference, reference_attentions, reference_hidden
+from transformers import PreTrainedModel
+
+from llmcli.anatomy.names import known
+from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.app import main
+from llmcli.families import translate
+
+NEW = 3
+IDS = prompt(tokens=40)[0].tolist()
+_WIDE = {"hidden_size": 96, "intermediate_size": 128}
+CASES = (
+    Case("gpt2", "gpt2", {"n_embd": 96}),
+    Case("llama", "llama", _WIDE),
+    Case("llama-tied", "llama", _WIDE | {"tie_word_embeddings": True}),
+    Case("mistral", "mistral", _WIDE | {"sliding_window": 17}),
+    Case("qwen2", "qwen2", _WIDE),
+    Case("qwen3", "qwen3", {"hidden_size": 64, "num_attention_heads": 4}),
+)
+# a window has no name of its own in GGUF's architecture `llama`
+FILES = [f"{one.name}.{kind}" for one in CASES for kind in ("hf", "gguf")]
+FILES.remove("mistral.gguf")
+
+
+@dataclass(frozen=True)
+class Both:
+    """A checkpoint, and transformers' model of the same weights."""
+
+    path: Path
+    theirs: PreTrainedModel
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
+    """`llama.gguf` → that file and its reference, each made once."""
+    folder = tmp_path_factory.mktemp("views")
+    there: dict[str, Both] = {}
+
+    def make(name: str) -> Both:
+        family = name.rpartition(".")[0]
+        if name not in there:
+            model = build(next(one for one in CASES if one.name == family), seed=3)
+            model.save_pretrained(folder / f"{family}.hf")
+            if name.endswith(".gguf"):
+                write_gguf(model, folder / name, "F32")
+            theirs = load_reference(folder / f"{family}.hf", torch.float32)
+            there[name] = Both(folder / name, theirs)
+        return there[name]
+
+    return make
+
+
+@pytest.fixture
+def view(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """The document of one command, which has to end well with every check green."""
+
+    def run(path: Path, command: str, *options: str) -> Any:
+        capsys.readouterr()
+        code = main([command, "-m", str(path), *options, "--json"])
+        said, err = capsys.readouterr()
+        assert code == 0, (err, said[-2000:])
+        document = json.loads(said)
+        assert document["checks"], "a view without checks says nothing of itself"
+        assert all(check["ok"] for check in document["checks"].values())
+        return document
+
+    return run
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    with np.load(file) as arrays:
+        return {name: arrays[name] for name in arrays.files if name != "metadata"}
+
+
+GIVEN = ("--ids", ",".join(map(str, IDS)))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("new", [0, NEW])
+def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) -> None:
+    """Patterns of the prompt's rows, and of the new tokens' rows from the cache."""
+    both, file = made(name), tmp_path / "heads.npz"
+    said = view(both.path, "attention", *GIVEN, "--generate", str(new), "-o", str(file))
+    assert ("cache" in said["checks"]) == (new > 0)
+    ids = [token["id"] for token in said["tokens"]]
+    assert ids[: len(IDS)] == IDS
+    assert len(ids) > len(IDS) or new == 0
+    ours = _arrays(file)
+    theirs = reference_attentions(both.theirs, torch.tensor([ids]))
+    assert len(ours) == len(theirs) == len(said["layers"])
+    for layer, pattern in enumerate(theirs):
+        found = ours[f"blocks.{layer}.attn.pattern"]
+        assert found.shape == pattern.shape[1:]
+        assert np.abs(found - pattern[0].numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_lens(name: str, made: Any, view: Any) -> None:
+    """Every row is what transformers' own final norm and head make of its residual stream."""
+    both = made(name)
+    said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
+    stream = reference_hidden(both.theirs, torch.tensor([IDS]))
+    base = both.theirs.base_model
+    norm = base.ln_f if hasattr(base, "ln_f") else base.norm
+    rows = {row["name"]: row["cells"] for row in said["rows"]}
+    assert len(rows) == 1 + 2 * (len(stream) - 1)
+    with torch.no_grad():  # the last of `stream` is behind the norm already
+        read = [both.theirs.lm_head(norm(x))[0].double() for x in stream[:-1]]
+        read.append(both.theirs.lm_head(stream[-1])[0].double())
+    output = read[-1].log_softmax(-1)
+    for layer, logits in enumerate(read):
+        row = f"blocks.{layer - 1}.resid_post" if layer else "blocks.0.resid_pre"
+        theirs = logits.softmax(-1).numpy()
+        for cell, p in zip(rows[row], theirs, strict=True):
+            top = [(token["id"], token["probability"]) for token in cell["top"]]
+            assert [value for _, value in top] == pytest.approx(-np.sort(-p)[:3], abs=2e-6)
+            assert [p[id] for id, _ in top] == pytest.approx([value for _, value in top], abs=2e-6)
+        entropies = -(logits.log_softmax(-1).exp() * logits.log_softmax(-1)).sum(-1)
+        divergences = (output.exp() * (output - logits.log_softmax(-1))).sum(-1)
+        assert np.allclose([cell["entropy"] for cell in rows[row]], entropies, atol=2e-5)
+        assert np.allclose([cell["kl"] for cell in rows[row]], divergences, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> None:
+    both, file = made(name), tmp_path / "all.npz"
+    said = view(both.path, "dump", *GIVEN, "--name", "*", "-o", str(file))
+    assert set(said["checks"]) == {"formulas", "cache"}
+    config = translate(open_checkpoint(both.path))[0]
+    there = [name for name, one in known(config).items() if one.kind != "parameter"]
+    ours = _arrays(file)
+    assert [tensor["name"] for tensor in said["tensors"]] == list(ours) == there
+    stream = reference_hidden(both.theirs, torch.tensor([IDS]))
+    attentions = reference_attentions(both.theirs, torch.tensor([IDS]))
+    for layer, pattern in enumerate(attentions):
+        block = f"blocks.{layer}"
+        assert np.abs(ours[f"{block}.attn.pattern"] - pattern[0].numpy()).max() < 1e-5
+        assert np.abs(ours[f"{block}.resid_pre"] - stream[layer][0].numpy()).max() < 2e-5
+    assert np.abs(ours["ln_final.out"] - stream[-1][0].numpy()).max() < 2e-5
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_shapes(name: str, made: Any, view: Any) -> None:
+    """The specs alone against the file's headers, and a run against the specs."""
+    path = made(name).path
+    alone = view(path, "shapes")
+    ran = view(path, "shapes", *GIVEN)
+    assert {"symbols", "folded", "stored"} == set(alone["checks"])
+    assert {"ran_shapes", "ran_memory", "ran_cache", "ran_sources"} < set(ran["checks"])
+    assert not alone["ran"]
+    assert ran["ran"]
+    config = translate(open_checkpoint(path))[0]
+    assert {tensor["name"] for tensor in ran["tensors"]} == set(known(config))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", FILES)
+def test_checks_are_green_in_every_precision(name: str, dtype: str, made: Any, view: Any) -> None:
+    """`view` holds every check against what that precision allows: no false alarm."""
+    path, options = made(name).path, (*GIVEN, "--dtype", dtype, "--generate", str(NEW))
+    assert view(path, "attention", *options, "--weighted")["dtype"] == dtype
+    assert view(path, "lens", *options)["dtype"] == dtype
+    assert view(path, "dump", *options, "--name", "*")["dtype"] == dtype
+    assert view(path, "shapes", *GIVEN, "--dtype", dtype)["model"]["weight_format"] == dtype
