@@ -63,7 +63,7 @@ def command(
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
     report = _measured(loaded, ids, new, lens, kind, out)
     about, header = loaded.describe(), environment(kernels=KERNELS)
-    body = {"prompt_tokens": len(ids), **_body(report)}
+    body = _body(report)
     if lens.save is not None:
         document = out.envelope(body, model=about, environment=header)
         write_lens(lens.save, kind, report, model_line(about), document)
@@ -95,7 +95,7 @@ def _measured(
     out: Output,
 ) -> LensReport:
     from llmcli.measure.lens import Places, measure_lens
-    from llmcli.render.lens import room
+    from llmcli.render.lens_grid import room
 
     layers = len(model.config.layers)
     chosen = None if lens.layer is None else parse_numbers(lens.layer, layers, "--layer", "layers")
@@ -125,10 +125,9 @@ def _measured(
 
 
 def _body(report: LensReport) -> dict[str, Any]:
-    """The report as JSON has it: tokens as objects, checks by name, settled by the row's name."""
+    """The report as JSON has it: tokens as objects, checks by name."""
     return vars(report) | {
         "tokens": [{"id": id, "text": text} for id, text in report.tokens],
-        "settled": [report.rows[row].name for row in report.settled],
         "checks": checks_document(report.checks),
         "ok": report.ok,
     }

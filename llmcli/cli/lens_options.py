@@ -13,7 +13,7 @@ from llmcli.cli.params import Range
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.measure.lens import Target
+    from llmcli.measure.lens_reader import Target
     from llmcli.text import Tokenizer
 
 LENS = "Lens"

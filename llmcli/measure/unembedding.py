@@ -22,9 +22,10 @@ from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 
 # How many roundings (eps) of its largest logit the logits of a row may be off. Measured on a CPU,
-# the worst of all positions: 0.8 in float32 (smollm2 and small random models of every family),
-# 0.25 in 16 bits, where products are summed in float32. A GPU may add parts of a product in 16
-# bits; how far that goes is not measured.
+# the worst token of all positions, half the difference of log-probabilities in such roundings: in
+# float32 3.5, in 16 bits 0.65, where products are summed in float32 (1500 positions of smollm2;
+# less in tiny and in small random models of every family). A GPU may add parts of a product in 16
+# bits; how far that goes is not measured, and its number here is a guess.
 ROUNDINGS = 8.0
 HALF_ROUNDINGS, HALF_ROUNDINGS_GPU = 1.0, 4.0
 
@@ -67,9 +68,11 @@ class Agreement:
     """Whether logits by the formula are the model's own, compared as distributions.
 
     Where every logit is off by at most e, the divergence is at most e²/2 (Hoeffding's lemma: the
-    difference has a range of 2e) and a probability is off by at most e/2 (Pinsker's inequality).
-    e is a number of roundings of the row's largest logit. The comparison itself is done in
-    float64, whose own roundings the divergence is allowed as well.
+    difference has a range of 2e), a probability is off by at most e/2 (Pinsker's inequality) and
+    a log-probability by at most 2e (the logarithm of the sum is off by at most e, too). The last
+    is what sees a token that is unlikely in both. e is a number of roundings of the row's largest
+    logit. The comparison itself is done in float64, whose own roundings the divergence is allowed
+    as well.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -77,6 +80,7 @@ class Agreement:
         roundings = half if dtype.itemsize == 2 else ROUNDINGS
         self._off = roundings * torch.finfo(dtype).eps
         self._probability = _Worst()
+        self._logarithm = _Worst()
         self._divergence = _Worst()
 
     def add(self, positions: Sequence[int], formula_NV: Tensor, own_NV: Tensor) -> None:
@@ -85,22 +89,35 @@ class Agreement:
             t.to("cpu", torch.float64).log_softmax(-1) for t in (formula_NV, own_NV)
         )
         largest_N = own_NV.abs().amax(-1).to("cpu", torch.float64)
-        apart_N, tokens_N = (ours_NV.exp() - theirs_NV.exp()).abs().max(-1)
+        logarithms = _worst_of((ours_NV - theirs_NV).abs())
+        probabilities = _worst_of((ours_NV.exp() - theirs_NV.exp()).abs_())
         kl_N = (theirs_NV.exp() * (theirs_NV - ours_NV)).sum(-1).abs()
         for n, position in enumerate(positions):
             off = self._off * float(largest_N[n])
             place = f"position {position}"
-            self._probability.add(float(apart_N[n]), off / 2, f"{place}, id {int(tokens_N[n])}")
+            for worst, found, allowed in (
+                (self._probability, probabilities, off / 2),
+                (self._logarithm, logarithms, 2 * off),
+            ):
+                value, token = found[n]
+                worst.add(value, allowed, f"{place}, id {token}")
             itself = 32 * torch.finfo(torch.float64).eps * max(1.0, float(largest_N[n]))
             self._divergence.add(float(kl_N[n]), off * off / 2 + itself, place)
 
-    def checks(self) -> tuple[ViewCheck, ViewCheck]:
-        """The position that uses most of what it is allowed, by probability and by divergence."""
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """The position that uses most of what it is allowed, by each of the three."""
         same = "the last row is the model's output"
         return (
             self._probability.check("output", f"{same}, in probability"),
+            self._logarithm.check("output_logprob", f"{same}, in log-probability of every token"),
             self._divergence.check("output_kl", f"{same}, KL in nats"),
         )
+
+
+def _worst_of(apart_NV: Tensor) -> list[tuple[float, int]]:
+    """Of each row the largest number, NaN if there is one, and its token."""
+    values_N, tokens_N = apart_NV.max(-1)
+    return list(zip(values_N.tolist(), tokens_N.tolist(), strict=True))
 
 
 class _Worst:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcli.render.lens_words import EMBEDDING, short
 from llmcli.render.palette import Scale, rgb
 from llmcli.render.png import (
     FOOT,
@@ -26,23 +27,24 @@ from llmcli.render.png import (
     label,
     width,
 )
-from llmcli.reports.lens import LensReport, LensRow
+from llmcli.reports.lens import LensReport
 
 MOST = 32  # positions: with more, nothing could be read on paper
 ROW, SPACE = 36, 3  # pixels of a row of cells, and between two cells
-KEYS, FINAL = 44, 60  # above the rows, and below them
+KEYS, FINAL = 44, 88  # above the rows, and below them
+BELOW = (22, 52)  # pixels below the rows: where they settle, and the targets
 SCALE = Scale(low=0.0, high=1.0)
 
 
 def lens_png(report: LensReport, title: str) -> bytes:
     """The grid as a PNG file: the last `MOST` positions, coloured by probability.
 
-    A line marks the row from which on the output's token is the likeliest. `title` names the
-    model.
+    A line marks the row from which on the output's token is the likeliest in every layer, where
+    that row is shown; another stands before what the model wrote. `title` names the model.
     """
     first = max(0, len(report.positions) - MOST)
     count = len(report.positions) - first
-    names = [_name(row) for row in report.rows]
+    names = [short(row.name, embedding=EMBEDDING) for row in report.rows]
     left = MARGIN + round(max(width(name, LEAST) for name in names)) + 16
     bar = bar_width(SCALE, SMALL)
     cell = max(100, min(170, (WIDE - left - MARGIN - bar - 40) // count))
@@ -55,11 +57,17 @@ def lens_png(report: LensReport, title: str) -> bytes:
     for column in range(count):
         at = left + column * cell
         _column(sheet, report, first + column, (at, top), cell)
+        if first + column == report.from_prompt:
+            sheet.draw.rectangle(((at - SPACE, HEAD - 8), (at - 1, bottom - SPACE - 1)), INK)
     sheet.text((left - 12, HEAD + 18), "reads", LEAST, QUIET, "rm")
-    sheet.text((left - 12, bottom + 26), "target", LEAST, QUIET, "rm")
+    for below, words in zip(BELOW, ("settled", "target"), strict=True):
+        sheet.text((left - 12, bottom + below), words, LEAST, QUIET, "rm")
     right = left + cell * count + 40
     sheet.colour_bar((right, top), min(700, bottom - top), SCALE, SMALL)
-    words = f"target: {report.target}; line: from here on the output's token is the likeliest"
+    words = f"target: {report.target}; settled, red line: from here on the output's token stays "
+    words += "the likeliest"
+    if report.from_prompt < len(report.positions):
+        words += f"; the model wrote the tokens from position {report.prompt_tokens} on"
     if first:
         words += f"; the last {count} of {len(report.positions)} positions"
     sheet.footer(words, report.ok)
@@ -83,15 +91,10 @@ def _column(sheet: Sheet, report: LensReport, place: int, at: tuple[int, int], c
         words = fitted(label(token.id, token.text), LEAST, room)
         ink = (255, 255, 255) if dark(colour) else INK
         sheet.text((middle, low + (ROW - SPACE) // 2), words, LEAST, ink, "mm")
-    settled = y + report.settled[place] * ROW - SPACE
-    sheet.draw.rectangle(((x, settled), (x + cell - SPACE - 1, settled + SPACE - 1)), RED)
+        if values.name == report.settled[place]:
+            sheet.draw.rectangle(((x, low - SPACE), (x + cell - SPACE - 1, low - 1)), RED)
     target = report.targets[place]
-    words = fitted(label(target.id, target.text), LEAST, room)
-    sheet.text((middle, y + len(report.rows) * ROW + 26), words, LEAST, INK, "mm")
-
-
-def _name(row: LensRow) -> str:
-    """`embedding`, `3`, `3 mid`."""
-    if row.layer is None:
-        return "embedding"
-    return f"{row.layer} mid" if row.name.endswith("resid_mid") else str(row.layer)
+    both = short(report.settled[place], embedding=EMBEDDING), label(target.id, target.text)
+    for below, text in zip(BELOW, both, strict=True):
+        at_y = y + len(report.rows) * ROW + below
+        sheet.text((middle, at_y), fitted(text, LEAST, room), LEAST, INK, "mm")

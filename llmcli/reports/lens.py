@@ -45,21 +45,29 @@ class LensRow:
 class LensReport:
     """Rows from the embedding to the last block; `positions` index `tokens`, (id, text).
 
-    `targets`: what `target_rank` is of, a token for each position with the probability that the
-    model's output gives it; `target` says which in words. `settled`: for each position the first
-    of `rows` from which the output's likeliest token stays likeliest to the end, the last row at
-    the latest. `vocabulary`: how many tokens there are; no entropy is larger than its logarithm.
+    The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. `targets`:
+    what `target_rank` is of, a token for each position with the probability that the model's
+    output gives it; `target` says which in words. `settled`: for each position the name of the
+    first place of the stream from which on the output's likeliest token stays likeliest to the
+    end; it may be none of `rows`, for all layers count. `vocabulary`: how many tokens there are;
+    no entropy is larger than its logarithm.
     """
 
     dtype: str
     vocabulary: int
     tokens: tuple[tuple[int, str], ...]
+    prompt_tokens: int
     positions: tuple[int, ...]
     target: str
     targets: tuple[LensToken, ...]
     rows: tuple[LensRow, ...]
-    settled: tuple[int, ...]
+    settled: tuple[str, ...]
     checks: tuple[ViewCheck, ...]
+
+    @property
+    def from_prompt(self) -> int:
+        """How many of `positions`, the first ones, are of the prompt."""
+        return sum(position < self.prompt_tokens for position in self.positions)
 
     @property
     def ok(self) -> bool:

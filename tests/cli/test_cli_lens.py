@@ -55,8 +55,8 @@ def test_a_grid_and_its_checks(lens, path):
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[4:7]] == ["embed", "0", "1"]
     assert lines[8].split()[0] == "settled"
-    assert [line[0] for line in lines[-3:]] == ["✓", "✓", "✓"]
-    assert lines[-3].startswith("✓ the last row is the model's output, in probability · ")
+    assert [line[0] for line in lines[-4:]] == ["✓"] * 4
+    assert lines[-4].startswith("✓ the last row is the model's output, in probability · ")
 
 
 def test_json_is_the_models_own_output(lens, path):
@@ -71,7 +71,7 @@ def test_json_is_the_models_own_output(lens, path):
     assert document["prompt_tokens"] == 5
     assert document["positions"] == [0, 1, 2, 3, 4]
     assert document["ok"] is True
-    assert set(document["checks"]) == {"output", "output_kl", "residual_stream"}
+    assert set(document["checks"]) == {"output", "output_logprob", "output_kl", "residual_stream"}
     assert all(check["ok"] for check in document["checks"].values())
     assert document["settled"][-1] in [row["name"] for row in document["rows"]]
     ids = [token["id"] for token in document["tokens"]]
@@ -108,7 +108,7 @@ def test_positions_and_layers(lens):
     assert [row["name"] for row in document["rows"]] == NAMES[1:]
     one = lens("hello", "--position", "-2")
     assert 'position 3 of 5: after "l" · output ' in one.out
-    assert "bars end at ln 261 = 5.56" in one.out
+    assert "probability and rank of" in one.out
 
 
 def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):

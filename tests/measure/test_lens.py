@@ -12,6 +12,7 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 
 import llmcli.devices
 import llmcli.measure.lens as lens_module
+import llmcli.measure.lens_reader as lens_reader
 from llmcli.config import HeadConfig, NormConfig
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.generation.sampling import Sampling
@@ -92,6 +93,26 @@ def model(folder):
         return load(str(folder / name), dtype=dtype)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """Five layers that add little each, so that tokens settle at every one of them."""
+    path = tmp_path_factory.mktemp("deep")
+    write_llama(path, deep_tensors(), num_hidden_layers=5)
+    return load(str(path), dtype="float64")
+
+
+def deep_tensors():
+    tensors = llama_tensors()
+    g = torch.Generator().manual_seed(2)
+    layer = [name for name in tensors if name.startswith("model.layers.0.")]
+    for i in range(5):
+        for name in layer:
+            size = tensors[name].shape
+            made = torch.randn(size, generator=g) * 0.3 if len(size) > 1 else tensors[name].clone()
+            tensors[name.replace(".0.", f".{i}.", 1)] = made
+    return tensors
 
 
 def every(total):
@@ -180,11 +201,35 @@ def test_early_rows_have_their_own_statistics(name, model):
 def test_settled_is_where_the_outputs_token_comes_to_stay(model):
     report = look(model("llama"), ids=tuple(range(40)), mid=True)
     best = [[cell.top[0].id for cell in row.cells] for row in report.rows]
-    for t, first in enumerate(report.settled):
+    names = [row.name for row in report.rows]
+    for t, first in enumerate(map(names.index, report.settled)):
         final = best[-1][t]
         assert all(row[t] == final for row in best[first:])
         assert first == 0 or best[first - 1][t] != final
     assert len(set(report.settled)) > 2
+
+
+@pytest.mark.parametrize("mid", [False, True])
+@pytest.mark.parametrize("layers", [(0,), (1,), (2, 3), (4, 0)])
+def test_settled_counts_layers_that_are_not_shown(layers, mid, deep):
+    ids = tuple(range(40))
+    whole, part = (look(deep, ids=ids, layers=chosen, mid=mid) for chosen in (None, layers))
+    assert part.settled == whole.settled
+    shown = {row.name for row in part.rows}
+    assert not set(part.settled) <= shown, "some settle where nothing is shown"
+    best = [[cell.top[0].id for cell in row.cells] for row in part.rows]
+    assert any(  # and what is shown says something else
+        all(row[t] == best[-1][t] for row in best) and name not in ("blocks.0.resid_pre", *shown)
+        for t, name in enumerate(part.settled)
+    )
+
+
+def test_the_output_settles_at_the_last_place_at_the_latest():
+    logits_RPV = torch.tensor([[[0.0, 1], [1, 0]], [[1, 0], [0, 1]], [[0, 1], [0, 1]]])
+    best_P = torch.tensor([1, 0])
+    assert lens_reader.settled(logits_RPV, best_P).tolist() == [2, 2]
+    assert lens_reader.settled(logits_RPV[::2], best_P).tolist() == [0, 0]
+    assert lens_reader.settled(logits_RPV[2:], best_P).tolist() == [0, 0]
 
 
 def _wrong_eps(decoder):
@@ -218,7 +263,35 @@ def test_another_output_than_the_last_row_is_red(fault, dtype, model):
     fault(loaded.decoder)
     for ids in (IDS, IDS[:1]):
         checks = {check.name: check.ok for check in look(loaded, ids).checks}
-        assert checks == {"output": False, "output_kl": False, "residual_stream": True}
+        assert checks == {
+            "output": False, "output_logprob": False, "output_kl": False, "residual_stream": True,
+        }  # fmt: skip
+
+
+def _swapped(decoder):
+    """Two rows of the head, of tokens that are far apart but never likely."""
+    w = decoder.head.weight.clone()
+    size = w.norm(dim=1).median()
+    towards = decoder.ln_final.w / decoder.ln_final.w.norm()
+    w[7], w[8] = -size * towards, torch.zeros_like(towards)
+    decoder.slots["head.W"].copy_(w)
+    decoder.head.weight = w[[*range(7), 8, 7, *range(9, len(w))]]
+
+
+def _hundredth(decoder):
+    decoder.ln_final.w = decoder.ln_final.w * 1.01
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("fault", [_swapped, _hundredth])
+def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype, model):
+    loaded = model("llama", dtype)
+    loaded.decoder.slots["head.W"].mul_(4)
+    assert look(loaded).ok
+    fault(loaded.decoder)
+    checks = {check.name: check for check in look(loaded).checks}
+    assert not checks["output_logprob"].ok
+    assert checks["residual_stream"].ok
 
 
 def test_what_the_run_itself_gave_out_is_compared_wherever_one_looks(model):
@@ -280,9 +353,9 @@ def test_chunks_say_the_same_and_are_all_that_exists(chunk, model, monkeypatch):
     loaded = model("llama")
     whole = look(loaded, mid=True)
     rows, sizes = len(whole.rows), []
-    plain = lens_module.unembed
+    plain = lens_reader.unembed
     monkeypatch.setattr(lens_module, "CHUNK", chunk)
-    monkeypatch.setattr(lens_module, "unembed", lambda m, h: sizes.append(len(h)) or plain(m, h))
+    monkeypatch.setattr(lens_reader, "unembed", lambda m, h: sizes.append(len(h)) or plain(m, h))
     parts = look(loaded, mid=True)
     assert max(sizes) == rows * max(1, chunk // (rows * 97))
     assert parts.settled == whole.settled
@@ -336,6 +409,49 @@ def test_new_tokens_are_read_too_and_as_if_they_had_been_the_prompt(model):
         for cell, other in zip(row.cells, same.cells[6:], strict=True):
             assert cell.entropy == pytest.approx(other.entropy)
             assert cell.top[0].id == other.top[0].id
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_holds_what_the_layers_gave_out(name, dtype, model):
+    report = look(model(name, dtype), generate=3, sampling=GREEDY)
+    cache = report.checks[-1]
+    assert (cache.name, cache.value, cache.tolerance) == ("cache", 0.0, 0.0)
+    assert report.prompt_tokens == len(IDS)
+    assert report.from_prompt == len(IDS)
+    assert "cache" not in {check.name for check in look(model(name, dtype)).checks}
+
+
+@pytest.mark.parametrize("part", ["k", "v"])
+@pytest.mark.parametrize("new", [False, True])
+def test_a_cache_that_holds_something_else_is_red(part, new, model, monkeypatch):
+    plain = Decoder.__call__
+
+    def wrong(self, ids, state=None, **options):
+        out = plain(self, ids, state, **options)
+        if (ids.shape[1] == 1) == new:
+            at = state.lengths[0] - 1
+            slots = getattr(state.layers[1], part)
+            slots[0, 1, at, 3] = torch.nextafter(slots[0, 1, at, 3], torch.tensor(torch.inf))
+        return out
+
+    monkeypatch.setattr(Decoder, "__call__", wrong)
+    report = look(model("llama", "float32"), generate=3, sampling=GREEDY)
+    cache = {check.name: check for check in report.checks}["cache"]
+    assert not cache.ok
+    first = len(IDS) if new else len(IDS) - 1
+    assert cache.where in {f"cache.1.{part}[1,{at}]" for at in range(first, len(IDS) + 3)}
+    assert new or cache.where.endswith(f"[1,{first}]")
+
+
+def test_the_second_copy_of_the_cache_is_asked_for_first(model, monkeypatch):
+    loaded, asked = model("llama"), []
+    monkeypatch.setattr(llmcli.devices, "require_memory", lambda *a: asked.append((a[0], a[3])))
+    look(loaded, generate=3, sampling=GREEDY)
+    look(loaded, ids=tuple(range(10)))
+    assert asked[0][0] - asked[-1][0] == loaded.decoder.state_bytes(1, 10)
+    assert "smaller --generate" in asked[0][1]
+    assert "fewer positions" in asked[-1][1]
 
 
 def test_an_early_end_moves_what_is_counted_from_it(model):
@@ -392,7 +508,7 @@ def test_a_head_that_is_not_finite_is_told(model):
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_a_row_that_is_not_finite_is_told_with_its_position(chunk, model, monkeypatch):
-    plain = lens_module.unembed
+    plain = lens_reader.unembed
 
     def broken(loaded, h_ND):
         logits_NV = plain(loaded, h_ND)
@@ -402,7 +518,7 @@ def test_a_row_that_is_not_finite_is_told_with_its_position(chunk, model, monkey
     loaded = model("llama")
     marked = tapped(loaded, IDS)[0]["blocks.0.resid_post"][4]
     monkeypatch.setattr(lens_module, "CHUNK", chunk)
-    monkeypatch.setattr(lens_module, "unembed", broken)
+    monkeypatch.setattr(lens_reader, "unembed", broken)
     with pytest.raises(NotFinite, match="the logits at position 4 are not finite"):
         look(loaded)
 
@@ -427,9 +543,11 @@ def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
     ours = own.clone()
     ours[1, 2] += 0.5
     agreement.add([4, 5, 6], ours, own)
-    probability, divergence = agreement.checks()
+    probability, logarithm, divergence = agreement.checks()
     assert not probability.ok
     assert probability.where == "position 5, id 2"
+    assert not logarithm.ok
+    assert logarithm.where == "position 5, id 2"
     assert not divergence.ok
     assert divergence.where == "position 5"
     p = own[1].softmax(0)
@@ -448,7 +566,7 @@ def test_smollm2_knows_paris_late_and_its_last_row_is_its_output(smollm2_path):
     report = look(loaded, ids, span=lambda total: range(total - 1, total))
     assert report.ok
     assert report.targets[0].text == " Paris"
-    assert report.settled == (30,)
+    assert report.settled == ("blocks.29.resid_post",)
     p_V = loaded.decoder(torch.tensor([ids]))[0, -1].softmax(0)
     last = report.rows[-1].cells[0]
     top = p_V.topk(5)

@@ -108,8 +108,11 @@ def matrix(values, *, layer=0, head=0, pool=1, first=(0, 0)):
     )
 
 
-def lens_report(positions=5, rows=4, *, check=GOOD, first=1):
-    """Row 0 is the embedding; tokens and probabilities are made so that each cell differs."""
+def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
+    """Row 0 is the embedding; the last position but one settles in a layer that is not shown.
+
+    Tokens and probabilities are made so that each cell differs.
+    """
     names = ["blocks.0.resid_pre", *(f"blocks.{at}.resid_post" for at in range(rows - 1))]
 
     def cell(row, place):
@@ -129,6 +132,7 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1):
         dtype="float32",
         vocabulary=1000,
         tokens=tokens_of(positions + first),
+        prompt_tokens=positions + first - generated,
         positions=tuple(range(first, positions + first)),
         target="the output's likeliest token",
         targets=tuple(
@@ -142,6 +146,9 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1):
             )
             for row, name in enumerate(names)
         ),
-        settled=tuple(min(at, rows - 1) for at in range(positions)),
+        settled=tuple(
+            "blocks.77.resid_post" if at == positions - 2 else names[min(at, rows - 1)]
+            for at in range(positions)
+        ),
         checks=(check,),
     )

@@ -11,12 +11,15 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.lens import WIDEST, render_lens, room
+from llmcli.render.lens import render_lens
 from llmcli.render.lens_csv import COLUMNS, lens_csv
+from llmcli.render.lens_grid import WIDEST, room
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.lens import LensCell, LensReport, LensRow, LensToken
 
 ROWS = ("blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post", "blocks.1.resid_post")
+# the third is not among the rows that are shown
+SETTLED = ("blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.44.resid_post", ROWS[3])
 CHECK = ViewCheck(name="output", words="the last row is the output", value=1e-7, tolerance=1e-5)
 
 
@@ -37,7 +40,8 @@ def report(tokens=((1, "In"), (2, " the"), (3, " end")), first=0, cells=None, **
     positions = tuple(range(first, len(tokens)))
     return LensReport(
         **{
-            "dtype": "float32", "vocabulary": 100, "tokens": tokens, "positions": positions,
+            "dtype": "float32", "vocabulary": 100, "tokens": tokens,
+            "prompt_tokens": len(tokens), "positions": positions,
             "target": "the output's likeliest token",
             "targets": tuple(token(7, " of", 0.25) for _ in positions),
             "rows": tuple(
@@ -47,7 +51,7 @@ def report(tokens=((1, "In"), (2, " the"), (3, " end")), first=0, cells=None, **
                 )
                 for row, name in enumerate(ROWS)
             ),
-            "settled": tuple(at % 4 for at in positions), "checks": (CHECK,), **changes,
+            "settled": tuple(SETTLED[at % 4] for at in positions), "checks": (CHECK,), **changes,
         }
     )  # fmt: skip
 
@@ -82,27 +86,47 @@ def test_a_grid_has_a_line_for_each_row_and_a_column_for_each_position():
         "tiny (float32)",
         "position  0          1          2",
         "token     In         ␣the       ␣end",
-        "─" * 40,
+        "layer " + "─" * 34,
         "embed     x       0  ␣y     50  \\n   100",
         "0 mid     a       0  b      50  c    100",
         "0         d       0  e      50  f    100",
         "1         g       0  h      50  i    100",
         "─" * 40,
     ]
-    assert shown(report()).splitlines()[9] == "settled   embed      0 mid      0"
+    assert shown(report()).splitlines()[9] == "settled   embed      0 mid      44"
     assert "with its probability in percent · ␣ is a space" in shown(report())
-    assert "settled: from here on down the output's token is the likeliest" in shown(report())
+    settled = "settled: from this layer on the output's token is the likeliest in all of them"
+    assert settled in shown(report())
+    assert "the model wrote it" not in shown(report())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_line_stands_before_the_tokens_that_the_model_wrote(colour, encoding):
+    bar = "│" if encoding == "utf-8" else "|"
+    lines = plain(shown(report(prompt_tokens=2), colour=colour, encoding=encoding)).splitlines()
+    where = {line.index(bar) for line in (*lines[1:3], *lines[4:8], lines[9])}
+    assert len(where) == 1
+    assert all(line.count(bar) == 1 for line in lines[1:3])
+    assert lines[1].split() == ["position", "0", "1", bar, "2"]
+    if encoding == "utf-8":
+        assert lines[3].index("┼") == where.pop()
+    assert f"{bar} from position 2 on the model wrote it" in " ".join(lines)
+    one = shown(report(first=2, prompt_tokens=2))
+    assert 'position 2 of 3: after " end", which the model wrote' in " ".join(one.split())
 
 
 def test_ranks_instead_of_tokens():
     lines = shown(report(cells=lambda row, at: cell(rank=10**row)), ranks=True).splitlines()
     assert lines[3].split() == ["target", "␣of", "␣of", "␣of"]
     assert [line.split()[-2:] for line in lines[5:9]] == [
-        ["1", "12"], ["10", "12"], ["100", "12"], ["1000", "12"],
+        ["1", "(12%)"], ["10", "(12%)"], ["100", "(12%)"], ["1000", "(12%)"],
     ]  # fmt: skip
-    assert "rank of the output's likeliest token as every layer leaves it (1: likeliest)" in (
-        "\n".join(lines)
-    )
+    text = " ".join(lines)
+    assert "rank of the output's likeliest token as every layer leaves it (1: likeliest)" in text
+    assert "with its probability" in text
+    coloured = plain(shown(report(cells=lambda row, at: cell(rank=7)), ranks=True, colour=True))
+    assert coloured.splitlines()[5].split() == ["embed", "7", "7", "7"]
 
 
 def test_colour_is_the_probability_and_then_there_is_no_number():
@@ -114,7 +138,7 @@ def test_colour_is_the_probability_and_then_there_is_no_number():
         assert "\x1b[2;3" not in line  # the cells are not faint
     assert plain(lines[0]).split() == ["embed", "x", "x", "x"]
     assert "75 % and more" in text
-    assert "percent" not in text
+    assert "%" not in "".join(lines)
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -197,37 +221,66 @@ def one_position(**changes):
 
 def test_one_position_has_everything_about_it():
     lines = shown(one_position(), 120).splitlines()
-    assert lines[1] == ('position 2 of 3: after " end" · output " of" 25.00% · settled at 0')
-    assert lines[2].split() == ["layer", "token", "prob", "rank", "entropy", "KL", "then"]
+    assert lines[1] == ('position 2 of 3: after " end" · output " of" 25.00% · settled at 44')
+    heads = ["layer", "token", "prob", "target", "rank", "entropy", "KL", "then"]
+    assert lines[2].split() == heads
     assert [re.split(r"\s{3,}", line) for line in lines[4:8]] == [
-        ["embed", '" end"', "100.00%", "71", "0.00", "9.00", "██████████", '"x" 0.001%'],
-        ["0 mid", '" a"', "50.00%", "2", "1.00", "██", "2.00", "████", '"b" 25.00%'],
-        ["0", '" of"', "40.00%", "1", "2.30", "█████", "1.00", "██", '"b" 25.00%'],
-        ["1", '" of"', "25.00%", "1", "4.61", "██████████", "0.00", '"b" 20.00%'],
+        ["embed", '" end"', "100.00%", "12.50%", "71", "0.00", "9.00", "█" * 10, '"x" 0.001%'],
+        ["0 mid", '" a"', "50.00%", "12.50%", "2", "1.00", "██", "2.00", "█" * 5, '"b" 25.00%'],
+        ["0", '" of"', "40.00%", "12.50%", "1", "2.30", "█" * 5, "1.00", "███", '"b" 25.00%'],
+        ["1", '" of"', "25.00%", "12.50%", "1", "4.61", "█" * 10, "0.00", '"b" 20.00%'],
     ]
-    text = " ".join(lines)
-    assert 'rank of " of", the output\'s likeliest token' in text
-    assert "bars end at ln 100 = 4.61, the entropy of knowing nothing" in text
+    text = " ".join(" ".join(lines).split())
+    assert 'target, rank: probability and rank of " of", the output\'s likeliest token' in text
+    assert "bars: entropy up to ln 100 = 4.61, that of knowing nothing" in text
+    assert "KL up to 9.00, its largest here, as log(1 + KL)" in text
     assert "Early layers do not yet write in the basis" in text
+
+
+def test_a_divergence_that_is_infinite_or_nowhere_has_a_bar_too():
+    def bars(*divergences):
+        made = report(first=2, cells=lambda row, at: cell(entropy=0.0, kl=divergences[row]))
+        return [line.count("█") for line in shown(made, 120).splitlines()[4:8]]
+
+    assert bars(float("inf"), 3.0, 0.0, 0.0) == [10, 10, 0, 0]
+    assert bars(0.0, 0.0, 0.0, 0.0) == [0, 0, 0, 0]
 
 
 def test_a_target_that_is_not_the_output_is_named():
     other = one_position(target="the token given", targets=(token(3, " cat", 0.001),))
     text = shown(other, 120)
     assert '· target " cat" 0.10% ·' in text
-    assert 'rank of " cat", the token given' in text
+    assert 'probability and rank of " cat", the token given' in text
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_one_position_fits_and_keeps_its_numbers(width):
-    lines = shown(one_position(), width).splitlines()
-    assert max(map(cell_len, lines)) <= max(width, 50)
-    row = next(line for line in lines if line.startswith("0 mid"))
-    numbers = ["0", "50.00%", "2", "1.00", "2.00"]
-    if width == 40:
-        numbers.remove("1.00")  # the entropy goes before what is left of it
-    assert [part for part in row.split() if part[0].isdigit()][: len(numbers)] == numbers
-    assert ("██" in row) == (width >= 80)
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_one_position_fits_and_says_all_it_knows(width, colour):
+    many = tuple(token(at, f" word{at}", 0.3 - at / 100) for at in range(6))
+    long = (many[0], token(9, "a" * 90, 0.00012345), *many[2:])
+    made = report(first=2, cells=lambda row, at: cell(*(long if row == 2 else many), entropy=9.87))
+    lines = plain(shown(made, width, colour=colour)).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    rows = " ".join(lines).split("embed ")[1]
+    for whole in ("30.00%", "12.50%", "9.87", "0.25", '" word5" 25.00%', "0.012%"):
+        assert whole in rows
+    assert rows.count('" word5" 25.00%') == 4
+    assert ("█" in rows) == (width == 200)
+    assert ("bars: " in " ".join(lines)) == (width == 200)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_has_no_column_is_on_the_next_line(width):
+    many = tuple(token(at, f" word{at}", 0.3 - at / 100) for at in range(9))
+    lines = shown(report(first=2, cells=lambda row, at: cell(*many)), width).splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("embed"))
+    assert lines[first].split()[:8] == (
+        ["embed", '"', 'word0"', "30.00%", "12.50%", "3", "1.50", "0.25"]
+    )
+    below = " · ".join(line.strip() for line in lines[first + 1 :]).split("0 mid ")[0]
+    known = [*re.findall("word[0-9]", lines[first]), *re.findall("word[0-9]", below)]
+    assert known == [f"word{at}" for at in range(9)]
+    assert lines[first + 1].startswith('    " word')
 
 
 def test_the_footer_has_the_checks():
@@ -239,17 +292,18 @@ def test_the_footer_has_the_checks():
 
 
 def test_the_table_for_other_programs_has_every_token_of_every_cell():
-    one = report(tokens=((1, 'a "quoted", one\n'), (2, " the")))
+    one = report(tokens=((1, 'a "quoted", one\n'), (2, " the")), prompt_tokens=1)
     text = lens_csv(one).decode()
     lines = list(csv.DictReader(io.StringIO(text)))
     assert tuple(lines[0]) == COLUMNS
     assert len(lines) == 4 * 2 * 2
     assert lines[0] == {
         "row": "blocks.0.resid_pre", "layer": "", "position": "0",
-        "position_token": 'a "quoted", one\n', "place": "1", "id": "5", "token": " the",
-        "probability": "0.5", "entropy": "1.5", "kl": "0.25", "target_id": "7",
-        "target_rank": "3", "target_probability": "0.125",
+        "position_token": 'a "quoted", one\n', "generated": "0", "place": "1",
+        "id": "5", "token": " the", "probability": "0.5", "entropy": "1.5", "kl": "0.25",
+        "target_id": "7", "target_rank": "3", "target_probability": "0.125",
     }  # fmt: skip
     assert [line["place"] for line in lines[:4]] == ["1", "2", "1", "2"]
     assert lines[-1]["row"] == "blocks.1.resid_post"
     assert lines[-1]["layer"] == "1"
+    assert [line["generated"] for line in lines[:4]] == ["0", "0", "1", "1"]

@@ -293,7 +293,7 @@ def test_one_token_is_a_page_too(opened):
 
 
 def test_a_browser_shows_the_lens(opened):
-    report = lens_report()
+    report = lens_report(generated=2)
     drive = """
     dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowUp" }));
     document.querySelector('td[data-row="2"][data-place="3"]').click();
@@ -304,14 +304,22 @@ def test_a_browser_shows_the_lens(opened):
     settled = [
         (a["data-row"], a["data-place"]) for a in cells if "settled" in a.get("class", "").split()
     ]
-    assert settled == [("0", "0"), ("1", "1"), ("2", "2"), ("3", "3"), ("3", "4")]
+    assert settled == [("0", "0"), ("1", "1"), ("2", "2"), ("3", "4")]
+    heads = [("".join(text), a.get("class", "")) for _, a, text in page.kind("th")]
+    assert [kind for _, kind in heads[:6]] == ["name", "", "", "", "new", "new"]
+    assert [words for words, _ in heads[-12:-6]] == ["settled", "embedding", "0", "1", "77", "2"]
+    small = ["".join(text) for _, _, text in page.kind("small")]
+    assert small == ["1", "2", "3", "4, generated", "5, generated"]
+    assert "from 4 on generated; target" in page.text("span")
     cell = report.rows[2].cells[3]
     shown = [a for _, a in page.by() if "data-probability" in a]
     assert [(int(a["data-id"]), float(a["data-probability"])) for a in shown] == [
         (one.id, pytest.approx(one.probability, rel=1e-5)) for one in cell.top
     ]
     assert page.text("place") == "After layer 1"
-    assert page.text("place-words").startswith("blocks.1.resid_post at position 4")
+    words = page.text("place-words")
+    assert words.startswith("blocks.1.resid_post at position 4")
+    assert words.endswith("(generated)")
 
 
 def test_a_long_lens_shows_a_part_at_a_time(opened):

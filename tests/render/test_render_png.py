@@ -14,7 +14,7 @@ from llmcli.render.attention_png import attention_png
 from llmcli.render.head_map_png import head_map_png
 from llmcli.render.lens_png import MOST, lens_png
 from llmcli.render.palette import DIVERGING, VIRIDIS, Scale, rgb
-from llmcli.render.png import MASKED, RED, Sheet
+from llmcli.render.png import INK, MASKED, RED, Sheet
 
 TITLE = "SmolLM2-135M-Instruct · Q4_1 · 12 tokens"
 
@@ -185,14 +185,28 @@ def test_the_lens_has_the_colour_of_every_probability():
             colour = tuple(rgb(np.array(cell.top[0].probability)).tolist())
             assert found[colour] > 3000
     lines = np.nonzero((pixels == np.array(RED, np.uint8)).all(-1))
-    assert len(lines[0]) == 5 * 3 * (170 - 3)  # one for each position, three pixels thick
+    # one for each position that settles where it is seen, three pixels thick
+    assert len(lines[0]) == 4 * 3 * (170 - 3)
     assert len(set(lines[0].tolist())) == 4 * 3
 
 
 def test_of_a_long_lens_the_last_positions_are_shown():
     pixels = opened(lens_png(lens_report(positions=90, rows=2), TITLE))
     lines = np.nonzero((pixels == np.array(RED, np.uint8)).all(-1))
-    assert len(lines[0]) == MOST * 3 * (100 - 3)
+    assert len(lines[0]) == (MOST - 1) * 3 * (100 - 3)
+
+
+@pytest.mark.parametrize("generated", [0, 1, 4, 5])
+def test_a_line_stands_before_what_the_model_wrote(generated):
+    pixels = opened(lens_png(lens_report(positions=5, generated=generated), TITLE))
+    ink = (pixels == np.array(INK, np.uint8)).all(-1)
+    columns = np.nonzero(ink.sum(0) > 4 * 36)[0]  # as long as all rows
+    if not generated:
+        assert not len(columns)
+        return
+    assert len(columns) == 3
+    red = np.nonzero((pixels == np.array(RED, np.uint8)).all(-1))[1]
+    assert columns.tolist() == [red.min() + (5 - generated) * 170 - at for at in (3, 2, 1)]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ const text = (id) => label({ id, text: data.texts[id] });
 const percent = (share) => (share >= 0.9995 ? "100 %" : `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`);
 const cell = (row, place) => rows[row].cells[place];
 const token = (place) => label(data.tokens[data.positions[place]]);
+const written = (place) => data.positions[place] >= data.prompt_tokens; // by the model
 
 function cellWords(values) {
   if (state.words === "percent") return percent(values[TOP + 1]);
@@ -36,7 +37,7 @@ function cellWords(values) {
 function makeCell(row, place) {
   const values = cell(row, place);
   const [red, green, blue] = colour(BY[state.by].at(values), false);
-  const made = make("td", data.settled[place] === row ? "settled" : "", cellWords(values));
+  const made = make("td", data.settled[place] === rows[row].name ? "settled" : "", cellWords(values));
   made.style.background = `rgb(${red}, ${green}, ${blue})`;
   made.style.color = luminance(red, green, blue) < 120 ? "#fff" : "#1d1d22";
   made.dataset.row = String(row);
@@ -48,13 +49,15 @@ function drawGrid() {
   const places = Array.from({ length: Math.min(WIDE, count) }, (_, at) => state.first + at);
   const head = make("tr");
   head.append(make("th", "name", "reads"), ...places.map((place) => {
-    const top = make("th", "", token(place));
-    top.append(make("small", "", String(data.positions[place])));
+    const top = make("th", written(place) ? "new" : "", token(place));
+    top.append(make("small", "", `${data.positions[place]}${written(place) ? ", generated" : ""}`));
     return top;
   }));
-  const foot = make("tr");
-  foot.append(make("th", "name", "target"),
-    ...places.map((place) => make("th", "", text(data.targets[place].id))));
+  const foot = (name, words) => {
+    const line = make("tr");
+    line.append(make("th", "name", name), ...places.map((place) => make("th", "", words(place))));
+    return line;
+  };
   const body = make("tbody");
   rows.forEach((row, at) => {
     const line = make("tr");
@@ -63,10 +66,12 @@ function drawGrid() {
   });
   const [thead, tfoot] = [make("thead"), make("tfoot")];
   thead.append(head);
-  tfoot.append(foot);
+  tfoot.append(foot("settled", (place) => data.settled[place]),
+    foot("target", (place) => text(data.targets[place].id)));
   $("grid").replaceChildren(thead, body, tfoot);
   $("span").textContent = `Positions ${data.positions[places[0]]} to ${data.positions[places.at(-1)]}`
-    + ` of ${data.tokens.length}; target: ${data.target}.`;
+    + ` of ${data.tokens.length}${data.tokens.length > data.prompt_tokens
+      ? `, from ${data.prompt_tokens} on generated` : ""}; target: ${data.target}.`;
   for (const name of ["before", "after"]) $(name).hidden = count <= WIDE;
 }
 
@@ -109,7 +114,7 @@ function drawPlace() {
   const values = cell(state.row, state.place);
   const row = rows[state.row];
   $("place").textContent = row.layer === null ? "Embedding" : `After ${row.name.includes("mid") ? "attention of " : ""}layer ${row.layer}`;
-  $("place-words").textContent = `${row.full} at position ${data.positions[state.place]}, ${token(state.place)}`;
+  $("place-words").textContent = `${row.full} at position ${data.positions[state.place]}, ${token(state.place)}${written(state.place) ? " (generated)" : ""}`;
   $("top").replaceChildren(...topRows(values));
   const target = data.targets[state.place];
   $("numbers").replaceChildren(

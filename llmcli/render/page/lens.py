@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from llmcli.render.lens_words import EMBEDDING, short
 from llmcli.render.page.build import checks, finite, page, token
 from llmcli.render.theme import quoted
 from llmcli.reports.lens import LensCell, LensReport, LensRow
@@ -21,12 +22,13 @@ def lens_page(report: LensReport, title: str) -> bytes:
         "title": f"{title} · {len(report.tokens)} tokens · {report.dtype}",
         "vocabulary": report.vocabulary,
         "tokens": [token(*one) for one in report.tokens],
+        "prompt_tokens": report.prompt_tokens,
         "positions": report.positions,
         "target": report.target,
         "targets": [{"id": one.id} for one in report.targets],
         "texts": {id: quoted(text)[1:-1] for id, text in texts.items()},
         "rows": [_row(row) for row in report.rows],
-        "settled": report.settled,
+        "settled": [short(name, embedding=EMBEDDING) for name in report.settled],
         "most_kl": max(divergences, default=0.0),
         "checks": checks(report.checks),
     }
@@ -40,10 +42,13 @@ def lens_page_size(rows: int, positions: int, top: int) -> int:
 
 def _row(row: LensRow) -> dict[str, Any]:
     """`name` is short: `embedding`, `3`, `3 mid`."""
-    short = "embedding" if row.layer is None else str(row.layer)
-    short += " mid" if row.name.endswith("resid_mid") else ""
     cells = [_cell(cell) for cell in row.cells]
-    return {"name": short, "full": row.name, "layer": row.layer, "cells": cells}
+    return {
+        "name": short(row.name, embedding=EMBEDDING),
+        "full": row.name,
+        "layer": row.layer,
+        "cells": cells,
+    }
 
 
 def _cell(cell: LensCell) -> list[float | int | None]:
