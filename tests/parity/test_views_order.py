@@ -1,0 +1,113 @@
+"""What a view says does not depend on what was looked at before, to the last bit.
+
+The kinds of rotation whose tables depend on the length of the sequence are among the models: in
+transformers a long prompt changes what a short one gives after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from parity_cases import prompt
+from parity_types import Checkpoints
+
+from llmcli.anatomy.names import known
+from llmcli.checkpoints import open_checkpoint
+from llmcli.generation.sampling import Sampling
+from llmcli.loading import Model, load_checkpoint
+from llmcli.measure.attention import measure_attention
+from llmcli.measure.dump import measure_dump
+from llmcli.measure.dump_plan import plan_dump
+from llmcli.measure.lens import Places, measure_lens
+from llmcli.measure.ran import run_checks
+from llmcli.model import dtype_name
+
+Numbers = Mapping[str, Any]
+SHORT = prompt(tokens=9, seed=1)[0].tolist()
+LONG = prompt(tokens=150, seed=2)[0].tolist()
+METRICS = ("entropy", "sink", "induction", "duplicate", "previous_token", "effective_rank")
+
+
+def attention(model: Model, ids: list[int]) -> Numbers:
+    found: dict[str, Any] = {}
+
+    def keep(layer: int, values_HTS: np.ndarray) -> None:
+        found[str(layer)] = values_HTS.copy()
+
+    found["report"] = measure_attention(
+        model, ids, metrics=METRICS, pairs=5, weighted=True, generate=2, on_matrix=keep
+    )
+    return found
+
+
+def lens(model: Model, ids: list[int]) -> Numbers:
+    greedy = Sampling(temperature=0.0)
+    report = measure_lens(
+        model, ids, span=range, places=Places(mid=True), generate=2, sampling=greedy
+    )
+    return {"report": report}
+
+
+def dump(model: Model, ids: list[int]) -> Numbers:
+    found: dict[str, Any] = {}
+
+    def keep(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
+        found[name] = np.concatenate([part.reshape(-1).copy() for part in parts])
+
+    names = [name for name, one in known(model.config).items() if one.kind != "parameter"]
+    plan = plan_dump(
+        model.config, names, tokens=len(ids), generate=0, dtype=dtype_name(model.dtype)
+    )
+    found["report"] = measure_dump(model, ids, plan, texts=lambda ids: (), write=keep)
+    return found
+
+
+def shapes(model: Model, ids: list[int]) -> Numbers:
+    return {"report": run_checks(model, ids, 1)}
+
+
+VIEWS: tuple[Callable[[Model, list[int]], Numbers], ...] = (attention, lens, dump, shapes)
+
+
+def look(model: Model, order: list[tuple[int, str]]) -> dict[tuple[int, str], Numbers]:
+    return {
+        (view, which): VIEWS[view](model, LONG if which == "long" else SHORT)
+        for view, which in order
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit for bit; NaN is NaN, and the `repr` of a report has every digit."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "mistral-window", "qwen3", "rope-dynamic", "rope-longrope"]
+)
+def test_two_orders_of_looking_give_the_same(name: str, checkpoints: Checkpoints) -> None:
+    order = [(view, which) for which in ("short", "long") for view in range(len(VIEWS))]
+    one, other = (
+        load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+        for _ in range(2)
+    )
+    first, last = look(one, order), look(other, order[::-1])
+    for place in order:
+        assert first[place].keys() == last[place].keys()
+        differing = [key for key in first[place] if not same(first[place][key], last[place][key])]
+        assert differing == [], place
+    again = look(one, order[:4])
+    for place in again:
+        assert all(same(first[place][key], again[place][key]) for key in again[place]), place
+
+
+def test_another_prompt_gives_other_numbers(checkpoints: Checkpoints) -> None:
+    """What is compared above would tell."""
+    model = load_checkpoint(open_checkpoint(checkpoints("gpt2")), device="cpu", dtype="float32")
+    for view in (attention, lens, dump):
+        one, other = view(model, SHORT), view(model, [*SHORT[:-1], SHORT[-1] ^ 1])
+        assert not all(same(one[key], other[key]) for key in one), view.__name__
