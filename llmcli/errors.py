@@ -13,17 +13,18 @@ class LlmcliError(Exception):
     """Base of all errors shown to the user as one line.
 
     `message` is lower case, one sentence, with backticks around what the user typed;
-    `hint` is the next thing to do. `code` is the process's exit status and `kind` the
-    stable word for it in JSON.
+    `hint` is the next thing to do; where it is not given, the class's own, if it has one.
+    `code` is the process's exit status and `kind` the stable word for it in JSON.
     """
 
     code = 1
     kind = "error"
+    usual_hint: str | None = None
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = hint or self.usual_hint
 
 
 class CheckFailed(LlmcliError):
@@ -40,6 +41,7 @@ class WriteFailed(LlmcliError):
     """Output could not be written: full disk, no permission (exit 1)."""
 
     kind = "write_failed"
+    usual_hint = "write to another file or directory"
 
 
 class UsageError(LlmcliError):
@@ -67,12 +69,14 @@ class CheckpointError(LlmcliError):
 
     code = 4
     kind = "checkpoint"
+    usual_hint = "correct the file, or fetch it again from where it came"
 
 
 class UnsupportedModel(CheckpointError):
     """An architecture, tokenizer or tensor format that llmcli does not know (exit 4)."""
 
     kind = "unsupported"
+    usual_hint = "`llmcli info --families` lists what can be run"
 
 
 class WeightMismatch(CheckpointError):
@@ -105,8 +109,10 @@ class WeightMismatch(CheckpointError):
             parts.append(
                 f"`{name}` from `{source}` should be {list(expected)} but is {list(found)}{rest}"
             )
-        if self.misshapen and hint is None:
-            hint = "its config.json and its weights belong to different models: fetch both again"
+        if hint is None:
+            hint = "a file of the weights may not be here: fetch all of them again"
+            if self.misshapen or self.unexpected:
+                hint = "its configuration and its weights are of different models: fetch both again"
         super().__init__(
             "the checkpoint does not fit its own configuration: " + "; ".join(parts), hint=hint
         )
@@ -124,6 +130,7 @@ class NetworkError(LlmcliError):
 
     code = 6
     kind = "network"
+    usual_hint = "try again when there is a network, or use `-m tiny`, which needs none"
 
 
 class NotFinite(LlmcliError):

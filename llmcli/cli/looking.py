@@ -50,8 +50,8 @@ class TemplateOptions:
 
     def options(self) -> ChatOptions:
         """The same as `generate` has them, with `--raw` for the default."""
-        chat = self.chat or self.system is not None
-        return ChatOptions(chat=chat, raw=not chat, system=self.system)
+        raw = not self.chat and self.system is None
+        return ChatOptions(chat=self.chat, raw=raw, system=self.system)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +119,15 @@ def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ..
         match = re.fullmatch(r"(-?\d{1,6})(?:-(-?\d{1,6}))?", item, re.ASCII)
         if not match:
             raise UsageError(
-                f"`{option}` takes numbers and ranges such as 0,3-5,-1, not `{item or text}`"
+                f"`{option}` takes numbers and ranges such as 0,3-5,-1, not `{item or text}`",
+                hint=f"they go from 0 to {size - 1}; -1 is the last",
             )
         ends = [_counted(int(end), size, option, what) for end in match.groups() if end]
         if ends[0] > ends[-1]:
-            raise UsageError(f"`{option} {item}` runs backwards")
+            raise UsageError(
+                f"`{option} {item}` runs backwards",
+                hint=f"use `{option} {ends[1]}-{ends[0]}`",
+            )
         found |= dict.fromkeys(range(ends[0], ends[-1] + 1))
     return tuple(found)
 
@@ -137,7 +141,10 @@ def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
         return 0, size
     match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", text.strip(), re.ASCII)
     if not match or not any(match.groups()) or (match[3] and not match[2]):
-        raise UsageError(f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`")
+        raise UsageError(
+            f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`",
+            hint=f"positions go from 0 to {size - 1}; -1 is the last",
+        )
     if not match[2]:
         at = _counted(int(match[1]), size, option, "tokens")
         return at, at + 1
