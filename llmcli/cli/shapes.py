@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.headers import chosen_devices, opened_headers
@@ -87,11 +88,12 @@ def _show_headers(
         asked = choice.asked(config)
         about = _about(calls, checkpoint.name, place, formats, device.device)
         if choice.names:
-            _show_names(calls, asked, about, out)
+            _show_names(calls, asked, about, out, example=call.tokens is None)
             return
         stored = stored_tensors(checkpoint, rules, config)
         checks = stored_check(checkpoint, rules, config)
-        _show(model_shapes(calls, call.phases(), asked, stored, checks), about, out)
+        report = model_shapes(calls, call.phases(), asked, stored, checks)
+        _show(replace(report, example=call.tokens is None), about, out)
 
 
 def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) -> dict[str, Any]:
@@ -122,6 +124,7 @@ def _show_run(
 ) -> None:
     """The same of a loaded model that has read the prompt and taken one step more."""
     from llmcli.cli.encoding import ChatOptions, check_fits, encode
+    from llmcli.cli.looking import token_texts
     from llmcli.cli.prompts import read_prompt
     from llmcli.families import translate
     from llmcli.measure.shapes import Calls, model_shapes
@@ -147,6 +150,7 @@ def _show_run(
         *sources_check(model.ledger, stored),
     )
     report = model_shapes(calls, call.phases(), asked, stored, checks, ran=True)
+    report = replace(report, prompt=token_texts(model, encoded.ids))
     _show(report, model.describe(), out)
 
 
@@ -173,17 +177,21 @@ def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
         )
 
 
-def _show_names(calls: Calls, asked: Asked, about: dict[str, Any], out: Output) -> None:
+def _show_names(
+    calls: Calls, asked: Asked, about: dict[str, Any], out: Output, *, example: bool
+) -> None:
     from llmcli.measure.names import name_rows
+    from llmcli.measure.shapes import letter_values
 
     rows = name_rows(calls, asked)
     if out.json:
         out.document({"names": rows}, model=about, environment=environment())
         return
-    from llmcli.render.shapes import render_names
+    from llmcli.render.shape_names import render_names
     from llmcli.render.stats import model_line
 
-    out.show(render_names(rows, model_line(about)))
+    letters = letter_values(calls, ("prefill",))
+    out.show(render_names(rows, letters, model_line(about), example=example))
 
 
 def _show_stored(checkpoint: Checkpoint, out: Output) -> None:

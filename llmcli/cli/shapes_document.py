@@ -16,6 +16,7 @@ def shapes_document(report: ShapesReport) -> dict[str, Any]:
         "tokens": report.tokens,
         "phases": report.phases,
         "ran": report.ran,
+        "prompt": [{"id": id, "text": text} for id, text in report.prompt],
         "letters": report.letters,
         "tensors": [_tensor(tensor) for tensor in report.tensors],
         "rows": rows,

@@ -29,6 +29,7 @@ def name_rows(calls: Calls, asked: Asked) -> tuple[NameRow, ...]:
                 name=row.name,
                 kind=spec.kind,
                 axes=spec.axes,
+                shape=spec.shape,
                 documents=calls.letters("prefill").documented(spec.axes, spec.layer),
                 words=words(spec.name),
                 formula=row.formula,

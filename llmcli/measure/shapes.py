@@ -13,6 +13,7 @@ from llmcli.anatomy.letters import Letters
 from llmcli.anatomy.spec import Kind, Phase
 from llmcli.config import ModelConfig
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.numbers import counted, spans
 from llmcli.reports.shapes import (
     CacheGrowth,
     LayerKind,
@@ -22,7 +23,6 @@ from llmcli.reports.shapes import (
     ShapeTensor,
     Stored,
 )
-from llmcli.reports.spans import spans
 
 LETTERS = ("B", "T", "S", "D", "H", "Hk", "dh", "dv", "F", "V", "P")
 
@@ -126,7 +126,7 @@ def model_shapes(
         batch=calls.batch,
         tokens=calls.tokens,
         phases=tuple(phases),
-        letters=_letters(calls, phases),
+        letters=letter_values(calls, phases),
         kinds=_kinds(calls.config),
         tensors=tuple(
             _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
@@ -149,8 +149,8 @@ def symbols_check(tensors: Sequence[Phases], calls: Calls) -> ViewCheck:
         sizes = letters[spec.phase or "prefill"]
         if tuple(sizes.size(axis, spec.layer) for axis in spec.axes) != spec.shape:
             wrong.append(spec.name)
-    count = sum(len(item) for item in tensors)
-    return difference("symbols", f"all {count} shapes are the sizes of their letters", wrong)
+    count = counted(sum(len(item) for item in tensors), "shape")
+    return difference("symbols", f"{count} as the sizes of the letters say", wrong)
 
 
 def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck:
@@ -159,7 +159,8 @@ def folded_check(tensors: Sequence[Phases], rows: Sequence[Folded]) -> ViewCheck
     wrong = [item[0].name for item in tensors if said.get(item[0].name) != item]
     if len(said) != len(tensors):
         wrong += sorted(set(said) - {item[0].name for item in tensors})
-    words = f"the {len(tensors)} tensors are those of the {len(rows)} rows, layer by layer"
+    words = f"{counted(len(rows), 'row')} with all of {counted(len(tensors), 'tensor')}"
+    words += ", layer by layer"
     return difference("folded", words, wrong)
 
 
@@ -231,7 +232,7 @@ def _memory(phases: Phases, there: Container[str]) -> str:
     return f"{whole} {spec.shares.removeprefix(here)}"
 
 
-def _letters(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
+def letter_values(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, ...]:
     """Each letter with its sizes in the phases; where layers differ, with all of theirs."""
     config = calls.config
     blocks: list[int | None] = [*range(len(config.layers))] or [None]

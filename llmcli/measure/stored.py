@@ -11,6 +11,7 @@ from llmcli.config import ModelConfig
 from llmcli.families import Rule, plan, shape_after
 from llmcli.measure.shapes import difference
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.numbers import counted
 from llmcli.reports.shapes import Stored
 
 
@@ -46,7 +47,8 @@ def stored_check(
         for load in todo.loads
     }
     wrong = [name for name, shape in wanted.items() if made.get(name) != shape]
-    words = f"the {len(checkpoint.tensors)} tensors of the file make the {len(wanted)} parameters"
+    held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(wanted), "parameter")
+    words = f"the file has {held}, of which {made_of} can be made, and no other"
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
 
 

@@ -23,7 +23,7 @@ from llmcli.reports.info import (
     ModelFacts,
     TokenizerFacts,
 )
-from llmcli.reports.spans import spans
+from llmcli.reports.numbers import spans
 
 GOOD, BAD = "green", "red"
 _LABEL, _DEVICE = 9, 14  # columns of the memory table: the parts' names, and each device

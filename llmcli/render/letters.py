@@ -39,13 +39,15 @@ AXES = {
 
 
 def axis_line(letter: LetterValue) -> str:
-    """`T = 12, then 1 new tokens (n, N)`: an axis, its sizes, and what the documents call it."""
-    join = ", then " if letter.letter in "TS" else "/"
-    values = join.join(map(str, letter.values))
+    """`T = 12 new tokens, then 1 (n, N)`: an axis, its sizes, and what the documents call it."""
+    first, later = letter.values, ""
+    if letter.letter in "TS":  # one size in each phase
+        first, later = letter.values[:1], "".join(f", then {n}" for n in letter.values[1:])
+    values = "/".join(map(str, first))
     known = LETTERS.get(letter.documents, ("", ()))[1]
     others = [name for name in (letter.documents, *known) if name != letter.letter]
     called = f" ({', '.join(others)})" if others else ""
-    return f"{letter.letter} = {values} {_counted(AXES[letter.letter], letter.values)}{called}"
+    return f"{letter.letter} = {values} {_counted(AXES[letter.letter], first)}{later}{called}"
 
 
 def letter_line(letter: str, value: int, aliases: bool) -> str:

@@ -12,16 +12,17 @@ from llmcli.render.checks import render_checks
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import axis_line
 from llmcli.render.stats import size
-from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line
+from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line, quoted
+from llmcli.reports.numbers import counted, spans
 from llmcli.reports.shapes import (
-    NameRow,
+    LetterValue,
     ShapeRow,
     ShapesReport,
     ShapeTensor,
     Stored,
 )
-from llmcli.reports.spans import spans
 
+ENDS = 12  # tokens of a long prompt that are shown at each end
 _SECTIONS = (
     ("parameter", "parameters"),
     ("activation", "activations"),
@@ -33,8 +34,10 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
     """The letters with their sizes, a table for each kind of tensor, totals and checks."""
     parts: list[RenderableType] = [
         Text(one_line(title), style=HEADING),
-        Dotted([axis_line(letter) for letter in report.letters], FAINT),
+        *sizes_of_letters(report.letters, report.example),
     ]
+    if report.prompt:
+        parts.append(_prompt(report.prompt))
     for kind, words in _SECTIONS:
         rows = [row for row in report.rows if row.first.kind == kind]
         if rows:
@@ -44,19 +47,6 @@ def render_shapes(report: ShapesReport, title: str) -> RenderableType:
     parts += [Text(), *_folds(report), render_checks(report.checks)]
     if not report.ran:
         parts.append(Dotted(["from headers alone", "with a prompt the model is run, too"], FAINT))
-    return Group(*parts)
-
-
-def render_names(rows: Sequence[NameRow], title: str) -> RenderableType:
-    """Each name with its axes and theirs in the papers, what it is, its formula, its aliases."""
-    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
-    for row in rows:
-        axes = f"{_listed(row.axes)}   {' × '.join(row.documents)}"
-        lines = [row.words, row.formula] if row.kind != "state" else [row.formula]
-        parts += [Text(), Text.assemble((row.name, HEADING), "   ", (axes, NUMBER))]
-        parts.append(Indented(Dotted(lines)))
-        if row.aliases:
-            parts.append(Indented(Dotted([one_line(alias) for alias in row.aliases], FAINT)))
     return Group(*parts)
 
 
@@ -71,13 +61,13 @@ def render_stored(tensors: Sequence[Stored], title: str) -> RenderableType:
     rows = [
         [
             Text(one_line(tensor.source)),
-            Text(_listed(tensor.shape), style=NUMBER),
+            Text(listed(tensor.shape), style=NUMBER),
             Text(one_line(tensor.format)),
             Text(size(tensor.bytes)),
         ]
         for tensor in tensors
     ]
-    total = f"{len(tensors)} tensors · {size(sum(tensor.bytes for tensor in tensors))}"
+    total = f"{counted(len(tensors), 'tensor')} · {size(sum(tensor.bytes for tensor in tensors))}"
     return Group(Text(one_line(title), style=HEADING), Rows(columns, rows), Text(total, FAINT))
 
 
@@ -103,6 +93,22 @@ class Indented:
             yield Text()
 
 
+def sizes_of_letters(letters: Sequence[LetterValue], example: bool) -> Iterator[RenderableType]:
+    """The letters with their sizes."""
+    yield Dotted([axis_line(letter) for letter in letters], FAINT)
+    if example:
+        yield Text("T is an example: --tokens sets it, and a prompt has its own", style=FAINT)
+
+
+def _prompt(tokens: Sequence[tuple[int, str]]) -> RenderableType:
+    """The tokens of the prompt, of a long one the first and the last."""
+    texts = [quoted(text) if text else f"id {id}" for id, text in tokens]
+    if len(texts) > 2 * ENDS:
+        left = f"… {len(texts) - 2 * ENDS} more …"
+        texts = [*texts[:ENDS], left, *texts[-ENDS:]]
+    return Dotted([f"prompt of {counted(len(tokens), 'token')}", *texts], FAINT)
+
+
 def _table(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Rows:
     """The rows of one section; what all of them have alike is in its heading."""
     fields = [field for field in _fields(kind, report) if any(field.cell(row) for row in rows)]
@@ -116,27 +122,27 @@ def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
     """The columns of a section, in order; what is missed least is the first to go below."""
 
     def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
-        labelled, right = name == "decode", name == "bytes"
+        labelled, right = name in report.phases, name == "bytes"
         return Field(Column(name, right=right, first_to_go=goes, labelled=labelled), cell)
 
     if kind == "parameter":
-        shapes = [field("shape", 0, lambda row: _shape(row, 0))]
+        shapes = [field("shape", 2, lambda row: _shape(row, 0))]
     else:
-        shapes = [field(report.phases[0], 0, lambda row: _shape(row, 0))]
+        shapes = [field(report.phases[0], 2, lambda row: _shape(row, 0))]
         if len(report.phases) > 1:
-            shapes.append(field(report.phases[1], 1, lambda row: _shape(row, 1)))
+            shapes.append(field(report.phases[1], 3, lambda row: _shape(row, 1)))
     return (
         field("name", 0, lambda row: Text(one_line(row.name))),
-        field("letters", 0, lambda row: Text(_listed(row.first.axes))),
+        field("letters", 1, lambda row: Text(listed(row.first.axes))),
         *shapes,
-        field("papers", 5, lambda row: Text(" × ".join(row.first.documents))),
-        field("dtype", 6, lambda row: Text(row.first.dtype)),
-        field("bytes", 3, lambda row: Text(size(row.first.bytes))),
-        field("memory", 4, lambda row: Text(row.memory)),
-        field("stored", 7, lambda row: Text(_stored(row.first))),
-        field("checkpoint", 8, lambda row: Text(one_line(row.source))),
-        field("on the way", 9, lambda row: Text(_operations(row.first))),
-        field("formula", 2, lambda row: Text(row.formula)),
+        field("papers", 7, lambda row: Text(" × ".join(row.first.documents))),
+        field("dtype", 8, lambda row: Text(row.first.dtype)),
+        field("bytes", 5, lambda row: Text(size(row.first.bytes))),
+        field("memory", 6, lambda row: Text(row.memory)),
+        field("stored", 9, lambda row: Text(_stored(row.first))),
+        field("checkpoint", 10, lambda row: Text(one_line(row.source))),
+        field("on the way", 11, lambda row: Text(_operations(row.first))),
+        field("formula", 4, lambda row: Text(row.formula)),
     )
 
 
@@ -145,13 +151,13 @@ def _dtypes(rows: Sequence[ShapeRow]) -> set[str]:
 
 
 def _shape(row: ShapeRow, phase: int) -> Text:
-    return Text(_listed(row.tensors[phase].shape), style=NUMBER)
+    return Text(listed(row.tensors[phase].shape), style=NUMBER)
 
 
 def _stored(tensor: ShapeTensor) -> str:
     """`Q4_1 [192 576]`: the format and shape in the file."""
     stored = tensor.stored
-    return "" if stored is None else f"{one_line(stored.format)} {_listed(stored.shape)}"
+    return "" if stored is None else f"{one_line(stored.format)} {listed(stored.shape)}"
 
 
 def _operations(tensor: ShapeTensor) -> str:
@@ -161,14 +167,14 @@ def _operations(tensor: ShapeTensor) -> str:
 
 def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
     many = sum(max(1, len(row.layers)) for row in rows)
-    counted = f"{words}: {many} tensor{'s' if many > 1 else ''}"
+    number = f"{words}: {counted(many, 'tensor')}"
     if many > len(rows):
-        counted += f" in {len(rows)} row{'s' if len(rows) > 1 else ''}"
+        number += f" in {counted(len(rows), 'row')}"
     dtypes = _dtypes(rows)
     dtype = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
     if rows[0].first.kind == "parameter":
-        return f"{counted}{dtype}"
-    return f"{counted}{dtype}, bytes of one in {report.phases[0]}"
+        return f"{number}{dtype}"
+    return f"{number}{dtype}, bytes of one in {report.phases[0]}"
 
 
 def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
@@ -179,7 +185,7 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
             f"{size(report.weight_bytes)} in {report.dtype}",
         ]
         if report.stored_bytes is not None:
-            parts.append(f"{size(report.stored_bytes)} stored")
+            parts.append(f"{size(report.stored_bytes)} of tensors in the file")
         yield Dotted(parts, FAINT)
     elif kind == "activation":
         words = [
@@ -227,6 +233,6 @@ def _folds(report: ShapesReport) -> Iterator[RenderableType]:
         yield Dotted(words, FAINT)
 
 
-def _listed(items: Sequence[object]) -> str:
+def listed(items: Sequence[object]) -> str:
     """`[1 9 12 64]`."""
     return f"[{' '.join(map(str, items))}]"

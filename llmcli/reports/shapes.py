@@ -104,6 +104,7 @@ class ShapesReport:
 
     `ran`: the shapes were compared with a real run of the model, else the specs with themselves
     and with the headers. `weight_bytes`: of all parameters in `dtype`; `parameters`: how many.
+    `prompt`: the (id, text) of what ran; `example`: nobody said how many tokens there are.
     """
 
     dtype: str
@@ -120,11 +121,13 @@ class ShapesReport:
     stored_bytes: int | None
     ran: bool
     checks: tuple[ViewCheck, ...]
+    prompt: tuple[tuple[int, str], ...] = ()
+    example: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class NameRow:
-    """A name: what it is in words, its axes, its formula, and what others call it.
+    """A name: what it is in words, its axes, their sizes, its formula, and what others call it.
 
     Numbers of layers are `{i}` in `aliases`.
     """
@@ -132,6 +135,7 @@ class NameRow:
     name: str
     kind: Kind
     axes: tuple[str, ...]
+    shape: tuple[int, ...]
     documents: tuple[str, ...]
     words: str
     formula: str

@@ -79,8 +79,10 @@ def test_a_prompt_is_run_and_compared(run_tiny):
     names = ("shapes", "dtypes", "memory", "derived", "cache", "copies", "parameters")
     assert {f"ran_{name}" for name in names} <= set(document["checks"])
     assert all(check["ok"] for check in document["checks"].values())
+    assert [token["text"] for token in document["prompt"]] == ["a", "b", "c"]
     ids = run_tiny("shapes", "--ids", "7,8,9,10", "--json").json()
     assert ids["tokens"] == 4
+    assert 'prompt of 3 tokens · "a" · "b" · "c"' in run_tiny("shapes", "abc", "--layer=0").out
 
 
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
@@ -168,7 +170,11 @@ def test_learned_positions_bound_the_tokens(cli):
 def test_names_places_formulas_and_aliases(cli):
     result = cli("shapes", "-m", "tiny", "--names")
     assert result.code == 0
-    assert "blocks.{0-3}.attn.pattern   [B H T S]   b × h × n × n" in result.out
+    assert "blocks.{0-3}.attn.pattern   [B H T S] = [1 8 12 12]   b × h × n × n" in result.out
+    assert "T is an example" in result.out
+    asked = cli("shapes", "-m", "tiny", "--names", "--tokens", "7").out
+    assert "[B H T S] = [1 8 7 7]" in asked
+    assert "example" not in asked
     assert "blocks.{i}.attn.hook_pattern" in result.out
     assert "attention weights" in result.out
     rows = cli("shapes", "-m", "tiny", "--names", "--json").json()["names"]

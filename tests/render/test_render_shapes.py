@@ -10,7 +10,8 @@ from rich.text import Text
 
 from llmcli.render.layout import Column, Rows
 from llmcli.render.letters import axis_line
-from llmcli.render.shapes import render_names, render_shapes, render_stored
+from llmcli.render.shape_names import render_names
+from llmcli.render.shapes import render_shapes, render_stored
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.shapes import (
     CacheGrowth,
@@ -118,14 +119,15 @@ def test_a_wide_screen_has_every_column_in_one_line():
     lines = shown(render_shapes(REPORT, "smollm2")).splitlines()
     assert [line for line in lines if not line.startswith("─")] == [
         "smollm2",
-        "B = 1 sequence (b) · T = 12, then 1 new tokens (n, N) · H = 9 heads (h, A, n_heads)",
+        "B = 1 sequence (b) · T = 12 new tokens, then 1 (n, N) · H = 9 heads (h, A, n_heads)",
         "",
         "parameters: 30 tensors in 1 row, float32",
         "name                     letters    shape       papers    bytes   memory               "
         "stored           checkpoint                 on the way                 formula",
         "blocks.{0-29}.attn.W_q   [D H·dh]   [576 576]   d × d    27 KiB   part of attn.W_qkv   "
         "Q4_1 [576 576]   blk.{0-29}.attn_q.weight   unpaired rows of 9 heads   Q = T¹ W_q",
-        "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB stored",
+        "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB of tensors in "
+        "the file",
         "",
         "activations: 30 tensors in 1 row, float32, bytes of one in prefill",
         "name                   letters      prefill       decode       papers             bytes   "
@@ -161,8 +163,25 @@ def test_a_narrow_screen_loses_nothing():
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160, 200])
 def test_no_line_is_longer_than_the_screen(width):
     text = shown(render_shapes(REPORT, "smollm2"), width)
-    widest = 60 if width == 40 else width  # name, letters and numbers are always whole
-    assert max(map(cell_len, text.splitlines())) <= widest
+    assert max(map(cell_len, text.splitlines())) <= width
+
+
+def test_at_forty_columns_letters_and_numbers_are_below_the_name():
+    lines = shown(render_shapes(REPORT, "smollm2"), 34).splitlines()
+    at = lines.index("blocks.{0-29}.attn.q")
+    assert lines[at + 1] == "    [B H T dh] · prefill [1 9 12 64]"
+    assert lines[at + 2].startswith("    decode [1 9 1 64] · ")
+
+
+def test_the_tokens_of_the_prompt_are_shown_and_an_example_is_called_one():
+    said = replace(REPORT, prompt=((5, "a b"), (6, "\x1b[31m"), (7, "")), ran=True)
+    text = shown(render_shapes(said, "m"), 80)
+    assert 'prompt of 3 tokens · "a b" · "\\x1b[31m" · id 7\n' in text
+    assert "example" not in text
+    assert "T is an example: --tokens" in shown(render_shapes(replace(REPORT, example=True), "m"))
+    long = shown(render_shapes(replace(said, prompt=((1, "x"),) * 99), "m"), 400)
+    assert "… 75 more …" in long
+    assert long.count('"x"') == 24
 
 
 def test_dtypes_that_differ_have_a_column():
@@ -229,7 +248,7 @@ def test_stored_tensors_of_a_file():
         "name                  shape       stored     bytes",
         "──────────────────────────────────────────────────",
         "blk.0.attn_q.weight   [576 576]   Q4_1     202 KiB",
-        "1 tensors · 202 KiB",
+        "1 tensor · 202 KiB",
     ]
 
 
@@ -237,6 +256,7 @@ NAME = NameRow(
     name="blocks.{0-29}.attn.pattern",
     kind="activation",
     axes=("B", "H", "T", "S"),
+    shape=(1, 9, 12, 12),
     documents=("b", "h", "n", "n"),
     words="attention weights",
     formula="A = softmax(S)",
@@ -245,15 +265,28 @@ NAME = NameRow(
 
 
 def test_names():
-    assert shown(render_names([NAME], "m"), 80).splitlines() == [
+    assert shown(render_names([NAME], REPORT.letters[:1], "m"), 80).splitlines() == [
         "m",
+        "B = 1 sequence (b)",
         "",
-        "blocks.{0-29}.attn.pattern   [B H T S]   b × h × n × n",
+        "name   [letters] = [sizes]   the papers' letters",
+        "    what it is · its formula · what others call it: {i} is a layer's number",
+        "",
+        "blocks.{0-29}.attn.pattern   [B H T S] = [1 9 12 12]   b × h × n × n",
         "    attention weights · A = softmax(S)",
         "    blocks.{i}.attn.hook_pattern · pattern{i} · evil\\x1b[31m",
     ]
-    narrow = shown(render_names([replace(NAME, aliases=())], "m"), 36).splitlines()
-    assert narrow[-2:] == ["    attention weights", "    A = softmax(S)"]
+    bare = replace(NAME, aliases=())
+    narrow = shown(render_names([bare], REPORT.letters[:1], "m", example=True), 36)
+    narrow = narrow.splitlines()
+    assert narrow[2:4] == ["T is an example: --tokens sets it,", "and a prompt has its own"]
+    assert narrow[-5:] == [
+        "blocks.{0-29}.attn.pattern",
+        "    [B H T S] = [1 9 12 12]",
+        "    b × h × n × n",
+        "    attention weights",
+        "    A = softmax(S)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +294,7 @@ def test_names():
     [
         (
             LetterValue(letter="S", documents="n", values=(5, 6)),
-            "S = 5, then 6 tokens so far (n, N)",
+            "S = 5 tokens so far, then 6 (n, N)",
         ),
         (LetterValue(letter="H", documents="h", values=(8, 4)), "H = 8/4 heads (h, A, n_heads)"),
         (LetterValue(letter="F", documents="4d", values=(64,)), "F = 64 neurons (4d)"),

@@ -1,4 +1,4 @@
-"""Numbers of layers as people write them."""
+"""Numbers as people write them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             out.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 tensor`, `1,200 tensors`."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
