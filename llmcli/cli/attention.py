@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from llmcli.cli.again import again
+from llmcli.cli.attention_asked import Asked
 from llmcli.cli.attention_exports import Matrices, opened
 from llmcli.cli.attention_files import check_text_size
 from llmcli.cli.attention_options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention_run import Run
-from llmcli.cli.files import kind_of_file
-from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look
+from llmcli.cli.files import kind_of_file, written
+from llmcli.cli.looking import LOOKED_AT, NewTokensOptions, TemplateOptions, encode_look
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, looked_at
@@ -22,9 +25,17 @@ from llmcli.reports.checks import checks_document
 if TYPE_CHECKING:
     import numpy as np
 
+    from llmcli.config import ModelConfig
     from llmcli.model import Model
+    from llmcli.render.attention import Calls
 
 EPILOG = """
+What is shown: without --layer and --head a map of all heads with the kinds
+that were found; of one head its heatmap, its kinds and its metrics; of several
+(up to 12) their heatmaps. --map, --metrics and --top-pairs stand instead of
+these, but below the heatmap of one head. --query and --key cut heatmaps and
+pairs alike: `--generate 8 --query -8: --top-pairs 20` are pairs of new tokens.
+
 Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A
 head is written layer.head; those that share keys and values stand together.
 
@@ -61,26 +72,51 @@ def command(
     itself computed, and that follows from the formulas; or the command exits 1.
     """
     out = Output("attention", output)
-    view.check(heads, json=out.json)
+    asked = Asked.of(heads, view, json=out.json)
     kind = None if view.save is None else kind_of_file(view.save, FILES)
     given = _given(prompt, template, heads, out)
-    loaded = load_model(model, out, text=given is not None and given.ids is None).model
-    run = Run(loaded, _ids(given, template, new, heads, model, loaded), new.generate, heads, view)
+
+    def check(config: ModelConfig) -> None:
+        asked.heads(heads, config)
+
+    text = given is not None and given.ids is None
+    loaded = load_model(model, out, text=text, check=check).model
+    ids = _ids(given, template, new, heads, model, loaded)
+    run = Run(loaded, ids, new.generate, heads, view, asked)
     report, body = _looked(run, kind, out)
-    if view.save is not None:
-        out.note(f"wrote `{view.save}`")
     if out.json:
         out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
     else:
         from llmcli.render.attention import render_attention
 
-        out.show(render_attention(report, run.title, run.views(report)))
+        calls = _calls(given, prompt, template, new, heads, model)
+        out.show(render_attention(report, run.title, run.views(report, calls)))
     if not report.ok:
         wrong = next(check for check in report.checks if not check.ok)
         raise CheckFailed(
             f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
             hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
         )
+
+
+def _calls(
+    given: Prompt | None,
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    heads: HeadOptions,
+    model: ModelOptions,
+) -> Calls:
+    """The command lines that hints begin with; a pipe stands before them as `… |`."""
+    from llmcli.render.attention import Calls
+
+    everywhere = replace(heads, layer=None, head=None, what="pattern")
+    same = again("attention", prompt, template, new, everywhere, model)
+    if given is not None and given.ids is None and prompt.file is None:
+        piped = given.text != (prompt.prompt or LOOKED_AT)
+        same = f"… | {same}" if piped else same
+    repeated = again("attention", HeadOptions(synthetic=32, weighted=heads.weighted), model)
+    return Calls(same=same, repeated=None if heads.synthetic is not None else repeated)
 
 
 def _given(
@@ -132,6 +168,7 @@ def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, d
         report = run.measured(add if sinks else None, out)
         about, machine = run.model.describe(), environment(kernels=KERNELS)
         export.finish(report, out.envelope(_body(report, None), model=about, environment=machine))
+    out.note(written(planned.file, planned.holds(len(report.tokens))))
     return report, _body(report, kept)
 
 

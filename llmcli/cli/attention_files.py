@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmcli.cli.files import check_size
 from llmcli.errors import UsageError
 from llmcli.reports.attention import What
+from llmcli.reports.spans import spans
 
 if TYPE_CHECKING:
     from llmcli.render.arrays import ArrayPlan
@@ -94,9 +95,39 @@ class Planned:
             return page_size(self.tokens, windows, most, self.metrics)
         return 0 if self.kind == "png" else text_size(self.heads, self.tokens)
 
+    def holds(self, tokens: int) -> str:
+        """What a reader finds in the file, written of so many tokens."""
+        if self.kind in ARRAYS:
+            return "; ".join(self._arrays_of(heads, tokens) for heads in self._alike())
+        if self.kind == "png" and not self.drawn:
+            return f"the map of {self.metric}, {self._named}"
+        cells = "" if self.kind == "png" else f", {tokens} × {tokens} tokens"
+        return f"{self.what} of {self._named}{cells}"
+
+    def _alike(self) -> list[tuple[int, ...]]:
+        return list(dict.fromkeys(self.heads.values()))
+
+    def _arrays_of(self, heads: tuple[int, ...], tokens: int) -> str:
+        layers = [layer for layer, chosen in self.heads.items() if chosen == heads]
+        each = "" if len(layers) == 1 else " each"
+        name = f"blocks.{spans(layers)}.attn.{self.what}"
+        return f"{name} [{len(heads)} {tokens} {tokens}]{each}, {_counted('head', heads)}"
+
+    @property
+    def _named(self) -> str:
+        parts = []
+        for heads in self._alike():
+            layers = [layer for layer, chosen in self.heads.items() if chosen == heads]
+            parts.append(f"{_counted('layer', layers)} {_counted('head', heads)}")
+        return "; ".join(parts)
+
     def check(self) -> None:
         """Raises UsageError, or WriteFailed, where the file would be too large."""
         check_size(self.file, self.size(), force=self.force, smaller=SMALLER)
+
+
+def _counted(noun: str, numbers: Sequence[int]) -> str:
+    return f"{noun}{'s' if len(numbers) != 1 else ''} {spans(numbers)}"
 
 
 def array_name(layer: int, what: What) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from llmcli.cli.looking import parse_numbers, parse_span
+from llmcli.cli.looking import parse_span
 from llmcli.cli.params import Range
-from llmcli.errors import UsageError
-
-if TYPE_CHECKING:
-    from llmcli.config import ModelConfig
-    from llmcli.reports.attention import Metric
 
 HEADS, VIEW = "Heads", "View"
 FILES = ("safetensors", "npz", "json", "csv", "html", "png")
-MOST_DRAWN = 12  # matrices on one screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +67,23 @@ class HeadOptions:
         Range(2, 100_000),
     ] = None
 
-    def numbers(self, config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The layers, and the heads (None: all); raises UsageError for one that is not there."""
-        count = len(config.layers)
-        layers = tuple(range(count))
-        if self.layer is not None:
-            layers = parse_numbers(self.layer, count, "--layer", "layers")
-        if self.head is None:
-            return layers, None
-        most = max(config.layers[layer].mixer.heads for layer in layers)
-        return layers, parse_numbers(self.head, most, "--head", "heads")
+    @property
+    def named(self) -> bool:
+        """Whether some layers or heads are chosen."""
+        return self.layer is not None or self.head is not None
+
+    @property
+    def single(self) -> bool:
+        """Whether one head is chosen, by one number each."""
+        return all(re.fullmatch(r"\s*-?\d+\s*", text or "") for text in (self.layer, self.head))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """What is shown of the heads; nothing of it: the map, or the matrices of the heads named."""
+    """What is shown of the heads; nothing of it: the map, or the matrices of the heads named.
+
+    A single head is drawn whatever else is shown of it.
+    """
 
     query: Annotated[
         str | None,
@@ -96,7 +91,7 @@ class ViewOptions:
             "--query",
             metavar="SPAN",
             rich_help_panel=VIEW,
-            help="Only these rows of the matrices, such as 40:80, :10 or -5:.",
+            help="Only these rows of the matrices, and pairs of these queries: 40:80, :10 or -5:.",
         ),
     ] = None
     key: Annotated[
@@ -105,7 +100,7 @@ class ViewOptions:
             "--key",
             metavar="SPAN",
             rich_help_panel=VIEW,
-            help="Only these columns of the matrices.",
+            help="Only these columns of the matrices, and pairs of these keys.",
         ),
     ] = None
     scale: Annotated[
@@ -132,7 +127,8 @@ class ViewOptions:
             "--metrics",
             metavar="all|A,B",
             rich_help_panel=VIEW,
-            help="A table of metrics, a row for each head.",
+            help="A table of metrics, a row for each head; a single head's stand one below the "
+            "other.",
         ),
     ] = None
     top_pairs: Annotated[
@@ -141,7 +137,8 @@ class ViewOptions:
             "--top-pairs",
             metavar="N",
             rich_help_panel=VIEW,
-            help="The N largest weights, without the first key and the token itself.",
+            help="The N largest weights (within --query and --key), without the first key and the "
+            "token itself.",
         ),
         Range(0, 10_000),
     ] = 0
@@ -181,55 +178,13 @@ class ViewOptions:
 
     @property
     def zoomed(self) -> bool:
-        """Whether a part of matrices is asked for."""
+        """Whether a part of the queries or keys is asked for."""
         return self.query is not None or self.key is not None
 
     def draws(self, heads: HeadOptions) -> bool:
-        """Whether matrices are drawn."""
-        named = heads.layer is not None or heads.head is not None
-        return self.zoomed or (named and not self.listed)
-
-    def check(self, heads: HeadOptions, *, json: bool) -> None:
-        """Raises UsageError for options that have nothing to act on."""
-        drawn = self.draws(heads)
-        if self.zoomed and heads.layer is None and heads.head is None:
-            raise UsageError(
-                f"`--{'query' if self.query is not None else 'key'}` is a part of a head's matrix, "
-                "and no head is named",
-                hint="add --layer and --head",
-            )
-        if self.patterns and not json:
-            raise UsageError("`--patterns` is for --json", hint="or write them with -o FILE.json")
-        if self.all_pairs and not self.top_pairs:
-            raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
-        if heads.what == "scores" and not (drawn or self.patterns or self.save is not None):
-            raise UsageError(
-                "`--what scores` is about matrices, and none is shown",
-                hint="add --layer and --head",
-            )
-        if self.scale is not None and not (drawn or self.map is not None or self.save is not None):
-            raise UsageError(
-                "`--scale` is for matrices and `--map`, and none is shown",
-                hint="add --layer and --head, or --map METRIC",
-            )
+        """Whether matrices are drawn: a single head's always, others' where nothing is listed."""
+        return heads.single or (heads.named and not self.listed)
 
     def spans(self, tokens: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The queries and the keys that are drawn, of so many tokens."""
+        """The queries and the keys that are asked for, of so many tokens."""
         return parse_span(self.query, tokens, "--query"), parse_span(self.key, tokens, "--key")
-
-
-def metrics_named(text: str, known: Sequence[Metric], option: str) -> tuple[Metric, ...]:
-    """`all`, or names separated by commas (`-` is as `_`); raises UsageError for others."""
-    if text == "all":
-        return tuple(known)
-    by_name = {metric.name: metric for metric in known}
-    found = {}
-    for name in (part.strip().replace("-", "_") for part in text.split(",")):
-        if name not in by_name:
-            near = get_close_matches(name, by_name, 3, 0.5)
-            raise UsageError(
-                f"`{option}`: there is no metric `{name}`",
-                hint=f"did you mean {' or '.join(near)}?" if near else f"of {', '.join(by_name)}",
-            )
-        found[name] = by_name[name]
-    return tuple(found.values())

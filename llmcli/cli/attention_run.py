@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llmcli.cli.attention_asked import Asked
 from llmcli.cli.attention_files import Planned
-from llmcli.cli.attention_options import MOST_DRAWN, HeadOptions, ViewOptions, metrics_named
+from llmcli.cli.attention_options import HeadOptions, ViewOptions
 from llmcli.cli.looking import token_texts
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import UsageError
 from llmcli.reports.attention import AttentionReport
+from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from llmcli.measure.attention.wanted import OnMatrix
     from llmcli.model import Model
+    from llmcli.render.attention import Calls
+    from llmcli.render.palette import Kind
 
 MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
 
@@ -26,61 +29,73 @@ class Run:
     """What is asked of one model about one prompt, once both are known."""
 
     def __init__(
-        self, model: Model, ids: tuple[int, ...], new: int, heads: HeadOptions, view: ViewOptions
+        self,
+        model: Model,
+        ids: tuple[int, ...],
+        new: int,
+        heads: HeadOptions,
+        view: ViewOptions,
+        asked: Asked,
     ) -> None:
         from llmcli.render.attention import COLOURED_BY
         from llmcli.render.stats import model_line
-        from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
 
         self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
+        self.asked = asked
         self.title = model_line(model.describe())
-        self.layers, chosen = heads.numbers(model.config)
-        counts = {layer: model.config.layers[layer].mixer.heads for layer in self.layers}
-        self.chosen = {
-            layer: tuple(head for head in range(count) if chosen is None or head in chosen)
-            for layer, count in counts.items()
-        }
-        self.mapped = () if view.map is None else metrics_named(view.map, METRICS, "--map")
-        self.listed = (
-            () if view.metrics is None else metrics_named(view.metrics, METRICS, "--metrics")
-        )
-        if len(self.mapped) > 1:
-            raise UsageError("`--map` takes one metric", hint="--metrics takes several")
-        asked = {metric.name for metric in (*self.mapped, *self.listed)}
-        self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *asked})
-        self.coloured_by = self.mapped[0].name if self.mapped else COLOURED_BY
+        self.chosen = asked.heads(heads, model.config)
+        names = {metric.name for metric in asked.table} | ({asked.map.name} if asked.map else set())
+        self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *names})
+        self.coloured_by = asked.map.name if asked.map else COLOURED_BY
         self.tokens = len(ids) + new
-        if self.tokens > MOST_RANKED and RANK in [metric.name for metric in self.mapped]:
+        self.spans = view.spans(self.tokens)
+        if asked.map and asked.map.name == RANK and self.tokens > MOST_RANKED:
             raise UsageError(
                 f"`--map {RANK}` needs whole matrices: up to {MOST_RANKED} tokens, and there are "
                 f"{self.tokens}"
             )
-        self.drawn = view.draws(heads)
-        if self.drawn:
-            _check_drawn(self.chosen)
 
     def measured(self, on_matrix: OnMatrix | None, out: Output) -> AttentionReport:
-        """One pass over the prompt, and what comes of it."""
+        """One pass over the prompt, and what comes of it. Raises UsageError for empty spans."""
         from llmcli.measure.attention import Drawn, measure_attention
 
-        queries, keys = self.view.spans(self.tokens)
+        queries, keys = self.spans
+        drawn = Drawn(queries=queries, keys=keys, most=MOST_CELLS) if self.asked.drawn else None
         with Progress(out) as progress:
-            return measure_attention(
+            report = measure_attention(
                 self.model,
                 self.ids,
-                layers=self.layers,
+                layers=tuple(self.chosen),
                 heads=sorted({head for heads in self.chosen.values() for head in heads}),
                 what=self.heads.what,
                 metrics=self.metrics,
-                matrices=Drawn(queries=queries, keys=keys, most=MOST_CELLS) if self.drawn else None,
+                matrices=drawn,
                 pairs=self.view.top_pairs,
                 pairs_by="weighted" if self.heads.weighted else "weight",
+                pairs_within=self.spans if self.view.zoomed else None,
                 everything=self.view.all_pairs,
                 weighted=self.heads.weighted,
                 generate=self.new,
                 on_matrix=on_matrix,
                 progress=progress,
             )
+        self._check_written(len(report.tokens))
+        return report
+
+    def _check_written(self, tokens: int) -> None:
+        """Spans are told before it is known where the model ends its text."""
+        for name, (first, _) in zip(("query", "key"), self.spans, strict=True):
+            if first >= tokens:
+                raise UsageError(
+                    f"`--{name} {getattr(self.view, name)}` has no token in it: the model ended "
+                    f"its text after {tokens - len(self.ids)} of {self.new} tokens",
+                    hint=f"positions go from 0 to {tokens - 1}",
+                )
+
+    @property
+    def scale(self) -> Kind:
+        """How the values of matrices become colours."""
+        return self.view.scale or ("sqrt" if self.heads.what == "pattern" else "linear")
 
     def planned(self, kind: str) -> Planned:
         """The file that is asked for."""
@@ -91,44 +106,37 @@ class Run:
             title=self.title,
             what=self.heads.what,
             heads=self.chosen,
-            windows={at: self.model.config.layers[at].mixer.window for at in self.layers},
+            windows={at: self.model.config.layers[at].mixer.window for at in self.chosen},
             known=token_texts(self.model, self.ids),
             new=self.new,
-            drawn=self.drawn,
+            drawn=self.asked.drawn,
             scale=self.view.scale,
             metric=self.coloured_by,
             metrics=len(self.metrics),
             force=self.view.force,
         )
 
-    def views(self, report: AttentionReport) -> list[RenderableType]:
+    def views(self, report: AttentionReport, calls: Calls) -> list[RenderableType]:
         """What is shown of the report, in the order of the options."""
+        from rich.console import Group
+
         from llmcli.render.attention import heatmaps, metric_map, overview
+        from llmcli.render.attention_head import head_kinds, head_numbers, is_single
         from llmcli.render.attention_tables import metric_table, pair_table
 
         known = {metric.name for metric in report.metrics}
+        table = [metric for metric in self.asked.table if metric.name in known]
         shown: list[RenderableType] = []
-        if self.drawn:
-            kind = self.view.scale or ("sqrt" if report.what == "pattern" else "linear")
-            shown.append(heatmaps(report, kind))
-        shown += [
-            metric_map(report, metric, self.view.scale or "linear")
-            for metric in self.mapped
-            if metric.name in known
-        ]
-        if listed := [metric for metric in self.listed if metric.name in known]:
-            shown.append(metric_table(report, listed))
+        if self.asked.drawn:
+            shown.append(heatmaps(report, self.scale))
+            if is_single(report):
+                numbers = [] if table else [head_numbers(report)]
+                shown.append(Group(head_kinds(report), *numbers))
+        if self.asked.map:
+            shown.append(metric_map(report, self.asked.map, self.view.scale or "linear"))
+        if table:
+            shown.append(metric_table(report, table))
         if self.view.top_pairs:
-            shown.append(pair_table(report, everything=self.view.all_pairs))
-        return shown or [overview(report)]
-
-
-def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
-    count = sum(map(len, chosen.values()))
-    if count > MOST_DRAWN:
-        raise UsageError(
-            f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
-            hint="name fewer with --layer and --head, or see all heads with --map METRIC",
-        )
-    if not count:
-        raise UsageError("none of these layers has such a head")
+            spans = self.spans if self.view.zoomed else None
+            shown.append(pair_table(report, everything=self.view.all_pairs, spans=spans))
+        return shown or [overview(report, calls)]

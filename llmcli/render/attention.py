@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.render.attention_map import head_map, kinds_found, shares
-from llmcli.render.attention_tables import definition, token
+from llmcli.render.attention_tables import definition, token, weighted_note
 from llmcli.render.checks import render_checks
 from llmcli.render.heatmap import ColourBar, Heatmap, Panels
 from llmcli.render.layout import Dotted
@@ -17,6 +18,10 @@ from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.reports.attention import AttentionReport, Matrix, Metric
 
 ENDS = 8  # tokens of a long prompt that are shown at each end
+MOST_NEXT = 3  # heads that are proposed
+FEW_ROWS = 32  # of repeated tokens: as many as `--synthetic 32` has
+TOLD_BY_REPEATS = ("induction", "duplicate")
+COMMON = ("sink", "local", "broad")  # kinds that many heads are of
 COLOURED_BY = "normalized_entropy"  # the map of kinds: from one token to all of them
 
 
@@ -28,8 +33,6 @@ def render_attention(
     for view in views:
         shown += [Text(), view]
     notes = [f"{name} was left out: {why}" for name, why in report.skipped]
-    if report.weighted:
-        notes.append("metrics of A[i,j] ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]")
     shown += [Text(note, style=FAINT) for note in notes]
     return Group(*shown, Text(), render_checks(report.checks))
 
@@ -45,39 +48,64 @@ def _prompt(report: AttentionReport) -> RenderableType:
     return Dotted([words, *shown], FAINT)
 
 
-def overview(report: AttentionReport) -> RenderableType:
+@dataclass(frozen=True)
+class Calls:
+    """Command lines that hints begin with: the `same` run, and one over `repeated` tokens.
+
+    `repeated` is None where tokens are repeated already.
+    """
+
+    same: str
+    repeated: str | None
+
+
+def overview(report: AttentionReport, calls: Calls) -> RenderableType:
     """The map of all heads with the letters of their kinds, the heads found, and what is next."""
     metric = next(metric for metric in report.metrics if metric.name == COLOURED_BY)
-    hint = Text("\n".join(_next(report)), style=FAINT)
+    hint = Text("\n".join(_next(report, calls)), style=FAINT)
     found = [head_map(report, metric, numbers=False), Text(), kinds_found(report)]
-    return Group(*found, Text(), hint)
+    return Group(*found, *weighted_note(report), Text(), hint)
 
 
 def metric_map(report: AttentionReport, metric: Metric, kind: Kind) -> RenderableType:
     """The map of one metric with its values, and its definition."""
     about = Dotted(definition(report, metric), FAINT)
-    return Group(head_map(report, metric, numbers=True, kind=kind), about)
+    shown = head_map(report, metric, numbers=True, kind=kind)
+    return Group(shown, about, *weighted_note(report))
 
 
-def _next(report: AttentionReport) -> Iterator[str]:
-    """What to ask next: the clearest head of a kind, repeated text where there is none."""
-    best = [
-        (head.metrics[label.metric], layer.layer, head.head, label.name)
-        for label in report.labels
-        for layer in report.layers
-        for head in layer.heads
-        if label.name in head.labels and label.name not in ("sink", "local", "broad")
-    ]
+def _next(report: AttentionReport, calls: Calls) -> Iterator[str]:
+    """What to ask next: the clearest heads of some kinds, repeated text where there is little."""
     bars = "; bars part heads that share keys and values" if shares(report) else ""
     yield f"a head is written layer.head{bars}"
-    if best:
-        _, layer, head, name = max(best)
-        yield f"to see one ({name}): --layer {layer} --head {head}"
-    else:
-        yield "to see one: --layer 0 --head 0"
-    half = len(report.tokens) // 2
-    if report.tokens[-half:] != report.tokens[-2 * half : -half]:
-        yield "for induction and duplicate heads: --synthetic 32, random tokens twice"
+    clearest = list(_clearest(report, repeated=calls.repeated is None))
+    for name, layer, head in clearest[:MOST_NEXT]:
+        yield f"to see one ({name}): {calls.same} --layer {layer} --head {head}"
+    if not clearest:
+        layer, head = report.layers[0].layer, report.layers[0].heads[0].head
+        yield f"to see one: {calls.same} --layer {layer} --head {head}"
+    rows = report.rows.get("induction", 0)
+    if calls.repeated is not None and rows < FEW_ROWS:
+        told = f"told from {rows} row{'s' * (rows != 1)} of repeated tokens only"
+        told = told if rows else "no token of this text comes again"
+        yield f"induction and duplicate heads: {told}; for more: {calls.repeated}"
+
+
+def _clearest(report: AttentionReport, *, repeated: bool) -> Iterator[tuple[str, int, int]]:
+    """(kind, layer, head): of every kind found the clearest head, telling kinds first."""
+    order = list(report.labels)
+    if repeated:  # such a text is there to show these
+        order.sort(key=lambda label: label.name not in TOLD_BY_REPEATS)
+    order.sort(key=lambda label: label.name in COMMON)
+    for label in order:
+        found = [
+            (head.metrics[label.metric], layer.layer, head.head)
+            for layer in report.layers
+            for head in layer.heads
+            if label.name in head.labels
+        ]
+        if found:
+            yield label.name, *max(found)[1:]
 
 
 def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
@@ -88,15 +116,25 @@ def heatmaps(report: AttentionReport, kind: Kind) -> RenderableType:
     signed = report.what == "scores"
     values = [matrix.values for matrix in report.matrices]
     scale = Scale.around(values, kind) if signed else Scale(low=0.0, high=1.0, kind=kind)
-    bar = ColourBar(_words(report), scale)
+    bar = Group(ColourBar(_words(report), scale), *_not_weighted(report))
     if len(report.matrices) == 1:
         matrix = report.matrices[0]
         tokens = [text or f"id {id}" for id, text in report.tokens]
         heading = Text(_name(matrix, report), style=HEADING)
-        return Group(heading, Heatmap(matrix=matrix, tokens=tokens, scale=scale), bar)
+        given = report.prompt_tokens
+        return Group(heading, Heatmap(matrix=matrix, tokens=tokens, scale=scale, given=given), bar)
     titles = [_title(matrix, report) for matrix in report.matrices]
-    panels = Panels(matrices=report.matrices, titles=titles, scale=scale)
+    panels = Panels(
+        matrices=report.matrices, titles=titles, scale=scale, given=report.prompt_tokens
+    )
     return Group(panels, bar)
+
+
+def _not_weighted(report: AttentionReport) -> list[RenderableType]:
+    """`--weighted` changes metrics and the order of pairs, not what a matrix holds."""
+    held = "its scores" if report.what == "scores" else "A[i,j] itself"
+    words = f"a heatmap is of {held}: --weighted is about metrics and pairs"
+    return [Text(words, style=FAINT)] if report.weighted else []
 
 
 def _words(report: AttentionReport) -> str:

@@ -11,16 +11,17 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 
 from llmcli.render.cells import Ink
 from llmcli.render.heatmap import WIDEST, ColourBar
-from llmcli.render.layout import Dotted
+from llmcli.render.layout import filled
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.theme import FAINT
 from llmcli.reports.attention import AttentionReport, HeadReport, Label, Metric
 
 MOST_LETTERS = 3  # kinds of one head that are marked
-MOST_FOUND = 6  # heads of one kind that are named
+FOUND_LINES = 2  # of the heads of one kind that are named
 
 
 def head_map(
@@ -30,8 +31,8 @@ def head_map(
     scale = scale_of(report, metric, kind)
     words = f"{metric.name}: {metric.words}" + (", norm-weighted" if report.weighted else "")
     undefined = any(math.isnan(head.metrics[metric.name]) for head in _heads(report))
-    bar = ColourBar(words, scale, "undefined" if undefined else "")
-    return Group(HeadMap(report=report, metric=metric, scale=scale, numbers=numbers), bar)
+    key = MapKey(words, scale, "undefined" if undefined else "", numbers)
+    return Group(HeadMap(report=report, metric=metric, scale=scale, numbers=numbers), key)
 
 
 def scale_of(report: AttentionReport, metric: Metric, kind: Kind = "linear") -> Scale:
@@ -144,6 +145,32 @@ class HeadMap:
         return Segment(f"{self._cell(head, ink):>{cell}}", style)
 
 
+@dataclass(frozen=True)
+class MapKey:
+    """What a map's colours mean, and its signs; without colour a map has signs alone.
+
+    `words` say what the metric is, `undefined` what the dot is, empty where there is none.
+    `numbers`: the signs are the metric's values.
+    """
+
+    words: str
+    scale: Scale
+    undefined: str
+    numbers: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        ink = Ink.of(console, options)
+        if ink.kind != "shades":
+            yield ColourBar(f"colour: {self.words}", self.scale, self.undefined)
+            return
+        signs = ["- of no kind"] if not self.numbers else []
+        signs += [f"{ink.dot} {self.undefined}"] if self.undefined else []
+        if self.numbers:
+            yield Text(self.words)
+        if signs:
+            yield Text("   ".join(signs), style=FAINT)
+
+
 def short(value: float, share: bool) -> str:
     """At most four signs: `.07` and `1.0` of a share, `7.43`, `12.1`, `1234` of anything else."""
     if share:
@@ -154,25 +181,60 @@ def short(value: float, share: bool) -> str:
 
 def kinds_found(report: AttentionReport) -> RenderableType:
     """For every kind of head its threshold and the heads that are of it, the clearest first."""
-    return Group(*(Dotted(list(_found(report, label))) for label in report.labels))
+    return Group(*(Found(report, label) for label in report.labels))
 
 
-def _found(report: AttentionReport, label: Label) -> Iterator[str]:
-    found = [
-        (head.metrics[label.metric], f"{layer.layer}.{head.head}")
-        for layer in report.layers
-        for head in layer.heads
-        if label.name in head.labels
-    ]
-    count = f"{len(found)} head" + ("s" if len(found) != 1 else "")
-    rows = report.rows.get(label.metric)
-    rule = f"{label.metric} ≥ {label.threshold:g}"
-    rule += "" if rows is None else ", 1 row" if rows == 1 else f", {rows} rows"
-    yield f"{label.letter} {label.name} ({rule}): {count if found else 'none'}"
-    found.sort(key=lambda pair: -pair[0])
-    yield from (f"{name} {short(value, True)}" for value, name in found[:MOST_FOUND])
-    if len(found) > MOST_FOUND:
-        yield f"{len(found) - MOST_FOUND} more"
+@dataclass(frozen=True)
+class Found:
+    """The heads of one kind: as many as two lines hold, and how many there are besides."""
+
+    report: AttentionReport
+    label: Label
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        rule, *heads = self.parts()
+        for count in range(len(heads), -1, -1):
+            left = len(heads) - count
+            lines = filled([rule, *heads[:count], *([f"{left} more"] if left else [])], width)
+            if len(lines) <= FOUND_LINES or not count:
+                yield Text("\n".join(lines))
+                return
+
+    def parts(self) -> list[str]:
+        """The rule with the number of heads, and then each of them with its value."""
+        label = self.label
+        known = sorted(
+            (
+                (head.metrics[label.metric], head, f"{layer.layer}.{head.head}")
+                for layer in self.report.layers
+                for head in layer.heads
+                if not math.isnan(head.metrics[label.metric])
+            ),
+            key=lambda one: -one[0],
+        )
+        found = [
+            f"{name} {short(value, True)}" for value, head, name in known
+            if label.name in head.labels
+        ]  # fmt: skip
+        return [
+            f"{label.letter} {label.name} ({self._rule()}): {self._count(found, known)}",
+            *found,
+        ]
+
+    def _rule(self) -> str:
+        rows = self.report.rows.get(self.label.metric)
+        rule = f"{self.label.metric} ≥ {self.label.threshold:g}"
+        return rule + ("" if rows is None else ", 1 row" if rows == 1 else f", {rows} rows")
+
+    def _count(self, found: Sequence[str], known: Sequence[tuple[float, HeadReport, str]]) -> str:
+        if found:
+            return f"{len(found)} head" + ("s" if len(found) != 1 else "")
+        if not known:
+            return "none"
+        value, _, name = known[0]
+        # cut, not rounded: what is below the threshold shall not look like it
+        return f"none; highest {name} {short(math.floor(value * 100) / 100, True)}"
 
 
 def _faint() -> Style:

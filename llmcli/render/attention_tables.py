@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.attention_map import shares
+from llmcli.render.heatmap import span
 from llmcli.render.layout import GAP, Column, Dotted, Rows
 from llmcli.render.theme import FAINT, NUMBER, quoted
 from llmcli.reports.attention import AttentionReport, HeadReport, Metric, Pair
@@ -35,7 +36,11 @@ class MetricTable:
             if number:
                 yield Text()
             rows = [
-                [Text(name), *([Text(str(head.kv_head))] if shared else []), *_values(head, some)]
+                [
+                    Text(name),
+                    *([Text(str(head.kv_head))] if shared else []),
+                    *(_value(head, metric) for metric in some),
+                ]
                 for name, head in heads
             ]
             yield Rows([*front, *(Column(metric.name) for metric in some)], rows)
@@ -45,7 +50,9 @@ class MetricTable:
         some: list[Metric] = []
         used = 0
         for metric in self.metrics:
-            width = len(GAP) + max(len(metric.name), 6)
+            width = len(GAP) + max(
+                len(metric.name), *(cell.cell_len for cell in self._cells(metric))
+            )
             if some and used + width > room:
                 yield some
                 some, used = [], 0
@@ -53,16 +60,22 @@ class MetricTable:
             used += width
         yield some
 
+    def _cells(self, metric: Metric) -> list[Text]:
+        return [_value(head, metric) for layer in self.report.layers for head in layer.heads]
 
-def _values(head: HeadReport, metrics: Sequence[Metric]) -> Iterator[Text]:
-    for metric in metrics:
-        value = head.metrics[metric.name]
-        yield Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
+
+def _value(head: HeadReport, metric: Metric) -> Text:
+    value = head.metrics[metric.name]
+    return Text("–") if math.isnan(value) else Text(f"{value:.4g}", style=NUMBER)
 
 
 def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> RenderableType:
-    """The numbers of every head, then what each of them is."""
+    """The numbers of every head, then what each of them is; of one head they stand together."""
+    heads = [head for layer in report.layers for head in layer.heads]
+    table: RenderableType = MetricTable(report, metrics)
     notes = [Dotted(definition(report, metric, named=True), FAINT) for metric in metrics]
+    if len(heads) == 1:
+        table, notes = _column(report, heads[0], metrics), []
     undefined = any(
         math.isnan(head.metrics[metric.name])
         for layer in report.layers
@@ -71,7 +84,35 @@ def metric_table(report: AttentionReport, metrics: Sequence[Metric]) -> Renderab
     )
     words = "–: no row counts: such as of repeated tokens where none is repeated"
     unknown = [Text(words, style=FAINT)] if undefined else []
-    return Group(MetricTable(report, metrics), *notes, *unknown)
+    return Group(table, *notes, *unknown, *weighted_note(report))
+
+
+def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]) -> Rows:
+    """A row for each metric of one head, with its definition beside or below it."""
+    columns = [
+        Column("metric", right=False),
+        Column("value"),
+        Column("definition", right=False, first_to_go=1),
+        Column("rows", first_to_go=2, labelled=True),
+        Column("source", right=False, first_to_go=2),
+    ]
+    rows = [
+        [
+            Text(metric.name),
+            _value(head, metric),
+            Text(metric.formula),
+            Text(str(report.rows.get(metric.name, ""))),
+            Text(metric.source),
+        ]
+        for metric in metrics
+    ]
+    return Rows(columns, rows, spill=True)
+
+
+def weighted_note(report: AttentionReport) -> list[RenderableType]:
+    """What metrics are of, where it is not the weights."""
+    words = "metrics of A[i,j] ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
+    return [Text(words, style=FAINT)] if report.weighted else []
 
 
 def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:
@@ -82,10 +123,16 @@ def definition(report: AttentionReport, metric: Metric, *, named: bool = False) 
     return [f"{metric.name}: {metric.formula}" if named else metric.formula, *counted, *source]
 
 
-def pair_table(report: AttentionReport, *, everything: bool) -> RenderableType:
+def pair_table(
+    report: AttentionReport,
+    *,
+    everything: bool,
+    spans: tuple[tuple[int, int], tuple[int, int]] | None = None,
+) -> RenderableType:
     """Which tokens attend to which, the largest first.
 
-    `everything`: nothing was left out; else the first token and each token itself were.
+    `everything`: nothing was left out; else the first token and each token itself were. `spans`:
+    the queries and the keys that were looked at, None for all.
     """
     ranked = any(pair.rank_value != pair.weight for pair in report.pairs)
     columns = [
@@ -97,8 +144,12 @@ def pair_table(report: AttentionReport, *, everything: bool) -> RenderableType:
     columns += [Column("× ‖v W_O‖")] if ranked else []
     rows = [_pair(pair, report, ranked) for pair in report.pairs]
     left = "" if everything else ": the first token and each token itself left out"
+    if spans is not None:
+        last = len(report.tokens)
+        queries, keys = (span((low, min(high, last))) for low, high in spans)
+        left = f" of queries {queries} and keys {keys}{left}"
     by = "weight × ‖v W_O‖" if ranked else "weight"
-    note = f"pairs of tokens ranked by {by}{left}"
+    note = f"pairs of tokens{left}; ranked by {by}"
     if not rows:
         note = f"no pair of tokens{left}"
     return Group(*([Rows(columns, rows)] if rows else []), Text(note, style=FAINT))

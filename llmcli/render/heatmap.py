@@ -32,11 +32,15 @@ KEYS = 48  # so many keys are spelled out below, where the rows do not name them
 
 @dataclass(frozen=True, kw_only=True)
 class Heatmap:
-    """One head's matrix with `tokens` (the text of every position) on the left, keys below."""
+    """One head's matrix with `tokens` (the text of every position) on the left, keys below.
+
+    The first `given` tokens (None: all) are the prompt; a + marks those that the model wrote.
+    """
 
     matrix: Matrix
     tokens: Sequence[str]
     scale: Scale
+    given: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options, diverging=self.scale.signed)
@@ -55,7 +59,11 @@ class Heatmap:
         below = ticks(shown.keys[0], shown.pool, columns, cell)
         yield Segment(f"{'key':>{gutter - 1}} {below}".rstrip(), Style.parse(FAINT))
         yield Segment.line()
-        yield from console.render(Dotted([*about(shown), spread(shown.values)], FAINT), options)
+        if border := written(shown, self.given, columns, cell):
+            yield Segment(f"{'':{gutter}}{border}", Style.parse(FAINT))
+            yield Segment.line()
+        notes = [*about(shown, self.given), spread(shown.values)]
+        yield from console.render(Dotted(notes, FAINT), options)
         yield from self._keys(console, options, shown)
 
     def _needed(self, each: int) -> int:
@@ -85,7 +93,8 @@ class Heatmap:
         return max(cell_len(self._text(at)) for at in range(len(self.tokens)))
 
     def _text(self, at: int) -> str:
-        return quoted(self.tokens[at]) if self.tokens[at] else ""
+        mark = "+" if self.given is not None and at >= self.given else ""
+        return mark + (quoted(self.tokens[at]) if self.tokens[at] else "")
 
     def _keys(self, console: Console, options: ConsoleOptions, shown: Matrix) -> RenderResult:
         """The keys by name where the rows do not name them."""
@@ -99,15 +108,20 @@ class Heatmap:
 
 @dataclass(frozen=True, kw_only=True)
 class Panels:
-    """Several heads beside and below each other, all on one scale, `titles` above them."""
+    """Several heads beside and below each other, all on one scale, `titles` above them.
+
+    On the left the positions of their queries, with a + from `given` on (None: nowhere).
+    """
 
     matrices: Sequence[Matrix]
     titles: Sequence[str]
     scale: Scale
+    given: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         ink = Ink.of(console, options, diverging=self.scale.signed)
-        width = min(options.max_width, WIDEST)
+        gutter = len(str(self.matrices[0].queries[1] - 1)) + 2
+        width = min(options.max_width, WIDEST) - gutter
         beside = self._beside(width)
         room = (width + GAP) // beside - GAP
         for first in range(0, len(self.matrices), beside):
@@ -115,13 +129,16 @@ class Panels:
                 yield Segment.line()
             some = range(first, min(first + beside, len(self.matrices)))
             panels = [self._panel(at, room, ink) for at in some]
-            for lines in zip(*panels, strict=True):
+            sides = self._sides(room, gutter, ink)
+            for side, *lines in zip(sides, *panels, strict=True):
+                yield Segment(side, Style.parse(FAINT))
                 for number, line in enumerate(lines):
                     yield from padded(line, room + GAP) if number < len(lines) - 1 else line
                 yield Segment.line()
         shown = pooled(self.matrices[0], room)
         values = np.concatenate([matrix.values.ravel() for matrix in self.matrices])
-        yield from console.render(Dotted([*about(shown), spread(values)], FAINT), options)
+        notes = [*about(shown, self.given), spread(values)]
+        yield from console.render(Dotted(notes, FAINT), options)
 
     def _beside(self, width: int) -> int:
         """How many stand beside each other: whole where two of them fit, else as small as goes."""
@@ -129,6 +146,17 @@ class Panels:
         whole = (width + GAP) // (max(columns, PANEL // 2) + GAP)
         most = whole if whole > 1 else (width + GAP) // (PANEL + GAP)
         return max(1, min(len(self.matrices), most))
+
+    def _sides(self, room: int, gutter: int, ink: Ink) -> list[str]:
+        """The first query of every line of a panel, beside which these stand."""
+        shown = pooled(self.matrices[0], room)
+        rows, columns = shown.values.shape
+        step = 2 if ink.halves and 2 * columns > room else 1
+        sides = []
+        for at in range(shown.queries[0], shown.queries[0] + rows * shown.pool, step * shown.pool):
+            mark = "+" if self.given is not None and at >= self.given else " "
+            sides.append(f"{at:>{gutter - 2}}{mark} ")
+        return [" " * gutter, *sides, " " * gutter]
 
     def _panel(self, at: int, room: int, ink: Ink) -> list[Line]:
         shown = pooled(self.matrices[at], room)
@@ -196,11 +224,25 @@ def pooled(matrix: Matrix, most: int) -> Matrix:
     )
 
 
-def about(shown: Matrix) -> Iterator[str]:
-    """Which part it is, and how much a cell stands for."""
+def about(shown: Matrix, given: int | None) -> Iterator[str]:
+    """Which part it is, what a + marks (see `Heatmap`), and how much a cell stands for."""
     yield f"queries {span(shown.queries)} down, keys {span(shown.keys)} across"
+    if given is not None and shown.queries[1] > given:
+        yield f"+ written by the model, from {given} on"
     if shown.pool > 1:
         yield f"1 cell = the largest of {shown.pool} × {shown.pool}"
+        yield "a part at a time: --query and --key"
+
+
+def written(shown: Matrix, given: int | None, columns: int, cell: int) -> str:
+    """The line below the keys that marks the first one that the model wrote; empty without one."""
+    if given is None or not shown.keys[0] < given < shown.keys[1]:
+        return ""
+    at = (given - shown.keys[0]) // shown.pool * cell
+    words = f"from {given} on written by the model"
+    if at > len(words):
+        return f"{words:>{at - 1}} ^"
+    return f"{'':{at}}^ {words if at + 2 + len(words) <= columns * cell else ''}".rstrip()
 
 
 def span(positions: tuple[int, int]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +15,13 @@ from PIL import Image
 from rich.cells import cell_len
 from safetensors.numpy import load_file
 
+import llmcli.cli.attention
 import llmcli.cli.attention_run
 import llmcli.cli.files
+import llmcli.loading
 import llmcli.measure.attention.run
 import llmcli.nn.attention
 import llmcli.nn.decoder
-import llmcli.reports.head_metrics
 from llmcli.cli.attention_files import Planned
 from llmcli.cli.looking import LOOKED_AT
 from llmcli.cli.output import Screen
@@ -135,7 +138,8 @@ def test_a_part_is_that_part(attention, matrices):
 
 def test_several_heads_stand_side_by_side(attention):
     out = attention(TEXT, "--layer", "0").out
-    assert re.search(r"^0\.0 kv 0 +0\.1 kv 0 +0\.2 kv 1 +0\.3 kv 1 *$", out, re.MULTILINE)
+    assert re.search(r"^ +0\.0 kv 0 +0\.1 kv 0 +0\.2 kv 1 +0\.3 kv 1 *$", out, re.MULTILINE)
+    assert re.search(r"^7 +[ ░▒▓█]", out, re.MULTILINE)
 
 
 def test_a_map_and_a_table_have_the_same_numbers(attention):
@@ -167,7 +171,108 @@ def test_top_pairs_are_the_largest_that_count(attention, matrices):
     assert {pair["key"] for pair in every} == {0}  # a first token has only itself
     shown = attention(TEXT, "--top-pairs", "2", "--weighted").out
     assert "ranked by weight × ‖v W_O‖" in shown
-    assert "A[i,j] ‖v_j W_O‖" in shown
+    assert "A[i,j] ‖v_j W_O‖" not in shown  # which is of metrics
+
+
+def test_pairs_of_some_queries_and_keys(attention, matrices):
+    found = matrices(TEXT, "--generate", "3")
+    cells = sorted(
+        ((pattern[query, key], layer, head, query, key)
+         for layer, heads in found.items() for head, pattern in heads.items()
+         for query in range(8, 11) for key in range(3, 6)), reverse=True,
+    )  # fmt: skip
+    argv = (TEXT, "--generate", "3", "--top-pairs", "7", "--query", "8:", "--key", "3:6")
+    pairs = attention(*argv, "--json").json()["pairs"]
+    assert [pair["weight"] for pair in pairs] == pytest.approx([c[0] for c in cells[:7]], abs=1e-6)
+    assert [(p["layer"], p["head"], p["query"], p["key"]) for p in pairs] == [
+        cell[1:] for cell in cells[:7]
+    ]
+    assert "pairs of tokens of queries 8:11 and keys 3:6" in attention(*argv).out
+
+
+def test_one_head_has_everything_on_one_page(attention):
+    argv = (TEXT, "--layer", "1", "--head", "2")
+    alone = attention(*argv).out
+    assert re.search("^(kinds ·|of no kind)", alone, re.MULTILINE)
+    document = attention(*argv, "--json").json()
+    [head] = document["layers"][0]["heads"]
+    assert f"effective_keys {head['metrics']['effective_keys']:.2f}" in alone
+    both = attention(*argv, "--metrics", "all", "--top-pairs", "2", "--map", "sink").out
+    drawn = alone[alone.index("layer 1 (full), head 2") : alone.index("queries 0:8 down")]
+    assert drawn in both  # the heatmap stays
+    for name, value in head["metrics"].items():
+        shown = "–" if value is None else f"{value:.4g}"
+        assert re.search(rf"^{name} +{re.escape(shown)}( |$)", both, re.MULTILINE)
+    assert "sink: attention to the first token" in both
+    assert "ranked by weight" in both
+    assert "layer 1 (full)" not in attention(TEXT, "--layer", "1", "--metrics", "all").out
+
+
+def hints(result):
+    """The command lines that a page proposes."""
+    return re.findall(r"^to see one.*?: llmcli (attention .*)$", result.out, re.MULTILINE)
+
+
+def test_what_it_proposes_can_be_run(cli, path, attention, tmp_path):
+    tokens = attention("--synthetic", "6", "--seed", "3", "--json").json()["tokens"]
+    for argv in ((TEXT, "--generate", "2"), ("--synthetic", "6", "--seed", "3"), ("a 'b'",)):
+        found = hints(attention(*argv, "--dtype", "float64"))
+        assert 1 <= len(found) <= 3
+        for line in found:
+            result = cli(*shlex.split(line), "--json")
+            assert result.code == 0
+            document = result.json()
+            assert len(document["layers"]) == len(document["layers"][0]["heads"]) == 1
+            assert document["dtype"] == "float64"
+            if argv[0] == "--synthetic":
+                assert document["tokens"] == tokens
+            elif argv[0] == TEXT:
+                assert document["prompt_tokens"] == 8
+                assert len(document["tokens"]) == 10
+    result = attention(TEXT)
+    [repeated] = re.findall(r"for more: llmcli (attention .*)$", result.out, re.MULTILINE)
+    assert len(cli(*shlex.split(repeated), "--json").json()["tokens"]) == 65
+
+
+def test_a_long_text_is_not_repeated_and_a_pipe_stands_before(
+    cli, path, attention, monkeypatch, tmp_path
+):
+    long = "the cat sat on the mat because the cat was tired"
+    assert all(line.startswith("attention PROMPT --no-stdin -m") for line in hints(attention(long)))
+    (tmp_path / "a.txt").write_text(long)
+    from_file = hints(attention("-f", str(tmp_path / "a.txt")))
+    assert all(f"-f {tmp_path / 'a.txt'} " in line for line in from_file)
+    with (tmp_path / "a.txt").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        out = cli("attention", "-m", path, "-").out
+    assert re.search(r"^to see one.*?: … \| llmcli attention - -m", out, re.MULTILINE)
+
+
+def test_an_end_before_the_span_is_told(attention, monkeypatch, tmp_path):
+    written = attention(TEXT, "--generate", "6", "--json").json()["tokens"][8:]
+    at = next(n for n in range(1, 6) if written[n] not in written[:n])
+    eos = written[at]["id"]
+    load = llmcli.cli.attention.load_model
+
+    def ending(*argv, **options):
+        loaded = load(*argv, **options)
+        return replace(loaded, model=replace(loaded.model, eos_ids=frozenset({eos})))
+
+    monkeypatch.setattr(llmcli.cli.attention, "load_model", ending)
+    total = len(attention(TEXT, "--generate", "6", "--json").json()["tokens"])
+    assert total < 14
+    for ending_of_file in ("png", "html", "npz"):
+        file = tmp_path / f"a.{ending_of_file}"
+        argv = ("--layer", "0", "--head", "0", "--query", "13:", "-o", str(file))
+        result = attention(TEXT, "--generate", "6", *argv)
+        assert result.code == 2
+        assert f"the model ended its text after {total - 8} of 6 tokens" in result.err
+        assert f"positions go from 0 to {total - 1}" in result.err
+        assert not file.exists()
+    result = attention(TEXT, "--generate", "6", "--top-pairs", "3", "--key", "13:")
+    assert result.code == 2
+    partly = ("--layer", "0", "--head", "0", "--query", f"{total - 1}:")
+    assert f"queries {total - 1} down" in attention(TEXT, "--generate", "6", *partly).out
 
 
 def test_synthetic_text_is_random_and_comes_twice(attention):
@@ -178,7 +283,7 @@ def test_synthetic_text_is_random_and_comes_twice(attention):
     assert ids == [t["id"] for t in attention("--synthetic", "6", "--json").json()["tokens"]]
     other = attention("--synthetic", "6", "--seed", "3", "--json").json()["tokens"]
     assert [t["id"] for t in other] != ids
-    assert "--synthetic" not in attention("--synthetic", "6").out
+    assert "for more:" not in attention("--synthetic", "6").out
 
 
 def test_new_tokens_are_looked_at(attention, path, cli):
@@ -228,7 +333,10 @@ def test_arrays_are_the_matrices(attention, matrices, tmp_path):
     found = matrices(TEXT)
     file, other = tmp_path / "a.safetensors", tmp_path / "a.npz"
     result = attention(TEXT, "-o", str(file))
-    assert result.err == f"note: wrote `{file}`\n"
+    size = f"{file.stat().st_size / 1024:.3g} KiB"
+    assert result.err == (
+        f"note: wrote `{file}` ({size}): blocks.0-1.attn.pattern [4 8 8] each, heads 0-3\n"
+    )
     attention(TEXT, "-o", str(other), "-q")
     arrays, npz = load_file(file), np.load(other)
     assert sorted(arrays) == ["blocks.0.attn.pattern", "blocks.1.attn.pattern"]
@@ -354,6 +462,9 @@ def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong)
         (("--map", "sink,entropy"), "`--map` takes one metric", "--metrics"),
         (("--metrics", "sunk"), "there is no metric `sunk`", "sink"),
         (("--query", "1:2"), "`--query` is a part of a head's matrix", "--layer and --head"),
+        (("--layer", "0", "--key", "1", "--map", "sink"), "and none is shown", "--top-pairs 20"),
+        (("--map", "all"), "`--map` takes one metric", "--metrics"),
+        (("--head", "9", "--map", "sink"), "`--head`: there is no 9", "0 to 3"),
         (("--what", "scores"), "`--what scores` is about matrices", "--layer"),
         (("--scale", "log"), "`--scale` is for matrices", "--map"),
         (("--patterns",), "`--patterns` is for --json", ".json"),
@@ -363,7 +474,13 @@ def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong)
         (("--layer", "0", "--head", "0", "--query", "9:"), "has no token in it", "0 to 7"),
     ],
 )
-def test_what_makes_no_sense_is_refused(attention, argv, words, hint):
+def test_what_makes_no_sense_is_refused_before_weights_are_read(
+    attention, monkeypatch, argv, words, hint
+):
+    if "9:" not in argv:  # for which the tokens have to be counted
+        monkeypatch.setattr(
+            llmcli.loading, "load_checkpoint", lambda *_, **__: pytest.fail("it was loaded")
+        )
     result = attention(TEXT, *argv)
     assert result.code == 2
     assert result.out == ""
@@ -372,7 +489,7 @@ def test_what_makes_no_sense_is_refused(attention, argv, words, hint):
 
 
 def test_a_rank_of_a_long_text_is_left_out_of_a_table_and_refused_as_a_map(attention, monkeypatch):
-    monkeypatch.setattr(llmcli.reports.head_metrics, "MOST_RANKED", 4)
+    monkeypatch.setattr(llmcli.cli.attention_run, "MOST_RANKED", 4)
     monkeypatch.setattr(llmcli.measure.attention.run, "MOST_RANKED", 4)
     result = attention(TEXT, "--map", "effective_rank")
     assert result.code == 2

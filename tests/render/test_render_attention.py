@@ -10,6 +10,7 @@ import pytest
 from attention_reports import (
     BAD,
     GOOD,
+    LABELS,
     METRICS,
     grouped_layers,
     head,
@@ -21,12 +22,14 @@ from attention_reports import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.attention import heatmaps, metric_map, overview, render_attention
-from llmcli.render.attention_map import HeadMap, scale_of, short
-from llmcli.render.attention_tables import metric_table, pair_table
+from llmcli.render.attention import Calls, heatmaps, metric_map, overview, render_attention
+from llmcli.render.attention_head import head_kinds, head_numbers, is_single
+from llmcli.render.attention_map import Found, HeadMap, scale_of, short
+from llmcli.render.attention_tables import MetricTable, metric_table, pair_table
 from llmcli.render.palette import rgb
 from llmcli.reports.attention import LayerReport
 
+CALLS = Calls(same="llmcli attention x", repeated="llmcli attention --synthetic 32")
 ENTROPY, KEYS, PREVIOUS, INDUCTION = METRICS
 HARD = ("\n", "\x1b[31m", " [red]x[/]", " 中文", "שלום", "e\u0301", "\\xf0", "\u202e", "a" * 60, "")
 
@@ -139,31 +142,94 @@ def test_blocks_end_where_groups_do():
 
 
 def test_the_overview_names_what_it_found_and_by_which_rule():
-    found = lines_of(overview(report()))
+    found = lines_of(overview(report(), CALLS))
     assert "p previous-token (previous_token ≥ 0.4, 3 rows): 2 heads · 1.1 .93 · 2.0 .50" in found
-    assert "i induction (induction ≥ 0.4, 3 rows): none" in found
+    assert "i induction (induction ≥ 0.4, 3 rows): none; highest 0.0 .10" in found
     assert "b broad (normalized_entropy ≥ 0.8, 3 rows): 1 head · 2.0 .90" in found
-    assert "to see one (previous-token): --layer 1 --head 1" in found
+    assert "to see one (previous-token): llmcli attention x --layer 1 --head 1" in found
+    assert "to see one (broad): llmcli attention x --layer 2 --head 0" in found
     assert "a head is written layer.head; bars part heads that share keys and values" in found
-    assert any("--synthetic 32" in line for line in found)
 
 
-def test_a_text_that_repeats_is_not_told_to_repeat():
-    twice = ("s", "a", "b", "c", "a", "b", "c")
-    found = replace(report(), tokens=tuple((ord(text), text) for text in twice))
-    assert not any("--synthetic" in line for line in lines_of(overview(found)))
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [(0, "no token of this text comes again"), (1, "told from 1 row of repeated tokens only"),
+     (31, "told from 31 rows of repeated tokens only"), (32, None)],
+)  # fmt: skip
+def test_few_rows_of_repeated_tokens_are_told(rows, words):
+    found = report(rows={metric.name: 50 for metric in METRICS} | {"induction": rows})
+    lines = [line for line in lines_of(overview(found, CALLS), width=200) if "--synthetic" in line]
+    expected = f"induction and duplicate heads: {words}; for more: llmcli attention --synthetic 32"
+    assert lines == ([] if words is None else [expected])
+    repeated = overview(found, replace(CALLS, repeated=None))
+    assert "--synthetic" not in "\n".join(lines_of(repeated))
+
+
+def test_repeated_text_leads_to_an_induction_head():
+    layer = LayerReport(
+        layer=4, kind="full", kv_heads=4,
+        heads=(head(0, labels=("previous-token",), previous_token=0.9),
+               head(1, labels=("induction",), induction=0.5),
+               head(2, labels=("induction", "broad"), induction=0.7, normalized_entropy=0.8)),
+    )  # fmt: skip
+
+    def proposed(calls):
+        text = "\n".join(lines_of(overview(report(layers=(layer,)), calls), width=200))
+        return re.findall(r"to see one \((\S+)\): llmcli attention x (.*)", text)
+
+    first, second, third = proposed(replace(CALLS, repeated=None))
+    assert first == ("induction", "--layer 4 --head 2")
+    assert second == ("previous-token", "--layer 4 --head 0")
+    assert third == ("broad", "--layer 4 --head 2")
+    assert [kind for kind, _ in proposed(CALLS)] == ["previous-token", "induction", "broad"]
+
+
+def many_heads(count):
+    return report(
+        layers=(
+            LayerReport(
+                layer=10, kind="full", kv_heads=count,
+                heads=tuple(
+                    head(n, labels=("previous-token",), previous_token=0.9 - n / 1000)
+                    for n in range(count)
+                ),
+            ),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("count", [1, 7, 90, 300])
+def test_as_many_heads_are_named_as_two_lines_hold(width, count):
+    lines = lines_of(Found(many_heads(count), LABELS[0]), width=width)
+    assert len(lines) <= (2 if width > 40 else 3)  # of 40 columns the rule alone fills two
+    assert max(map(len, lines)) <= width
+    named = re.findall(r"10\.\d+ \.\d\d", " ".join(lines))
+    more = re.search(r"(\d+) more$", lines[-1])
+    assert len(named) + (int(more[1]) if more else 0) == count
+    assert named == [f"10.{n} {short(0.9 - n / 1000, True)}" for n in range(len(named))]
+    if width >= 80 and more:
+        assert sum(map(len, lines)) > 2 * width - 40  # no room is left for two more
+
+
+def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
+    layer = LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0, previous_token=0.3999),))
+    [line] = lines_of(Found(report(layers=(layer,)), LABELS[0]))
+    assert line.endswith("none; highest 0.0 .39")
+    undefined = replace(layer, heads=(head(0, previous_token=math.nan),))
+    assert lines_of(Found(report(layers=(undefined,)), LABELS[0]))[0].endswith(": none")
 
 
 def test_a_bare_model_has_no_kinds_and_no_bars():
     layer = LayerReport(layer=0, kind="full", kv_heads=2, heads=(head(0), head(1)))
-    found = lines_of(overview(report(layers=(layer,))))
-    assert "to see one: --layer 0 --head 0" in found
+    found = lines_of(overview(report(layers=(layer,)), CALLS))
+    assert "to see one: llmcli attention x --layer 0 --head 0" in found
     assert "a head is written layer.head" in found
 
 
 def test_the_page_ends_with_its_checks_and_says_what_was_left_out():
     found = report(checks=(GOOD, BAD), skipped=(("effective_rank", "too long"),), weighted=True)
-    lines = lines_of(render_attention(found, "tiny [b]\x1b", [overview(found)]))
+    lines = lines_of(render_attention(found, "tiny [b]\x1b", [overview(found, CALLS)]))
     assert lines[0] == "tiny [b]\\x1b"
     assert lines[1] == '3 tokens · 0 "a" · 1 " b" · 2 " c"'
     assert "effective_rank was left out: too long" in lines
@@ -219,16 +285,102 @@ def test_the_table_has_every_metric_of_every_head():
     assert "no row counts" not in "\n".join(lines_of(metric_table(report(), [ENTROPY])))
 
 
+SMALL = (0.0001234, 3.25e-06, 0.1, math.nan, 1.0, 12345.678, 1e-300)
+
+
+def test_a_table_of_metrics_fits_every_width():
+    layer = LayerReport(
+        layer=11, kind="full", kv_heads=4,
+        heads=tuple(
+            head(n, n // 2, **{m.name: SMALL[(n + at) % 7] for at, m in enumerate(METRICS)})
+            for n in range(8)
+        ),
+    )  # fmt: skip
+    found = report(layers=(layer,))
+    for width in range(40, 201):
+        lines = lines_of(MetricTable(found, METRICS), width=width)
+        assert max(map(cell_len, lines)) <= width
+        numbers = [n for line in lines if line.startswith("11.0 ") for n in line.split()[2:]]
+        assert numbers == ["0.0001234", "3.25e-06", "0.1", "–"]
+
+
+def one_head(**changed):
+    layer = LayerReport(
+        layer=1, kind="full", kv_heads=1,
+        heads=(head(3, 1, ("previous-token",), previous_token=0.93, induction=math.nan),),
+    )  # fmt: skip
+    return report(layers=(layer,), **changed)
+
+
+def test_the_metrics_of_one_head_stand_below_each_other():
+    lines = lines_of(metric_table(one_head(), METRICS), width=200)
+    assert lines[0].split() == ["metric", "value", "definition", "rows", "source"]
+    assert [line.split()[:2] for line in lines[2:6]] == [
+        ["normalized_entropy", "0.1"], ["effective_keys", "1"],
+        ["previous_token", "0.93"], ["induction", "–"],
+    ]  # fmt: skip
+    assert all(metric.formula in line for metric, line in zip(METRICS, lines[2:], strict=False))
+    narrow = lines_of(metric_table(one_head(), METRICS), width=60)
+    assert "    mean over i ≥ 1 of A[i,i−1] · rows 3" in narrow
+
+
+def test_one_head_tells_its_kinds_and_its_numbers():
+    assert lines_of(head_kinds(one_head())) == ["kinds · previous-token (previous_token .93 ≥ 0.4)"]
+    numbers = "\n".join(lines_of(head_numbers(one_head())))
+    assert "effective_keys 1.00" in numbers
+    assert "previous_token .93\ninduction undefined" in numbers
+    assert is_single(one_head())
+    assert not is_single(report())
+    plain = LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0),))
+    assert lines_of(head_kinds(report(layers=(plain,))))[0].startswith("of no kind")
+
+
+def test_what_is_weighted_is_said_where_it_is():
+    drawn = heatmaps(one_head(weighted=True, matrices=(matrix(pattern(3), layer=1),)), "sqrt")
+    text = "\n".join(lines_of(render_attention(one_head(weighted=True), "t", [drawn])))
+    assert "a heatmap is of A[i,j] itself" in text
+    assert "metrics of A[i,j] ‖v_j W_O‖" not in text
+    found = report(weighted=True)
+    for view in (
+        overview(found, CALLS), metric_map(found, PREVIOUS, "linear"), head_numbers(
+            one_head(weighted=True)), metric_table(found, METRICS),
+    ):  # fmt: skip
+        assert "metrics of A[i,j] ‖v_j W_O‖" in "\n".join(lines_of(view))
+    assert "‖v_j W_O‖" not in "\n".join(lines_of(overview(report(), CALLS)))
+
+
+def test_a_map_without_colour_has_no_key_of_shades():
+    undefined = report(layers=tuple(
+        replace(layer, heads=tuple(replace(h, metrics=h.metrics | {ENTROPY.name: math.nan})
+                                   for h in layer.heads)) for layer in grouped_layers()
+    ))  # fmt: skip
+    for found in (report(), undefined):
+        plain = "\n".join(lines_of(overview(found, CALLS)))
+        coloured = "\n".join(lines_of(overview(found, CALLS), colour="truecolor"))
+        assert not set("░▒▓█") & set(plain)
+        assert "how spread out" not in plain
+        assert "- of no kind" in plain
+        assert ("· undefined" in plain) == (found is undefined)
+        assert "colour: normalized_entropy: how spread out" in coloured
+    numbers = "\n".join(lines_of(metric_map(report(), PREVIOUS, "linear")))
+    assert "previous_token: attention to the token before" in numbers
+    assert not set("░▒▓█") & set(numbers)
+
+
 def test_pairs_are_named_by_their_tokens():
-    lines = lines_of(pair_table(report(pairs=(pair(2, 1), pair(1, 0, 0.5))), everything=False))
+    found = report(pairs=(pair(2, 1), pair(1, 0, 0.5)))
+    lines = lines_of(pair_table(found, everything=False), width=100)
     assert lines[0].split() == ["head", "query", "key", "weight"]
     assert lines[2].split() == ["1.2", "2", '"', 'c"', "1", '"', 'b"', "0.7500"]
-    assert lines[-1].endswith("ranked by weight: the first token and each token itself left out")
+    left = "pairs of tokens: the first token and each token itself left out; ranked by weight"
+    assert lines[-1] == left
+    lines = lines_of(pair_table(report(), everything=True, spans=((1, 9), (0, 2))))
+    assert lines == ["no pair of tokens of queries 1:3 and keys 0:2"]
     ranked = report(pairs=(pair(2, 1, 0.75, 3.5),))
     lines = lines_of(pair_table(ranked, everything=True))
     assert lines[0].endswith("× ‖v W_O‖")
     assert lines[2].endswith("3.5")
-    assert lines[-1] == "pairs of tokens ranked by weight × ‖v W_O‖"
+    assert lines[-1] == "pairs of tokens; ranked by weight × ‖v W_O‖"
     assert lines_of(pair_table(report(), everything=True)) == ["no pair of tokens"]
 
 
@@ -243,7 +395,7 @@ def test_every_view_fits_with_any_token(width, colour):
         checks=(GOOD, BAD),
     )
     views = [
-        overview(found), metric_map(found, KEYS, "log"), heatmaps(found, "log"),
+        overview(found, CALLS), metric_map(found, KEYS, "log"), heatmaps(found, "log"),
         pair_table(found, everything=False), metric_table(found, METRICS),
     ]  # fmt: skip
     text = shown(render_attention(found, "model", views), width=width, colour=colour)

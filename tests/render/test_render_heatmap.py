@@ -315,12 +315,59 @@ def test_panels_stand_beside_each_other_as_wide_as_they_may():
     some = [matrix(pattern(31), head=at) for at in range(4)]
     panels = Panels(matrices=some, titles=[f"3.{at}" for at in range(4)], scale=SHARE)
     narrow, wide = lines_of(panels, width=40), lines_of(panels, width=150)
-    assert narrow[0].rstrip() == "3.0"
+    assert narrow[0].strip() == "3.0"
     assert wide[0].split() == ["3.0", "3.1", "3.2", "3.3"]
     for width in (40, 60, 80, 200):
         for colour in (None, "truecolor"):
             for line in lines_of(panels, width=width, colour=colour):
                 assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize(("width", "colour", "step"), [(40, None, 1), (40, "truecolor", 2)])
+def test_panels_have_the_numbers_of_their_queries(width, colour, step):
+    some = [matrix(pattern(31)[9:], head=at, queries=(9, 31)) for at in range(2)]
+    panels = Panels(matrices=some, titles=["a", "b"], scale=SHARE, given=20)
+    lines = lines_of(panels, width=width, colour=colour)
+    numbers = [line.split()[0] for line in lines[1 : 1 + 22 // step]]
+    expected = [f"{at}{'+' if at >= 20 else ''}" for at in range(9, 31, step)]
+    assert [number.strip("·░▒▓█▀▄") for number in numbers] == expected
+    assert "+ written by the model, from 20 on" in "\n".join(lines)
+
+
+def test_pooled_panels_number_the_first_query_of_a_cell():
+    some = [matrix(pattern(120), head=at) for at in range(2)]
+    lines = lines_of(Panels(matrices=some, titles=["a", "b"], scale=SHARE), width=64)
+    numbers = [int(line.split()[0]) for line in lines[1:] if re.match(r" *\d+   ?\S", line)]
+    side = int(re.search(r"the largest of (\d+)", "\n".join(lines))[1])
+    assert side > 1
+    assert numbers[: -(-120 // side)] == list(range(0, 120, side))
+    assert "a part at a time: --query and --key" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("given", [1, 7, 20, 22])
+def test_tokens_that_the_model_wrote_are_marked(width, colour, given):
+    picture = heatmap(pattern(23), tokens=[f"t{at}" for at in range(23)])
+    picture = Heatmap(matrix=picture.matrix, tokens=picture.tokens, scale=SHARE, given=given)
+    lines = lines_of(picture, width=width, colour=colour)
+    text = "\n".join(lines)
+    assert {int(at) for at in re.findall(r'\+"t(\d+)"', text)} <= set(range(given, 23))
+    assert {int(at) for at in re.findall(r'[^+]"t(\d+)"', text)} <= set(range(given))
+    keys = next(number for number, line in enumerate(lines) if " key 0" in line)
+    where = lines[keys + 1].index("^")  # below the first key that the model wrote
+    row = next(line for line in lines if re.match(f" *{given} ", line)) if not colour else None
+    if row is not None:
+        assert row[where] in " ░▒▓█"
+        assert row[where + (2 if width >= 60 else 1) :].strip("· ") == ""
+    assert f"+ written by the model, from {given} on" in text
+    assert max(map(cell_len, lines)) <= width
+
+
+def test_without_written_tokens_nothing_is_marked():
+    for count in (None, 23):
+        picture = Heatmap(matrix=matrix(pattern(23)), tokens=["t"] * 23, scale=SHARE, given=count)
+        assert "+" not in "\n".join(lines_of(picture))
 
 
 def test_panels_share_one_scale():

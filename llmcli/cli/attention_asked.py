@@ -1,0 +1,117 @@
+"""What of the options of `llmcli attention` makes no sense, told before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from llmcli.cli.attention_options import HeadOptions, ViewOptions
+from llmcli.cli.looking import parse_numbers
+from llmcli.errors import UsageError
+from llmcli.reports.head_metrics import METRICS
+
+if TYPE_CHECKING:
+    from llmcli.config import ModelConfig
+    from llmcli.reports.attention import Metric
+
+MOST_DRAWN = 12  # matrices on one screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The views that are asked for: `map` of one metric, the `table` of several, matrices."""
+
+    map: Metric | None
+    table: tuple[Metric, ...]
+    drawn: bool
+
+    @classmethod
+    def of(cls, heads: HeadOptions, view: ViewOptions, *, json: bool) -> Asked:
+        """Raises UsageError for options that have nothing to act on, and for unknown metrics."""
+        mapped = () if view.map is None else metrics_named(view.map, "--map")
+        if len(mapped) > 1:
+            raise UsageError("`--map` takes one metric", hint="--metrics takes several")
+        asked = cls(
+            map=mapped[0] if mapped else None,
+            table=() if view.metrics is None else metrics_named(view.metrics, "--metrics"),
+            drawn=view.draws(heads),
+        )
+        asked._check_pointless(heads, view, json=json)
+        return asked
+
+    def _check_pointless(self, heads: HeadOptions, view: ViewOptions, *, json: bool) -> None:
+        if view.zoomed and not (self.drawn or view.top_pairs):
+            raise UsageError(
+                f"`--{'query' if view.query is not None else 'key'}` is a part of a head's matrix, "
+                f"and {'none is shown' if heads.named else 'no head is named'}",
+                hint="add --layer and --head, or --top-pairs 20 for pairs of that part",
+            )
+        if view.patterns and not json:
+            raise UsageError("`--patterns` is for --json", hint="or write them with -o FILE.json")
+        if view.all_pairs and not view.top_pairs:
+            raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
+        kept = self.drawn or view.save is not None
+        if heads.what == "scores" and not (kept or view.patterns):
+            raise UsageError(
+                "`--what scores` is about matrices, and none is shown",
+                hint="add --layer and --head",
+            )
+        if view.scale is not None and not (kept or self.map is not None):
+            raise UsageError(
+                "`--scale` is for matrices and `--map`, and none is shown",
+                hint="add --layer and --head, or --map METRIC",
+            )
+
+    def heads(self, heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
+        """The heads of every layer that is asked for.
+
+        Raises UsageError for layers and heads that are not there, and for too many to draw.
+        """
+        chosen = _chosen(heads, config)
+        if self.drawn:
+            _check_drawn(chosen)
+        return chosen
+
+
+def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
+    layers = tuple(range(len(config.layers)))
+    if heads.layer is not None:
+        layers = parse_numbers(heads.layer, len(layers), "--layer", "layers")
+    counts = {layer: config.layers[layer].mixer.heads for layer in layers}
+    if heads.head is None:
+        return {layer: tuple(range(count)) for layer, count in counts.items()}
+    numbers = parse_numbers(heads.head, max(counts.values()), "--head", "heads")
+    return {
+        layer: tuple(head for head in range(count) if head in numbers)
+        for layer, count in counts.items()
+    }
+
+
+def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
+    count = sum(map(len, chosen.values()))
+    if count > MOST_DRAWN:
+        raise UsageError(
+            f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
+            hint="name fewer with --layer and --head, or see all heads with --map METRIC",
+        )
+    if not count:
+        raise UsageError("none of these layers has such a head")
+
+
+def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
+    """`all`, or names separated by commas (`-` is as `_`); raises UsageError for others."""
+    if text == "all":
+        return METRICS
+    by_name = {metric.name: metric for metric in METRICS}
+    found = {}
+    for name in (part.strip().replace("-", "_") for part in text.split(",")):
+        if name not in by_name:
+            near = get_close_matches(name, by_name, 3, 0.5)
+            raise UsageError(
+                f"`{option}`: there is no metric `{name}`",
+                hint=f"did you mean {' or '.join(near)}?" if near else f"of {', '.join(by_name)}",
+            )
+        found[name] = by_name[name]
+    return tuple(found.values())
