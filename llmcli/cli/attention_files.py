@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmcli.cli.files import check_size
 from llmcli.errors import UsageError
 from llmcli.reports.attention import What
-from llmcli.reports.spans import spans
+from llmcli.reports.numbers import spans
 
 if TYPE_CHECKING:
     from llmcli.render.arrays import ArrayPlan
