@@ -167,7 +167,7 @@ def test_no_line_is_longer_than_the_screen(width):
 
 
 def test_at_forty_columns_letters_and_numbers_are_below_the_name():
-    lines = shown(render_shapes(REPORT, "smollm2"), 34).splitlines()
+    lines = shown(render_shapes(REPORT, "smollm2"), 32).splitlines()
     at = lines.index("blocks.{0-29}.attn.q")
     assert lines[at + 1] == "    [B H T dh] · prefill [1 9 12 64]"
     assert lines[at + 2].startswith("    decode [1 9 1 64] · ")
