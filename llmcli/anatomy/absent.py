@@ -101,8 +101,19 @@ def near(name: str, known: Collection[str]) -> tuple[str, ...]:
     if not close:  # a short name, `pattern`: in which block, and where
         inner = [n for n in known if n.endswith(f".{name}")]
         inner = inner or [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2]]
+        inner = inner or _misspelled(name, known)
         close = inner[:1] + inner[-1:] if len(inner) > 1 else inner
     return tuple(close)
+
+
+def _misspelled(name: str, known: Collection[str]) -> list[str]:
+    """Those that end nearly so: `resid_pos`, `attn.patern`, `patern`."""
+    ends: dict[str, list[str]] = {}
+    for one in known:
+        inside = re.sub(r"^(blocks|cache)\.\d+\.", "", one)
+        for end in {inside, inside.rpartition(".")[2]}:
+            ends.setdefault(end, []).append(one)
+    return [one for end in get_close_matches(name, ends, 1, 0.75) for one in ends[end]]
 
 
 def _others(name: str, known: Collection[str]) -> list[str]:

@@ -27,6 +27,7 @@ LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
 
 _LISTED = "`llmcli shapes --names` has them all"
 _GLOB = re.compile(r"[*?\[]")
+_IN_A_BLOCK = re.compile(r"^(blocks|cache)\.\d+\.")
 _BLOCK = re.compile(r"blocks\.[^.]+\.")
 # a block's number, or a range of them, negative ones counted from the last
 _LAYERS = re.compile(
@@ -145,7 +146,7 @@ class Names:
 
     def refusal(self, name: str, kinds: Sequence[Kind], otherwise: str = _LISTED) -> UsageError:
         """Why there is no such name among those kinds; `otherwise`: the hint if none is near."""
-        return self._refusal(name, name, kinds, otherwise)
+        return self._refusal(name, name, kinds, otherwise, globs=False)
 
     @cached_property
     def _others(self) -> dict[str, tuple[str, ...]]:
@@ -198,11 +199,12 @@ class Names:
                 f"`{typed}` is a part of the model, no tensor", hint=f"use `{typed}.*`"
             )
         example = re.sub(r"(?<=\.)\*(?=\.)", "0", first, count=1)  # a name that it could mean
-        return self._refusal(typed, example, kinds, _LISTED)
+        return self._refusal(typed, example, kinds, _LISTED, globs=not _BLOCK.match(first))
 
     def _refusal(
-        self, typed: str, example: str, kinds: Sequence[Kind], otherwise: str
+        self, typed: str, example: str, kinds: Sequence[Kind], otherwise: str, *, globs: bool
     ) -> UsageError:
+        """`globs`: what is near a name without a block is that of all blocks, `blocks.*.attn.q`."""
         plain = self._others.get(example, (example,))[0]
         reason = why_absent(plain, self.config)
         message = f"there is no {' or '.join(kinds)} `{typed}`"
@@ -217,6 +219,8 @@ class Names:
         one, blocks = _BLOCK.match(example), _BLOCK.match(typed)
         if one and blocks:
             close = tuple(name.replace(one[0], blocks[0], 1) for name in close)
+        elif globs:
+            close = tuple(dict.fromkeys(_IN_A_BLOCK.sub(r"\1.*.", name) for name in close))
         return UsageError(message, hint=f"did you mean {either(close)}?")
 
 
