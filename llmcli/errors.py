@@ -134,10 +134,20 @@ class NetworkError(LlmcliError):
 
 
 class NotFinite(LlmcliError):
-    """NaN or infinity in weights, activations or logits (exit 7)."""
+    """NaN or infinity in weights, activations or logits (exit 7).
+
+    `dtype`: the arithmetic that it came out of, for a hint that can help: half precision
+    overflows in some models, where it is nothing else the weights are at fault.
+    """
 
     code = 7
     kind = "not_finite"
+
+    def __init__(self, message: str, *, hint: str | None = None, dtype: str = "") -> None:
+        found = "`llmcli dump --name '*'` names the first number that is not"
+        if dtype.endswith("float16"):
+            found = f"try --dtype float32, for half precision may overflow; {found}"
+        super().__init__(message, hint=hint or found)
 
 
 def _some(names: Sequence[str], show: int = 2) -> str:

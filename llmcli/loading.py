@@ -84,7 +84,7 @@ def load_checkpoint(
         todo = plan(checkpoint.tensors, rules, config)
         check_fit(todo, checkpoint.tensors, config)
     weights = weight_bytes(config, arithmetic)
-    devices.require_memory(weights, on, "the weights", "try --dtype bfloat16 or a smaller model")
+    devices.require_memory(weights, on, "the weights", _smaller(weights, arithmetic, on))
     decoder = Decoder(config, device=on, dtype=arithmetic)
     if todo is None:
         randomize(decoder, random_weights or 0)
@@ -110,6 +110,15 @@ def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
         if text:
             raise
         return None
+
+
+def _smaller(weights: int, arithmetic: torch.dtype, device: torch.device) -> str:
+    """What to try where so many bytes do not fit: half the bytes a number where those do."""
+    free = devices.available_bytes(device) or 0
+    halved = weights * torch.bfloat16.itemsize // arithmetic.itemsize
+    if halved < weights and halved <= free:
+        return "try --dtype bfloat16 or a smaller model"
+    return "use a smaller model; `llmcli info` says what fits here"
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

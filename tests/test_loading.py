@@ -105,6 +105,20 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path, monkeypat
     assert caught.value.code == 5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "share", "helps"),
+    [("float32", 0.6, True), ("float32", 0.4, False), ("bfloat16", 0.6, False)],
+)
+def test_half_precision_is_proposed_only_where_it_helps(tmp_path, monkeypatch, dtype, share, helps):
+    path = write_llama(tmp_path)
+    needed = sum(slot.nbytes for slot in load_tiny(path, dtype=dtype).decoder.slots.values())
+    monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
+    with pytest.raises(OutOfMemory) as caught:
+        load_tiny(path, dtype=dtype)
+    assert ("--dtype bfloat16" in caught.value.hint) == helps
+    assert "a smaller model" in caught.value.hint
+
+
 def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
     assert devices.resolve_dtype("float64", cpu, set()) == torch.float64

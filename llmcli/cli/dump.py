@@ -128,17 +128,17 @@ def command(
         encoded = encode_look(given, template, model, loaded, new=new.generate)
     report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
     _show(report, encoded, dump.to, size, loaded, out)
-    _judge(report)
+    _judge(report, str(loaded.dtype))
 
 
-def _judge(report: DumpReport) -> None:
+def _judge(report: DumpReport, dtype: str) -> None:
     """Raises NotFinite for NaN and infinity, CheckFailed for a check that does not hold."""
     if report.not_finite:
-        raise _Told(
-            report.not_finite,
-            hint="of what was dumped it is the first, in the order of execution; try --dtype "
-            "float32, and `llmcli explain` shows where a number comes from",
-        )
+        dumped = any(tensor.first_bad is not None for tensor in report.tensors)
+        hint = None  # the usual: dump more, for what was dumped is finite
+        if dumped and not dtype.endswith("float16"):
+            hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
+        raise _Told(report.not_finite, hint=hint, dtype=dtype)
     wrong = next((check for check in report.checks if not check.ok), None)
     if wrong is not None:
         raise CheckFailed(

@@ -158,7 +158,8 @@ class _Dump:
                 progress=self._progress,
             )  # fmt: skip
         except NotFinite as error:  # no token could be drawn: the prompt is what there is
-            self.error, self._written.kept = error.message, prompt
+            self.error = f"new tokens are left out: {error.message}"
+            self._written.kept = prompt
         else:
             self.ids, self._written.state = list(seen.ids), seen.state
             self._written.kept = {name: torch.cat(parts, -2) for name, parts in pieces.items()}

@@ -106,7 +106,7 @@ def _watcher(model: Model, stream: Stream, agreement: Agreement, emitted: Emitte
             return
         h_TD = stream.last_TD
         position = first + len(h_TD) - 1
-        need_finite(tensor, range(position, position + 1))
+        need_finite(tensor, range(position, position + 1), model)
         agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
 
     return watch

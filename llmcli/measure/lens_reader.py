@@ -48,8 +48,8 @@ class Reader:
         h_RPD = self._stream.rows(positions)
         own_PV = own_logits(self._model, h_RPD[-1])
         logits_RPV = unembed(self._model, h_RPD.flatten(0, 1)).view(*h_RPD.shape[:2], -1)
-        need_finite(own_PV, positions)
-        need_finite(logits_RPV, positions)
+        need_finite(own_PV, positions, self._model)
+        need_finite(logits_RPV, positions, self._model)
         self._agreement.add(positions, logits_RPV[-1], own_PV)
         output_PV = own_PV.log_softmax(-1)
         best_P = own_PV.argmax(-1)
@@ -147,11 +147,11 @@ def _layer(name: str) -> int | None:
     return None if name.endswith("resid_pre") else int(name.split(".")[1])
 
 
-def need_finite(logits: Tensor, positions: range) -> None:
-    """Raises NotFinite where a logit is none, `[…, P, V]`."""
+def need_finite(logits: Tensor, positions: range, model: Model) -> None:
+    """Raises NotFinite where a logit of the model is none, `[…, P, V]`."""
     bad = ~torch.isfinite(logits).all(-1).reshape(-1, len(positions)).all(0)
     if bad.any():
         raise NotFinite(
             f"the logits at position {positions[int(bad.nonzero()[0])]} are not finite",
-            hint="try --dtype float32; the checkpoint may hold NaN",
+            dtype=str(model.dtype),
         )

@@ -114,7 +114,7 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
             if math.isnan(logprob):
                 raise NotFinite(
                     f"the logits after token {start + offset} are not finite",
-                    hint="try --dtype float32; the checkpoint may hold NaN",
+                    dtype=str(model.dtype),
                 )
             if start + 1 + offset >= first:
                 yield logprob, rank

@@ -88,7 +88,7 @@ class Stream:
             worst = int((~torch.isfinite(share_T)).nonzero()[0])
             raise NotFinite(
                 f"`{name}` is not finite at position {first + worst}",
-                hint="try --dtype float32; the checkpoint may hold NaN",
+                dtype=str(x_TD.dtype),
             )
         if off > self._off:
             self._off, self._where = off, f"{name}, position {first + int(at)}"

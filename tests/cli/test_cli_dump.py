@@ -211,6 +211,25 @@ def test_a_nan_exits_7_and_what_there_is_is_written(cli, sick, tmp_path, generat
     assert (bad["name"], bad["first_bad"]) == ("blocks.1.mlp.up", [0, 7])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name", "hint"),
+    [
+        ("float32", "blocks.1.mlp.up", "of what was dumped it is the first"),
+        ("bfloat16", "blocks.1.mlp.up", "try --dtype float32, for half precision may overflow"),
+        ("float32", "embed", "`llmcli dump --name '*'` names the first number that is not"),
+    ],
+)
+def test_what_to_do_about_a_nan_depends_on_the_arithmetic_and_on_where_it_is(
+    cli, sick, dtype, name, hint
+):
+    argv = ["dump", "-m", sick, "hello", "--name", name, "--generate", "2", "--dtype", dtype]
+    result = cli(*argv)
+    assert result.code == 7
+    assert result.err.splitlines()[1].startswith(f"hint: {hint}")
+    if name == "embed":
+        assert result.err.startswith("error: new tokens are left out: the logits of sequence 0")
+
+
 def test_a_formula_that_does_not_hold_exits_1(dump, monkeypatch):
     import llmcli.nn.block as block
 

@@ -29,6 +29,8 @@ from llmcli.nn.decoder import Decoder
 class SmallModel:
     """What scoring uses of a model: a decoder with random weights, in float64."""
 
+    dtype = torch.float64
+
     def __init__(self) -> None:
         norm = NormConfig(kind="rms", eps=1e-5)
         layer = LayerConfig(
