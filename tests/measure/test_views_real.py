@@ -1,0 +1,154 @@
+"""SmolLM2: each view runs it once, changes no bit of it, and keeps little of what it sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.names import known
+from llmcli.checkpoints import open_checkpoint
+from llmcli.generation import stream
+from llmcli.generation.sampling import Sampling
+from llmcli.loading import Model, load_checkpoint
+from llmcli.measure.attention import measure_attention
+from llmcli.measure.dump import measure_dump
+from llmcli.measure.dump_plan import plan_dump
+from llmcli.measure.lens import Places, measure_lens
+from llmcli.model import dtype_name
+from llmcli.nn.decoder import Decoder
+from llmcli.reports.dump import DumpPlan
+
+pytestmark = pytest.mark.real
+
+TEXT = "In the beginning God created the heaven and the"
+NEW = 3
+GREEDY = Sampling(temperature=0.0)
+STATUS = Path("/proc/self/status")
+
+
+@pytest.fixture(scope="module")
+def models(smollm2_path: Path) -> Callable[[str], Model]:
+    """By dtype, each loaded once."""
+    opened = open_checkpoint(smollm2_path)
+    return lru_cache(None)(lambda dtype: load_checkpoint(opened, device="cpu", dtype=dtype))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def attention(model: Model, ids: list[int], new: int) -> Any:
+    return measure_attention(model, ids, generate=new, weighted=True, pairs=5)
+
+
+def lens(model: Model, ids: list[int], new: int) -> Any:
+    places = Places(mid=True)
+    return measure_lens(model, ids, span=range, places=places, generate=new, sampling=GREEDY)
+
+
+def planned(model: Model, ids: list[int], new: int, begin: str = "") -> tuple[DumpPlan, ...]:
+    """Everything that is no parameter, and whose name begins so."""
+    there = known(model.config).items()
+    names = [name for name, one in there if one.kind != "parameter" and name.startswith(begin)]
+    dtype = dtype_name(model.dtype)
+    return plan_dump(model.config, names, tokens=len(ids), generate=new, dtype=dtype)
+
+
+def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
+    """All of it, written nowhere."""
+
+    def texts(ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
+        return tuple((id, "") for id in ids)
+
+    def write(name: str, shape: tuple[int, ...], dtype: str, parts: Any) -> None:
+        for _ in parts:
+            pass
+
+    plan = planned(model, ids, new, begin)
+    return measure_dump(model, ids, plan, texts=texts, generate=new, write=write)
+
+
+@pytest.mark.parametrize(
+    ("view", "dtype", "new"),
+    [
+        (attention, "float32", 0),
+        (attention, "bfloat16", NEW),
+        (lens, "float32", 0),
+        (lens, "bfloat16", NEW),
+        (dump, "bfloat16", NEW),
+    ],
+)
+def test_one_pass_whose_numbers_are_the_usual_ones(
+    view: Callable[..., Any],
+    dtype: str,
+    new: int,
+    models: Callable[[str], Model],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each call of the decoder gives bit for bit what it gives when nobody looks."""
+    smollm2 = models(dtype)
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.encode(TEXT)
+    usual = [token.id for token in stream(smollm2, [ids], GREEDY, limit=NEW)]
+    before = sums(smollm2)
+    calls: list[tuple[Tensor, dict[str, Any], Tensor]] = []
+    plain = Decoder.__call__
+
+    def counted(decoder: Decoder, tokens: Tensor, state: Any = None, **options: Any) -> Tensor:
+        out = plain(decoder, tokens, state, **options)
+        calls.append((tokens, options, out.clone()))
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "__call__", counted)
+        report = view(smollm2, ids, new)
+    assert report.ok, report.checks
+    assert [token for token, _ in report.tokens] == [*ids, *usual][: len(ids) + new]
+    assert [tokens.shape[1] for tokens, *_ in calls] == [len(ids), *[1] * new]
+    state = smollm2.decoder.new_state(1, len(ids) + NEW) if new else None
+    with torch.inference_mode():
+        for tokens, options, out in calls:
+            assert options.pop("tap") is not None
+            assert torch.equal(plain(smollm2.decoder, tokens, state, **options), out)
+    assert sums(smollm2) == before
+
+
+def sums(model: Model) -> dict[str, int]:
+    """The bits of each parameter, read as whole numbers and added up."""
+    whole = {2: torch.int16, 4: torch.int32}
+    slots = model.decoder.slots.items()
+    return {name: int(slot.view(whole[slot.itemsize]).sum()) for name, slot in slots}
+
+
+def resident(mark: str) -> int:
+    """Bytes of memory: `VmRSS` now, `VmHWM` the most since it was last reset."""
+    found = re.search(rf"{mark}:\s*(\d+) kB", STATUS.read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="memory is read from /proc")
+def test_a_dump_of_all_layers_keeps_about_one_of_them(models: Callable[[str], Model]) -> None:
+    smollm2 = models("float32")
+    ids = torch.randint(5, 40_000, (64,), generator=torch.Generator().manual_seed(0)).tolist()
+    dump(smollm2, ids[:10], 0, "blocks.")  # what is allocated once
+    with torch.inference_mode():
+        smollm2.decoder(torch.tensor([ids]), logits="last")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = resident("VmRSS")
+    report = dump(smollm2, ids, 0, "blocks.")
+    most = resident("VmHWM") - before
+    assert report.ok, report.checks
+    assert len(report.tensors) > 30 * 20
+    assert most < sum(one.nbytes for one in planned(smollm2, ids, 0, "blocks.")) / 4
