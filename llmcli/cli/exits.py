@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
+from llmcli.cli.spelling import ERRORS
 from llmcli.cli.wrap import columns, wrapped
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError, WriteFailed
 
@@ -127,6 +128,7 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     SIGNALS.install(argv)
     STDOUT.document = False
     _tolerate(sys.stdout)
+    _tolerate(sys.stderr)
     try:
         action(list(argv))
         if sys.stdout is not None:
@@ -296,7 +298,7 @@ def _first_line(exception: BaseException) -> str:
 
 
 def _tolerate(stream: TextIO | None) -> None:
-    """A character that the stream's encoding lacks becomes `?` instead of an error.
+    """A character that the stream's encoding lacks is spelled (`?` if need be): no error.
 
     In the locale C Python escapes surrogates, which leaves every other character an error.
     """
@@ -304,9 +306,9 @@ def _tolerate(stream: TextIO | None) -> None:
     if reconfigure is None:
         return
     everything = getattr(stream, "encoding", "").lower().replace("-", "") == "utf8"
-    fails = ("strict",) if everything else ("strict", "surrogateescape")
+    fails = ("strict",) if everything else ("strict", "surrogateescape", "backslashreplace")
     if getattr(stream, "errors", "") in fails:
-        reconfigure(errors="replace")
+        reconfigure(errors=ERRORS)
 
 
 def _detach(stream: TextIO | None) -> None:

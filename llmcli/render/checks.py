@@ -14,6 +14,7 @@ from llmcli.render.theme import FAINT, one_line
 from llmcli.reports.checks import ViewCheck
 
 GOOD, BAD = "✓", "✗"
+_PLAIN = {GOOD: "ok", BAD: "FAIL"}  # where the terminal has ASCII alone
 WRONG = "bold red"
 
 
@@ -40,9 +41,11 @@ class Marked:
     style: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = Text(self.text).wrap(console, max(8, options.max_width - 2))
-        joined = Text("\n  ").join(Text(line.plain.rstrip()) for line in lines)
-        yield Text.assemble(f"{self.mark} ", joined, style=self.style)
+        mark = _PLAIN.get(self.mark, self.mark) if options.ascii_only else self.mark
+        indent = len(mark) + 1
+        lines = Text(self.text).wrap(console, max(8, options.max_width - indent))
+        joined = Text("\n" + " " * indent).join(Text(line.plain.rstrip()) for line in lines)
+        yield Text.assemble(f"{mark} ", joined, style=self.style)
 
 
 def _apart(check: ViewCheck) -> str:

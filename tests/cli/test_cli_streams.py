@@ -182,10 +182,12 @@ def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
-        (["tokens", "中 T¹"], "?"),
+        (["tokens", "中 T¹"], "7 tokens . 7 bytes"),
         (["tokens", "中 T¹", "--json"], r"\u00b9"),
-        (["score", "中 T¹"], "?"),
-        (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T?[0,0] = "),
+        (["score", "中 T¹"], "bits per byte"),
+        (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
+        (["attention", "中 abcabc"], "ok every query sees the keys that it may"),
+        (["attention", "中 abcabc"], "induction (induction >= 0.4"),
     ],
 )
 def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
@@ -195,6 +197,7 @@ def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
     out, err = finished(start(tiny, *argv, env=plain), 0)
     assert shown in out.decode("ascii")
     assert "error" not in err
+    assert "\\u" not in err
 
 
 def test_bytes_that_are_not_utf8_still_go_through_utf8():

@@ -409,6 +409,11 @@ def test_a_check_that_fails_is_marked_and_says_where():
         "✗ not so: z · nan",
     ]
     assert "\x1b[1;31m✗" in shown(render_checks([bad]), colour="standard")
+    plain = lines_of(render_checks([good, bad]), width=24, ascii=True)
+    assert plain[0].startswith("ok every row")
+    assert plain[1].startswith("   ")
+    assert any(line.startswith("FAIL not so:") for line in plain)
+    assert max(map(len, plain)) <= 24
     narrow = lines_of(render_checks([good]), width=24)
     assert all(cell_len(line) <= 24 for line in narrow)
     assert narrow[1].startswith("  ")
