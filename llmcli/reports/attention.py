@@ -49,7 +49,7 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReport:
-    """One head. A metric without an eligible row is NaN; `labels` are the kinds that it is."""
+    """One head. A metric for which no row counts is NaN; `labels` are the kinds that it is."""
 
     head: int
     kv_head: int
@@ -105,7 +105,8 @@ class AttentionReport:
     `metrics` and `labels` define the names in `layers`. `weighted`: the metrics are of
     A[i,j]·‖v_j W_O‖ / Σ_j instead of A. `rows`: how many rows each metric is the mean of (most, of
     all heads). `pairs`, the largest first, are of all those layers and heads together.
-    `skipped`: metrics that were left out, with the reason.
+    `skipped`: metrics that were left out, with the reason. `unlabelled`: kinds that these tokens
+    cannot tell, with the reason; some only in layers of one kind, which the reason names.
     """
 
     what: What
@@ -122,6 +123,7 @@ class AttentionReport:
     pairs_by: PairsBy
     checks: tuple[ViewCheck, ...]
     skipped: tuple[tuple[str, str], ...] = ()
+    unlabelled: tuple[tuple[str, str], ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -46,31 +46,31 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="previous_token",
         words="attention to the token before",
-        formula="mean over i ≥ 1 of A[i,i−1]",
+        formula="mean over rows that see key i−1 of A[i,i−1]",
         source="Olsson et al. 2022; Wang et al. 2022",
     ),
     Metric(
         name="sink",
         words="attention to the first token",
-        formula="mean over i ≥ 1 of A[i,0]",
+        formula="mean over rows i ≥ 1 that see key 0 of A[i,0]",
         source="Xiao et al. 2023",
     ),
     Metric(
         name="sink_rate",
         words="attention to the first token, its own row included",
-        formula="α_0 = Σ_i A[i,0] / T",
+        formula="α_0 = mean over rows that see key 0 of A[i,0]",
         source="Gu et al. 2025",
     ),
     Metric(
         name="induction",
         words="attention to what followed the same token before",
-        formula="mean over rows with an earlier equal token of Σ_{j ≤ i, t_{j−1} = t_i} A[i,j]",
+        formula="mean over rows that see such a key of Σ_{j ≤ i, t_{j−1} = t_i} A[i,j]",
         source="Elhage et al. 2021; Olsson et al. 2022",
     ),
     Metric(
         name="duplicate",
         words="attention to the same token before",
-        formula="mean over rows with an earlier equal token of Σ_{j < i, t_j = t_i} A[i,j]",
+        formula="mean over rows that see such a key of Σ_{j < i, t_j = t_i} A[i,j]",
         source="Wang et al. 2022",
     ),
     Metric(
@@ -89,12 +89,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         name="locality_8",
         words="attention to the last 8 tokens",
-        formula="mean over i ≥ 8 of Σ_{j > i−8} A[i,j]",
+        formula="mean over rows that see more than 8 keys of Σ_{j > i−8} A[i,j]",
     ),
     Metric(
         name="locality_64",
         words="attention to the last 64 tokens",
-        formula="mean over i ≥ 64 of Σ_{j > i−64} A[i,j]",
+        formula="mean over rows that see more than 64 keys of Σ_{j > i−64} A[i,j]",
     ),
     Metric(
         name="effective_rank",

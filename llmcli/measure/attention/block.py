@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+CELLS = 1 << 23  # of a block: half a dozen tensors of that many float32 at a time
+
 
 class Tokens:
     """All tokens so far, on the device where the matrices are."""
@@ -18,12 +20,13 @@ class Tokens:
     def __init__(self, ids: list[int], device: torch.device) -> None:
         self.ids_N = torch.tensor(ids, device=device)
         self.before_N = torch.cat((self.ids_N.new_tensor([-1]), self.ids_N[:-1]))
-        known: set[int] = set()
-        repeats = []
-        for id in ids:
-            repeats.append(id in known)
-            known.add(id)
-        self.repeats_N = torch.tensor(repeats, device=device)  # has an earlier equal token
+        last: dict[int, int] = {}
+        gaps = []
+        for at, id in enumerate(ids):
+            gaps.append(at - last[id] if id in last else len(ids) + 1)
+            last[id] = at
+        # how many tokens before it the last equal one stands; more than there are where none does
+        self.gaps_N = torch.tensor(gaps, device=device)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,6 @@ class Block:
         return found_Ht.index_add_(1, row_P, self.a_HtS[:, row_P, key_P])
 
     @cached_property
-    def repeats_t(self) -> Tensor:
-        """Whether an earlier token equals the query's own."""
-        return self.tokens.repeats_N[self.first : self.first + self.a_HtS.shape[1]]
+    def gaps_t(self) -> Tensor:
+        """How many tokens before the query the last equal one stands."""
+        return self.tokens.gaps_N[self.first : self.first + self.a_HtS.shape[1]]

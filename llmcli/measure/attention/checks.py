@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import NotFinite
+from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block
 from llmcli.reports.checks import ViewCheck
 
@@ -21,9 +22,12 @@ from llmcli.reports.checks import ViewCheck
 SUM_ROUNDINGS = 32
 SUM_KEYS = 1024
 
-# How many roundings of its size a mixed value may be off. Measured, the worst of all rows of every
-# family's small models, float16 to float64: 1.6.
+# How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
+# Measured, the worst of all rows of every family's small models: 1.6.
 VALUE_ROUNDINGS = 8
+# … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
+# Measured on a CPU: 0.37. What a GPU needs is not measured.
+NARROW_ROUNDINGS, NARROW_ROUNDINGS_GPU = 1.0, 4.0
 
 
 class Worst:
@@ -38,25 +42,44 @@ class Worst:
         most, at = values_Ht.flatten().max(0)
         head, row = divmod(int(at), values_Ht.shape[1])
         where = f"blocks.{layer}.attn.pattern[{heads[head]},{first + row}]"
-        if not math.isfinite(float(most)):
+        self._keep(float(most), where)
+
+    def see_heads(self, values_H: Tensor, layer: int, heads: Sequence[int]) -> None:
+        """Numbers ≥ 0 of whole heads. Raises NotFinite for NaN and infinity."""
+        most, at = values_H.max(0)
+        self._keep(float(most), f"blocks.{layer}.attn.z[{heads[int(at)]}]")
+
+    def _keep(self, most: float, where: str) -> None:
+        if not math.isfinite(most):
             raise NotFinite(
                 f"`{where}` does not follow from finite numbers",
                 hint="`llmcli dump --name 'blocks.*'` names the first one that is not",
             )
-        if float(most) > self.value:
-            self.value, self.where = float(most), where
+        if most > self.value:
+            self.value, self.where = most, where
 
 
 class Proof:
     """The checks that every row of every head goes through."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._eps = torch.finfo(dtype).eps
         self._wide_eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
+        self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
         self._longest = SUM_KEYS
         self._sums = Worst()
         self._masks = Worst()
         self._values = Worst()
+        self._averages = Worst()
+
+    def averages(self, heads: int, tokens_T: Tensor) -> Averages | None:
+        """For the rows of these tokens, of one call and so many heads.
+
+        None where a number tells by itself that something is off, because it has 24 bits or more.
+        """
+        # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
+        return Averages(self._narrow_off, heads, tokens_T) if self._narrow_off else None
 
     def see(self, block: Block, scores_HtS: Tensor, layer: int, heads: Sequence[int]) -> None:
         """That the rows add up to 1, and which keys have a weight at all."""
@@ -68,6 +91,7 @@ class Proof:
     def compare(
         self,
         block: Block,
+        scores_HtS: Tensor,
         layer: int,
         heads: Sequence[int],
         *,
@@ -75,11 +99,13 @@ class Proof:
         k_KSd: Tensor,
         scaled_q_Htd: Tensor,
         z_Hte: Tensor,
+        averages: tuple[Averages, int] | None = None,
     ) -> None:
         """That the pattern times the values is what the kernel computed as `z`.
 
-        Counted in roundings: of the result in the model's own dtype, and of the scores, which the
-        kernel never writes, in at least float32. A score is as wrong as ‖q‖ ‖k‖ is large.
+        Off may be the result in the model's own dtype, and the scores, which the kernel never
+        writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large. `averages` are told,
+        too, that this is a part of their rows, which begins at that one.
         """
         size_HtS = block.a_HtS.shape
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
@@ -88,36 +114,77 @@ class Proof:
         value_Ht, key_Ht, both_Ht = sizes_Kg3.reshape(*size_HtS[:2], 3).unbind(-1)
         mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
         scores_off_Ht = scaled_q_Htd.norm(dim=-1) * (both_Ht + key_Ht * value_Ht)
-        rounding_Ht = self._eps * value_Ht + self._wide_eps * scores_off_Ht
+        wide_Ht = VALUE_ROUNDINGS * self._wide_eps * (value_Ht + scores_off_Ht)
+        allowed_Ht = wide_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)
-        share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / rounding_Ht)
+        share_Ht = torch.where(apart_Ht == 0, 0.0, apart_Ht / allowed_Ht)
         self._values.see(share_Ht, layer, heads, block.first)
+        if averages is not None:
+            rows = _mixed(block.a_HtS, scores_HtS, v_KSe, mixed_Hte, z_Hte, wide_Ht)
+            averages[0].add(rows, averages[1])
+
+    def settle(self, averages: Averages, layer: int, heads: Sequence[int]) -> None:
+        """All rows of one call, of these heads, were compared."""
+        self._averages.see_heads(averages.shares_H(), layer, heads)
 
     def checks(self) -> tuple[ViewCheck, ...]:
-        """Three, over all that was seen."""
-        return (
+        """Three, over all that was seen, and of 16 bits a fourth."""
+        found = (
             ViewCheck(
                 name="row_sums",
-                words="the weights of every query add up to 1",
+                words="in the pattern shown the weights of every query add up to 1",
                 value=self._sums.value,
                 tolerance=SUM_ROUNDINGS * self._wide_eps * math.sqrt(self._longest / SUM_KEYS),
                 where=self._sums.where,
             ),
             ViewCheck(
                 name="masks",
-                words="every query sees the keys that it may, and what is masked is 0",
+                words="in the pattern shown every query sees the keys that it may, others are 0",
                 value=self._masks.value,
                 tolerance=0.0,
                 where=self._masks.where,
             ),
             ViewCheck(
                 name="values",
-                words="pattern · values is the layer's own z, but for roundings (counted)",
+                words="the pattern shown · values is the kernel's own z, but for roundings",
                 value=self._values.value,
-                tolerance=VALUE_ROUNDINGS,
+                tolerance=1.0,
                 where=self._values.where,
             ),
         )
+        if not self._narrow_off:
+            return found
+        averages = ViewCheck(
+            name="averages",
+            words="no head's z is larger or sharper than that, on average over its rows",
+            value=self._averages.value,
+            tolerance=1.0,
+            where=self._averages.where,
+        )
+        return (*found, averages)
+
+
+def _mixed(
+    a_HtS: Tensor,
+    scores_HtS: Tensor,
+    v_KSe: Tensor,
+    mixed_Hte: Tensor,
+    z_Hte: Tensor,
+    wide_Ht: Tensor,
+) -> Mixed:
+    """What the averages need of these rows."""
+    shape, shares = mixed_Hte.shape, (len(v_KSe), -1, a_HtS.shape[2])
+    squares_Kg1 = a_HtS.square().reshape(shares) @ v_KSe.square().sum(-1, keepdim=True)
+    # a masked score is -∞, and 0 · -∞ would be NaN
+    moved_HtS = scores_HtS.clamp_min(-1e30).mul_(a_HtS)
+    by_score_Hte = (moved_HtS.reshape(shares) @ v_KSe).reshape(shape)
+    return Mixed(
+        mixed_Hte=mixed_Hte,
+        z_Hte=z_Hte,
+        sharper_Hte=by_score_Hte - moved_HtS.sum(-1, keepdim=True) * mixed_Hte,
+        squares_Ht=squares_Kg1.reshape(shape[:2]),
+        wide_Ht=wide_Ht,
+    )
 
 
 def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from llmcli.measure.attention.block import Block, Tokens
+from llmcli.measure.attention.averages import Averages
+from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
 from llmcli.measure.attention.metrics import RowMeans, effective_rank
@@ -23,7 +24,10 @@ from llmcli.model import Model
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
 from llmcli.reports.head_metrics import RANK, USUAL
 
-CELLS = 1 << 23  # of a block: half a dozen tensors of that many float32 at a time
+
+def kind_of(window: int | None) -> str:
+    """What a layer with that window is called."""
+    return "full" if window is None else f"window {window}"
 
 
 class Layer:
@@ -85,13 +89,17 @@ class Layer:
             )
             norms_HS = self._norms(v, heads) if self._weighs else None
             most = self._wanted.block_rows or self._block_rows(len(heads), keys)
+            averages = self._proof.averages(len(heads), tokens.ids_N[first : first + rows])
             for begin in range(0, rows, most):
                 part = slice(begin, begin + most)
                 self._block(
                     at, first + begin, tokens, norms_HS,
                     q_Htd=q[:, part], k_KSd=k, v_KSe=v, z_Hte=z[:, part],
+                    averages=None if averages is None else (averages, begin),
                 )  # fmt: skip
                 self._advance(len(heads) * len(q[0, part]))
+            if averages is not None:
+                self._proof.settle(averages, self.number, heads)
 
     def _block_rows(self, heads: int, keys: int) -> int:
         """How many rows a block may have; under a window not so many that most is masked."""
@@ -131,6 +139,7 @@ class Layer:
         k_KSd: Tensor,
         v_KSe: Tensor,
         z_Hte: Tensor,
+        averages: tuple[Averages, int] | None,
     ) -> None:
         """Only the keys that some row sees, and one more at both ends: a mask off by one shows."""
         rows, window = q_Htd.shape[1], self.config.window
@@ -144,8 +153,8 @@ class Layer:
         heads = self.heads[at]
         self._proof.see(block, scores_HtS, self.number, heads)
         self._proof.compare(
-            block, self.number, heads, v_KSe=v_KSe, k_KSd=k_KSd,
-            scaled_q_Htd=q_Htd * self.config.scale, z_Hte=z_Hte,
+            block, scores_HtS, self.number, heads, v_KSe=v_KSe, k_KSd=k_KSd,
+            scaled_q_Htd=q_Htd * self.config.scale, z_Hte=z_Hte, averages=averages,
         )  # fmt: skip
         self._keep(block, scores_HtS, at)
         self._summarize(block, None if norms_HS is None else norms_HS[:, keys], at)
@@ -188,8 +197,12 @@ class Layer:
             norms.append(squares_S.clamp_min(0).sqrt())
         return torch.stack(norms).to(v_KSe.dtype).to(v_KSe.device)
 
-    def finish(self, tokens: int) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
+    def finish(
+        self, tokens: int, untold: Container[str]
+    ) -> tuple[LayerReport, tuple[Matrix, ...], dict[str, int]]:
         """The report of the layer, its matrices, and how many rows each metric counts.
+
+        No head is of the kinds `untold`.
 
         Hands the whole matrices on where they are asked for, and forgets them.
         """
@@ -201,17 +214,16 @@ class Layer:
             shown_HTS = self._exported.values_HTS[:, :tokens, :tokens]
             self._wanted.on_matrix(self.number, shown_HTS.numpy())
         self._ranked = self._exported = None
-        window = self.config.window
         report = LayerReport(
             layer=self.number,
-            kind="full" if window is None else f"window {window}",
+            kind=kind_of(self.config.window),
             kv_heads=self.config.kv_heads,
             heads=tuple(
                 HeadReport(
                     head=head,
                     kv_head=head // self.group,
                     metrics={name: found[name] for name in self._wanted.metrics},
-                    labels=labels_of(found),
+                    labels=labels_of(found, untold),
                 )
                 for head, found in zip(self.heads, metrics, strict=True)
             ),

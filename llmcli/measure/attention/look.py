@@ -5,20 +5,20 @@ Axes: H heads, K key/value heads, T rows, S keys, d size of a query and key, e o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli.anatomy.attention import entering
-from llmcli.explain.formulas import formula_checks, worst
+from llmcli.explain.formulas import formula_checks, some_rows, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof, cache_check
-from llmcli.measure.attention.labels import LABELS
-from llmcli.measure.attention.layer import Layer
+from llmcli.measure.attention.labels import LABELS, untold_kinds
+from llmcli.measure.attention.layer import Layer, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.observe import Observed, Progress, observe
@@ -28,7 +28,7 @@ from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import METRICS
 
-# so many rows of a longer prompt are held against the formulas of `explain`, in float64
+# of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12
 
 _FORMS = ("", "_norm", "_rot")
@@ -59,7 +59,7 @@ class Look:
         self._prompt, self._progress = list(ids), progress
         self._numbers = tuple(layers)
         self._tokens = Tokens(self._prompt, model.device)
-        self._proof = Proof(model.dtype)
+        self._proof = Proof(model.dtype, model.device)
         self._formulas: list[ViewCheck] = []
         self._pairs = TopPairs(
             wanted.pairs,
@@ -76,6 +76,7 @@ class Look:
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
+        self._untold: dict[int | None, dict[str, str]] = {}  # kinds, of layers with that window
         self._caches: list[ViewCheck] = []
         self._done = 0
         counts = [len(wanted.heads_of(model.config.layers[i].mixer.heads)) for i in layers]
@@ -111,7 +112,21 @@ class Look:
             pairs_by=wanted.pairs_by,
             checks=self._checks(len(seen.ids)),
             skipped=skipped,
+            unlabelled=tuple(self._unlabelled()),
         )
+
+    def _unlabelled(self) -> Iterator[tuple[str, str]]:
+        """The kinds that are not told, with the reason in every kind of layer."""
+        for label in LABELS:
+            reasons = {
+                kind_of(window): untold[label.name]
+                for window, untold in self._untold.items()
+                if label.name in untold
+            }
+            if reasons and len(self._untold) == 1:
+                yield label.name, next(iter(reasons.values()))
+            elif reasons:
+                yield label.name, "; ".join(f"{kind}: {why}" for kind, why in reasons.items())
 
     def __call__(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at position `first`."""
@@ -162,7 +177,10 @@ class Look:
 
     def _finish(self, layer: Layer, tokens: int) -> None:
         del self._open[layer.number]
-        report, matrices, rows = layer.finish(tokens)
+        window = layer.config.window
+        if window not in self._untold:
+            self._untold[window] = untold_kinds(self._tokens, tokens, window)
+        report, matrices, rows = layer.finish(tokens, self._untold[window])
         self._reports.append(report)
         self._matrices += matrices
         for name, count in rows.items():
@@ -209,8 +227,8 @@ class Look:
     def _checks(self, tokens: int) -> tuple[ViewCheck, ...]:
         formulas = worst(self._formulas)
         words = "norm, projections, rotation, scores and output follow from their formulas"
-        some = f", for {FORMULA_ROWS} of {tokens} tokens" if tokens > FORMULA_ROWS else ""
-        checks = (*self._proof.checks(), replace(formulas, words=words + some))
+        words += some_rows(FORMULA_ROWS, tokens)
+        checks = (*self._proof.checks(), replace(formulas, words=words))
         return (*checks, worst(self._caches)) if self._caches else checks
 
     def _advance(self, rows: int) -> None:

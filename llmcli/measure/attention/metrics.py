@@ -21,20 +21,32 @@ def _normalized(block: Block) -> Tensor:
 
 def _without_sink(block: Block) -> Tensor:
     mass_Ht, moment_Ht = block.beyond_first
-    return _from(1, block, moment_Ht / mass_Ht)  # 0 / 0 where all of a row goes to key 0
+    # 0 / 0 where all of a row goes to key 0
+    return (moment_Ht / mass_Ht).masked_fill(block.positions_t < 1, math.nan)
 
 
 def _distance(block: Block) -> Tensor:
     return block.beyond_first[1] + block.first_key_Ht * block.positions_t
 
 
-def _from(row: int, block: Block, values_Ht: Tensor) -> Tensor:
-    """Only rows from that one on."""
-    return values_Ht.masked_fill(block.positions_t < row, math.nan)
+def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
+    """Only rows that see more keys than so many."""
+    return values_Ht.masked_fill(block.seen_t <= keys, math.nan)
 
 
-def _repeated(block: Block, values_Ht: Tensor) -> Tensor:
-    return values_Ht.masked_fill(~block.repeats_t, math.nan)
+def _first_key(block: Block) -> Tensor:
+    """Only rows that see it: under a window the first ones."""
+    return block.first_key_Ht.masked_fill(block.seen_t <= block.positions_t, math.nan)
+
+
+def _after_equal(block: Block) -> Tensor:
+    """Only rows that see the key after the last earlier token that equals theirs."""
+    return block.equal_Ht(after=True).masked_fill(block.seen_t < block.gaps_t, math.nan)
+
+
+def _equal(block: Block) -> Tensor:
+    """Only rows that see an earlier token that equals theirs."""
+    return block.equal_Ht(after=False).masked_fill(block.seen_t <= block.gaps_t, math.nan)
 
 
 ROWS: Mapping[str, Callable[[Block], Tensor]] = {
@@ -43,15 +55,15 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
     "effective_keys": lambda block: block.entropy_Ht.exp(),
     "max_weight": lambda block: block.a_HtS.amax(-1),
     "current_token": lambda block: block.back_Ht(0),
-    "previous_token": lambda block: _from(1, block, block.back_Ht(1)),
-    "sink": lambda block: _from(1, block, block.first_key_Ht),
-    "sink_rate": lambda block: block.first_key_Ht,
-    "induction": lambda block: _repeated(block, block.equal_Ht(after=True)),
-    "duplicate": lambda block: _repeated(block, block.equal_Ht(after=False)),
+    "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
+    "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
+    "sink_rate": _first_key,
+    "induction": _after_equal,
+    "duplicate": _equal,
     "distance": _distance,
     "distance_without_sink": _without_sink,
-    "locality_8": lambda block: _from(8, block, block.last_Ht(8)),
-    "locality_64": lambda block: _from(64, block, block.last_Ht(64)),
+    "locality_8": lambda block: _beyond(8, block, block.last_Ht(8)),
+    "locality_64": lambda block: _beyond(64, block, block.last_Ht(64)),
 }
 
 

@@ -104,26 +104,31 @@ def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
         return -sum(x * math.log(x) for x in a[i] if x > 0)
 
     def local(w):
-        return mean(sum(a[i, max(0, i - w + 1) : i + 1]) for i in range(w, T))
+        return mean(sum(a[i, max(0, i - w + 1) : i + 1]) for i in range(T) if seen[i] > w)
+
+    def sees(i, j):
+        return i - seen[i] < j <= i
+
+    def matching(i, after):  # keys that equal the query, or that follow one that does
+        return [
+            j for j in range(after, i + after) if ids[j - after] == ids[i] and sees(i, j)
+        ]  # fmt: skip
 
     def rest(i):
         mass = sum(a[i, 1:])
         return sum(a[i, j] * (i - j) for j in range(1, T)) / mass
 
-    again = [i for i in range(T) if ids[i] in ids[:i]]
     return {
         "entropy": mean(map(entropy, range(T))),
         "normalized_entropy": mean(entropy(i) / math.log(seen[i]) for i in range(T) if seen[i] > 1),
         "effective_keys": mean(math.exp(entropy(i)) for i in range(T)),
         "max_weight": mean(max(a[i]) for i in range(T)),
         "current_token": mean(a[i, i] for i in range(T)),
-        "previous_token": mean(a[i, i - 1] for i in range(1, T)),
-        "sink": mean(a[i, 0] for i in range(1, T)),
-        "sink_rate": sum(a[i, 0] for i in range(T)) / T,
-        "induction": mean(
-            sum(a[i, j] for j in range(1, i + 1) if ids[j - 1] == ids[i]) for i in again
-        ),
-        "duplicate": mean(sum(a[i, j] for j in range(i) if ids[j] == ids[i]) for i in again),
+        "previous_token": mean(a[i, i - 1] for i in range(1, T) if sees(i, i - 1)),
+        "sink": mean(a[i, 0] for i in range(1, T) if sees(i, 0)),
+        "sink_rate": mean(a[i, 0] for i in range(T) if sees(i, 0)),
+        "induction": mean(a[i, matching(i, 1)].sum() for i in range(T) if matching(i, 1)),
+        "duplicate": mean(a[i, matching(i, 0)].sum() for i in range(T) if matching(i, 0)),
         "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) for i in range(T)),
         "distance_without_sink": mean(rest(i) for i in range(1, T) if sum(a[i, 1:]) > 0),
         "locality_8": local(8),

@@ -10,7 +10,9 @@ import torch
 from attention_models import BASE, RMS, config_of, ids_of, model_of, small
 
 from llmcli.errors import NotFinite
+from llmcli.explain import formulas
 from llmcli.measure.attention import measure_attention
+from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.model import Model
@@ -33,7 +35,8 @@ def red(model, **options) -> set[str]:
 def test_a_sound_model_is_green(kind, dtype):
     found = checked(small(kind, dtype), generate=3)
     assert all(check.ok for check in found.values()), found
-    assert list(found) == ["row_sums", "masks", "values", "formulas", "cache"]
+    narrow = ["averages"] if dtype == "bfloat16" else []
+    assert list(found) == ["row_sums", "masks", "values", *narrow, "formulas", "cache"]
     assert found["values"].value < found["values"].tolerance / 2
 
 
@@ -115,6 +118,102 @@ def test_a_kernel_that_computes_something_else(model, monkeypatch, fault):
     assert {"values", "formulas"} <= red(model)
 
 
+NARROW_FAULTS = {
+    "one head a hundredth larger": lambda attend, args, kwargs: attend(*args, **kwargs)
+    * torch.tensor([1, 1, 1.01, 1], dtype=torch.bfloat16)[:, None, None],
+    "a hundredth smaller": lambda attend, args, kwargs: attend(*args, **kwargs) * 0.99,
+    "a scale of three hundredths more": lambda attend, args, kwargs: attend(
+        *args, **kwargs | {"scale": kwargs["scale"] * 1.03}
+    ),
+    "a scale of three hundredths less": lambda attend, args, kwargs: attend(
+        *args, **kwargs | {"scale": kwargs["scale"] * 0.97}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [None, 1, 7])
+@pytest.mark.parametrize("fault", NARROW_FAULTS)
+def test_16_bits_show_a_hundredth_on_average(monkeypatch, fault, rows):
+    model = small("gqa", "bfloat16")
+    assert red(model, rows=rows) == set()
+    fault_in_kernel(monkeypatch, NARROW_FAULTS[fault])
+    found = checked(model, rows=rows)["averages"]
+    assert not found.ok
+    assert found.where.startswith("blocks.")
+    assert fault != "one head a hundredth larger" or found.where.endswith(".attn.z[2]")
+
+
+def test_one_leaking_cell_in_16_bits(monkeypatch):
+    def leak(attend, args, kwargs):
+        mask = torch.ones(args[0].shape[2], args[1].shape[2], dtype=torch.bool).tril()
+        mask[4, 5] = True
+        return attend(*args, scale=kwargs["scale"], mask=mask)
+
+    model = small("gqa", "bfloat16")
+    fault_in_kernel(monkeypatch, leak)
+    found = checked(model)["values"]
+    assert not found.ok
+    assert found.where.endswith(",4]")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("ids", [[5] * 40, [5, 6] * 20, [3, *[5] * 39]])
+def test_rows_that_are_all_rounded_alike_are_no_fault(ids, dtype):
+    """Equal tokens have equal values, and a head that looks at one key gives it to every row."""
+    for kind in ("gqa", "no-rotation", "window"):
+        report = measure_attention(small(kind, dtype), ids)
+        assert report.ok, report.checks
+
+
+def test_what_roundings_may_add_up_to():
+    """Independent ones cancel, those of equal tokens need not, and a factor does not at all."""
+    generator = torch.Generator().manual_seed(0)
+    eps = torch.finfo(torch.bfloat16).eps
+    mixed = torch.randn(2, 60, 16, generator=generator)
+    squares = mixed.square().sum(-1) * 4
+
+    def share(z, tokens):
+        averages = Averages(eps, 2, tokens)
+        for first in range(0, 60, 25):
+            part = slice(first, first + 25)
+            rows = Mixed(
+                mixed[:, part], z[:, part], torch.zeros_like(mixed[:, part]), squares[:, part],
+                torch.zeros(2, len(z[0, part])),
+            )  # fmt: skip
+            averages.add(rows, first)
+        return averages.shares_H().tolist()
+
+    different, same = torch.arange(60), torch.zeros(60, dtype=torch.long)
+    noise = (torch.rand(mixed.shape, generator=generator) - 0.5) * eps
+    assert max(share(mixed * (1 + noise), different)) < 0.1
+    larger = mixed * torch.tensor([1, 1 + 1.2 * eps])[:, None, None]
+    assert share(larger, different)[0] == 0
+    assert share(larger, different)[1] > 1
+    assert share(larger, same)[1] < 0.5, "60 rows with the same roundings"
+    assert share(mixed, different) == [0, 0]
+
+
+def test_no_averages_where_single_numbers_tell():
+    assert Proof(torch.float32, torch.device("cpu")).averages(2, torch.arange(3)) is None
+    assert "averages" not in checked(small("gqa", "float32"))
+
+
+def test_a_gpu_is_allowed_more_of_16_bits():
+    """Nobody measured how much: `NARROW_ROUNDINGS_GPU`."""
+    found = {}
+    for device in ("cpu", "cuda"):
+        proof = Proof(torch.bfloat16, torch.device(device))
+        a = torch.eye(3)[None]
+        block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
+        v = torch.ones(1, 3, 2)
+        proof.compare(
+            block, torch.zeros_like(a), 0, [0], v_KSe=v, k_KSd=v * 0, scaled_q_Htd=v * 0,
+            z_Hte=v * 1.02,
+        )  # fmt: skip
+        found[device] = {check.name: check for check in proof.checks()}["values"].ok
+    assert found == {"cpu": False, "cuda": True}
+
+
 def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
     def change(attend, args, kwargs):
         z = attend(*args, **kwargs)
@@ -184,6 +283,23 @@ def test_a_wrong_rotation_though_pattern_and_values_agree(model, monkeypatch, tu
     assert red(model) == {"formulas"}
 
 
+@pytest.mark.parametrize("position", range(0, 40, 3))
+def test_a_rotation_that_is_wrong_at_one_position(model, monkeypatch, position):
+    rotate = nn_attention.rotate
+
+    def turn(x, cos, sin):
+        at = torch.arange(len(cos))
+        at[position] = (position + 1) % len(at)
+        return rotate(x, cos[at], sin[at])
+
+    monkeypatch.setattr(nn_attention, "rotate", turn)
+    monkeypatch.setattr(formulas, "CHEAP", 1)
+    found = checked(model)["formulas"]
+    assert not found.ok
+    assert f",{position}," in found.where
+    assert found.words.endswith("(products: 12 or more of 40 rows)")
+
+
 def test_a_cache_that_is_written_wrongly(model, monkeypatch):
     def write(step, cache, k, v):
         begin = step.starts[0]
@@ -224,7 +340,7 @@ def test_those_mistakes_are_known():
 
 
 def rows_of_a_block(a, scores=None):
-    proof = Proof(torch.float32)
+    proof = Proof(torch.float32, torch.device("cpu"))
     rows, keys = a.shape[1:]
     seen = torch.arange(1, rows + 1)
     block = Block(a, 0, 0, seen, Tokens(ids_of(keys), torch.device("cpu")))

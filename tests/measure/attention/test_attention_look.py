@@ -303,7 +303,9 @@ class Largest(TorchDispatchMode):
 
 def test_nothing_square_is_kept_for_metrics(monkeypatch):
     """Blocks bound the memory: no tensor is larger than a block's cells or a layer's rows."""
-    monkeypatch.setattr("llmcli.measure.attention.layer.CELLS", 8192)
+    monkeypatch.setattr("llmcli.explain.formulas.CHEAP", 1)
+    for module in ("layer", "labels"):
+        monkeypatch.setattr(f"llmcli.measure.attention.{module}.CELLS", 8192)
     model, count = small("gqa", "float32", layers=1), 400
     with Largest() as seen:
         report = measure_attention(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 from attention_models import (
+    BASE,
     MIXERS,
     config_of,
     ids_of,
@@ -49,7 +51,8 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     model, ids = small(kind), ids_of(75)
     expected = measure_attention(model, ids)
     sizes, make = [], Block.__init__
-    monkeypatch.setattr("llmcli.measure.attention.layer.CELLS", cells)
+    for module in ("layer", "labels"):
+        monkeypatch.setattr(f"llmcli.measure.attention.{module}.CELLS", cells)
     monkeypatch.setattr(
         Block, "__init__", lambda self, a, *rest: (sizes.append(a.numel()), make(self, a, *rest))[1]
     )
@@ -59,6 +62,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
     for one, other in zip(report.layers, expected.layers, strict=True):
         for head, same in zip(one.heads, other.heads, strict=True):
             assert head.metrics == pytest.approx(same.metrics, abs=1e-10, nan_ok=True)
+    assert report.unlabelled == expected.unlabelled
 
 
 @pytest.mark.parametrize("kind", ["gqa", "window", "no-rotation"])
@@ -214,7 +218,77 @@ def test_one_token_has_the_metrics_that_it_can_have():
         "distance_without_sink", "locality_8", "locality_64",
     }  # fmt: skip
     assert all(report.rows[name] == 0 for name in absent)
-    assert report.layers[0].heads[0].labels == ("sink",)
+    assert report.layers[0].heads[0].labels == ()
+    assert {name for name, _ in report.unlabelled} == {label.name for label in LABELS}
+
+
+def labelled(targets, ids):
+    report = measure_attention(built(targets, len(ids)), ids)
+    assert report.ok, report.checks
+    return [head.labels for head in report.layers[0].heads], dict(report.unlabelled)
+
+
+def test_a_short_prompt_tells_no_kind_that_equal_weights_have_too():
+    first = [0] * 40
+    for count in range(1, 20):
+        labels, untold = labelled([first[:count], None], list(range(count)))
+        at_first = sum(1 / k for k in range(2, count + 1)) / max(count - 1, 1)
+        told = count > 5
+        assert told == (count - 1 >= 4 and at_first < 0.3)
+        assert ("sink" in labels[0]) == told == ("sink" not in untold)
+        assert "sink" not in labels[1]
+        assert ("broad" in labels[1]) == (count >= 5), "even is what it means"
+    assert labelled([first[:5]], list(range(5)))[1]["sink"] == "equal weights would give 0.32"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_token_or_two_have_no_kinds(count):
+    labels, untold = labelled([[0] * count, None], list(range(count)))
+    assert labels == [(), ()]
+    assert set(untold) == {label.name for label in LABELS}
+
+
+def test_kinds_that_too_few_rows_could_tell_or_all_heads_would_be():
+    ids = [*range(1, 10), 1, 2, 3]
+    induction = [i if i < 9 else i - 8 for i in range(12)]
+    labels, untold = labelled([induction], ids)
+    assert "induction" not in labels[0]
+    assert untold["induction"] == untold["duplicate"] == "only 3 rows count"
+    labels, untold = labelled([[*induction, 4]], [*ids, 4])
+    assert "induction" not in untold
+    labels, untold = labelled([None], [1] * 20)
+    assert untold["duplicate"].startswith("equal weights would give 0.8")
+    assert labels == [("broad",)]
+
+
+def test_a_window_is_no_kind_of_head():
+    """What its mask leaves is not what the head chooses; and what it hides is not 0 but nothing."""
+    model, ids = small("window-1"), [*range(20), *range(20)]
+    report = measure_attention(model, ids)
+    assert all(not head.labels for layer in report.layers for head in layer.heads)
+    (found, *_) = metrics_of(report)
+    for name in ("previous_token", "sink", "induction", "duplicate", "locality_8"):
+        assert math.isnan(found[name]), name
+        assert report.rows[name] == 0
+    assert dict(report.unlabelled).keys() == {label.name for label in LABELS}
+    model = small("window")  # of 5
+    found = metrics_of(measure_attention(model, ids))[0]
+    assert math.isnan(found["locality_8"])
+    assert math.isnan(found["induction"]), "the earlier tokens are out of sight"
+    report = measure_attention(model, [*range(5), 2, 7, 6, 9, 6])
+    assert report.rows["duplicate"] == report.rows["induction"] == 2
+    assert report.rows["sink"] == 4
+
+
+def test_the_reason_names_the_kind_of_layer_where_there_are_several():
+    full, near = (dataclasses.replace(BASE, window=window) for window in (None, 2))
+    report = measure_attention(model_of(config_of(full, near)), ids_of(30))
+    why = dict(report.unlabelled)
+    assert why["local"] == "window 2: no row counts"
+    assert why["previous-token"] == "window 2: equal weights would give 0.50"
+    assert "broad" not in why
+    alone = measure_attention(model_of(config_of(full, near)), ids_of(30), layers=[1])
+    assert dict(alone.unlabelled)["local"] == "no row counts"
 
 
 def test_a_rank_is_left_out_with_the_reason_where_the_prompt_is_long(monkeypatch):
@@ -238,5 +312,6 @@ def test_labels_begin_at_their_thresholds():
         assert labels_of(low | {label.metric: label.threshold}) == (label.name,)
         assert labels_of(low | {label.metric: math.nan}) == ()
         assert label.source
+        assert labels_of(low | {label.metric: label.threshold}, {label.name}) == ()
     assert len({label.letter for label in LABELS}) == len(LABELS)
     assert {label.metric for label in LABELS} <= set(USUAL)
