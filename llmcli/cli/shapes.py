@@ -15,7 +15,11 @@ from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmcli.checkpoints import Checkpoint
+    from llmcli.config import ModelConfig
+    from llmcli.families import Rule
     from llmcli.measure.shapes import Asked, Calls
     from llmcli.reports.shapes import ShapesReport
 
@@ -54,10 +58,16 @@ def command(
     """
     out = Output("shapes", output)
     given = prompt.prompt is not None or prompt.file is not None or prompt.ids is not None
+    choice.check(call)
     if given and call.tokens is not None:
-        raise UsageError("`--tokens` goes without a prompt, which has its own")
+        raise UsageError(
+            "`--tokens` goes without a prompt, which has its own", hint="leave one of them out"
+        )
     if given and choice.names:
-        raise UsageError("`--names` goes without a prompt: names are the same for all")
+        raise UsageError(
+            "`--names` goes without a prompt: names are the same for all",
+            hint="leave one of them out",
+        )
     if given:
         _show_run(prompt, call, choice, model, out)
     else:
@@ -78,7 +88,7 @@ def _show_headers(
     device = chosen_devices(options.device, devices)[0]
     with opened_headers(options, out) as (checkpoint, place):
         if checkpoint.config is None and choice.params:
-            _show_stored(checkpoint, out)
+            _show_stored(checkpoint, choice, out)
             return
         config, rules = translate(checkpoint)
         formats = {info.format for info in checkpoint.tensors.values()}
@@ -93,7 +103,21 @@ def _show_headers(
         stored = stored_tensors(checkpoint, rules, config)
         checks = stored_check(checkpoint, rules, config)
         report = model_shapes(calls, call.phases(), asked, stored, checks)
-        _show(replace(report, example=call.tokens is None), about, out)
+        try:
+            _show(replace(report, example=call.tokens is None), about, out)
+        except CheckFailed:
+            _require_fit(checkpoint, rules, config)
+            raise
+
+
+def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> None:
+    """Raises what loading those weights would raise, for a file whose headers do not fit."""
+    from llmcli.families import plan
+
+    if checkpoint.tensors:
+        from llmcli.weights import check_fit  # and so PyTorch, where there is a fault to tell
+
+        check_fit(plan(checkpoint.tensors, rules, config), checkpoint.tensors, config)
 
 
 def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) -> dict[str, Any]:
@@ -194,11 +218,11 @@ def _show_names(
     out.show(render_names(rows, letters, model_line(about), example=example))
 
 
-def _show_stored(checkpoint: Checkpoint, out: Output) -> None:
+def _show_stored(checkpoint: Checkpoint, choice: ChoiceOptions, out: Output) -> None:
     """The file's own tensors, where nothing says what they are."""
     from llmcli.measure.stored import file_tensors
 
-    tensors = file_tensors(checkpoint)
+    tensors = choice.chosen(file_tensors(checkpoint))
     if out.json:
         about = {
             "name": checkpoint.name,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from llmcli.cli.params import LARGEST, Range
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.anatomy.spec import Kind, Phase
     from llmcli.config import ModelConfig
     from llmcli.measure.shapes import Asked
+    from llmcli.reports.shapes import Stored
 
 SHAPES = "Shapes"
 TOKENS = 12  # of the prompt that shapes are written out for where none is given
@@ -94,6 +99,47 @@ class ChoiceOptions:
         ),
     ] = False
 
+    def check(self, call: CallOptions) -> None:
+        """Raises UsageError for options that leave each other nothing to do."""
+        if self.params and self.activations:
+            raise UsageError(
+                "`--params` and `--activations` exclude each other",
+                hint="leave both out, and everything is shown",
+            )
+        if self.params and call.phase != "both":
+            raise UsageError(
+                "`--phase` is about activations and the cache, and `--params` shows neither",
+                hint="leave one of them out",
+            )
+
+    def chosen(self, stored: Sequence[Stored]) -> tuple[Stored, ...]:
+        """Of the tensors of a file that has no configuration, those whose own names match.
+
+        Raises UsageError for what only a configuration tells, and where none matches.
+        """
+        for flag, given in (("--layer", self.layer is not None), ("--names", self.names)):
+            if given:
+                raise UsageError(
+                    f"`{flag}` needs the model's config.json beside the file",
+                    hint='choose tensors by the names in the file: --filter "*.0.*"',
+                )
+        if self.filter is None:
+            return tuple(stored)
+        found = tuple(
+            tensor
+            for tensor in stored  # a name may have brackets of its own
+            if tensor.source == self.filter or fnmatchcase(tensor.source, self.filter)
+        )
+        if not found:
+            near = get_close_matches(self.filter, [tensor.source for tensor in stored], 1)
+            raise UsageError(
+                f"the file has no tensor `{self.filter}`",
+                hint=f"did you mean `{near[0]}`?"
+                if near
+                else 'leave it out to see all of them, or use *, as in --filter "*norm*"',
+            )
+        return found
+
     def asked(self, config: ModelConfig) -> Asked:
         """What of that model is shown; UsageError for layers and names that are not there."""
         from llmcli.anatomy.names import select
@@ -102,7 +148,7 @@ class ChoiceOptions:
         from llmcli.measure.shapes import Asked
 
         kinds: tuple[Kind, ...] = ("parameter", "activation", "state")
-        if self.params != self.activations:
+        if self.params or self.activations:
             kinds = kinds[:1] if self.params else kinds[1:]
         layers = names = None
         if self.layer is not None:

@@ -110,8 +110,9 @@ def test_weights_of_another_model_are_seen_without_reading_them(cli, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
     result = cli("shapes", "-m", folder, "--params")
-    assert result.code == 1
-    assert "W_gate" in result.err
+    assert result.code == 4  # as of every command that would load them
+    assert "the checkpoint does not fit its own configuration" in result.err
+    assert "`model.layers.0.mlp.down_proj.weight` should be [32, 40] but is [32, 48]" in result.err
     assert "✗ not so" in result.out
 
 
@@ -123,6 +124,21 @@ def test_a_configuration_alone_is_enough(cli, tiny):
     assert "checkpoint" not in result.out
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--params", "--activations"], "`--params` and `--activations` exclude each other"),
+        (["--params", "--phase", "decode"], "`--phase` is about activations and the cache"),
+        (["abc", "--tokens", "3"], "`--tokens` goes without a prompt"),
+        (["abc", "--names"], "`--names` goes without a prompt"),
+    ],
+)
+def test_options_that_leave_each_other_nothing_to_do_are_refused(cli, tiny, argv, message):
+    result = cli("shapes", "-m", tiny, *argv)
+    assert result.code == 2
+    assert message in result.err
+
+
 def test_what_is_shown_can_be_chosen(cli, tiny):
     def names(*argv):
         document = cli("shapes", "-m", tiny, "--json", *argv).json()
@@ -131,7 +147,6 @@ def test_what_is_shown_can_be_chosen(cli, tiny):
     everything = names()
     assert names("--params") | names("--activations") == everything
     assert not names("--params") & names("--activations")
-    assert names("--params", "--activations") == everything
     assert all(".1." in name for name in names("--layer", "-1"))
     assert names("--filter", "blocks.*.attn.pattern,logits") == {
         "blocks.0.attn.pattern", "blocks.1.attn.pattern", "logits",
@@ -198,6 +213,28 @@ def test_a_file_without_configuration_has_tensors_only(cli, tmp_path):
     assert found["layer.0.w[b]"]["bytes"] == 48
     for argv in ((), ("--activations",), ("--names",), ("text",)):
         assert cli("shapes", "-m", file, *argv).code == 4
+    for given, name in (("x*", "x\x1b[31m"), ("layer.0.w[b]", "layer.0.w[b]")):
+        document = cli("shapes", "-m", file, "--params", "--filter", given, "--json").json()
+        assert [tensor["name"] for tensor in document["tensors"]] == [name]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (["--filter", "layer.0.q"], "the file has no tensor `layer.0.q`", "mean `layer.0.w`?"),
+        (["--filter", ""], "the file has no tensor ``", "leave it out"),
+        (["--layer", "0"], "`--layer` needs the model's config.json", "--filter"),
+        (["--names"], "`--names` needs the model's config.json", "--filter"),
+    ],
+)
+def test_what_only_a_configuration_tells_is_refused_of_a_file_alone(
+    cli, tmp_path, argv, message, hint
+):
+    save_file({"layer.0.w": np.zeros(3, np.float32)}, tmp_path / "m.safetensors")
+    result = cli("shapes", "-m", str(tmp_path / "m.safetensors"), "--params", *argv)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert hint in result.err
 
 
 def test_a_prompt_too_long_for_the_context(run_tiny):
