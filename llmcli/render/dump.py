@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -13,21 +14,23 @@ from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.reports.dump import DumpedTensor, DumpReport
+from llmcli.reports.numbers import counted
 
-# the name stays whatever the width; those with the largest number go first
+# the name stays whatever the width; those with the largest number go below it first
 _COLUMNS = (
     Column("name", right=False),
     Column("shape", right=False, first_to_go=1),
-    Column("axes", right=False, first_to_go=7),
-    Column("dtype", right=False, first_to_go=6),
-    Column("mean", first_to_go=2),
-    Column("std", first_to_go=3),
-    Column("min", first_to_go=5),
-    Column("max", first_to_go=5),
-    Column("norm", first_to_go=4),
-    Column("formula", right=False, first_to_go=8),
+    Column("NaN, ±∞", first_to_go=6, labelled=True),
+    Column("axes", right=False, first_to_go=8),
+    Column("dtype", right=False, first_to_go=7),
+    Column("mean", first_to_go=2, labelled=True),
+    Column("std", first_to_go=3, labelled=True),
+    Column("min", first_to_go=5, labelled=True),
+    Column("max", first_to_go=5, labelled=True),
+    Column("norm", first_to_go=4, labelled=True),
+    Column("formula", right=False, first_to_go=9),
 )
-_BAD_AT = 2  # behind the shape, where something is not finite
+_BAD = 2  # stays, too, where something is not finite
 
 
 def render_dump(
@@ -37,9 +40,7 @@ def render_dump(
     columns = list(_COLUMNS)
     rows = [_row(tensor) for tensor in report.tensors]
     if any(tensor.first_bad is not None for tensor in report.tensors):
-        columns.insert(_BAD_AT, Column("NaN, ±∞"))
-        for row, tensor in zip(rows, report.tensors, strict=True):
-            row.insert(_BAD_AT, _count(tensor))
+        columns[_BAD] = replace(columns[_BAD], first_to_go=0)
     footer = [*_notes(report), *([render_checks(report.checks)] if report.checks else [])]
     if report.not_finite:
         footer.append(Text(f"{BAD} {one_line(report.not_finite)}", style=WRONG))
@@ -47,16 +48,16 @@ def render_dump(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report, file)), FAINT),
         Text(""),
-        Rows(columns, rows),
+        Rows(columns, rows, spill=True),
         *([Text(""), *footer] if footer else []),
     )
 
 
 def _facts(report: DumpReport, file: tuple[str, int] | None) -> Iterator[str]:
-    yield _plural(len(report.tensors), "tensor")
+    yield counted(len(report.tensors), "tensor")
     new = len(report.tokens) - report.prompt_tokens
     if report.tokens:
-        yield _plural(report.prompt_tokens, "token") + (f" and {new} new" if new else "")
+        yield counted(report.prompt_tokens, "token") + (f" and {new} new" if new else "")
     if file is not None:
         yield f"in {one_line(file[0])}, {size(file[1])}"
 
@@ -65,6 +66,7 @@ def _row(tensor: DumpedTensor) -> list[Text]:
     cells = [
         tensor.name,
         f"[{' '.join(map(str, tensor.shape))}]",
+        "0" if tensor.first_bad is None else f"{tensor.nan}, {tensor.infinite}",
         f"[{' '.join(tensor.axes)}]",
         tensor.dtype,
         *map(_number, (tensor.mean, tensor.std, tensor.low, tensor.high, tensor.norm)),
@@ -72,12 +74,6 @@ def _row(tensor: DumpedTensor) -> list[Text]:
     ]
     style = "" if tensor.first_bad is None else WRONG
     return [Text(one_line(cell), style=style) for cell in cells]
-
-
-def _count(tensor: DumpedTensor) -> Text:
-    if tensor.first_bad is None:
-        return Text("0")
-    return Text(f"{tensor.nan}, {tensor.infinite}", style=WRONG)
 
 
 def _notes(report: DumpReport) -> Iterator[RenderableType]:
@@ -97,7 +93,3 @@ def _notes(report: DumpReport) -> Iterator[RenderableType]:
 def _number(value: float) -> str:
     """Four digits; – where there is none."""
     return "–" if math.isnan(value) else f"{value:.4g}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -53,11 +53,11 @@ def test_all_there_is_to_say_in_a_wide_terminal():
         "tiny (float32)",
         "1 tensor · 3 tokens · in out.npz, 2 KiB",
         "",
-        "name                     shape       axes      dtype        mean    std   min   max   norm"
-        "   formula",
-        "─" * 107,
-        "blocks.29.attn.pattern   [9 12 12]   [H T S]   float32   0.08333   0.25     0     1   12.5"
-        "   A = softmax(S)",
+        "name                     shape       NaN, ±∞   axes      dtype        mean    std   min"
+        "   max   norm   formula",
+        "─" * 117,
+        "blocks.29.attn.pattern   [9 12 12]         0   [H T S]   float32   0.08333   0.25     0"
+        "     1   12.5   A = softmax(S)",
         "",
         "✓ 2 tensors follow · 0.25 of 1 allowed",
     ]
@@ -80,13 +80,25 @@ def test_no_line_is_too_long_and_names_stay(width):
     [
         (30, "name"), (40, "name shape"), (48, "name shape mean"), (54, "name shape mean std"),
         (60, "name shape mean std norm"), (75, "name shape mean std min max norm"),
-        (84, "name shape dtype mean std min max norm"),
-        (200, "name shape axes dtype mean std min max norm formula"),
+        (84, "name shape NaN, ±∞ mean std min max norm"),
+        (200, "name shape NaN, ±∞ axes dtype mean std min max norm formula"),
     ],
 )  # fmt: skip
 def test_the_least_important_columns_go_first(width, columns):
     lines = shown(report(), width).splitlines()
     assert next(line for line in lines if line.startswith("name")).split() == columns.split()
+
+
+@pytest.mark.parametrize("width", [36, 60, 80])
+def test_what_has_no_column_stands_below_its_row(width):
+    one = tensor(mean=-8.5e-05, std=3.5, low=-7.25, high=8.125, norm=99.5)
+    text = shown(report(one), width)
+    for part in ("float32", "[H T S]", "A = softmax(S)", "[9 12 12]"):
+        assert part in text
+    below = "\n".join(line for line in text.splitlines() if line.startswith("    "))
+    for name, number in (("std", "3.5"), ("norm", "99.5"), ("max", "8.125"), ("NaN, ±∞", "0")):
+        at = text.splitlines()[3].split("   ")
+        assert name in [cell.strip() for cell in at] or f"{name} {number}" in below
 
 
 def test_what_is_not_finite_is_counted_and_red():
@@ -99,7 +111,6 @@ def test_what_is_not_finite_is_counted_and_red():
     assert text.splitlines()[-1] == "✗ `blocks.0.mlp.post[0,1,2]` is nan"
     red = [line for line in shown(one, 120, colour=True).splitlines() if "\x1b[1;31m" in line]
     assert len(red) == 2
-    assert "NaN, ±∞" not in shown(report(tensor()), 120)
 
 
 def test_masked_scores_and_late_rows_are_told():
