@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.files import kind_of_file
 from llmcli.cli.lens_files import FILES, check_lens_size, write_lens
-from llmcli.cli.lens_options import LensOptions, parse_target
+from llmcli.cli.lens_options import LensOptions, parse_target, space_note
 from llmcli.cli.looking import (
     NewTokensOptions,
     TemplateOptions,
     encode_look,
     greedy,
-    parse_numbers,
     parse_span,
 )
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
@@ -59,7 +58,7 @@ def command(
     out = Output("lens", output)
     kind = "" if lens.save is None else kind_of_file(lens.save, FILES)
     given = looked_at(prompt, out.note)
-    loaded = load_model(model, out, text=given.ids is None).model
+    loaded = load_model(model, out, text=given.ids is None, check=lens.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
     report = _measured(loaded, ids, new, lens, kind, out)
     about, header = loaded.describe(), environment(kernels=KERNELS)
@@ -98,8 +97,7 @@ def _measured(
     from llmcli.render.lens_grid import room
 
     layers = len(model.config.layers)
-    chosen = None if lens.layer is None else parse_numbers(lens.layer, layers, "--layer", "layers")
-    places = Places(layers=chosen, mid=lens.mid)
+    places = Places(layers=lens.layers(layers), mid=lens.mid)
     target = parse_target(lens.target, model.tokenizer, model.config.vocab)
     on_screen = None if out.json or lens.save is not None else room(out.out.width)
 
@@ -111,7 +109,7 @@ def _measured(
         count = len(places.names(layers)), len(span(len(ids) + new.generate))
         check_lens_size(lens.save, kind, *count, lens.top, force=lens.force)
     with Progress(out) as progress:
-        return measure_lens(
+        report = measure_lens(
             model,
             ids,
             span=span,
@@ -122,6 +120,11 @@ def _measured(
             sampling=greedy(),
             progress=progress,
         )
+    if isinstance(target, int):
+        note = space_note(lens.target, target, report, model.tokenizer)
+        if note is not None:
+            out.note(note)
+    return report
 
 
 def _body(report: LensReport) -> dict[str, Any]:

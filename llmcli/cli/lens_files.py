@@ -11,8 +11,10 @@ from llmcli.reports.lens import LensReport
 
 FILES = ("html", "png", "json", "csv")
 
-# bytes of one of the likeliest tokens of a cell, with its share of the cell: about so many
-_CSV, _JSON = 130, 100
+# bytes, measured on ordinary texts: of one of the likeliest tokens of a cell, and of what the
+# cell has besides; of the heading, and what a JSON document says of the model
+_CSV, _JSON, _JSON_CELL = 127, 65, 142
+_CSV_HEADING, _JSON_HEADING = 150, 2450
 
 
 def check_lens_size(
@@ -24,11 +26,11 @@ def check_lens_size(
     """
     from llmcli.render.page import lens_page_size
 
-    tokens = rows * positions * top
+    cells = rows * positions
     sizes = {
         "html": lens_page_size(rows, positions, top),
-        "json": tokens * _JSON,
-        "csv": tokens * _CSV,
+        "json": _JSON_HEADING + cells * (_JSON_CELL + top * _JSON),
+        "csv": _CSV_HEADING + cells * top * _CSV,
     }
     smaller = "choose fewer positions with `--position` or layers with `--layer`"
     check_size(file, sizes.get(kind, 0), force=force, smaller=smaller)

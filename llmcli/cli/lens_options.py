@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.lens_files import FILES
+from llmcli.cli.looking import check_span, parse_numbers
 from llmcli.cli.params import Range
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from llmcli.config import ModelConfig
     from llmcli.measure.lens_reader import Target
+    from llmcli.reports.lens import LensReport
     from llmcli.text import Tokenizer
 
 LENS = "Lens"
@@ -88,6 +91,18 @@ class LensOptions:
         typer.Option("--force", rich_help_panel=LENS, help="Write a file however large it gets."),
     ] = False
 
+    def check(self, config: ModelConfig) -> None:
+        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        self.layers(len(config.layers))
+        if self.position is not None:
+            check_span(self.position, "--position")
+
+    def layers(self, count: int) -> tuple[int, ...] | None:
+        """The chosen ones of so many, None for all. Raises UsageError."""
+        if self.layer is None:
+            return None
+        return parse_numbers(self.layer, count, "--layer", "layers")
+
 
 def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Target:
     """`output`, `next`, a token of the vocabulary (which may stand in quotes), or its id.
@@ -105,8 +120,7 @@ def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Tar
             f"`--target {text}`: the model has no tokenizer, so it takes an id, next or output",
             hint=f"ids go from 0 to {vocabulary - 1}",
         )
-    inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
-    token = inside[2] if inside else text
+    token = _unquoted(text)
     ids = tokenizer.encode(token, add_bos=False)
     if len(ids) == 1:
         return ids[0]
@@ -118,3 +132,29 @@ def parse_target(text: str, tokenizer: Tokenizer | None, vocabulary: int) -> Tar
         if len(spaced) == 1 and token
         else "give one of them; a word in a text usually begins with its space",
     )
+
+
+def space_note(
+    text: str, target: int, report: LensReport, tokenizer: Tokenizer | None
+) -> str | None:
+    """What is to be known of a target that with a space before it is another token, else None.
+
+    Words in a text begin with their space: that one may be what was meant.
+    """
+    token = _unquoted(text)
+    if tokenizer is None or token.startswith(" "):
+        return None
+    spaced = tokenizer.encode(f" {token}", add_bos=False)
+    if len(spaced) != 1 or spaced[0] == target:
+        return None
+    likeliest = {cell.top[0].id for cell in report.rows[-1].cells}
+    here = ", and the output's likeliest here" if spaced[0] in likeliest else ""
+    return (
+        f'`--target {text}` is the token without a space; `--target " {token}"` is another one'
+        f"{here}"
+    )
+
+
+def _unquoted(text: str) -> str:
+    inside = re.fullmatch(r"(['\"])(.+)\1", text, re.DOTALL)
+    return inside[2] if inside else text

@@ -139,12 +139,7 @@ def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
     """
     if text is None:
         return 0, size
-    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", text.strip(), re.ASCII)
-    if not match or not any(match.groups()) or (match[3] and not match[2]):
-        raise UsageError(
-            f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`",
-            hint=f"positions go from 0 to {size - 1}; -1 is the last",
-        )
+    match = check_span(text, option, f"positions go from 0 to {size - 1}; -1 is the last")
     if not match[2]:
         at = _counted(int(match[1]), size, option, "tokens")
         return at, at + 1
@@ -154,6 +149,22 @@ def parse_span(text: str | None, size: int, option: str) -> tuple[int, int]:
             f"`{option} {text}` has no token in it", hint=f"positions go from 0 to {size - 1}"
         )
     return first, last
+
+
+def check_span(
+    text: str, option: str, hint: str = "positions are counted from 0; -1 is the last"
+) -> re.Match[str]:
+    """The first position, the colon and the last one of a span, as far as they are there.
+
+    What can be known without the tokens. Raises UsageError for what is no span.
+    """
+    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", text.strip(), re.ASCII)
+    if not match or not any(match.groups()) or (match[3] and not match[2]):
+        raise UsageError(
+            f"`{option}` takes positions such as 40:80, :10, -5: or 7, not `{text}`",
+            hint=hint,
+        )
+    return match
 
 
 def _counted(number: int, size: int, option: str, what: str) -> int:

@@ -208,6 +208,67 @@ def test_what_cannot_be_is_a_usage_error(argv, words, lens):
     assert result.out == ""
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--position", "x"), "`--position` takes positions such as"),
+        (("--layer", "7"), "`--layer`: there is no 7, for there are 2 layers"),
+        (("--layer", "a"), "`--layer` takes numbers and ranges"),
+        (("-o", "x.pdf"), "`-o x.pdf` does not end in .html"),
+    ],
+)
+def test_it_is_refused_before_the_weights_are_read(argv, words, lens, monkeypatch):
+    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    result = lens("hello", *argv)
+    assert result.code == 2
+    assert words in result.err
+
+
+@pytest.mark.parametrize(
+    ("target", "note"),
+    [
+        ("c", 'note: `--target c` is the token without a space; `--target " c"` is another one'),
+        ("' c'", ""),
+        ("next", ""),
+        ("output", ""),
+    ],
+)
+def test_a_target_that_is_another_with_a_space_is_told(target, note, cli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    result = cli("lens", "-m", "tiny", "The capital", "--target", target, "--position", "0")
+    assert result.code == 0
+    assert result.err.strip() == note
+
+
+def test_a_target_that_with_a_space_is_the_output_is_told(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    asked = ("lens", "-m", "tiny", "And there was", "--position")
+    assert cli(*asked, "-1", "--json").json()["targets"][0]["text"] == " a"
+    result = cli(*asked, "-1", "--target", "a")
+    assert result.err.strip().endswith("is another one, and the output's likeliest here")
+    assert cli(*asked, "0", "--target", "a").err.strip().endswith("is another one")
+
+
+def test_generated_tokens_are_marked_everywhere(lens, tmp_path):
+    file = tmp_path / "out.csv"
+    result = lens("hello", "--generate", "2", "-o", str(file))
+    assert "│ from position 5 on the model wrote it" in result.out
+    assert "✓ the cache holds the keys and values that were computed · exactly" in result.out
+    lines = list(csv.DictReader(io.StringIO(file.read_text())))
+    marked = {int(line["position"]): line["generated"] for line in lines}
+    assert marked == {at: str(int(at >= 5)) for at in range(len(marked))}
+    assert len(marked) > 5
+    assert "cache" in lens("hello", "--generate", "2", "--json").json()["checks"]
+
+
+def test_settled_is_the_same_whatever_is_shown(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    asked = ("lens", "-m", "tiny", "The capital of France is", "--json")
+    whole, part = cli(*asked).json(), cli(*asked, "--layer", "2-3").json()
+    assert part["settled"] == whole["settled"]
+    assert not {*part["settled"]} <= {row["name"] for row in part["rows"]}
+
+
 def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
     result = lens("hello")
     assert result.code == 1
@@ -265,20 +326,30 @@ def test_a_file_that_gets_too_large_is_refused_before_anything_runs(lens, tmp_pa
     monkeypatch.setattr(llmcli.measure.lens, "measure_lens", pytest.fail)
     result = lens("hello", "-o", str(tmp_path / "out.csv"))
     assert result.code == 2
-    assert "would take about 9.52 KiB, more than 1000 B" in result.err
+    assert "would take about 9.45 KiB, more than 1000 B" in result.err
     assert "choose fewer positions with `--position` or layers with `--layer`" in result.err
     assert not (tmp_path / "out.csv").exists()
 
 
-@pytest.mark.parametrize(("kind", "least"), [("csv", 0.5), ("json", 0.4), ("html", 0.5)])
-def test_the_size_is_about_what_was_said(kind, least, lens, tmp_path, monkeypatch):
+USUAL = (
+    ("The capital of France is",),
+    ("-k", "1", "--position", ":20"),
+    ("-k", "20", "--position", "-6:", "def f(x):\n    return [x ** 2 for x in range(10)]"),
+    ("--mid", "--target", "next", "Hello"),
+)
+
+
+@pytest.mark.parametrize("argv", USUAL, ids=range(len(USUAL)))
+@pytest.mark.parametrize("kind", ["csv", "json", "html"])
+def test_the_size_is_what_was_said_within_a_tenth(kind, argv, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
     said = []
     monkeypatch.setattr(
         "llmcli.cli.lens_files.check_size", lambda file, size, **_: said.append(size)
     )
-    lens("a text of some more letters", "--mid", "-o", str(tmp_path / f"out.{kind}"), "-k", "20")
-    size = (tmp_path / f"out.{kind}").stat().st_size
-    assert least < size / said[0] < 2
+    file = tmp_path / f"out.{kind}"
+    assert cli("lens", "-m", "tiny", *argv, "-o", str(file)).code == 0
+    assert file.stat().st_size == pytest.approx(said[0], rel=0.1)
 
 
 def test_a_checkpoint_without_a_tokenizer_takes_ids(cli, path, tmp_path):

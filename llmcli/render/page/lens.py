@@ -37,7 +37,7 @@ def lens_page(report: LensReport, title: str) -> bytes:
 
 def lens_page_size(rows: int, positions: int, top: int) -> int:
     """Bytes of the page, roughly: a cell has four numbers and a pair for each of `top` tokens."""
-    return (28 << 10) + rows * positions * (34 + 15 * top)
+    return (29 << 10) + rows * positions * (31 + 16 * top)
 
 
 def _row(row: LensRow) -> dict[str, Any]:
