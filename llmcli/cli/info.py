@@ -66,6 +66,12 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     """
     out = Output("info", output)
     if info.families:
+        for flag, given in (("-m", model.model is not None), ("--metadata", info.metadata)):
+            if given:
+                raise UsageError(
+                    f"`--families` is about no model and goes without `{flag}`",
+                    hint="leave one of them out",
+                )
         _families(out)
         return
     from llmcli.measure.info import measure_info

@@ -144,7 +144,9 @@ def shortened(value: Any, width: int = 40) -> str:
     if isinstance(value, int) and value.bit_length() > 256:  # printing it would be slow
         return f"a number of {value.bit_length()} bits"
     text = str(value) if isinstance(value, str) else repr(value)
-    text = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
+    text = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: width + 1]
+    )
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

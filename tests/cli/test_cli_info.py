@@ -129,6 +129,13 @@ def test_metadata_that_is_not_text_and_long_lists_in_json(cli, tmp_path):
     assert metadata["many"] == {"length": 50, "first": list(range(16))}
 
 
+@pytest.mark.parametrize("argv", [["-m", "tiny"], ["--metadata"]])
+def test_families_are_of_no_model(cli, argv):
+    result = cli("info", "--families", *argv)
+    assert (result.code, result.out) == (2, "")
+    assert f"goes without `{argv[0]}`" in result.err
+
+
 def test_families_are_listed(cli):
     document = cli("info", "--families", "--json").json()
     assert [family["name"] for family in document["families"]] == [f.name for f in families()]

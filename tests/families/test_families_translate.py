@@ -263,6 +263,7 @@ def test_any_metadata_is_described_or_refused(changes):
 
 
 def test_values_are_shown_short_and_printable():
-    assert shortened("a\x1b[31m\nb") == "a?[31m?b"
+    assert shortened("a\x1b[31m\nb") == r"a\x1b[31m\nb"
+    assert len(shortened("\x1b" * 40)) == 40
     assert shortened({"a": {"b": 1}}) == "dict of 1 entries"
     assert len(shortened("x" * 10**6)) == 40
