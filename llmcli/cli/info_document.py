@@ -57,8 +57,9 @@ def _about(about: About) -> dict[str, Any]:
 
 def _architecture(model: ModelFacts) -> dict[str, Any]:
     fields = {name: value for name, value in vars(model).items() if name != "fits"}
-    counts = fields.pop("counts")
+    counts, declared = fields.pop("counts"), fields.pop("declared")
     return fields | {
+        "declared": None if declared is None else {"dtype": declared[0], "bytes": declared[1]},
         "parameters": counts,
         "layers": [{"count": len(kind.layers)} | vars(kind) for kind in model.layers],
     }
