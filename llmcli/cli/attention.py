@@ -181,6 +181,8 @@ def _body(report: AttentionReport, kept: Matrices | None) -> dict[str, Any]:
             for layer in report.layers
         ],
         "skipped": dict(report.skipped),
+        "unlabelled": dict(report.unlabelled),
+        "unlabelled": dict(report.unlabelled),
         "checks": checks_document(report.checks),
         "ok": report.ok,
     }

@@ -41,10 +41,12 @@ def _only(report: AttentionReport) -> HeadReport:
 
 def _kinds(report: AttentionReport, head: HeadReport) -> Iterator[str]:
     found = [label for label in report.labels if label.name in head.labels]
-    yield "kinds" if found else "of no kind: every metric is below its threshold, or undefined"
+    yield "kinds" if found else "of no kind"
     for label in found:
         value = short(head.metrics[label.metric], True)
         yield f"{label.name} ({label.metric} {value} ≥ {label.threshold:g})"
+    for name, why in report.unlabelled:
+        yield f"not told: {name}, {why}"
 
 
 def _numbers(report: AttentionReport, head: HeadReport) -> Iterator[str]:

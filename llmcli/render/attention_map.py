@@ -228,8 +228,12 @@ class Found:
         return rule + ("" if rows is None else ", 1 row" if rows == 1 else f", {rows} rows")
 
     def _count(self, found: Sequence[str], known: Sequence[tuple[float, HeadReport, str]]) -> str:
+        untold = dict(self.report.unlabelled).get(self.label.name)
         if found:
-            return f"{len(found)} head" + ("s" if len(found) != 1 else "")
+            count = f"{len(found)} head" + ("s" if len(found) != 1 else "")
+            return count + (f"; elsewhere not told, {untold}" if untold else "")
+        if untold:
+            return f"not told, {untold}"
         if not known:
             return "none"
         value, _, name = known[0]

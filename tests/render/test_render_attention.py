@@ -212,6 +212,22 @@ def test_as_many_heads_are_named_as_two_lines_hold(width, count):
         assert sum(map(len, lines)) > 2 * width - 40  # no room is left for two more
 
 
+def test_a_kind_that_cannot_be_told_says_why():
+    layer = LayerReport(
+        layer=0, kind="full", kv_heads=2, heads=(head(0, previous_token=0.9), head(1))
+    )
+    found = report(layers=(layer,), unlabelled=(("previous-token", "only 2 rows count"),))
+    [line] = lines_of(Found(found, LABELS[0]))
+    assert line.endswith("3 rows): not told, only 2 rows count")
+    assert "none; highest" in lines_of(Found(found, LABELS[1]))[0]
+    [line] = lines_of(Found(replace(found, layers=grouped_layers()), LABELS[0]), width=200)
+    assert ": 2 heads; elsewhere not told, only 2 rows count · 1.1 .93" in line
+    single = replace(found, layers=(replace(layer, heads=layer.heads[:1]),))
+    assert lines_of(head_kinds(single)) == [
+        "of no kind · not told: previous-token, only 2 rows count"
+    ]
+
+
 def test_a_value_below_the_threshold_is_not_rounded_up_to_it():
     layer = LayerReport(layer=0, kind="full", kv_heads=1, heads=(head(0, previous_token=0.3999),))
     [line] = lines_of(Found(report(layers=(layer,)), LABELS[0]))
