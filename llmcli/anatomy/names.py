@@ -207,11 +207,13 @@ class Names:
         """`globs`: what is near a name without a block is that of all blocks, `blocks.*.attn.q`."""
         plain = self._others.get(example, (example,))[0]
         reason = why_absent(plain, self.config)
-        message = f"there is no {' or '.join(kinds)} `{typed}`"
+        *others, last = kinds
+        sought = f"{', '.join(others)} or {last}" if others else last
+        message = f"there is no {sought} `{typed}`"
         if reason:
             message = f"this model has no `{typed}`: {reason}"
         elif _GLOB.search(typed):
-            message = f"`{typed}` matches no {' or '.join(kinds)}"
+            message = f"`{typed}` matches no {sought}"
         close = near(plain, [n for n, named in self.known.items() if named.kind in kinds])
         if not close:
             return UsageError(message, hint=otherwise)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -220,9 +220,11 @@ def _dumped(
             write=None if writer is None else writer.write_parts,
             progress=progress,
         )
-        if writer is not None:
+        written = 0
+        if writer is not None and file is not None:
             writer.finish(_metadata(dump, model, encoded.text, report.tokens, len(ids)))
-    return report, 0 if dump.to is None else _file_size(dump.to)
+            written = file.seek(0, os.SEEK_END)  # asked here: a pipe does not say afterwards
+    return report, written
 
 
 def _metadata(
@@ -242,10 +244,6 @@ def _metadata(
         "tokens": json.dumps([text for _, text in tokens]),
         "prompt_tokens": str(prompt_tokens),
     }
-
-
-def _file_size(path: str) -> int:
-    return Path(path).expanduser().stat().st_size
 
 
 def _show(

@@ -267,3 +267,8 @@ def test_seventy_billion_parameters_are_named_in_well_under_a_second():
     assert len(names.select("model.layers.*.self_attn.q_proj")) == 80
     assert names.aliases("blocks.79.attn.q")
     assert time.process_time() - started < 0.6
+
+
+def test_three_kinds_are_listed_as_people_list_them():
+    with pytest.raises(UsageError, match="there is no parameter, activation or state `nope`"):
+        select("nope", model("llama"), kinds=("parameter", "activation", "state"))

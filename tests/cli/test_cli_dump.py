@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -108,10 +109,9 @@ def test_generated_tokens_are_dumped_too(dump, tmp_path):
     assert arrays["cache.1.k"].shape == (2, 5 + new, 8)
     assert arrays["blocks.0.attn.pattern"].shape == (4, 5 + new, 5 + new)
     logits = arrays["logits"]
-    assert len(logits) == new + 1
+    assert len(logits) == 5 + new
     written = [token["id"] for token in document["tokens"][5:]]
-    assert logits[:-1].argmax(-1).tolist() == written, "greedy"
-    assert document["tensors"][-1]["first_token"] == 4
+    assert logits[4:-1].argmax(-1).tolist() == written, "greedy"
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["ids"])[5:] == written
 
@@ -209,6 +209,18 @@ def test_a_nan_exits_7_and_what_there_is_is_written(cli, sick, tmp_path, generat
     assert document["ok"] is False
     bad = next(one for one in document["tensors"] if one["nan"])
     assert (bad["name"], bad["first_bad"]) == ("blocks.1.mlp.up", [0, 7])
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    document = dump("hello", "--name", "logits", "-o", path, "--json").json()
+    data = os.read(reading, 1 << 16)
+    os.close(reading)
+    assert document["file"] == {"path": str(path), "bytes": len(data)}
+    assert len(data) > 1000
 
 
 @pytest.mark.parametrize(
