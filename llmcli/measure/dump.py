@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
-from llmcli.measure.dump_plan import LAST_ROWS, last_layer, plan_dump, sources
+from llmcli.measure.dump_plan import OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
 from llmcli.measure.observe import Progress, observe
 from llmcli.measure.parts import arrays_of
@@ -117,10 +118,21 @@ class _Dump:
             by_layer[layer] = by_layer.get(layer, 0) + one.nbytes
         # pieces and what they are put together to; else one layer after the other
         needed = 2 * sum(by_layer.values()) if generate else max(by_layer.values())
-        if any(one.kind == "state" for one in self.plan) and not generate:
-            needed += model.decoder.state_bytes(1, len(self.ids))
+        if generate or any(one.kind == "state" for one in self.plan):
+            needed += model.decoder.state_bytes(1, len(self.ids) + generate)
+        if self._logits == "all":  # in the model's dtype and in at least float32
+            logits = plan_dump(
+                model.config, ("logits_raw", "logits"), tokens=len(self.ids), generate=0,
+                dtype=dtype_name(model.dtype),
+            )  # fmt: skip
+            needed += sum(one.nbytes for one in logits)
         hint = "use a shorter prompt, or name fewer tensors"
         devices.require_memory(needed, model.device, "the activations that are dumped", hint)
+
+    @property
+    def _logits(self) -> Literal["all", "last"]:
+        """Of which tokens of the prompt the output is computed."""
+        return "all" if self._uses.keys() & set(OUTPUTS) else "last"
 
     def _streamed(self) -> None:
         """Every tensor goes out in the layer where it is made."""
@@ -137,8 +149,7 @@ class _Dump:
 
         decoder(
             torch.tensor([self.ids], device=device), self._written.state, tap=watch,
-            logits="all" if self._uses.keys() & set(LAST_ROWS) else "last",
-            until=last_layer(self._uses),
+            logits=self._logits, until=last_layer(self._uses),
         )  # fmt: skip
 
     def _generated(self, generate: int) -> None:
@@ -148,14 +159,15 @@ class _Dump:
 
         def watch(first: int, name: str, tensor: Tensor) -> None:
             if name in self._uses:
-                pieces.setdefault(name, []).append(tensor)
-                prompt.setdefault(name, tensor)
+                kept = _alone(tensor)
+                pieces.setdefault(name, []).append(kept)
+                prompt.setdefault(name, kept)
 
         greedy = Sampling(temperature=0.0)
         try:
             seen = observe(
                 self.model, self.ids, watch, generate=generate, sampling=greedy,
-                progress=self._progress,
+                logits=self._logits, progress=self._progress,
             )  # fmt: skip
         except NotFinite as error:  # no token could be drawn: the prompt is what there is
             self.error = f"new tokens are left out: {error.message}"
@@ -178,7 +190,7 @@ class _Dump:
             self._write(one.name, shape, one.dtype, arrays)
         else:
             deque(arrays, maxlen=0)
-        self.done.append(summary(one, shape, statistics, len(self.ids)))
+        self.done.append(summary(one, shape, statistics))
         if one.kind == "state" and self._written.state is not None:
             self._caches.append(self._written.compare_cache(one, len(self.ids)))
         elif self._check and one.kind == "activation":
@@ -209,3 +221,9 @@ class _Dump:
             words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
             found.append(replace(worst(self._formulas), words=words))
         return (*found, *([worst(self._caches)] if self._caches else []))
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor; where it is a part of a larger one, a copy, so that the rest can be freed."""
+    whole = tensor.untyped_storage().nbytes()
+    return tensor.clone() if whole > tensor.numel() * tensor.element_size() else tensor

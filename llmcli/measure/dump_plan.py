@@ -14,8 +14,8 @@ from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import UNWRITTEN, layer_of
 from llmcli.reports.dump import DumpPlan
 
-# what has a row for the prompt's last token only where tokens are generated
-LAST_ROWS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
+# what is computed of the prompt's last token alone where nothing of this is wanted
+OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 
 
 def plan_dump(
@@ -23,8 +23,7 @@ def plan_dump(
 ) -> tuple[DumpPlan, ...]:
     """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
 
-    `dtype`: the model's. Generated tokens need logits only from the last one of the prompt on:
-    what leads to them has fewer rows then.
+    `dtype`: the model's.
     """
     whole, wanted = tokens + generate, set(names)
     specs = [
@@ -38,8 +37,6 @@ def plan_dump(
         spec = by_name[name]
         batch = int(spec.kind != "parameter")
         shape = spec.shape[batch:]
-        if generate and name in LAST_ROWS:
-            shape = (generate + 1, *shape[1:])
         found.append(
             DumpPlan(
                 name=name,

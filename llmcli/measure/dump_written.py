@@ -83,9 +83,8 @@ class Written:
         )
 
 
-def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics, tokens: int) -> DumpedTensor:
-    """What `found` says of a tensor of that shape, in a run of so many tokens."""
-    rows = shape[one.axes.index("T")] if "T" in one.axes else tokens
+def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:
+    """What `found` says of a tensor of that shape."""
     bad = found.first_bad
     return DumpedTensor(
         name=one.name,
@@ -94,7 +93,6 @@ def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics, tokens: in
         shape=shape,
         dtype=one.dtype,
         formula=one.formula,
-        first_token=tokens - rows,
         mean=found.mean,
         std=found.std,
         low=found.low,

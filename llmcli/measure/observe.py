@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,24 +49,26 @@ def observe(
     generate: int = 0,
     sampling: Sampling | None = None,
     until: int | None = None,
+    logits: Literal["all", "last"] = "last",
     progress: Progress | None = None,
 ) -> Observed:
     """One forward call over `ids`, then one for each of up to `generate` new tokens.
 
     The new tokens are drawn as `sampling` says, and each is fed to the model too, the last one
     as well, so that every token is a query. An end-of-text token is the last. `until`: nothing
-    after that layer is computed (without `generate` only). Raises OutOfMemory where the cache
+    after that layer is computed (without `generate` only). `logits`: of all tokens of the prompt,
+    which takes as much memory as they have, or of the last one. Raises OutOfMemory where the cache
     does not fit, NotFinite for logits that are NaN.
     """
     one = torch.tensor([list(ids)], device=model.device)
     if generate < 1:
         _tell(progress, "reading the prompt", 0, len(ids))
-        out = model.decoder(one, tap=partial(watch, 0), logits="last", until=until)
+        out = model.decoder(one, tap=partial(watch, 0), logits=logits, until=until)
         last_V = out[0, -1] if until is None else None
         return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None, logits_V=last_V)
     if until is not None or sampling is None:
         raise ValueError("what is generated needs every layer, and a sampling")
-    return _generated(model, ids, one, watch, generate, sampling, progress)
+    return _generated(model, ids, one, watch, generate, sampling, logits, progress)
 
 
 def _generated(
@@ -75,6 +78,7 @@ def _generated(
     watch: Watch,
     generate: int,
     sampling: Sampling,
+    logits: Literal["all", "last"],
     progress: Progress | None,
 ) -> Observed:
     capacity = len(ids) + generate
@@ -90,7 +94,7 @@ def _generated(
     )  # fmt: skip
     state = model.decoder.new_state(1, capacity)
     _tell(progress, "reading the prompt", 0, len(ids))
-    logits_BV = model.decoder(one, state, tap=partial(watch, 0), logits="last")[:, 0]
+    logits_BV = model.decoder(one, state, tap=partial(watch, 0), logits=logits)[:, -1]
     every = list(ids)
     for step in range(generate):
         ids_B, choices = picker.pick(logits_BV)

@@ -83,11 +83,6 @@ def _notes(report: DumpReport) -> Iterator[RenderableType]:
         scores = "1 score is" if masked == 1 else f"{masked} scores are"
         words = f"{scores} −∞, of keys that may not be seen, and not in the statistics"
         yield Text(words, style=FAINT)
-    late = [tensor for tensor in report.tensors if tensor.first_token]
-    if late:
-        rows = "its rows begin" if len(late) == 1 else "their rows begin"
-        names = ", ".join(one.name for one in late)
-        yield Text(f"{names}: {rows} with token {late[0].first_token}", style=FAINT)
 
 
 def _number(value: float) -> str:

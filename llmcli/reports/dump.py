@@ -30,7 +30,6 @@ class DumpedTensor:
     `std` is the root of the mean squared distance from the mean, `norm` that of the sum of squares.
     `masked` are the scores that are −∞ because a key may not be seen: values, and no fault.
     `nan` and `infinite` count what is a fault, and `first_bad` is where the first of it stands.
-    `first_token`: the position of the first row where the tokens' rows do not begin with token 0.
     """
 
     name: str
@@ -39,7 +38,6 @@ class DumpedTensor:
     shape: tuple[int, ...]
     dtype: str
     formula: str
-    first_token: int
     mean: float
     std: float
     low: float

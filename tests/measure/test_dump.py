@@ -100,8 +100,7 @@ def seen_by_a_tap(model, ids, prompt):
     def tap(name, tensor):
         pieces.setdefault(name, []).append(tensor[0])
 
-    logits = "last" if len(ids) != prompt else "all"
-    model.decoder(torch.tensor([ids[:prompt]]), state, tap=tap, logits=logits)
+    model.decoder(torch.tensor([ids[:prompt]]), state, tap=tap, logits="all")
     for id in ids[prompt:]:
         model.decoder(torch.tensor([[id]]), state, tap=tap)
     found = {name: torch.cat(parts, -2) for name, parts in pieces.items()}
@@ -172,8 +171,7 @@ def test_shapes_and_sizes_are_known_before(name, generate, model):
         assert tuple(array.shape) == one.shape == tensor.shape
         assert one.nbytes == array.nbytes
         assert len(one.axes) == len(one.shape)
-        late = generate and one.name.startswith(("ln_final.scale", "ln_final.out", "logits"))
-        assert tensor.first_token == (6 if late else 0)
+        assert "T" not in one.axes or one.shape[one.axes.index("T")] == 7 + generate
 
 
 @pytest.mark.parametrize("at_once", [1, 5, 17])
@@ -377,6 +375,42 @@ def test_memory_is_asked_for_before_the_model_runs(generate, model, monkeypatch)
     monkeypatch.setattr(type(model.decoder), "__call__", None)
     with pytest.raises(OutOfMemory, match="activations that are dumped"):
         dumped(model, ["blocks.0.mlp.post"], generate=generate)
+
+
+def test_memory_counts_the_cache_and_the_logits_that_nobody_named(model, monkeypatch):
+    model, asked = model(), []
+    monkeypatch.setattr(
+        llmcli.devices,
+        "require_memory",
+        lambda nbytes, on, what, hint: asked.append((what, nbytes)),
+    )
+
+    def needed(name, generate=0):
+        asked.clear()
+        dumped(model, [name], generate=generate, check=False)
+        return dict(asked)["the activations that are dumped"]
+
+    vocab, width, tokens = model.config.vocab, model.config.width, len(IDS)
+    logits = 2 * 4 * vocab * tokens  # before and after they are widened
+    assert needed("ln_final.out") == 4 * width * tokens + logits
+    assert needed("blocks.0.mlp_out") == 4 * width * tokens
+    cache = model.decoder.state_bytes(1, tokens + 2)
+    assert needed("blocks.0.mlp_out", 2) == 2 * 4 * width * (tokens + 2) + cache
+
+
+def test_of_a_shared_product_only_the_part_that_is_kept_stays(model, monkeypatch):
+    """q, k and v are views of one tensor: to keep one of them is not to keep the others."""
+    model, kept = model(), []
+    honest = dump_module._alone
+    monkeypatch.setattr(
+        dump_module, "_alone", lambda tensor: kept.append((tensor, honest(tensor))) or kept[-1][1]
+    )
+    dumped(model, ["blocks.0.attn.v"], generate=2, check=False)
+    assert len(kept) == 3
+    for was, part in kept:
+        assert was.untyped_storage().nbytes() > was.numel() * was.element_size()
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+        assert torch.equal(was, part)
 
 
 def test_a_prompt_of_one_token(model):

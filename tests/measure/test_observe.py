@@ -42,6 +42,17 @@ def test_one_pass_shows_every_activation_in_order(model):
     assert torch.equal(found.logits_V, plain[0, -1])
 
 
+@pytest.mark.parametrize("generate", [0, 2])
+def test_logits_of_every_token_where_they_are_asked_for(model, generate):
+    sampling = GREEDY if generate else None
+    found, seen = watched(model, generate=generate, sampling=sampling, logits="all")
+    rows = [tensor.shape[1] for _, name, tensor in seen if name == "logits"]
+    assert rows == [len(IDS)] + [1] * generate
+    last = next(tensor for _, name, tensor in reversed(seen) if name == "logits")
+    assert torch.equal(found.logits_V, last[0, -1])
+    assert found.ids == watched(model, generate=generate, sampling=sampling)[0].ids
+
+
 def test_nothing_is_computed_after_the_layer_that_is_asked_for(model):
     found, seen = watched(model, until=0)
     assert seen[-1][1] == "blocks.0.resid_post"

@@ -21,7 +21,7 @@ def tensor(name="blocks.29.attn.pattern", **changes):
     return DumpedTensor(
         **{
             "name": name, "kind": "activation", "axes": ("H", "T", "S"), "shape": (9, 12, 12),
-            "dtype": "float32", "formula": "A = softmax(S)", "first_token": 0, "mean": 0.0833333,
+            "dtype": "float32", "formula": "A = softmax(S)", "mean": 0.0833333,
             "std": 0.25, "low": 0.0, "high": 1.0, "norm": 12.5, "masked": 0, "nan": 0,
             "infinite": 0, "first_bad": None, **changes,
         }
@@ -65,7 +65,7 @@ def test_all_there_is_to_say_in_a_wide_terminal():
 
 @pytest.mark.parametrize("width", range(40, 201, 20))
 def test_no_line_is_too_long_and_names_stay(width):
-    odd = tensor(masked=66, first_token=2, mean=-8.681e-05, low=-123456.789)
+    odd = tensor(masked=66, mean=-8.681e-05, low=-123456.789)
     bad = tensor(nan=3, infinite=1, first_bad=(0, 1, 2))
     for one in (odd, bad):
         lines = shown(report(one, tensor("logits")), width).splitlines()
@@ -113,12 +113,9 @@ def test_what_is_not_finite_is_counted_and_red():
     assert len(red) == 2
 
 
-def test_masked_scores_and_late_rows_are_told():
-    late = tensor("logits", first_token=5)
-    text = shown(report(tensor(masked=66), late, tensor("ln_final.out", first_token=5)), 120)
+def test_masked_scores_are_told():
+    text = shown(report(tensor(masked=66), tensor("logits")), 120)
     assert "66 scores are −∞, of keys that may not be seen, and not in the statistics" in text
-    assert "logits, ln_final.out: their rows begin with token 5" in text
-    assert "logits: its rows begin with token 5" in shown(report(late), 120)
     assert "1 score is" in shown(report(tensor(masked=1)), 120)
 
 
