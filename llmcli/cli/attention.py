@@ -182,7 +182,6 @@ def _body(report: AttentionReport, kept: Matrices | None) -> dict[str, Any]:
         ],
         "skipped": dict(report.skipped),
         "unlabelled": dict(report.unlabelled),
-        "unlabelled": dict(report.unlabelled),
         "checks": checks_document(report.checks),
         "ok": report.ok,
     }
