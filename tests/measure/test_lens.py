@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -367,6 +368,14 @@ def test_chunks_say_the_same_and_are_all_that_exists(chunk, model, monkeypatch):
             )
 
 
+def test_a_long_text_says_how_far_it_is(model, monkeypatch):
+    monkeypatch.setattr(lens_module, "CHUNK", 2 * 3 * 97)
+    told = []
+    look(model("llama"), span=lambda total: range(1, total), progress=lambda *a: told.append(a))
+    assert told[0] == ("reading the prompt", 0, 7)
+    assert told[1:] == [("reading the rows", done, 6) for done in (0, 2, 4)]
+
+
 def test_some_positions_and_layers_are_those_of_all(model):
     loaded = model("llama")
     whole = look(loaded)
@@ -557,6 +566,67 @@ def test_the_worst_position_is_told_and_a_nan_is_worse_than_all():
     agreement.add([5], ours[1:2], own[1:2])
     assert not agreement.checks()[0].ok
     assert agreement.checks()[0].where.startswith("position 9")
+
+
+def held():
+    """Bytes of all tensors there are, each memory once."""
+    gc.collect()
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+        for one in gc.get_objects()
+        if type(one) is torch.Tensor
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.real
+def test_smollm2_is_looked_at_in_one_pass_and_changed_in_no_bit(smollm2_path, monkeypatch):
+    loaded = load(str(smollm2_path), dtype="float32")
+    ids = tuple(loaded.tokenizer.encode("In the beginning God created the heaven and the earth."))
+    plain_TV = loaded.decoder(torch.tensor([ids]))[0]
+    plain = observe(loaded, ids, lambda *_: None).logits_V
+    runs, calls, sizes = [], [], []
+    call, read = Decoder.__call__, lens_reader.unembed
+
+    def spied(*arguments, **options):
+        runs.append(observe(*arguments, **options))
+        return runs[-1]
+
+    def measured(model, h_ND):
+        sizes.append(held())
+        return read(model, h_ND)
+
+    monkeypatch.setattr(Decoder, "__call__", lambda *a, **o: calls.append(1) or call(*a, **o))
+    monkeypatch.setattr(lens_module, "observe", spied)
+    monkeypatch.setattr(lens_reader, "unembed", measured)
+    before = held()
+    weights = sum(slot.nbytes for slot in loaded.decoder.slots.values())
+    report = look(loaded, ids, top=20)
+    assert len(calls) == 1
+    assert torch.equal(runs[0].logits_V, plain)
+    assert before >= weights > 500e6
+    assert max(sizes) - before < weights / 20  # rows of the stream, and no second copy of weights
+    assert report.ok
+    p_TV = plain_TV.double().softmax(1)
+    for t, cell in enumerate(report.rows[-1].cells):
+        top = p_TV[t].topk(20)
+        assert [token.probability for token in cell.top] == pytest.approx(
+            top.values.tolist(), abs=5e-5
+        )
+        assert cell.kl < 1e-6
+        assert cell.entropy == pytest.approx(float(torch.special.entr(p_TV[t]).sum()), abs=1e-4)
+
+
+@pytest.mark.real
+def test_smollm2s_last_row_is_the_whole_distribution_at_every_position(smollm2_path):
+    loaded = load(str(smollm2_path), dtype="float32")
+    ids = tuple(loaded.tokenizer.encode("In the beginning God created the heaven and the earth."))
+    seen, logits_TV = tapped(loaded, ids)
+    last_TV = lens_reader.unembed(loaded, seen["blocks.29.resid_post"]).double()
+    apart_TV = (last_TV.log_softmax(1) - logits_TV.log_softmax(1)).abs()
+    assert last_TV.shape == (len(ids), 49152)
+    assert apart_TV.max() < 1e-4
+    assert (last_TV.softmax(1) - logits_TV.softmax(1)).abs().max() < 5e-5
 
 
 @pytest.mark.real
