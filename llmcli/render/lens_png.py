@@ -45,7 +45,7 @@ def lens_png(report: LensReport, title: str) -> bytes:
     first = max(0, len(report.positions) - MOST)
     count = len(report.positions) - first
     names = [short(row.name, embedding=EMBEDDING) for row in report.rows]
-    left = MARGIN + round(max(width(name, LEAST) for name in names)) + 16
+    left = MARGIN + round(max(width(name, LEAST) for name in (*names, "settled"))) + 16
     bar = bar_width(SCALE, SMALL)
     cell = max(100, min(170, (WIDE - left - MARGIN - bar - 40) // count))
     top = HEAD + KEYS
