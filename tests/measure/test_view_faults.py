@@ -14,6 +14,7 @@ from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
 from llmcli.measure.lens import Places, measure_lens
 from llmcli.model import Model
+from llmcli.nn import attention as nn_attention
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 # what only a view of the whole model can see: `attention` shows the way from a layer's norm to
@@ -23,6 +24,9 @@ OUTSIDE_ATTENTION = {
     "feed forward of t3 and not of t4", "gate and up exchanged", "tied head in another order",
     "no residual around attention",
 }  # fmt: skip
+
+# what is no fault in numbers of three digits: those of bfloat16 have no more
+BELOW_16_BITS = {torch.bfloat16: {"attention in three digits"}, torch.float16: set()}
 
 
 def looked_at(name, dtype):
@@ -70,7 +74,7 @@ def red(of):
     return {view.__name__ for view in VIEWS if not all(check.ok for check in view(of))}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
@@ -78,9 +82,64 @@ def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     assert red(whole) == set(), "a sound model is green in every view"
     plant(monkeypatch, of)
     found = red(whole)
+    if name in BELOW_16_BITS.get(dtype, ()):
+        assert found == set()
+        return
     assert found
     assert name in OUTSIDE_ATTENTION or found & {"attention", "attention_of_new_tokens"}
 
 
 def test_there_are_twenty_faults():
     assert len(FAULTS) >= 20
+
+
+def scaled(monkeypatch, of, by):
+    attend = nn_attention.attend
+    monkeypatch.setattr(
+        nn_attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)
+    )
+
+
+def one_head(monkeypatch, of, by):
+    attend = nn_attention.attend
+
+    def larger(*qkv, **rest):
+        z = attend(*qkv, **rest)
+        return torch.cat((z[:, :1], z[:, 1:2] * by, z[:, 2:]), 1)
+
+    monkeypatch.setattr(nn_attention, "attend", larger)
+
+
+def projection(monkeypatch, of, by):
+    linear = of.decoder.blocks[-1].mixer.qkv
+    monkeypatch.setattr(linear, "weight", linear.weight * by)
+
+
+def output(monkeypatch, of, by):
+    linear = of.decoder.blocks[-1].mixer.out
+    monkeypatch.setattr(linear, "weight", linear.weight * by)
+
+
+def first_norm(monkeypatch, of, by):
+    norm = of.decoder.blocks[-1].ln1
+    monkeypatch.setattr(norm, "w", norm.w * by)
+
+
+def feed_forward(monkeypatch, of, by):
+    linear = of.decoder.blocks[-1].ffn.down
+    monkeypatch.setattr(linear, "weight", linear.weight * by)
+
+
+# how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078
+SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("config", ["gpt2", "llama", "keys of their own", "qk norm", "window"])
+@pytest.mark.parametrize("plant", [scaled, one_head, projection, output, first_norm, feed_forward])
+def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatch):
+    of, whole = looked_at(config, dtype)
+    plant(monkeypatch, of, 1 + sign * SMALL[dtype])
+    view = dump if plant is feed_forward else attention
+    assert not all(check.ok for check in view(whole))
