@@ -6,18 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.again import again
-from llmcli.cli.attention_asked import Asked
+from llmcli.cli.attention_asked import MOST_DRAWN, Asked
 from llmcli.cli.attention_exports import Matrices, opened
 from llmcli.cli.attention_files import check_text_size
 from llmcli.cli.attention_options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention_run import Run
 from llmcli.cli.files import kind_of_file, written
-from llmcli.cli.looking import LOOKED_AT, NewTokensOptions, TemplateOptions, encode_look
+from llmcli.cli.looking import (
+    LOOKED_AT,
+    NewTokensOptions,
+    TemplateOptions,
+    encode_look,
+    room_for,
+)
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, looked_at
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.errors import CheckFailed, UsageError
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.attention import AttentionReport
 from llmcli.reports.checks import checks_document
@@ -69,7 +75,8 @@ def command(
     The forward pass is the usual one; weights are computed from its queries and keys in blocks
     of rows, so that a long prompt takes memory as its length, not its square. Every view proves
     itself: rows sum to 1, masked weights are 0, the pattern times the values is what the layer
-    itself computed, and that follows from the formulas; or the command exits 1.
+    itself computed, and that follows from the formulas; or the command exits 1. Only what is
+    looked at counts: without --generate there are no logits, and a NaN in them goes unseen.
     """
     out = Output("attention", output)
     asked = Asked.of(heads, view, json=out.json)
@@ -83,6 +90,8 @@ def command(
     loaded = load_model(model, out, text=text, check=check).model
     ids = _ids(given, template, new, heads, model, loaded)
     run = Run(loaded, ids, new.generate, heads, view, asked)
+    if asked.drawn and not run.asked.drawn:
+        out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
     report, body = _looked(run, kind, out)
     if out.json:
         out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
@@ -127,7 +136,10 @@ def _given(
         return looked_at(prompt, out.note)
     named = (prompt.prompt, prompt.file, prompt.ids, template.system)
     if template.chat or any(option is not None for option in named):
-        raise UsageError("`--synthetic` makes its own prompt and goes without any other")
+        raise UsageError(
+            "`--synthetic` makes its own prompt and goes without any other",
+            hint="leave one of them out",
+        )
     return None
 
 
@@ -144,6 +156,12 @@ def _ids(
 
         assert heads.synthetic is not None
         given = Prompt(None, tuple(synthetic(model, heads.synthetic, options.seed or 0)))
+        made, room = len(given.ids or ()), room_for(options, model)
+        if (over := made - room) > 0:
+            raise PromptTooLong(
+                f"`--synthetic {heads.synthetic}` makes {made} tokens, and the context is {room}",
+                hint=f"use `--synthetic {heads.synthetic - (over + 1) // 2}` at most",
+            )
     return encode_look(given, template, options, model, new=new.generate).ids
 
 

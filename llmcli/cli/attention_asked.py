@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,15 @@ MOST_DRAWN = 12  # matrices on one screen
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The views that are asked for: `map` of one metric, the `table` of several, matrices."""
+    """The views that are asked for: `map` of one metric, the `table` of several, matrices.
+
+    `saved`: whole matrices go to a file, however many they are, drawn or not.
+    """
 
     map: Metric | None
     table: tuple[Metric, ...]
     drawn: bool
+    saved: bool
 
     @classmethod
     def of(cls, heads: HeadOptions, view: ViewOptions, *, json: bool) -> Asked:
@@ -37,6 +41,7 @@ class Asked:
             map=mapped[0] if mapped else None,
             table=() if view.metrics is None else metrics_named(view.metrics, "--metrics"),
             drawn=view.draws(heads),
+            saved=view.save is not None and not view.zoomed,
         )
         asked._check_pointless(heads, view, json=json)
         return asked
@@ -52,6 +57,11 @@ class Asked:
             raise UsageError("`--patterns` is for --json", hint="or write them with -o FILE.json")
         if view.all_pairs and not view.top_pairs:
             raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
+        if view.force and view.save is None and not view.patterns:
+            raise UsageError(
+                "`--force` is about the size of a file, and none is written",
+                hint="add -o FILE, or leave it out",
+            )
         kept = self.drawn or view.save is not None
         if heads.what == "scores" and not (kept or view.patterns):
             raise UsageError(
@@ -70,9 +80,17 @@ class Asked:
         Raises UsageError for layers and heads that are not there, and for too many to draw.
         """
         chosen = _chosen(heads, config)
-        if self.drawn:
+        if self.drawn and not self.saved:
             _check_drawn(chosen)
+        if not any(chosen.values()):
+            raise UsageError(
+                "none of these layers has such a head", hint="name others with --layer and --head"
+            )
         return chosen
+
+    def fitting(self, chosen: Mapping[int, tuple[int, ...]]) -> Asked:
+        """The same, with the map instead of more matrices than a screen has room for."""
+        return self if _count(chosen) <= MOST_DRAWN else replace(self, drawn=False)
 
 
 def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
@@ -90,28 +108,31 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
 
 
 def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
-    count = sum(map(len, chosen.values()))
+    count = _count(chosen)
     if count > MOST_DRAWN:
         raise UsageError(
             f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
             hint="name fewer with --layer and --head, or see all heads with --map METRIC",
         )
-    if not count:
-        raise UsageError("none of these layers has such a head")
+
+
+def _count(chosen: Mapping[int, tuple[int, ...]]) -> int:
+    return sum(map(len, chosen.values()))
 
 
 def metrics_named(text: str, option: str) -> tuple[Metric, ...]:
     """`all`, or names separated by commas (`-` is as `_`); raises UsageError for others."""
-    if text == "all":
-        return METRICS
     by_name = {metric.name: metric for metric in METRICS}
-    found = {}
+    found: dict[str, Metric] = {}
     for name in (part.strip().replace("-", "_") for part in text.split(",")):
-        if name not in by_name:
+        if name == "all":
+            found |= by_name
+        elif name not in by_name:
             near = get_close_matches(name, by_name, 3, 0.5)
             raise UsageError(
                 f"`{option}`: there is no metric `{name}`",
                 hint=f"did you mean {' or '.join(near)}?" if near else f"of {', '.join(by_name)}",
             )
-        found[name] = by_name[name]
+        else:
+            found[name] = by_name[name]
     return tuple(found.values())

@@ -41,9 +41,9 @@ class Run:
         from llmcli.render.stats import model_line
 
         self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
-        self.asked = asked
         self.title = model_line(model.describe())
         self.chosen = asked.heads(heads, model.config)
+        self.asked = asked.fitting(self.chosen)
         names = {metric.name for metric in asked.table} | ({asked.map.name} if asked.map else set())
         self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *names})
         self.coloured_by = asked.map.name if asked.map else COLOURED_BY

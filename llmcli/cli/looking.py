@@ -88,10 +88,8 @@ def encode_look(
     chat = template.options()
     chat.check(ids=given.ids is not None and (template.chat or template.system is not None))
     encoded = encode(given, chat, model)
-    room = options.context_length or model.config.context
-    positions = model.config.embedding.positions
-    room = room if positions is None else min(room, positions)
-    list(check_fits([encoded], 1, room, largest=positions))
+    room = room_for(options, model)
+    list(check_fits([encoded], 1, room, largest=model.config.embedding.positions))
     if len(encoded.ids) + new > room:
         left = room - len(encoded.ids)
         raise UsageError(
@@ -100,6 +98,13 @@ def encode_look(
             hint=f"use `--generate {left}` at most" if left else "shorten the prompt",
         )
     return encoded
+
+
+def room_for(options: ModelOptions, model: Model) -> int:
+    """The most tokens: of the options, else of the model, and never more than it has learned."""
+    room = options.context_length or model.config.context
+    positions = model.config.embedding.positions
+    return room if positions is None else min(room, positions)
 
 
 def token_texts(model: Model, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:

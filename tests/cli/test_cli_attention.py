@@ -204,7 +204,7 @@ def test_one_head_has_everything_on_one_page(attention):
     for name, value in head["metrics"].items():
         shown = "–" if value is None else f"{value:.4g}"
         assert re.search(rf"^{name} +{re.escape(shown)}( |$)", both, re.MULTILINE)
-    assert "sink: attention to the first token" in both
+    assert "sink, attention to the first token" in both
     assert "ranked by weight" in both
     assert "layer 1 (full)" not in attention(TEXT, "--layer", "1", "--metrics", "all").out
 
@@ -506,6 +506,39 @@ def test_too_many_heads_are_not_drawn(cli, tmp_path):
     result = cli("attention", "-m", folder, "--random-weights", "abc", "--layer", "0")
     assert result.code == 2
     assert "those are 16 matrices, and at most 12 are drawn" in result.err
+
+
+def test_too_many_heads_to_draw_are_written_all_the_same(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", num_attention_heads=16)
+    argv = ["attention", "-m", folder, "--random-weights", "abc", "--layer", "0"]
+    result = cli(*argv, "-o", tmp_path / "a.npz")
+    assert result.code == 0
+    assert "note: the map is shown: of so many matrices at most 12 are drawn" in result.err
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert arrays["blocks.0.attn.pattern"].shape == (16, 3, 3)
+    part = cli(*argv, "-o", tmp_path / "a.npz", "--query", "0:2")
+    assert part.code == 2  # of a part there would be nothing to see
+
+
+@pytest.mark.parametrize(
+    ("argv", "message", "hint"),
+    [
+        (["--force"], "`--force` is about the size of a file", "add -o FILE"),
+        (["--metrics", "all,foo"], "there is no metric `foo`", "of "),
+        (["--synthetic", "64"], "makes 129 tokens, and the context is 128", "use `--synthetic 63`"),
+        (["--synthetic", "4", "--ids", "1"], "goes without any other", "leave one of them out"),
+    ],
+)
+def test_what_cannot_be_says_what_can(run_tiny, argv, message, hint):
+    result = run_tiny("attention", *argv)
+    assert result.code == 2
+    assert message in result.err
+    assert hint in result.err.splitlines()[1]
+
+
+def test_all_metrics_with_one_of_them_are_all(run_tiny):
+    shown = [run_tiny("attention", "abc", "--metrics", m).out for m in ("all", "all,sink")]
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
