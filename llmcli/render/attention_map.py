@@ -29,7 +29,7 @@ def head_map(
 ) -> RenderableType:
     """The map of a metric with its colours; `numbers`: its values, else the letters of kinds."""
     scale = scale_of(report, metric, kind)
-    words = f"{metric.name}: {metric.words}" + (", norm-weighted" if report.weighted else "")
+    words = f"{metric.name}, {metric.words}" + (", norm-weighted" if report.weighted else "")
     undefined = any(math.isnan(head.metrics[metric.name]) for head in _heads(report))
     key = MapKey(words, scale, "undefined" if undefined else "", numbers)
     return Group(HeadMap(report=report, metric=metric, scale=scale, numbers=numbers), key)

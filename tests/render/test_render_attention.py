@@ -377,9 +377,9 @@ def test_a_map_without_colour_has_no_key_of_shades():
         assert "how spread out" not in plain
         assert "- of no kind" in plain
         assert ("· undefined" in plain) == (found is undefined)
-        assert "colour: normalized_entropy: how spread out" in coloured
+        assert "colour: normalized_entropy, how spread out" in coloured
     numbers = "\n".join(lines_of(metric_map(report(), PREVIOUS, "linear")))
-    assert "previous_token: attention to the token before" in numbers
+    assert "previous_token, attention to the token before" in numbers
     assert not set("░▒▓█") & set(numbers)
 
 
