@@ -18,7 +18,7 @@ from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, t
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, read_prompt
+from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckFailed, NotFinite, UsageError
@@ -112,6 +112,7 @@ def command(
             hint='for example `--name "blocks.*.attn.pattern"`',
         )
     kind = None if dump.to is None else kind_of_file(dump.to, FILES)
+    note_model_name(prompt.prompt, out.note)
     given, missing = _prompt(prompt)
     names: tuple[str, ...] = ()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 from llmcli.cli.spelling import ERRORS
 from llmcli.cli.wrap import columns, wrapped
@@ -195,7 +194,9 @@ def as_error(exception: BaseException) -> LlmcliError:
     if isinstance(exception, KeyboardInterrupt):
         return Stopped(exception)
     if hasattr(exception, "format_message"):
-        return _usage(exception)
+        from llmcli.cli.usage import usage_error
+
+        return usage_error(exception)
     if _out_of_memory(exception):
         return OutOfMemory(
             f"out of memory: {_first_line(exception)}",
@@ -234,50 +235,6 @@ def _write_error(error: LlmcliError) -> None:
             print(json.dumps(document), flush=True)
     except OSError:  # the pipe is closed or the disk full: the exit code still tells
         pass
-
-
-def _usage(exception: Any) -> UsageError:
-    """typer's message in our style: lower case, backticks, a suggestion as the hint."""
-    context = getattr(exception, "ctx", None)
-    path = context.command_path if context is not None else "llmcli"
-    hint = f"see `{path} --help`"
-    option = getattr(exception, "option_name", None)
-    message = exception.format_message().rstrip(".")
-    if option is not None and context is not None:
-        if type(exception).__name__ == "NoSuchOption":
-            return _no_option(option, context)
-        if message.endswith("requires an argument"):
-            message = f"`{option}` takes a value"
-    extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
-    if extra:
-        split = "" if context is None else _split_index(context)
-        if split:
-            from llmcli.explain.parse import split_by_the_shell
-
-            return split_by_the_shell(split)
-        message = f"`{extra[1]}` is one argument too many"
-        hint = f"put a text of several words in quotes; see `{path} --help`"
-    message = re.sub(r"'([^']*)'", r"`\1`", message)
-    return UsageError(message[:1].lower() + message[1:], hint=hint)
-
-
-def _split_index(context: Any) -> str:
-    """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
-    from llmcli.cli.params import WORDS
-
-    if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
-        return ""
-    return next((w for w in context.meta[WORDS] if re.search(r"\[[^\]]*$", w)), "")
-
-
-def _no_option(option: str, context: Any) -> UsageError:
-    """`-s` of the word `-seed` is that word."""
-    from llmcli.cli.params import WORDS, unknown_option
-
-    words = context.meta.get(WORDS, ())
-    if len(option) == 2:
-        option = next((word for word in words if word.startswith(option)), option)
-    return unknown_option(option, context)
 
 
 def _out_of_memory(exception: BaseException) -> bool:

@@ -67,6 +67,7 @@ def prompt_or_builtin(
 ) -> Prompt:
     """The prompt, or `builtin`, which `note` then hears of, where none was given."""
     if (options.ids, options.prompt, options.file) != (None, None, None):
+        note_model_name(options.prompt, note)
         return read_prompt(options)
     unread = ""
     if stdin_is_given(sys.stdin):
@@ -76,6 +77,14 @@ def prompt_or_builtin(
             return Prompt(text)
     note(f"no prompt was given: `{builtin}` is used{unread}")
     return Prompt(builtin)
+
+
+def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
+    """Tells of a text that is nothing but a model's name that it is taken for a text."""
+    from llmcli.checkpoints.catalog import CATALOG
+
+    if text in CATALOG:
+        note(f"`{text}` is the text that is read; the model of that name is `-m {text}`")
 
 
 def looked_at(options: PromptOptions, note: Callable[[str], None]) -> Prompt:

@@ -149,11 +149,12 @@ def _show_run(
     """The same of a loaded model that has read the prompt and taken one step more."""
     from llmcli.cli.encoding import ChatOptions, check_fits, encode
     from llmcli.cli.looking import token_texts
-    from llmcli.cli.prompts import read_prompt
+    from llmcli.cli.prompts import note_model_name, read_prompt
     from llmcli.families import translate
     from llmcli.measure.shapes import Calls, model_shapes
     from llmcli.measure.stored import stored_tensors
 
+    note_model_name(prompt.prompt, out.note)
     given = read_prompt(prompt)
     model = load_model(options, out, text=given.ids is None).model
     config = model.config

@@ -85,6 +85,15 @@ def test_a_prompt_is_run_and_compared(run_tiny):
     assert 'prompt of 3 tokens · "a" · "b" · "c"' in run_tiny("shapes", "abc", "--layer=0").out
 
 
+@pytest.mark.parametrize("command", ["shapes", "dump", "attention", "lens"])
+def test_a_models_name_as_text_is_told(run_tiny, command):
+    name = ("--name", "embed") if command == "dump" else ()
+    note = "note: `tiny` is the text that is read; the model of that name is `-m tiny`"
+    assert note in run_tiny(command, "tiny", *name).err
+    assert note not in run_tiny(command, "tiny", *name, "-q").err
+    assert "of that name" not in run_tiny(command, "tiny words", *name).err
+
+
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
     honest = ran.Calls.activations
 

@@ -1,0 +1,77 @@
+"""What typer says of a command line that is wrong, in our words and with what was meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from llmcli.errors import LlmcliError, UsageError
+
+
+def usage_error(exception: Any) -> UsageError:
+    """typer's message in our style: lower case, backticks, a suggestion as the hint."""
+    context = getattr(exception, "ctx", None)
+    path = context.command_path if context is not None else "llmcli"
+    hint = f"see `{path} --help`"
+    option = getattr(exception, "option_name", None)
+    message = exception.format_message().rstrip(".")
+    if option is not None and context is not None:
+        if type(exception).__name__ == "NoSuchOption":
+            return _no_option(option, context)
+        if message.endswith("requires an argument"):
+            message = f"`{option}` takes a value"
+    extra = re.fullmatch(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", message, re.DOTALL)
+    if extra:
+        split = "" if context is None else _split_index(context)
+        if split:
+            from llmcli.explain.parse import split_by_the_shell
+
+            return split_by_the_shell(split)
+        message = f"`{extra[1]}` is one argument too many"
+        hint = f"{_instead(extra[1].split(), context)}see `{path} --help`"
+    message = re.sub(r"'([^']*)'", r"`\1`", message)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _instead(words: list[str], context: Any) -> str:
+    """What may have been meant by words that a command has no place for."""
+    model = next(filter(names_a_model, words), None)
+    if model is not None:
+        return f"for that model write `-m {model}`; "
+    parameters = () if context is None else context.command.params
+    takes_text = any(parameter.param_type_name == "argument" for parameter in parameters)
+    return "put a text of several words in quotes; " if takes_text else ""
+
+
+def names_a_model(word: str) -> bool:
+    """Whether it is a name of the catalog, or looks like a path of weights or an id of the hub."""
+    from llmcli.checkpoints.catalog import CATALOG
+    from llmcli.checkpoints.locate import parse
+
+    try:
+        found = parse(word)
+    except LlmcliError:
+        return False
+    if isinstance(found, str):
+        return found in CATALOG or (Path(found) / "config.json").is_file()
+    return True
+
+
+def _split_index(context: Any) -> str:
+    """`logits[-1,`, the part of a NAME[INDEX] that the shell has split, empty where it has not."""
+    from llmcli.cli.params import WORDS
+
+    if not any("[INDEX]" in str(parameter.metavar) for parameter in context.command.params):
+        return ""
+    return next((w for w in context.meta[WORDS] if re.search(r"\[[^\]]*$", w)), "")
+
+
+def _no_option(option: str, context: Any) -> UsageError:
+    """`-s` of the word `-seed` is that word."""
+    from llmcli.cli.params import WORDS, unknown_option
+
+    words = context.meta.get(WORDS, ())
+    if len(option) == 2:
+        option = next((word for word in words if word.startswith(option)), option)
+    return unknown_option(option, context)
