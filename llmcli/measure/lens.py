@@ -117,7 +117,8 @@ def _need(model: Model, rows: int, positions: int, cached: int) -> None:
     and the logits of one chunk do not fit."""
     vocab, width = model.config.vocab, model.config.width
     at_once = min(max(1, CHUNK // (rows * vocab)), positions)
-    numbers = (rows + 6) * at_once * vocab  # and what a row of cells is worked out with
+    # and what a row of cells is worked out with, and the comparison in float64, one after the other
+    numbers = (rows + 12) * at_once * vocab
     devices.require_memory(
         rows * positions * width * model.dtype.itemsize
         + model.decoder.state_bytes(1, cached)
