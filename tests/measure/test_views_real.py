@@ -84,7 +84,6 @@ def dump(model: Model, ids: list[int], new: int, begin: str = "") -> Any:
     [
         (attention, "float32", 0),
         (attention, "bfloat16", NEW),
-        (lens, "float32", 0),
         (lens, "bfloat16", NEW),
         (dump, "bfloat16", NEW),
     ],
