@@ -111,6 +111,11 @@ def prefill_peak(
 
     An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
     the largest of them, and what all share: rotation tables, masks. `size`: bytes of a number.
+
+    Of PyTorch's own tensors: for smollm2 on one thread of a CPU 17.9 MiB of 512 tokens, of which
+    its allocator has 17.9, and 21.1 of 3,072, of which it has 19.1. The process grows by 13 to 19
+    MiB more than that: buffers in which products are packed, and memory that is free but not
+    given back. That does not grow with the model's context, and is not counted.
     """
     tokens = min(context, PROMPT_CHUNK)
     wide = max(size, 4)

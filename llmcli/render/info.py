@@ -227,8 +227,8 @@ class MemoryTable:
             ("cache", [fit.need.cache for fit in fits], "keys and values of every token"),
             ("  a token", [fit.need.cache_per_token for fit in fits], ""),
             ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
-            ("prompt", [fit.need.activations for fit in fits], "peak of reading it, estimated"),
-            ("needed", [fit.need.total for fit in fits], "beside PyTorch itself"),
+            ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
+            ("needed", [fit.need.total for fit in fits], "beside PyTorch and its buffers"),
         ]
         rows += [
             (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts

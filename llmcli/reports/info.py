@@ -117,7 +117,8 @@ class MemoryNeed:
     """Bytes that a run takes at one length of context.
 
     `copies`: of the cache, which a batch makes when one of its sequences ends. `activations` is
-    the peak of reading a prompt of that length, an estimate; the others are exact.
+    the peak of reading a prompt of that length, an estimate of the tensors alone; the others are
+    exact. What libraries of products keep for themselves is in none of them.
     """
 
     dtype: str
