@@ -59,7 +59,7 @@ class Heatmap:
         below = ticks(shown.keys[0], shown.pool, columns, cell)
         yield Segment(f"{'key':>{gutter - 1}} {below}".rstrip(), Style.parse(FAINT))
         yield Segment.line()
-        if border := written(shown, self.given, columns, cell):
+        if border := written(shown, self.given, cell, width - gutter):
             yield Segment(f"{'':{gutter}}{border}", Style.parse(FAINT))
             yield Segment.line()
         notes = [*about(shown, self.given), spread(shown.values)]
@@ -234,15 +234,18 @@ def about(shown: Matrix, given: int | None) -> Iterator[str]:
         yield "a part at a time: --query and --key"
 
 
-def written(shown: Matrix, given: int | None, columns: int, cell: int) -> str:
-    """The line below the keys that marks the first one that the model wrote; empty without one."""
+def written(shown: Matrix, given: int | None, cell: int, room: int) -> str:
+    """What marks, below the keys, the first one that the model wrote, in `room` columns or less.
+
+    Empty where all or none were.
+    """
     if given is None or not shown.keys[0] < given < shown.keys[1]:
         return ""
     at = (given - shown.keys[0]) // shown.pool * cell
     words = f"from {given} on written by the model"
     if at > len(words):
         return f"{words:>{at - 1}} ^"
-    return f"{'':{at}}^ {words if at + 2 + len(words) <= columns * cell else ''}".rstrip()
+    return f"{'':{at}}^ {words if at + 2 + len(words) <= room else ''}".rstrip()
 
 
 def span(positions: tuple[int, int]) -> str:

@@ -356,6 +356,8 @@ def test_tokens_that_the_model_wrote_are_marked(width, colour, given):
     assert {int(at) for at in re.findall(r'[^+]"t(\d+)"', text)} <= set(range(given))
     keys = next(number for number, line in enumerate(lines) if " key 0" in line)
     where = lines[keys + 1].index("^")  # below the first key that the model wrote
+    if width > 40:
+        assert f"from {given} on written by the model" in lines[keys + 1]
     row = next(line for line in lines if re.match(f" *{given} ", line)) if not colour else None
     if row is not None:
         assert row[where] in " ░▒▓█"
