@@ -156,7 +156,11 @@ def _show_run(
 
     note_model_name(prompt.prompt, out.note)
     given = read_prompt(prompt)
-    model = load_model(options, out, text=given.ids is None).model
+
+    def check(config: ModelConfig) -> None:
+        choice.asked(config)  # refuses layers and names that are not there
+
+    model = load_model(options, out, text=given.ids is None, check=check).model
     config = model.config
     asked = choice.asked(config)
     encoded = encode(given, ChatOptions(raw=True), model)

@@ -184,6 +184,12 @@ def test_what_cannot_be_is_refused(cli, tiny, argv, words):
     assert words in result.err
 
 
+@pytest.mark.parametrize("argv", [("--layer", "9"), ("--filter", "nonsense")])
+def test_what_is_not_there_is_refused_before_the_weights(cli, tiny, argv, monkeypatch):
+    monkeypatch.setattr("llmcli.loading.load_checkpoint", lambda *_, **__: pytest.fail("loaded"))
+    assert cli("shapes", "-m", tiny, "text", *argv).code == 2
+
+
 def test_learned_positions_bound_the_tokens(cli):
     assert cli("shapes", "-m", "tiny", "--tokens", "511", "--layer", "0").code == 0
     result = cli("shapes", "-m", "tiny", "--tokens", "512")
