@@ -22,6 +22,7 @@ from llmcli.reports.attention import AttentionReport, HeadReport, Label, Metric
 
 MOST_LETTERS = 3  # kinds of one head that are marked
 FOUND_LINES = 2  # of the heads of one kind that are named
+WIDEST = 160  # columns of such a line, in a pipe as well, which has no end of them
 
 
 def head_map(
@@ -192,7 +193,7 @@ class Found:
     label: Label
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
+        width = min(options.max_width, WIDEST)
         rule, *heads = self.parts()
         for count in range(len(heads), -1, -1):
             left = len(heads) - count
