@@ -62,6 +62,12 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv):
     assert finished(process, 0)[1] == ""
 
 
+FULL = [
+    "error: could not write the output: no space left on device",
+    "hint: write to another file or directory",
+]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "argv", [["tokens", "x"], ["generate", "-n", "3", "x"], ["generate", "-n", "3", "--json", "x"]]
@@ -69,7 +75,7 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv):
 def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
     with open("/dev/full", "wb") as full:
         err = finished(start(tiny, *argv, "-q", stdout=full), 1)[1]
-    assert err.splitlines() == ["error: could not write the output: no space left on device"]
+    assert err.splitlines() == FULL
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -79,10 +85,7 @@ def test_help_to_a_full_disk():
             [sys.executable, "-m", "llmcli", "--help"], cwd=ROOT, stdout=full,
             stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
-    assert (done.returncode, done.stderr.decode().splitlines()) == (
-        1,
-        ["error: could not write the output: no space left on device"],
-    )
+    assert (done.returncode, done.stderr.decode().splitlines()) == (1, FULL)
 
 
 def test_an_error_keeps_its_code_where_nobody_reads_it():
@@ -186,7 +189,7 @@ def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
         (["tokens", "中 T¹", "--json"], r"\u00b9"),
         (["score", "中 T¹"], "bits per byte"),
         (["explain", "blocks.0.resid_mid[0,0]", "中", "--depth", "1"], "T^3[0,0] = "),
-        (["attention", "中 abcabc"], "ok every query sees the keys that it may"),
+        (["attention", "中 abcabc"], "ok in the pattern shown every query sees the keys"),
         (["attention", "中 abcabc"], "induction (induction >= 0.4"),
     ],
 )
