@@ -22,7 +22,7 @@ from llmcli.reports.attention import AttentionReport, HeadReport, Label, Metric
 
 MOST_LETTERS = 3  # kinds of one head that are marked
 FOUND_LINES = 2  # of the heads of one kind that are named
-WIDEST = 160  # columns of such a line, in a pipe as well, which has no end of them
+WIDEST = 200  # columns of such a line, in a pipe as well, which has no end of them
 
 
 def head_map(
