@@ -14,15 +14,14 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.render.cells import Ink
-from llmcli.render.heatmap import WIDEST, ColourBar
-from llmcli.render.layout import filled
+from llmcli.render.heatmap import ColourBar
+from llmcli.render.layout import WIDEST, filled
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.theme import FAINT
 from llmcli.reports.attention import AttentionReport, HeadReport, Label, Metric
 
 MOST_LETTERS = 3  # kinds of one head that are marked
 FOUND_LINES = 2  # of the heads of one kind that are named
-WIDEST = 200  # columns of such a line, in a pipe as well, which has no end of them
 
 
 def head_map(

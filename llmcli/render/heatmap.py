@@ -17,12 +17,11 @@ from rich.style import Style
 from rich.text import Text
 
 from llmcli.render.cells import Ink, Line, fitted, padded, painted
-from llmcli.render.layout import Dotted
+from llmcli.render.layout import WIDEST, Dotted
 from llmcli.render.palette import Scale
 from llmcli.render.theme import FAINT, HEADING, quoted
 from llmcli.reports.attention import Matrix
 
-WIDEST = 240  # columns: where nothing else bounds it, such as in a pipe
 TALLEST = 64  # rows that are drawn as large cells, a line each
 GUTTER, LABEL = 14, 24  # least and most columns of the tokens on the left
 LEAST = 6  # columns with which a token can still be told

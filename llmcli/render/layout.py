@@ -15,6 +15,7 @@ SEPARATOR = " · "
 GAP = "   "
 INDENT = "    "
 LEAST = 8  # columns that a cell which may be cut keeps
+WIDEST = 240  # columns of pictures and lists where nothing else bounds them, such as in a pipe
 
 
 def filled(parts: Sequence[str], width: int) -> list[str]:

@@ -10,13 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from llmcli.render.cells import Ink, fitted
-from llmcli.render.layout import Dotted
+from llmcli.render.layout import WIDEST, Dotted
 from llmcli.render.lens_words import in_cell, short, space
 from llmcli.render.stats import confidence_legend
 from llmcli.render.theme import FAINT, HEADING, NUMBER, confidence_style
 from llmcli.reports.lens import LensCell, LensReport
 
-WIDEST = 240  # columns: where nothing else bounds it, such as in a pipe
 NAME = 10  # columns of a row's name
 LEAST, MOST, GAP = 4, 12, 2  # columns of a cell, and those between two
 SHARE = 4  # more of them where there is no colour: the probability in percent
