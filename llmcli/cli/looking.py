@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from llmcli.generation.sampling import Sampling
     from llmcli.model import Model
 
-# tokens come back in it, so that induction and duplicate-token heads have something to do
-LOOKED_AT = (
-    "In the beginning God created the heaven and the earth. And the earth was without form, "
-    "and void; and darkness was upon the face of the deep."
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateOptions:

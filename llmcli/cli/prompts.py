@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from llmcli.text import Tokenizer
 
 BUILTIN = "In the beginning"
+# tokens come back in it, so that induction and duplicate-token heads have something to do
+LOOKED_AT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, "
+    "and void; and darkness was upon the face of the deep."
+)
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 
@@ -89,8 +94,6 @@ def note_model_name(text: str | None, note: Callable[[str], None]) -> None:
 
 def looked_at(options: PromptOptions, note: Callable[[str], None]) -> Prompt:
     """The prompt of a command that looks inside, a pipe too; the built-in one where none is."""
-    from llmcli.cli.looking import LOOKED_AT  # which needs `Prompt`
-
     return prompt_or_builtin(options, LOOKED_AT, note)
 
 

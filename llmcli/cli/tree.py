@@ -21,15 +21,21 @@ ENTRIES = {
     "explain": Entry(
         "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
     ),
-    "info": Entry("llmcli.cli.info", "What a model is, and whether it fits this machine.", "Look"),
+    "info": Entry(
+        "llmcli.cli.info.command", "What a model is, and whether it fits this machine.", "Look"
+    ),
     "shapes": Entry(
-        "llmcli.cli.shapes", "Every tensor: letters, numbers, memory, formula, source.", "Look"
+        "llmcli.cli.shapes.command",
+        "Every tensor: letters, numbers, memory, formula, source.",
+        "Look",
     ),
     "attention": Entry(
-        "llmcli.cli.attention", "What each head attends to: heatmaps, metrics, pairs.", "Look"
+        "llmcli.cli.attention.command",
+        "What each head attends to: heatmaps, metrics, pairs.",
+        "Look",
     ),
     "lens": Entry(
-        "llmcli.cli.lens", "Logit lens: the likeliest token after every layer.", "Look"
+        "llmcli.cli.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
     ),
     "dump": Entry(
         "llmcli.cli.dump", "Any activation by name: statistics, and all of it in a file.", "Look"

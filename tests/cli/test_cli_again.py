@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from llmcli.cli.again import again
-from llmcli.cli.attention_options import HeadOptions, ViewOptions
+from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import NewTokensOptions
 from llmcli.cli.options import ModelOptions, PromptOptions
 

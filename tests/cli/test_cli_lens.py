@@ -14,8 +14,8 @@ import torch
 from cli_tiny import write_tiny
 
 import llmcli.measure.lens
-from llmcli.cli.lens_options import parse_target
-from llmcli.cli.looking import LOOKED_AT
+from llmcli.cli.lens.options import parse_target
+from llmcli.cli.prompts import LOOKED_AT
 from llmcli.errors import UsageError
 from llmcli.loading import load
 from llmcli.nn.norm import Norm
@@ -345,7 +345,7 @@ def test_the_size_is_what_was_said_within_a_tenth(kind, argv, cli, tmp_path, mon
     monkeypatch.setattr("sys.stdin", None)
     said = []
     monkeypatch.setattr(
-        "llmcli.cli.lens_files.check_size", lambda file, size, **_: said.append(size)
+        "llmcli.cli.lens.files.check_size", lambda file, size, **_: said.append(size)
     )
     file = tmp_path / f"out.{kind}"
     assert cli("lens", "-m", "tiny", *argv, "-o", str(file)).code == 0

@@ -22,10 +22,10 @@ from attention_reports import (
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.attention import Calls, heatmaps, metric_map, overview, render_attention
-from llmcli.render.attention_head import head_kinds, head_numbers, is_single
-from llmcli.render.attention_map import Found, HeadMap, scale_of, short
-from llmcli.render.attention_tables import MetricTable, metric_table, pair_table
+from llmcli.render.attention.head import head_kinds, head_numbers, is_single
+from llmcli.render.attention.map import Found, HeadMap, scale_of, short
+from llmcli.render.attention.tables import MetricTable, metric_table, pair_table
+from llmcli.render.attention.view import Calls, heatmaps, metric_map, overview, render_attention
 from llmcli.render.palette import rgb
 from llmcli.reports.attention import LayerReport
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from files_reports import attention_report, patterns
 
-from llmcli.render.attention_csv import AttentionCsv, csv_file_size
+from llmcli.render.attention.as_csv import AttentionCsv, csv_file_size
 from llmcli.render.theme import quoted
 from llmcli.render.visible import visible, visible_count
 

@@ -12,9 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from llmcli.render.layout import WIDEST
-from llmcli.render.lens import render_lens
-from llmcli.render.lens_csv import COLUMNS, lens_csv
-from llmcli.render.lens_grid import room
+from llmcli.render.lens.as_csv import COLUMNS, lens_csv
+from llmcli.render.lens.grid import room
+from llmcli.render.lens.view import render_lens
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.lens import LensCell, LensReport, LensRow, LensToken
 

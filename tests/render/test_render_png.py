@@ -10,9 +10,9 @@ from files_reports import EVIL, WRONG, attention_report, lens_report, matrix, pa
 from PIL import Image
 
 from llmcli.render import png
-from llmcli.render.attention_png import attention_png
-from llmcli.render.head_map_png import head_map_png
-from llmcli.render.lens_png import MOST, lens_png
+from llmcli.render.attention.as_png import attention_png
+from llmcli.render.attention.map_as_png import head_map_png
+from llmcli.render.lens.as_png import MOST, lens_png
 from llmcli.render.palette import DIVERGING, VIRIDIS, Scale, rgb
 from llmcli.render.png import INK, MASKED, RED, Sheet
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llmcli.render.lens_words import EMBEDDING, short
+from llmcli.render.lens.words import EMBEDDING, short
 from llmcli.render.page.build import checks, finite, page, token
 from llmcli.render.theme import quoted
 from llmcli.reports.lens import LensCell, LensReport, LensRow

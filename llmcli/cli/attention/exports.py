@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from llmcli.cli.attention_files import ARRAYS, Planned, array_name
+from llmcli.cli.attention.files import ARRAYS, Planned, array_name
 from llmcli.cli.files import whole_file
 from llmcli.cli.output import write_document, write_file
 from llmcli.reports.attention import AttentionReport, What
@@ -92,7 +92,7 @@ class _Document:
 
 class _Csv:
     def __init__(self, planned: Planned) -> None:
-        from llmcli.render.attention_csv import AttentionCsv
+        from llmcli.render.attention.as_csv import AttentionCsv
 
         self._planned, self._table = planned, AttentionCsv()
 
@@ -129,8 +129,8 @@ class _Picture:
         self._planned = planned
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
-        from llmcli.render.attention_png import attention_png
-        from llmcli.render.head_map_png import head_map_png
+        from llmcli.render.attention.as_png import attention_png
+        from llmcli.render.attention.map_as_png import head_map_png
 
         planned, title = self._planned, self._planned.title
         if planned.drawn:

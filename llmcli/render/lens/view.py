@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
-from llmcli.render.lens_grid import Grid, Legend
-from llmcli.render.lens_position import Position, headline
+from llmcli.render.lens.grid import Grid, Legend
+from llmcli.render.lens.position import Position, headline
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.reports.lens import LensReport
 

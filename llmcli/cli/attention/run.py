@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmcli.cli.attention_asked import Asked
-from llmcli.cli.attention_files import Planned
-from llmcli.cli.attention_options import HeadOptions, ViewOptions
+from llmcli.cli.attention.asked import Asked
+from llmcli.cli.attention.files import Planned
+from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import token_texts
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from llmcli.measure.attention.wanted import OnMatrix
     from llmcli.model import Model
-    from llmcli.render.attention import Calls
+    from llmcli.render.attention.view import Calls
     from llmcli.render.palette import Kind
 
 MOST_CELLS = 480  # of a side of a matrix that is drawn: more than any terminal is wide
@@ -37,7 +37,7 @@ class Run:
         view: ViewOptions,
         asked: Asked,
     ) -> None:
-        from llmcli.render.attention import COLOURED_BY
+        from llmcli.render.attention.view import COLOURED_BY
         from llmcli.render.stats import model_line
 
         self.model, self.ids, self.new, self.heads, self.view = model, ids, new, heads, view
@@ -120,9 +120,9 @@ class Run:
         """What is shown of the report, in the order of the options."""
         from rich.console import Group
 
-        from llmcli.render.attention import heatmaps, metric_map, overview
-        from llmcli.render.attention_head import head_kinds, head_numbers, is_single
-        from llmcli.render.attention_tables import metric_table, pair_table
+        from llmcli.render.attention.head import head_kinds, head_numbers, is_single
+        from llmcli.render.attention.tables import metric_table, pair_table
+        from llmcli.render.attention.view import heatmaps, metric_map, overview
 
         known = {metric.name for metric in report.metrics}
         table = [metric for metric in self.asked.table if metric.name in known]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmcli.render.lens_words import EMBEDDING, short
+from llmcli.render.lens.words import EMBEDDING, short
 from llmcli.render.palette import Scale, rgb
 from llmcli.render.png import (
     FOOT,

@@ -89,7 +89,7 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
     report = replace(report, file=replace(report.file, path=place))
     _check_context(model.context_length, report.model, out)
     if out.json:
-        from llmcli.cli.info_document import info_document, model_object
+        from llmcli.cli.info.document import info_document, model_object
 
         out.document(info_document(report), model=model_object(report), environment=environment())
     else:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.render.attention_map import short
-from llmcli.render.attention_tables import weighted_note
+from llmcli.render.attention.map import short
+from llmcli.render.attention.tables import weighted_note
 from llmcli.render.layout import Dotted
 from llmcli.render.theme import FAINT
 from llmcli.reports.attention import AttentionReport, HeadReport

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.files import kind_of_file
-from llmcli.cli.lens_files import FILES, check_lens_size, write_lens
-from llmcli.cli.lens_options import LensOptions, parse_target, space_note
+from llmcli.cli.lens.files import FILES, check_lens_size, write_lens
+from llmcli.cli.lens.options import LensOptions, parse_target, space_note
 from llmcli.cli.looking import (
     NewTokensOptions,
     TemplateOptions,
@@ -70,7 +70,7 @@ def command(
     if out.json:
         out.document(body, model=about, environment=header)
     else:
-        from llmcli.render.lens import render_lens
+        from llmcli.render.lens.view import render_lens
 
         out.show(render_lens(report, model_line(about), ranks=lens.target != "output"))
     if not report.ok:
@@ -94,7 +94,7 @@ def _measured(
     out: Output,
 ) -> LensReport:
     from llmcli.measure.lens import Places, measure_lens
-    from llmcli.render.lens_grid import room
+    from llmcli.render.lens.grid import room
 
     layers = len(model.config.layers)
     places = Places(layers=lens.layers(layers), mid=lens.mid)

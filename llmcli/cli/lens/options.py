@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.lens_files import FILES
+from llmcli.cli.lens.files import FILES
 from llmcli.cli.looking import check_span, parse_numbers
 from llmcli.cli.params import Range
 from llmcli.errors import UsageError

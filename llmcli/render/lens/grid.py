@@ -11,7 +11,7 @@ from rich.text import Text
 
 from llmcli.render.cells import Ink, fitted
 from llmcli.render.layout import WIDEST, Dotted
-from llmcli.render.lens_words import in_cell, short, space
+from llmcli.render.lens.words import in_cell, short, space
 from llmcli.render.stats import confidence_legend
 from llmcli.render.theme import FAINT, HEADING, NUMBER, confidence_style
 from llmcli.reports.lens import LensCell, LensReport

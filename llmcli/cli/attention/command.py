@@ -6,22 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.again import again
-from llmcli.cli.attention_asked import MOST_DRAWN, Asked
-from llmcli.cli.attention_exports import Matrices, opened
-from llmcli.cli.attention_files import check_text_size
-from llmcli.cli.attention_options import FILES, HeadOptions, ViewOptions
-from llmcli.cli.attention_run import Run
+from llmcli.cli.attention.asked import MOST_DRAWN, Asked
+from llmcli.cli.attention.exports import Matrices, opened
+from llmcli.cli.attention.files import check_text_size
+from llmcli.cli.attention.options import FILES, HeadOptions, ViewOptions
+from llmcli.cli.attention.run import Run
 from llmcli.cli.files import kind_of_file, written
-from llmcli.cli.looking import (
-    LOOKED_AT,
-    NewTokensOptions,
-    TemplateOptions,
-    encode_look,
-    room_for,
-)
+from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, room_for
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
-from llmcli.cli.prompts import Prompt, looked_at
+from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
 from llmcli.cli.running import KERNELS, load_model
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
 
     from llmcli.config import ModelConfig
     from llmcli.model import Model
-    from llmcli.render.attention import Calls
+    from llmcli.render.attention.view import Calls
 
 EPILOG = """
 What is shown: without --layer and --head a map of all heads with the kinds
@@ -96,7 +90,7 @@ def command(
     if out.json:
         out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
     else:
-        from llmcli.render.attention import render_attention
+        from llmcli.render.attention.view import render_attention
 
         calls = _calls(given, prompt, template, new, heads, model)
         out.show(render_attention(report, run.title, run.views(report, calls)))
@@ -117,7 +111,7 @@ def _calls(
     model: ModelOptions,
 ) -> Calls:
     """The command lines that hints begin with; a pipe stands before them as `… |`."""
-    from llmcli.render.attention import Calls
+    from llmcli.render.attention.view import Calls
 
     everywhere = replace(heads, layer=None, head=None, what="pattern")
     same = again("attention", prompt, template, new, everywhere, model)

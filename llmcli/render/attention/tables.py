@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.render.attention_map import shares
+from llmcli.render.attention.map import shares
 from llmcli.render.heatmap import span
 from llmcli.render.layout import GAP, Column, Dotted, Rows
 from llmcli.render.theme import FAINT, NUMBER, quoted

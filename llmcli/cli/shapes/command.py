@@ -9,8 +9,8 @@ from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.cli.shapes_document import shapes_document, stored_tensor
-from llmcli.cli.shapes_options import TOKENS, CallOptions, ChoiceOptions
+from llmcli.cli.shapes.document import shapes_document, stored_tensor
+from llmcli.cli.shapes.options import TOKENS, CallOptions, ChoiceOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 

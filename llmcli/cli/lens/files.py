@@ -43,11 +43,11 @@ def write_lens(
     if kind == "json":
         write_document(file, document)
     elif kind == "csv":
-        from llmcli.render.lens_csv import lens_csv
+        from llmcli.render.lens.as_csv import lens_csv
 
         write_file(file, lens_csv(report))
     elif kind == "png":
-        from llmcli.render.lens_png import lens_png
+        from llmcli.render.lens.as_png import lens_png
 
         write_file(file, lens_png(report, title))
     else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from llmcli.cli.attention_options import HeadOptions, ViewOptions
+from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import parse_numbers
 from llmcli.errors import UsageError
 from llmcli.reports.head_metrics import METRICS

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from llmcli.render.cells import Ink, fitted
 from llmcli.render.layout import GAP, Column, Dotted, Rows
-from llmcli.render.lens_words import in_words, short
+from llmcli.render.lens.words import in_words, short
 from llmcli.render.theme import FAINT, NUMBER, confidence_style
 from llmcli.render.tokens import percent
 from llmcli.reports.lens import LensReport, LensRow, LensToken

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.render.attention_map import head_map, kinds_found, shares
-from llmcli.render.attention_tables import definition, token, weighted_note
+from llmcli.render.attention.map import head_map, kinds_found, shares
+from llmcli.render.attention.tables import definition, token, weighted_note
 from llmcli.render.checks import render_checks
 from llmcli.render.heatmap import ColourBar, Heatmap, Panels
 from llmcli.render.layout import Dotted

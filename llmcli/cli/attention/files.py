@@ -84,7 +84,7 @@ class Planned:
 
             return array_file_size(self.kind, self.arrays(), self.metadata(self.known, ok=True))
         if self.kind == "csv":
-            from llmcli.render.attention_csv import csv_file_size
+            from llmcli.render.attention.as_csv import csv_file_size
 
             texts = [text for _, text in self.known]
             new = [texts[at % len(texts)] for at in range(self.new)]

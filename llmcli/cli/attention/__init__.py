@@ -1,0 +1,1 @@
+"""`llmcli attention`: what heads attend to."""

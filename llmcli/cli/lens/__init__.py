@@ -1,0 +1,1 @@
+"""`llmcli lens`: what each layer would have said."""

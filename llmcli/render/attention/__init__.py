@@ -1,0 +1,1 @@
+"""What heads attend to: on a screen, and in files."""

@@ -1,0 +1,1 @@
+"""What each layer would have said: on a screen, and in files."""
