@@ -12,13 +12,14 @@ import typer
 
 from llmcli.cli.encoding import ChatOptions, encode
 from llmcli.cli.exits import Stopped
+from llmcli.cli.files import kind_of_file
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.errors import CheckFailed, PromptTooLong, UsageError, WriteFailed
+from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.ladder import LadderReport, Variant
 
@@ -251,16 +252,8 @@ def _check(options: LadderOptions, output: OutputOptions) -> None:
     for flag, given in (("--json", output.json), ("--beyond", options.beyond)):
         if options.explain and given:
             raise UsageError(f"`--explain` and `{flag}` exclude each other")
-    if options.save is None:
-        return
-    path = Path(options.save).expanduser()
-    if path.suffix.lower() not in (".png", ".json"):
-        raise UsageError(
-            f"`-o {options.save}` ends neither in .png nor in .json",
-            hint="for example `-o ladder.png`",
-        )
-    if not path.absolute().parent.is_dir():
-        raise WriteFailed(f"could not write `{options.save}`: there is no such directory")
+    if options.save is not None:
+        kind_of_file(options.save, ("png", "json"))
 
 
 def _save(document: dict[str, Any], report: LadderReport, title: str, file: str) -> None:

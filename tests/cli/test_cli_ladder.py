@@ -113,7 +113,7 @@ def test_files(climb, tmp_path):
         (("--explain",), "`--explain` explains one rung"),
         (("--explain", "--rung", "2-3"), "`--explain` explains one rung at a time"),
         (("--explain", "--rung", "2", "--beyond"), "`--explain` and `--beyond` exclude"),
-        (("-o", "chart.gif"), "`-o chart.gif` ends neither in .png nor in .json"),
+        (("-o", "chart.gif"), "`-o chart.gif` does not end in .png or .json"),
         (("-n", "0"), "`--tokens` must be between 1 and 32"),
         (("--batch", "0"), "`--batch` must be between 1 and 256"),
         (("--dtype", "bfloat16"), "`--dtype bfloat16` rounds too coarsely"),
