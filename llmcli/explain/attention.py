@@ -223,10 +223,16 @@ class Mix(Rule):
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
     def halves(self, values: Kernel, result: Tensor) -> Tensor:
-        """The weights too: the fused kernel rounds them before they meet the values."""
+        """The weights too: the fused kernel rounds them before they meet the values.
+
+        A weight below what float16 holds in full is rounded as coarsely as the least that it does.
+        """
         group = self.attention.heads // self.attention.kv_heads
         v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
-        return result.abs() + torch.einsum("hts,hse->hte", values[self.pattern], v_HSe)
+        a_HtS = values[self.pattern]
+        least = torch.finfo(values.model.dtype).tiny
+        rounded_HtS = torch.where(a_HtS > 0, a_HtS + least, 0.0)
+        return result.abs() + torch.einsum("hts,hse->hte", rounded_HtS, v_HSe)
 
     def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""

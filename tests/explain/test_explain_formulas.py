@@ -336,3 +336,28 @@ def test_memory_is_linear_in_the_prompt(model, monkeypatch, sampled):
     assert formula_checks(model, ids, seen, wanted, rows=4).ok
     assert largest
     assert max(largest) == 4 * 4 * 300
+
+
+def test_weights_too_small_for_float16_are_no_fault(model):
+    """200 equal keys far below the first: each weight is rounded the same way, and coarsely."""
+    model = model("llama-grouped", "float16")
+    mixer = model.config.layers[0].mixer
+    tokens, size = 200, mixer.head_dim
+    q = torch.zeros(1, mixer.heads, tokens, size, dtype=torch.float16)
+    k = torch.zeros(1, mixer.kv_heads, tokens, size, dtype=torch.float16)
+    q[..., 0], k[..., 0] = 4.0, -2.0
+    # e^-13 is 38 times the least number of float16, which is then off by up to 1.3 %
+    k[:, :, 0, 0] = 13.0112 / mixer.scale / 4 - 2
+    v = torch.ones(1, mixer.kv_heads, tokens, size, dtype=torch.float16)
+    v[:, :, 0] = 1e-4
+    group = mixer.heads // mixer.kv_heads
+    z = torch.nn.functional.scaled_dot_product_attention(
+        q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True,
+        scale=mixer.scale,
+    )  # fmt: skip
+    prefix = "blocks.0.attn"
+    seen = {f"{prefix}.q_rot": q, f"{prefix}.k_rot": k, f"{prefix}.v": v, f"{prefix}.z": z}
+    found = formula_checks(model, [5] * tokens, seen, [f"{prefix}.z"])
+    assert found.ok
+    seen[f"{prefix}.z"] = z * 1.1
+    assert not formula_checks(model, [5] * tokens, seen, [f"{prefix}.z"]).ok
