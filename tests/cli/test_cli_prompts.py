@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from llmcli.cli.looking import LOOKED_AT
 from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.cli.prompts import (
+    LOOKED_AT,
     looked_at,
     parse_ids,
     prompt_or_builtin,
