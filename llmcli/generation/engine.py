@@ -11,21 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from llmcli.devices import require_memory
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
+from llmcli.generation.prefill import prefill
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.stop import StopMatcher
 
 if TYPE_CHECKING:
     from llmcli.model import Model
-    from llmcli.nn.state import State
 
-_CHUNK = 512  # prompt tokens of a sequence in one forward call: bounds what attention needs
 _BUCKET = 64  # capacities are multiples of this, so that few sizes of cache exist
 
 
@@ -106,7 +102,7 @@ def _run(
         "lower --max-tokens, --context-length or --num-samples",
     )
     state = model.decoder.new_state(len(prompts), capacity)
-    logits_BV = _prefill(model, prompts, state, on_prefill)
+    logits_BV = prefill(model.decoder, prompts, state, on_prefill=on_prefill)
     samples = len(outputs) // len(prompts)
     if samples > 1:
         forks = [number // samples for number in range(len(outputs))]
@@ -123,37 +119,6 @@ def _run(
             picker.keep(rows)
             state, ids_B = state.select(rows), ids_B[rows]
         logits_BV = model.decoder(ids_B[:, None], state, logits="last")[:, 0]
-
-
-@torch.inference_mode()
-def _prefill(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    state: State,
-    on_prefill: Callable[[int, int], None] | None,
-) -> Tensor:
-    """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`."""
-    last_PV: Tensor | None = None
-    totals = [len(prompt) for prompt in prompts]
-    done, total = 0, sum(totals)
-    for start in range(0, max(totals), _CHUNK):
-        parts = [list(prompt[start : start + _CHUNK]) for prompt in prompts]
-        lengths = [len(part) for part in parts]
-        width = max(lengths)
-        ids_PT = torch.tensor([part + [0] * (width - len(part)) for part in parts])
-        logits_PV = model.decoder(
-            ids_PT.to(model.device), state, lengths=lengths, totals=totals, logits="last"
-        )[:, 0]
-        if last_PV is None:
-            last_PV = logits_PV
-        else:  # prompts that ended in an earlier chunk have nothing new to say
-            rows = [row for row, length in enumerate(lengths) if length]
-            last_PV[rows] = logits_PV[rows]
-        done += sum(lengths)
-        if on_prefill is not None:
-            on_prefill(done, total)
-    assert last_PV is not None
-    return last_PV
 
 
 def _capacity(model: Model, capacity: int | None) -> int:

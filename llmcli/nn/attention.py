@@ -108,9 +108,11 @@ class Attention:
         return q_BHTd, k_BKTd
 
     def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> None:
-        if step.tap is not None:
-            for letter, heads in zip("qk", self._heads(qk_BTNd), strict=True):
-                step.emit(f"{self.name}.{letter}{suffix}", heads)
+        if step.tap is None:  # both are there at once, and nobody looks at either
+            step.mark(f"{self.name}.k{suffix}")
+            return
+        for letter, heads in zip("qk", self._heads(qk_BTNd), strict=True):
+            step.emit(f"{self.name}.{letter}{suffix}", heads)
 
     def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.

@@ -19,7 +19,7 @@ from llmcli.nn.linear import Linear
 from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
-from llmcli.nn.step import RopeTables, Step, Tap
+from llmcli.nn.step import Clock, RopeTables, Step, Tap
 from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 
@@ -80,6 +80,7 @@ class Decoder:
         lengths: Sequence[int] | None = None,
         totals: Sequence[int] | None = None,
         tap: Tap | None = None,
+        clock: Clock | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
     ) -> Tensor:
@@ -89,10 +90,13 @@ class Decoder:
         comes in chunks says in `totals[b]` how long sequence b will be with all of them: the
         rotations of dynamic NTK and LongRoPE depend on it. `last`
         gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
-        after layer i and returns the residual stream `[B, T, D]`. Raises ValueError where
-        the tokens, padding included, do not fit the state or the table of learned positions.
+        after layer i and returns the residual stream `[B, T, D]`. `clock(name)` is called when
+        that activation is computed (on a GPU: when it is enqueued), `step` being what all layers
+        share. Raises ValueError where the tokens, padding included, do not fit the state or the
+        table of learned positions.
         """
-        step = self._step(ids_BT, state, lengths, totals, tap)
+        step = self._step(ids_BT, state, lengths, totals, tap, clock)
+        step.mark("step")
         x_BTD = self._embed(ids_BT, step)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
@@ -111,6 +115,7 @@ class Decoder:
         lengths: Sequence[int] | None,
         totals: Sequence[int] | None,
         tap: Tap | None,
+        clock: Clock | None,
     ) -> Step:
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
@@ -124,6 +129,7 @@ class Decoder:
             totals=totals,
             device=self.device,
             tap=tap,
+            clock=clock,
         )
         if state is not None and step.keys > state.capacity:
             raise ValueError(f"{step.keys} tokens do not fit a state of {state.capacity}")

@@ -26,10 +26,10 @@ class Norm:
         return layer_norm(x, self.w, self.b, self.config.eps)
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
-        """The same, with `{name}.scale` and `{name}.out` for whoever looks."""
+        """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`."""
         out = self(x)
         if step.tap is not None:
             scale = rms_scale if self.config.kind == "rms" else layer_scale
             step.emit(f"{self.name}.scale", scale(x, self.config.eps))
-            step.emit(f"{self.name}.out", out)
+        step.emit(f"{self.name}.out", out)
         return out

@@ -1,4 +1,4 @@
-"""What the layers of one forward call share: positions, masks, rotation tables, the tap.
+"""What the layers of one forward call share: positions, masks, rotation tables, the observers.
 
 Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
 """
@@ -17,6 +17,7 @@ from llmcli.ops import rope
 from llmcli.ops.attention import visible_keys
 
 Tap = Callable[[str, Tensor], None]
+Clock = Callable[[str], None]
 
 _BAND = 512  # rows that are computed together under a window
 
@@ -73,6 +74,7 @@ class Step:
         totals: Sequence[int] | None = None,
         device: torch.device,
         tap: Tap | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.starts = starts
         self.tokens = tokens
@@ -81,6 +83,7 @@ class Step:
         self.totals = after if totals is None else totals
         self.device = device
         self.tap = tap
+        self.clock = clock
         # one shared start: keys are a slice and positions a range, no index tensors needed
         self.uniform = len(set(starts)) == 1
         self.keys = max(starts) + tokens
@@ -90,9 +93,19 @@ class Step:
         self._positions: Tensor | None = None
 
     def emit(self, name: str, tensor: Tensor) -> None:
-        """Shows a named activation to the tap; nothing happens where there is none."""
+        """The named activation is there: the clock hears of it, and the tap is shown it.
+
+        Nothing happens where there is neither.
+        """
+        if self.clock is not None:
+            self.clock(name)
         if self.tap is not None:
             self.tap(name, tensor)
+
+    def mark(self, name: str) -> None:
+        """The clock alone: for what the tap is shown otherwise, or not at all."""
+        if self.clock is not None:
+            self.clock(name)
 
     @property
     def positions(self) -> Tensor:

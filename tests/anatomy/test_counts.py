@@ -1,6 +1,7 @@
 """Parameters and memory as counted from a configuration, against what really is allocated."""
 
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from llmcli.config import (
     NormConfig,
     RopeConfig,
 )
-from llmcli.generation import engine
+from llmcli.generation.prefill import prefill
 from llmcli.nn.decoder import Decoder
 
 RMS = NormConfig(kind="rms", eps=1e-5)
@@ -172,7 +173,7 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dty
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():
-    assert PROMPT_CHUNK == engine._CHUNK
+    assert signature(prefill).parameters["chunk"].default == PROMPT_CHUNK
 
 
 def test_masked_shared_keys_cost_more_on_a_gpu():

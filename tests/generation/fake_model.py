@@ -51,11 +51,17 @@ class FakeState:
         self.rows = rows
         self.capacity = capacity
 
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.rows]
+
     def select(self, rows: Sequence[int]) -> FakeState:
         return FakeState([self.rows[row] for row in rows], self.capacity)
 
 
 class FakeDecoder:
+    device = torch.device("cpu")
+
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
         self.calls: list[tuple[int, ...]] = []  # the shapes of ids
@@ -76,6 +82,7 @@ class FakeDecoder:
         *,
         lengths: Sequence[int] | None = None,
         totals: Sequence[int] | None = None,
+        clock: None = None,
         logits: str,
     ) -> torch.Tensor:
         assert logits == "last"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from llmcli.errors import NotFinite, PromptTooLong, UsageError
 from llmcli.generation import Sampling, Token, filtered, sample, sample_seed, stream, uniforms
 from llmcli.generation import engine as engine_module
 from llmcli.generation import picker as picker_module
+from llmcli.generation.prefill import prefill
 
 GREEDY = Sampling(temperature=0)
 HOT = Sampling(
@@ -105,7 +107,7 @@ def test_finished_sequences_leave_the_batch() -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 16, 17, 512])
 def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(fake_model(), PROMPTS, HOT)
-    monkeypatch.setattr(engine_module, "_CHUNK", chunk)
+    monkeypatch.setattr(engine_module, "prefill", partial(prefill, chunk=chunk))
     seen: list[tuple[int, int]] = []
     model = fake_model()
     got = run(model, PROMPTS, HOT, on_prefill=lambda done, total: seen.append((done, total)))

@@ -10,7 +10,8 @@ from tiny_checkpoints import write_llama
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import OutOfMemory
-from llmcli.generation import Sampling, engine, stream
+from llmcli.generation import Sampling, stream
+from llmcli.generation.prefill import prefill
 from llmcli.loading import load_checkpoint
 from llmcli.measure import score
 
@@ -32,11 +33,10 @@ def model(request, tmp_path):
     return load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64")
 
 
-def test_chunks_of_a_prompt_beyond_the_trained_length(model, monkeypatch):
-    monkeypatch.setattr(engine, "_CHUNK", 7)
+def test_chunks_of_a_prompt_beyond_the_trained_length(model):
     prompts = [list(range(30)), list(range(40, 49))]
     state = model.decoder.new_state(2, 40)
-    last = engine._prefill(model, prompts, state, None)
+    last = prefill(model.decoder, prompts, state, chunk=7)
     for row, prompt in enumerate(prompts):
         whole = model.decoder(torch.tensor([prompt]), logits="last")[0, 0]
         torch.testing.assert_close(last[row], whole, rtol=1e-9, atol=1e-9)
