@@ -1,0 +1,1 @@
+"""Benchmarks: what llama-bench measures, and what it leaves out."""

@@ -1,0 +1,158 @@
+"""Rows of a benchmark, with llama-bench's fields and ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Literal
+
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.work import PartWork
+
+EngineName = Literal["llmcli", "transformers", "llama.cpp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """`n_prompt` tokens read at once, then `n_gen` one by one, after `depth` cached ones."""
+
+    n_prompt: int
+    n_gen: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        """`pp512`, `tg128`, `pp512+tg128`, with ` @ d1024` behind where there is a depth."""
+        both = [f"{word}{n}" for word, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(both) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one run that are counted."""
+        return self.n_prompt + self.n_gen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One configuration of a sweep: what llama-bench's options ask for, in our words.
+
+    `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as they were asked for:
+    what cannot be had makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    n_gpu_layers: int
+    flash_attn: str
+    no_kv_offload: bool
+    embeddings: bool
+    use_mmap: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What the engine says of itself and of the model that it has loaded.
+
+    `type_k`, `backend`, `device` are those in force. `model_size` are bytes of the weights as
+    they are computed with, `bits_per_weight` of the same.
+    """
+
+    engine: EngineName
+    version: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    backend: str
+    device: str
+    dtype: str
+    type_k: str
+    n_gpu_layers: int
+    load_s: float
+    bits_per_weight: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One test of one configuration by one engine: its runs, or why there are none.
+
+    `samples_ns` has a run each. `first_ns` are the times to the first logits of runs that read a
+    prompt; `token_ns` those of every single generated token, run after run. `peak_memory_bytes`
+    is the most that this process (or its GPU) held during the test. `work` is of one run.
+    `error` is (exit code, kind, message) of a row that could not run.
+    """
+
+    number: int
+    settings: Settings
+    test: Test
+    engine: EngineName
+    test_time: str
+    ran: Ran | None = None
+    samples_ns: tuple[int, ...] = ()
+    first_ns: tuple[int, ...] = ()
+    token_ns: tuple[int, ...] = ()
+    peak_memory_bytes: int | None = None
+    work: PartWork | None = None
+    roofline_ns: float | None = None
+    error: tuple[int, str, str] | None = None
+    meta: bool = False
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of each run."""
+        return tuple(1e9 * self.test.tokens / ns for ns in self.samples_ns)
+
+    @property
+    def avg_ns(self) -> float:
+        """Mean of the runs, 0 without any."""
+        return fmean(self.samples_ns) if self.samples_ns else 0.0
+
+    @property
+    def stddev_ns(self) -> float:
+        """Sample standard deviation (n − 1), 0 for less than two runs."""
+        return stdev(self.samples_ns) if len(self.samples_ns) > 1 else 0.0
+
+    @property
+    def avg_ts(self) -> float:
+        """Mean of the runs' rates (not tokens by mean time), 0 without any."""
+        return fmean(self.samples_ts) if self.samples_ns else 0.0
+
+    @property
+    def stddev_ts(self) -> float:
+        """Sample standard deviation of the rates, 0 for less than two runs."""
+        return stdev(self.samples_ts) if len(self.samples_ns) > 1 else 0.0
+
+    @property
+    def roofline_share(self) -> float | None:
+        """The least time that the measured ceilings allow ÷ the mean time."""
+        if self.roofline_ns is None or not self.samples_ns:
+            return None
+        return self.roofline_ns / self.avg_ns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Against:
+    """The same test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise."""
+
+    test: Test
+    peer: EngineName
+    ratios: tuple[float, ...]
+    median: float
+    lowest: float
+    highest: float
+    order: tuple[EngineName, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """All rows in the order in which they were measured."""
+
+    rows: tuple[BenchRow, ...]
+    against: tuple[Against, ...] = field(default=())
+    ceilings: Ceilings | None = None
+    interrupted: bool = False
