@@ -1,0 +1,162 @@
+"""The most memory that is held during something: resident, and on a GPU.
+
+The system keeps one mark for a process, and so does PyTorch for a GPU: each `Peak` sets it back
+when it begins. What a mark was before is remembered for the peaks that are open around it and
+for `highest_bytes`. Reading and resetting takes microseconds. No torch is imported for a CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import torch
+
+_MARK_BACK = "5"  # what `clear_refs` takes to set VmHWM to what is resident now (man 5 proc)
+_SLACK = 2**20  # the kernel adds up the pages of each processor only now and then
+
+
+class Peak:
+    """`with Peak(device) as peak: …`, then `peak.nbytes`: the most bytes that were held inside.
+
+    `resident`: of the process, None where the system keeps no mark that can be set back and the
+    process held more before. `device`: what PyTorch had allocated on a CUDA device, None on
+    others and without one. `nbytes` is the second on a GPU, else the first. They may be nested
+    (in one thread); while one is open they are the most so far.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._gpu = device if device is not None and device.type == "cuda" else None
+        self._resident: int | None = None
+        self._device: int | None = None
+        self._before: int | None = None
+        self._resets = False
+
+    def __enter__(self) -> Peak:
+        _MARKS.read(self._gpu)
+        self._resets = _set_back()
+        self._before = _mark()
+        if self._gpu is not None:
+            import torch
+
+            torch.cuda.synchronize(self._gpu)
+            torch.cuda.reset_peak_memory_stats(self._gpu)
+        _MARKS.open.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _MARKS.read(self._gpu)
+        _MARKS.open.remove(self)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes on the GPU where there is one, else resident ones."""
+        return self.resident if self._gpu is None else self.device
+
+    @property
+    def resident(self) -> int | None:
+        """Bytes of the process in memory, files that are mapped and were read included."""
+        self._update()
+        if self._resets or self._resident is None or self._before is None:
+            return self._resident
+        return self._resident if self._resident > self._before else None
+
+    @property
+    def device(self) -> int | None:
+        """Bytes of tensors on the GPU; what PyTorch keeps for later ones is not in it."""
+        self._update()
+        return self._device
+
+    def _update(self) -> None:
+        if self in _MARKS.open:
+            _MARKS.read(self._gpu)
+
+    def hold(self, resident: int | None, device: int | None, gpu: torch.device | None) -> None:
+        """The marks as they were read; the device's counts if it is the same one."""
+        self._resident = _most(self._resident, resident)
+        if self._gpu is not None and self._gpu == gpu:
+            self._device = _most(self._device, device)
+
+
+class _Marks:
+    """What the marks were before they were set back."""
+
+    def __init__(self) -> None:
+        self.open: list[Peak] = []
+        self.resident: int | None = None
+        self.devices: dict[torch.device, int] = {}
+
+    def read(self, gpu: torch.device | None) -> None:
+        """Reads both marks, and hands them to all that are open."""
+        resident, device = _mark(), None
+        self.resident = _most(self.resident, resident)
+        if gpu is not None:
+            import torch
+
+            device = int(torch.cuda.max_memory_allocated(gpu))
+            self.devices[gpu] = max(device, self.devices.get(gpu, 0))
+        for peak in self.open:
+            peak.hold(resident, device, gpu)
+
+
+_MARKS = _Marks()
+
+
+def highest_bytes(device: torch.device | None = None) -> int | None:
+    """The most that the process has held since it began, on a GPU where `device` is one."""
+    gpu = device if device is not None and device.type == "cuda" else None
+    _MARKS.read(gpu)
+    return _MARKS.resident if gpu is None else _MARKS.devices[gpu]
+
+
+def resident_bytes() -> int | None:
+    """What the process holds in memory now; None where the system does not say."""
+    return _status("VmRSS")
+
+
+def _set_back() -> bool:
+    """Sets the mark to what is resident now; False where that cannot be done."""
+    try:
+        Path("/proc/self/clear_refs").write_text(_MARK_BACK)
+    except OSError:
+        return False
+    mark, now = _mark(), resident_bytes()
+    return mark is not None and now is not None and mark <= now + _SLACK
+
+
+def _mark() -> int | None:
+    """The most that was resident since the mark was set back, or since the process began."""
+    marked = _status("VmHWM")
+    if marked is not None:
+        return marked
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _status(name: str) -> int | None:
+    """Bytes of a line of this process's status, which counts in units of 1024."""
+    try:
+        text = Path(f"/proc/{os.getpid()}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
