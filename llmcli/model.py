@@ -60,6 +60,10 @@ class Model:
         """Bytes of all parameters as they lie in memory, a tied head counted once."""
         return sum(slot.nbytes for slot in self.decoder.slots.values())
 
+    def token_text(self, id: int) -> str:
+        """The token as people see it, empty without a tokenizer."""
+        return "" if self.tokenizer is None else self.tokenizer.token_text(id)
+
     def describe(self) -> dict[str, Any]:
         """The `model` object of every JSON document."""
         arithmetic = dtype_name(self.dtype)

@@ -156,10 +156,9 @@ def _derived(
     from llmcli.explain.index import place
     from llmcli.explain.names import names
 
-    known = model.tokenizer
     encoded = [] if given is None else [encode(given, ChatOptions(raw=True), model)]
     ids = encoded[0].ids if encoded else ()
-    texts = ["" if known is None else known.token_text(id) for id in ids]
+    texts = [model.token_text(id) for id in ids]
     room = options.context_length or model.config.context
     # of the notes there is none: nothing is generated
     list(check_fits(encoded, 1, room, largest=model.config.embedding.positions))

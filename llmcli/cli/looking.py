@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,8 @@ from llmcli.cli.encoding import ChatOptions, Encoded, check_fits, encode
 from llmcli.cli.options import PROMPT, ModelOptions
 from llmcli.cli.params import Range
 from llmcli.cli.prompts import Prompt
-from llmcli.errors import UsageError
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.reports.checks import ViewCheck
 
 if TYPE_CHECKING:
     from llmcli.generation.sampling import Sampling
@@ -101,10 +102,19 @@ def room_for(options: ModelOptions, model: Model) -> int:
     return room if positions is None else min(room, positions)
 
 
+def require(checks: Iterable[ViewCheck], hint: str) -> None:
+    """Raises CheckFailed for the first check that does not hold; the view has said so."""
+    wrong = next((check for check in checks if not check.ok), None)
+    if wrong is None:
+        return
+    number = f": {wrong.value:.2g}, allowed {wrong.tolerance:.2g}" if wrong.tolerance else ""
+    where = f", worst at `{wrong.where}`" if wrong.where else ""
+    raise CheckFailed(f"it is not so that {wrong.words}{number}{where}", hint=hint)
+
+
 def token_texts(model: Model, ids: Sequence[int]) -> tuple[tuple[int, str], ...]:
     """(id, text for people) of every token; the text is empty without a tokenizer."""
-    known = model.tokenizer
-    return tuple((id, "" if known is None else known.token_text(id)) for id in ids)
+    return tuple((id, model.token_text(id)) for id in ids)
 
 
 def parse_numbers(text: str, size: int, option: str, what: str) -> tuple[int, ...]:

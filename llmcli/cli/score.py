@@ -137,7 +137,7 @@ def _scored(
         check_ids(given.ids, model.config.vocab)
         ids = list(given.ids)
         known = model.tokenizer
-        texts = ["" if known is None else known.token_text(id) for id in ids]
+        texts = [model.token_text(id) for id in ids]
         sizes = [0 if known is None else len(known.token_bytes(id)) for id in ids]
     else:
         tokenizer = need_tokenizer(model.tokenizer, model.name)

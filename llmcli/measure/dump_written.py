@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llmcli.anatomy.attention import cached, entering
 from llmcli.explain.kernel import UNWRITTEN, head_share, layer_of
+from llmcli.measure.cache import cache_check
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
@@ -70,17 +71,8 @@ class Written:
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""
-        ours = self._cached(one.name, tokens)
         theirs = self.kept[cached(one.name, self._there)][0]
-        equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        at = [int(i) for i in (~equal).nonzero()[0]] if not equal.all() else []
-        return ViewCheck(
-            name="cache",
-            words="the cache holds the keys and values that were computed",
-            value=float((~equal).sum()),
-            tolerance=0.0,
-            where=f"{one.name}[{','.join(map(str, at))}]" if at else "",
-        )
+        return cache_check(theirs, self._cached(one.name, tokens), one.name)
 
 
 def summary(one: DumpPlan, shape: tuple[int, ...], found: Statistics) -> DumpedTensor:

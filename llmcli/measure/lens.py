@@ -80,7 +80,7 @@ def measure_lens(
     kept = range(total) if generate else span(total)
     _need(model, len(every), len(kept), total if generate else 0)
     stream, agreement = Stream(every, kept), Agreement(model.dtype, model.device)
-    emitted = Emitted() if generate else None
+    emitted = Emitted(model.config) if generate else None
     watch = _watcher(model, stream, agreement, emitted)
     with torch.inference_mode():
         run = observe(model, ids, watch, generate=generate, sampling=sampling, progress=progress)

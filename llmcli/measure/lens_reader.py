@@ -101,8 +101,7 @@ class Reader:
         ]
 
     def _token(self, id: int, probability: float) -> LensToken:
-        known = self._model.tokenizer
-        text = "" if known is None else known.token_text(id)
+        text = self._model.token_text(id)
         return LensToken(id=id, text=text, probability=probability)
 
     def report(

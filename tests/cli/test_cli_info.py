@@ -79,7 +79,7 @@ def test_a_file_of_another_model_is_shown_and_fails(cli, tmp_path):
     result = cli("info", "-m", folder)
     assert result.code == 1
     assert "✗ not so" in result.out
-    assert "not so: the stored tensors hold" in result.err
+    assert "it is not so that the stored tensors hold" in result.err
     shown = cli("info", "-m", folder, "--json")
     assert shown.code == 1
     assert shown.json()["checks"]["stored_numbers"]["ok"] is False

@@ -274,7 +274,7 @@ def test_a_last_row_that_is_not_the_output_is_shown_and_exits_1(lens, wrong):
     assert result.code == 1
     assert "✗ not so: the last row is the model's output, in probability" in result.out
     assert "it is not so that the last row is the model's output, in probability" in result.err
-    assert "worst at position " in result.err
+    assert "worst at `position " in result.err
     document = lens("hello", "--json").json()
     assert document["ok"] is False
     assert document["checks"]["output"]["ok"] is False

@@ -449,8 +449,8 @@ def test_a_cache_that_holds_something_else_is_red(part, new, model, monkeypatch)
     cache = {check.name: check for check in report.checks}["cache"]
     assert not cache.ok
     first = len(IDS) if new else len(IDS) - 1
-    assert cache.where in {f"cache.1.{part}[1,{at}]" for at in range(first, len(IDS) + 3)}
-    assert new or cache.where.endswith(f"[1,{first}]")
+    assert cache.where in {f"cache.1.{part}[1,{at},3]" for at in range(first, len(IDS) + 3)}
+    assert new or cache.where.endswith(f"[1,{first},3]")
 
 
 def test_the_second_copy_of_the_cache_is_asked_for_first(model, monkeypatch):

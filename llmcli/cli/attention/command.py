@@ -12,12 +12,12 @@ from llmcli.cli.attention.files import check_text_size
 from llmcli.cli.attention.options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention.run import Run
 from llmcli.cli.files import kind_of_file, written
-from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, room_for
+from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, require, room_for
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.errors import CheckFailed, PromptTooLong, UsageError
+from llmcli.errors import PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.attention import AttentionReport
 from llmcli.reports.checks import checks_document
@@ -94,12 +94,7 @@ def command(
 
         calls = _calls(given, prompt, template, new, heads, model)
         out.show(render_attention(report, run.title, run.views(report, calls)))
-    if not report.ok:
-        wrong = next(check for check in report.checks if not check.ok)
-        raise CheckFailed(
-            f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
-            hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
-        )
+    require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 
 def _calls(

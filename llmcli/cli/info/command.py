@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.headers import chosen_devices, opened_headers
+from llmcli.cli.looking import require
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST, Range
-from llmcli.errors import CheckFailed, UsageError
+from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
 
 if TYPE_CHECKING:
-    from llmcli.reports.info import InfoReport, ModelFacts
+    from llmcli.reports.info import ModelFacts
 
 EPILOG = """
 Examples:
@@ -96,7 +97,10 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
         from llmcli.render.info import render_info
 
         out.show(render_info(report, metadata=info.metadata))
-    _require_checks(report)
+    require(
+        report.checks,
+        "the file and its configuration belong to different models: fetch both again",
+    )
 
 
 def _families(out: Output) -> None:
@@ -122,14 +126,3 @@ def _check_context(wanted: int | None, model: ModelFacts | None, out: Output) ->
             hint=f"use at most {model.positions}",
         )
     out.note(f"the model was trained for {model.context} tokens, fewer than {wanted}")
-
-
-def _require_checks(report: InfoReport) -> None:
-    """Raises CheckFailed for the first check that does not hold; the view has said so."""
-    for check in report.checks:
-        if not check.ok:
-            where = f" (`{check.where}`)" if check.where else ""
-            raise CheckFailed(
-                f"not so: {check.words}{where}",
-                hint="the file and its configuration belong to different models: fetch both again",
-            )

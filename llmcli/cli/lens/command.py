@@ -14,13 +14,13 @@ from llmcli.cli.looking import (
     encode_look,
     greedy,
     parse_span,
+    require,
 )
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
 from llmcli.cli.running import KERNELS, load_model
-from llmcli.errors import CheckFailed
 from llmcli.measure.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.lens import LensReport
@@ -73,16 +73,7 @@ def command(
         from llmcli.render.lens.view import render_lens
 
         out.show(render_lens(report, model_line(about), ranks=lens.target != "output"))
-    if not report.ok:
-        raise _failed(report)
-
-
-def _failed(report: LensReport) -> CheckFailed:
-    wrong = next(check for check in report.checks if not check.ok)
-    return CheckFailed(
-        f"it is not so that {wrong.words}: {wrong.value:.2g}, allowed {wrong.tolerance:.2g}",
-        hint=f"worst at {wrong.where}; `llmcli explain` finds the formula that does not hold",
-    )
+    require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 
 def _measured(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.headers import chosen_devices, opened_headers
+from llmcli.cli.looking import require, token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.running import KERNELS, load_model
@@ -148,7 +149,6 @@ def _show_run(
 ) -> None:
     """The same of a loaded model that has read the prompt and taken one step more."""
     from llmcli.cli.encoding import ChatOptions, check_fits, encode
-    from llmcli.cli.looking import token_texts
     from llmcli.cli.prompts import note_model_name, read_prompt
     from llmcli.families import translate
     from llmcli.measure.shapes import Calls, model_shapes
@@ -197,13 +197,10 @@ def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
         from llmcli.render.stats import model_line
 
         out.show(render_shapes(report, model_line(about)))
-    bad = [check for check in report.checks if not check.ok]
-    if bad:
-        where = f" (`{bad[0].where}`)" if bad[0].where else ""
-        raise CheckFailed(
-            f"not so: {bad[0].words}{where}",
-            hint="where the file's shapes are wrong, fetch it again; else this is a fault of ours",
-        )
+    require(
+        report.checks,
+        "where the file's shapes are wrong, fetch it again; else this is a fault of ours",
+    )
 
 
 def _show_names(

@@ -205,17 +205,3 @@ def wrong_cells(block: Block, scores_HtS: Tensor) -> Tensor:
         leaks_HtS = (block.a_HtS[:, :, band] != 0) & ~seen_tS
         wrong_Ht = wrong_Ht + ((masked_HtS == seen_tS) | leaks_HtS).sum(-1)
     return wrong_Ht
-
-
-def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck:
-    """Whether the cache called `name` holds what the layer emitted, bit for bit."""
-    apart_KS = (emitted_KSd - cached_KSd).abs().amax(-1)
-    head, position = divmod(int(apart_KS.argmax()), apart_KS.shape[1])
-    apart = float(apart_KS.max())
-    return ViewCheck(
-        name="cache",
-        words="the cache holds the keys and values that were computed",
-        value=apart,
-        tolerance=0.0,
-        where=f"{name}[{head},{position}]" if apart else "",
-    )

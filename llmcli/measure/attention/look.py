@@ -16,11 +16,12 @@ from llmcli.explain.formulas import formula_checks, some_rows, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
-from llmcli.measure.attention.checks import Proof, cache_check
+from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, untold_kinds
 from llmcli.measure.attention.layer import Layer, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
+from llmcli.measure.cache import cache_check
 from llmcli.measure.observe import Observed, Progress, observe
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import KVCache
@@ -96,11 +97,10 @@ class Look:
         )
         if seen.state is not None:
             self._after(seen, seen.state.layers)
-        known = model.tokenizer
         return AttentionReport(
             what=wanted.what,
             dtype=dtype_name(model.dtype),
-            tokens=tuple((id, "" if known is None else known.token_text(id)) for id in seen.ids),
+            tokens=tuple((id, model.token_text(id)) for id in seen.ids),
             prompt_tokens=seen.prompt_tokens,
             weighted=wanted.weighted,
             metrics=tuple(metric for metric in METRICS if metric.name in wanted.metrics),

@@ -311,7 +311,7 @@ def test_a_cache_that_is_written_wrongly(model, monkeypatch):
     monkeypatch.setattr(Step, "write", write)
     found = checked(model, generate=2)["cache"]
     assert not found.ok
-    assert found.where == "cache.0.v[1,4]"
+    assert found.where == "cache.0.v[1,4,2]"
 
 
 # mistakes outside of what this view looks at: embedding, feed-forward, residual stream, head
