@@ -38,6 +38,7 @@ class Settings:
 
     `model` as the user named it. `n_gpu_layers`, `type_k` … are kept as they were asked for:
     what cannot be had makes the row an error. `device` is `auto`, `cpu`, `cuda:0` or `meta`.
+    What has a default below has no effect here and is kept for the fields of the same name.
     """
 
     model: str
@@ -53,6 +54,16 @@ class Settings:
     no_kv_offload: bool
     embeddings: bool
     use_mmap: bool
+    cpu_mask: str = "0x0"
+    cpu_strict: bool = False
+    poll: int = 50
+    n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: str = "0.00"
+    tensor_buft_overrides: str = "none"
+    no_op_offload: bool = False
+    no_host: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""`llmcli bench`: tests and formats of llama-bench, and more numbers."""
