@@ -1,0 +1,251 @@
+"""What parts take: by the documents' formula, by what PyTorch counts, by what lies in memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from anatomy_configs import models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from work_families import FAMILIES, by_hand, family, without_window
+
+from llmcli.anatomy.counts import count_parameters
+from llmcli.anatomy.spec import Call
+from llmcli.anatomy.work import (
+    added,
+    decode_work,
+    part_of,
+    part_work,
+    place_of,
+    prompt_work,
+    total_work,
+)
+from llmcli.generation.prefill import prefill
+from llmcli.ladder.count import count
+from llmcli.nn.decoder import Decoder
+from llmcli.reports.timing import PARTS
+
+CALLS = [(1, 9, 0), (2, 5, 11), (1, 1, 0), (1, 1, 12), (3, 1, 20), (1, 3, 6)]
+every_family = pytest.mark.parametrize("name", FAMILIES)
+every_call = pytest.mark.parametrize(("batch", "tokens", "past"), CALLS)
+
+
+def a_call(batch, tokens, past):
+    phase = "decode" if tokens == 1 and past else "prefill"
+    return Call(batch=batch, tokens=tokens, past=past, phase=phase)
+
+
+def ready(config, batch, tokens, past, device="meta"):
+    """A decoder with `past` tokens in its state, and the ids that come next."""
+    decoder = Decoder(config, device=device, dtype=torch.float32)
+    state = decoder.new_state(batch, past + tokens)
+    state.lengths = [past] * batch
+    return decoder, state, torch.zeros(batch, tokens, dtype=torch.long, device=device)
+
+
+def counted(config, batch, tokens, past, device="meta", logits="last"):
+    decoder, state, ids = ready(config, batch, tokens, past, device)
+    with FlopCounterMode(display=False) as counter:
+        decoder(ids, state, logits=logits)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("logits", ["last", "all"])
+@every_call
+@every_family
+def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens, past, logits):
+    call = a_call(batch, tokens, past)
+    work = total_work(family(name), call, dtype="float32", logits=logits)
+    heads = tokens if logits == "all" else 1
+    assert (work.flops, work.flops_full) == by_hand(name).flops(batch, tokens, past, heads)
+
+
+@every_call
+@every_family
+def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
+    config = family(name)
+    work = total_work(config, a_call(batch, tokens, past), dtype="float32")
+    assert work.flops_full == counted(without_window(config), batch, tokens, past)
+    # under a window the rows and keys that nobody sees are left out by the decoder, too
+    assert work.flops <= counted(config, batch, tokens, past) <= work.flops_full
+
+
+@every_family
+def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name):
+    config = family(name)
+    decoder = Decoder(without_window(config), device="meta", dtype=torch.float32)
+    state = decoder.new_state(2, 40)
+    with FlopCounterMode(display=False) as counter:
+        prefill(decoder, [[0] * 17] * 2, state, chunk=5)
+    read = added(prompt_work(config, batch=2, tokens=17, chunk=5, dtype="float32"))
+    assert read.flops_full == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(6):
+            decoder(torch.zeros(2, 1, dtype=torch.long, device="meta"), state, logits="last")
+    written = added(decode_work(config, batch=2, tokens=6, past=17, dtype="float32"))
+    assert written.flops_full == counter.get_total_flops()
+
+
+@every_family
+def test_flops_do_not_change_with_the_kernel(name):
+    """PyTorch's counter does: it sees nothing of the fused kernel on a CPU."""
+    config, shape = without_window(family(name)), (1, 9, 0)
+    parts = part_work(config, a_call(*shape), dtype="float32")
+    attention = sum(work.flops_full for part, _, work in parts if part == "attention")
+    assert counted(config, *shape, device="cpu") == added(parts).flops_full - attention
+    with sdpa_kernel(SDPBackend.MATH):
+        assert counted(config, *shape, device="cpu") == added(parts).flops_full
+
+
+@every_call
+@every_family
+def test_products_with_weights_are_the_kernels_that_run(name, batch, tokens, past):
+    config = family(name)
+    decoder, state, ids = ready(config, batch, tokens, past)
+    ran = count(lambda: decoder(ids, state, logits="last"))
+    work = total_work(config, a_call(batch, tokens, past), dtype="float32")
+    # beside them each layer has one attention: a group's heads are rows of a single query
+    mixer, layers = config.layers[0].mixer, len(config.layers)
+    single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
+    assert ran.gemv == work.gemv + (layers if single else 0)
+    assert ran.gemm == work.gemm + (0 if single else layers)
+    assert work.gemv + work.gemm == 4 * layers + 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@every_family
+def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dtype):
+    config, past = family(name), 20
+    decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
+    slots = {name: slot.nbytes for name, slot in decoder.slots.items()}
+    not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
+    if name == "gpt2":
+        not_read += slots["pos_embed.W"] * 95 // 96
+    work = total_work(config, a_call(1, 1, past), dtype=dtype)
+    assert work.weights == sum(slots.values()) - not_read
+    window = by_hand(name).W or 96
+    kept = decoder.new_state(1, min(past + 1, window)).nbytes
+    assert work.cache == kept
+    assert total_work(config, a_call(1, 1, past), dtype=dtype, weight_bytes=slots) == work
+
+
+@every_family
+def test_weights_of_sizes_of_their_own(name):
+    """Quantized ones will differ from matrix to matrix, and from layer to layer."""
+    config = family(name)
+    decoder = Decoder(config, device="meta", dtype=torch.float32)
+    sizes = {name: 67 * 96 * (7 + i) for i, name in enumerate(decoder.slots)}
+    parts = part_work(config, a_call(1, 1, 3), dtype="float32", weight_bytes=sizes)
+    found = {(part, layer): work.weights for part, layer, work in parts}
+    qkv = sum(sizes[key] for key in sizes if key.startswith("blocks.1.attn.") and key[-1] in "qkv")
+    assert found["qkv", 1] == qkv != found["qkv", 0]
+    looked_up = 0 if config.head.tied else sizes["embed.W"] // 67
+    if name == "gpt2":
+        looked_up += sizes["pos_embed.W"] // 96
+    assert found["embed", None] == looked_up
+    assert found["head", None] == sizes["embed.W" if config.head.tied else "head.W"]
+
+
+def test_a_tied_head_counts_once_among_the_parameters_and_once_in_what_is_computed():
+    tied = family("qwen2")
+    apart = replace(tied, head=replace(tied.head, tied=False))
+    table = tied.vocab * tied.width
+    assert count_parameters(apart).total - count_parameters(tied).total == table
+    works = [dict_of(part_work(c, a_call(1, 1, 5), dtype="float32")) for c in (tied, apart)]
+    for work in works:
+        assert work["head", None].flops == 2 * table
+        assert work["head", None].weights == 4 * table
+    # the row that is looked up is one of those that the head reads: not two times a weight
+    row = 4 * tied.width
+    assert [work["embed", None].weights for work in works] == [0, row]
+    assert works[0]["embed", None].bytes == works[1]["embed", None].bytes
+
+
+def dict_of(parts):
+    return {(part, layer): work for part, layer, work in parts}
+
+
+def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
+    config = family("mistral")  # a window of 7
+    layer = 2 * 2 * 10 * 4  # keys and values, kv heads, their size, float32
+    for (batch, tokens, past), keys in {
+        (1, 1, 3): 4, (1, 1, 6): 7, (1, 1, 50): 7, (2, 3, 50): 9, (1, 20, 0): 20, (1, 5, 4): 9,
+    }.items():  # fmt: skip
+        parts = dict_of(part_work(config, a_call(batch, tokens, past), dtype="float32"))
+        assert parts["attention", 2].cache == batch * keys * layer
+    assert sum(work.cache for (part, _), work in parts.items() if part != "attention") == 0
+
+
+def test_activations_are_written_once_and_read_where_they_are_needed():
+    rows, s = 2 * 5, 2  # B · T, bytes of a number
+    config = family("qwen3")
+    parts = dict_of(part_work(config, a_call(2, 5, 11), dtype="bfloat16"))
+    D, F, V, heads, kv, dh = 24, 40, 67, 6, 2, 8
+    qk, qkv = rows * (heads + kv) * dh, rows * (heads + 2 * kv) * dh
+    in_each = {
+        "norm": 2 * (2 * rows * D) + 2 * qk,  # ln1, ln2, and those of queries and keys
+        "qkv": rows * D + qkv,
+        "rope": 2 * qk + 2 * 5 * dh * 2,  # cos and sin of 5 positions in float32
+        "attention": rows * heads * dh * 2 + 2 * rows * 2 * kv * dh,
+        "out": rows * heads * dh + rows * D,
+        "ffn_up": rows * D + 2 * rows * F,
+        "ffn_act": 5 * rows * F,
+        "ffn_down": rows * F + rows * D,
+        "residual": 2 * 3 * rows * D,
+    }
+    for part, numbers in in_each.items():
+        assert parts[part, 1].activations == s * numbers, part
+    assert parts["norm", None].activations == s * 2 * 2 * D
+    assert parts["head", None].activations == s * 2 * (D + 2 * V) + 4 * 2 * V  # to float32
+    assert parts["embed", None].activations == s * 2 * rows * D + 8 * rows
+    assert len(parts) == 3 * len(in_each) + 3
+
+    positions = dict_of(part_work(family("gpt2"), a_call(2, 5, 11), dtype="float32"))
+    # looked up: a row for each token, one for each position; both are added
+    assert positions["embed", None].activations == 4 * (4 * rows * D + 2 * 5 * D) + 8 * rows
+    assert positions["embed", None].weights == 4 * 5 * D
+    assert positions["ffn_act", 0].activations == 4 * 2 * rows * 4 * D
+    assert positions["head", None].activations == 4 * 2 * (D + V)
+
+
+@settings(max_examples=40)
+@given(models(), st.sampled_from(CALLS), st.sampled_from(["last", "all"]))
+def test_parts_come_in_the_order_in_which_a_clock_hears_of_them(config, shape, logits):
+    decoder, state, ids = ready(config, *shape)
+    heard = []
+    decoder(ids, state, logits=logits, clock=heard.append)
+    places = dict.fromkeys(map(place_of, heard))
+    expected = [place for place in places if place[0] != "gaps"]
+    parts = part_work(config, a_call(*shape), dtype="float32", logits=logits)
+    assert [(part, layer) for part, layer, _ in parts] == expected
+    assert set(map(part_of, heard)) <= set(PARTS)
+    assert all(work.bytes for *_, work in parts)
+
+
+@settings(max_examples=40)
+@given(models(), st.integers(1, 2), st.integers(1, 12), st.integers(0, 6), st.integers(1, 5))
+def test_a_phase_is_the_sum_of_its_calls(config, batch, tokens, past, chunk):
+    def summed(calls):
+        sums = {}
+        for call in calls:
+            for part, layer, work in part_work(config, a_call(*call), dtype="float32"):
+                place = part, layer
+                sums[place] = sums[place] + work if place in sums else work
+        return sums
+
+    pieces = [
+        (batch, min(chunk, tokens - start), past + start) for start in range(0, tokens, chunk)
+    ]
+    read = prompt_work(config, batch=batch, tokens=tokens, past=past, chunk=chunk, dtype="float32")
+    assert dict_of(read) == summed(pieces)
+    steps = [(batch, 1, past + later) for later in range(tokens)]
+    written = decode_work(config, batch=batch, tokens=tokens, past=past, dtype="float32")
+    assert dict_of(written) == summed(steps)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.attn.scores", "blocks.0.moe.router", "x", ""])
+def test_what_no_part_computes_is_not_guessed(name):
+    with pytest.raises(ValueError, match="no part computes"):
+        place_of(name)

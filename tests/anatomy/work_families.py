@@ -1,0 +1,82 @@
+"""A small model of every family, and the documents' formula for what one call of it computes."""
+
+from dataclasses import dataclass, replace
+
+from llmcli.config import ModelConfig
+from llmcli.families import find
+
+ROPED = {
+    "vocab_size": 67,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+}
+GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
+FAMILIES = {
+    "gpt2": GPT2,
+    "llama": ROPED | {"tie_word_embeddings": False},
+    "mistral": ROPED | {"sliding_window": 7, "head_dim": 10, "tie_word_embeddings": False},
+    "qwen2": ROPED | {"tie_word_embeddings": True},
+    "qwen3": ROPED | {"head_dim": 8, "tie_word_embeddings": True},
+}
+
+
+def family(name: str) -> ModelConfig:
+    """Our configuration of what a config.json of that family says."""
+    return find(name, "safetensors").from_hf({"model_type": name} | FAMILIES[name])
+
+
+def without_window(config: ModelConfig) -> ModelConfig:
+    """The same model, every query seeing all keys before it."""
+    return replace(
+        config,
+        layers=tuple(replace(x, mixer=replace(x.mixer, window=None)) for x in config.layers),
+    )
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Letters as the documents have them, read from config.json and not from our configuration."""
+
+    D: int
+    H: int
+    Hk: int
+    dh: int
+    F: int
+    V: int
+    L: int
+    W: int | None
+    gated: bool
+
+    def flops(self, batch: int, tokens: int, past: int, heads: int) -> tuple[int, int]:
+        """Causal and full square, 2 a multiply-add; `heads`: positions that have logits."""
+        visible = [past + i + 1 for i in range(tokens)]
+        if self.W is not None:
+            visible = [min(n, self.W) for n in visible]
+        square = tokens * (past + tokens)
+        weights = tokens * self.D * (self.H + 2 * self.Hk) * self.dh
+        weights += tokens * self.H * self.dh * self.D
+        weights += (3 if self.gated else 2) * tokens * self.D * self.F
+        causal, full = (2 * self.H * self.dh * pairs for pairs in (sum(visible), square))
+        head = heads * self.D * self.V
+        return tuple(2 * batch * (self.L * (weights + pairs) + head) for pairs in (causal, full))
+
+
+def by_hand(name: str) -> Hand:
+    """The sizes of that family."""
+    raw = FAMILIES[name]
+    if name == "gpt2":
+        width, heads = raw["n_embd"], raw["n_head"]
+        return Hand(
+            D=width, H=heads, Hk=heads, dh=width // heads, F=4 * width, V=raw["vocab_size"],
+            L=raw["n_layer"], W=None, gated=False,
+        )  # fmt: skip
+    width, heads = raw["hidden_size"], raw["num_attention_heads"]
+    return Hand(
+        D=width, H=heads, Hk=raw["num_key_value_heads"], dh=raw.get("head_dim", width // heads),
+        F=raw["intermediate_size"], V=raw["vocab_size"], L=raw["num_hidden_layers"],
+        W=raw.get("sliding_window"), gated=True,
+    )  # fmt: skip
