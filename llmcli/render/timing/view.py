@@ -1,0 +1,173 @@
+"""Where the time goes: what was done once, each phase with its parts, the machine, the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.render.checks import render_checks
+from llmcli.render.layout import Dotted
+from llmcli.render.stats import duration
+from llmcli.render.theme import FAINT, HEADING, one_line
+from llmcli.render.timing.layers import layer_words, render_layers
+from llmcli.render.timing.machine import (
+    ceiling_words,
+    estimate_words,
+    memory_words,
+    place_words,
+    stage_words,
+)
+from llmcli.render.timing.numbers import percent, signed_percent, speed, unit
+from llmcli.render.timing.parts import CALLS, PartsTable, floor_s, shares_by_bound
+from llmcli.reports.numbers import counted
+from llmcli.reports.timing import PhaseTime, SplitTime, TimingReport
+from llmcli.reports.work import PartWork
+
+
+def render_timing(report: TimingReport, title: str, *, layers: bool) -> RenderableType:
+    """All of it as text; `layers` adds a table of the parts of every layer to each phase."""
+    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
+    if report.stages:
+        parts.append(Dotted(["once", *stage_words(report)], FAINT))
+    for phase in report.phases:
+        parts += [Text(), *_phase(phase, report, layers)]
+    parts += [Text(), *_machine(report), Text(), render_checks(report.checks)]
+    return Group(*parts)
+
+
+def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[RenderableType]:
+    yield _headline(phase, report.batch)
+    yield Dotted(list(_looking(phase)), FAINT)
+    yield Text()
+    yield PartsTable(phase)
+    if phase.name == "decode":
+        yield Text("FLOPs and bytes are those of a token", style=FAINT)
+    yield Text()
+    for words in (_products(phase), _reads(phase), _bounds(phase), _flops(phase)):
+        if words:
+            yield Dotted(words)
+    yield from (Dotted(_pieces(split)) for split in report.splits if split.phase == phase.name)
+    if layers:
+        yield Text()
+        yield render_layers(phase)
+    elif said := layer_words(phase):
+        yield Dotted([said])
+
+
+def _headline(phase: PhaseTime, batch: int) -> Text:
+    """What was done, and what it takes without anybody looking."""
+    did = "reading" if phase.name == "prefill" else "writing"
+    what = f"{did} {counted(phase.tokens, 'token')}"
+    if batch > 1:
+        what += f" of {batch} sequences"
+    if phase.past:
+        what += f" after {phase.past:,}"
+    if phase.name == "prefill" and phase.calls > 1:
+        what += f" in {phase.calls} calls"
+    took = [f"{what}: {duration(phase.bare_s)}"]
+    if phase.name == "decode":
+        took.append(f"{duration(phase.bare_s / phase.tokens)} a token")
+    if phase.bare_s > 0:
+        took.append(speed(phase.tokens / phase.bare_s))
+    return Text.assemble((phase.name, HEADING), "  ", " · ".join(took))
+
+
+def _looking(phase: PhaseTime) -> Iterator[str]:
+    """What the clocks cost: the run below took longer than the one above."""
+    cost = phase.overhead
+    lowest, highest = signed_percent(cost.lowest), signed_percent(cost.highest)
+    yield (
+        f"looking costs {signed_percent(cost.median)} ({lowest} … {highest} in "
+        f"{counted(len(cost.ratios), 'pair')} of runs with and without)"
+    )
+    gaps = phase.gaps_s / phase.seconds if phase.seconds else 0.0
+    yield f"the run below took {duration(phase.seconds)}, {percent(gaps)} of it in no part"
+
+
+def _products(phase: PhaseTime) -> list[str]:
+    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
+    words = []
+    for name, of in (("GEMV", "one row"), ("GEMM", "many rows")):
+        parts = [part for part in phase.totals if _count(part.work, name)]
+        if parts:
+            share = sum(part.seconds for part in parts) / phase.seconds
+            each, behind = _a_token(phase, _count(phase.work, name))
+            named = ", ".join(part.part for part in parts)
+            words.append(
+                f"{name} ({of} times a weight matrix): {_whole(each)}{behind}, {percent(share)} of "
+                f"the time ({named})"
+            )
+    return words
+
+
+def _count(work: PartWork, name: str) -> int:
+    return work.gemv if name == "GEMV" else work.gemm
+
+
+def _reads(phase: PhaseTime) -> list[str]:
+    """What a token has to read; a prompt reads its weights once for all of its tokens."""
+    weights, behind = _a_token(phase, phase.work.weights)
+    cache, _ = _a_token(phase, phase.work.cache)
+    return [f"reads {unit(weights, 'B')} of weights and {unit(cache, 'B')} of cache{behind}"]
+
+
+def _bounds(phase: PhaseTime) -> list[str]:
+    """Which part waits for what, and how near all of them are to their ceilings."""
+    words = []
+    for bound, share, parts in shares_by_bound(phase):
+        named = ", ".join(parts)
+        if bound == CALLS:
+            what = f"{named} {'take' if len(parts) > 1 else 'takes'} longer to call than to do"
+        else:
+            what = f"{named} {'wait' if len(parts) > 1 else 'waits'} for {bound}"
+        words.append(f"{what}: {percent(share)} of the time")
+    floor = floor_s(phase)
+    if floor is not None:
+        each, behind = _a_token(phase, floor)
+        words.append(
+            f"at their ceilings all parts would take {duration(each)}{behind}, "
+            f"{percent(floor / phase.seconds)} of what they did"
+        )
+    return words
+
+
+def _flops(phase: PhaseTime) -> list[str]:
+    """Both conventions."""
+    work = phase.work
+    if not work.flops:
+        return []
+    causal, behind = _a_token(phase, work.flops)
+    full, _ = _a_token(phase, work.flops_full)
+    return [
+        f"{unit(causal, 'FLOP')}{behind} of the pairs that the causal mask leaves",
+        f"{unit(full, 'FLOP')} of the full square",
+    ]
+
+
+def _a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
+    """Of decode what falls to one token, and the words for that; of prefill all."""
+    return (amount / phase.tokens, " a token") if phase.name == "decode" else (amount, "")
+
+
+def _whole(count: float) -> str:
+    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+
+
+def _pieces(split: SplitTime) -> list[str]:
+    words = [f"{split.part} took {duration(split.group_s)} fused; its pieces apart"]
+    return [*words, *(f"{name} {duration(seconds)}" for name, seconds in split.pieces)]
+
+
+def _machine(report: TimingReport) -> Iterator[RenderableType]:
+    threads = counted(report.ceilings.threads, "thread")
+    where = report.ceilings.device
+    if where == "cpu":
+        where = f"{where}, {threads}"
+    yield Dotted([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
+    yield Dotted([place_words(report)])
+    held = list(memory_words(report))
+    if held:
+        yield Dotted(["memory at most", *held])
+    yield Dotted([estimate_words(report)])

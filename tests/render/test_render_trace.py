@@ -1,0 +1,225 @@
+"""The trace of a run: valid by the rules of the Trace Event Format, and the report's numbers.
+
+The rules are those of the format's definition (Google, "Trace Event Format") and of Perfetto's
+importer, which leaves out events of a thread that overlap without nesting.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from timing_reports import GAP_S, IN_LAYERS, LAYERS, SECONDS, timing_report
+
+from llmcli.render.trace import EVENT_BYTES, Event, trace_events, trace_pieces, trace_size
+
+TITLE = 'tiny "x" (float32 on cpu)'
+NANOSECOND = 0.001  # in microseconds
+
+
+def written(report=None):
+    text = "".join(trace_pieces(report or timing_report(), TITLE, {"llmcli": "1"}))
+    return json.loads(text)
+
+
+def faults(document):
+    """What the format forbids, in words."""
+    found = []
+    if document.get("displayTimeUnit") not in (None, "ms", "ns"):
+        found.append("displayTimeUnit is ms or ns")
+    if not isinstance(document.get("traceEvents"), list):
+        return [*found, "traceEvents is an array"]
+    threads: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
+    named = set()
+    for at, event in enumerate(document["traceEvents"]):
+        for key, kinds in (
+            ("name", str), ("ph", str), ("pid", int), ("tid", int), ("ts", (int, float)),
+        ):  # fmt: skip
+            if not isinstance(event.get(key), kinds) or isinstance(event[key], bool):
+                found.append(f"event {at} has no {key}")
+        if not isinstance(event.get("args", {}), dict):
+            found.append(f"event {at}: args is an object")
+        if event.get("ph") == "M":
+            if event["name"] not in ("process_name", "thread_name"):
+                found.append(f"event {at}: unknown metadata")
+            if not isinstance(event["args"].get("name"), str):
+                found.append(f"event {at}: metadata names something")
+            named.add((event["name"], event["pid"], event["tid"]))
+        elif event.get("ph") == "X":
+            if not isinstance(event.get("dur"), int | float) or event["dur"] < 0:
+                found.append(f"event {at} has no duration")
+            elif event["ts"] < 0:
+                found.append(f"event {at} begins before the trace")
+            else:
+                # what a reader with whole nanoseconds sees
+                begin, end = (round(us * 1000) for us in (event["ts"], event["ts"] + event["dur"]))
+                for us in (event["ts"], event["dur"]):
+                    if abs(us * 1000 - round(us * 1000)) > 1e-4:
+                        found.append(f"event {at}: not in whole nanoseconds")
+                key = (event["pid"], event["tid"])
+                threads.setdefault(key, []).append((begin, end, event["name"]))
+        else:
+            found.append(f"event {at}: ph {event.get('ph')} is not one that is written")
+    for (pid, tid), events in threads.items():
+        if ("thread_name", pid, tid) not in named or not any(
+            name == "process_name" and at == pid for name, at, _ in named
+        ):
+            found.append(f"thread {tid} of process {pid} has no name")
+        found += overlaps(events)
+    return found
+
+
+def overlaps(events):
+    """Events that begin inside another and end outside of it."""
+    around, found = [], []
+    for begin, end, name in sorted(events, key=lambda e: (e[0], -e[1])):
+        while around and around[-1][1] <= begin:
+            around.pop()
+        if around and end > around[-1][1]:
+            found.append(f"{name} ends after {around[-1][2]}, in which it begins")
+        around.append((begin, end, name))
+    return found
+
+
+def complete(document, *categories):
+    return [event for event in document["traceEvents"] if event.get("cat") in categories]
+
+
+def inside(inner, outer):
+    return (
+        outer["ts"] - NANOSECOND / 2 <= inner["ts"]
+        and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + NANOSECOND / 2
+    )
+
+
+def test_it_is_what_the_format_says():
+    assert faults(written()) == []
+
+
+def test_phases_calls_layers_and_parts_nest():
+    document = written()
+    phases, calls = complete(document, "phase"), complete(document, "call")
+    layers, parts = complete(document, "layer"), complete(document, "part")
+    assert [phase["name"] for phase in phases] == ["prefill of 12 tokens", "decode of 8 tokens"]
+    assert len(calls) == 1 + 8
+    assert len(layers) == 9 * LAYERS
+    assert len(parts) == 9 * (LAYERS * len(IN_LAYERS) + 2) + 8
+    for inner, outer in ((calls, phases), (layers, calls), (parts, calls)):
+        for event in inner:
+            assert sum(inside(event, around) for around in outer) == 1, event
+    for part in parts:
+        around = [layer for layer in layers if inside(part, layer)]
+        of = [layer["args"]["layer"] for layer in around]
+        assert of == ([] if part["args"]["layer"] is None else [part["args"]["layer"]])
+
+
+def test_times_and_work_are_those_of_the_report():
+    report = timing_report(slow={(2, "ffn_up"): 0.005})
+    document = written(report)
+    for phase, event in zip(report.phases, complete(document, "phase"), strict=True):
+        assert event["dur"] == pytest.approx(phase.seconds * 1e6)
+        parts = [part for part in complete(document, "part") if part["args"]["phase"] == phase.name]
+        for total in phase.totals[:-1]:
+            own = [part for part in parts if part["name"] == total.part]
+            assert sum(part["dur"] for part in own) == pytest.approx(total.seconds * 1e6, abs=0.1)
+            assert sum(part["args"]["flops"] for part in own) == pytest.approx(total.work.flops)
+            assert sum(part["args"]["bytes"] for part in own) == pytest.approx(total.work.bytes)
+        assert event["args"]["flops"] == phase.work.flops
+        left = event["dur"] - sum(part["dur"] for part in parts)
+        assert left == pytest.approx(GAP_S * phase.calls * 1e6, abs=0.1), "gaps are left empty"
+    slow = max(complete(document, "part"), key=lambda part: part["dur"])
+    assert (slow["name"], slow["args"]["layer"]) == ("ffn_up", 2)
+    assert slow["dur"] == pytest.approx((SECONDS["ffn_up"] + 0.005) * 1e6)
+
+
+def test_what_was_done_once_comes_before_on_a_thread_of_its_own():
+    document = written()
+    stages = complete(document, "stage")
+    assert [stage["name"] for stage in stages] == [stage.name for stage in timing_report().stages]
+    assert stages[2]["args"] == {"bytes": 100_000_000}
+    first = complete(document, "phase")[0]
+    assert stages[-1]["ts"] + stages[-1]["dur"] == pytest.approx(first["ts"])
+    assert {stage["tid"] for stage in stages} != {first["tid"]}
+
+
+def test_an_event_a_line_and_names_that_need_quoting():
+    lines = "".join(trace_pieces(timing_report(), TITLE, {})).splitlines()
+    events = list(trace_events(timing_report(), TITLE))
+    assert len(lines) == len(events) + 3
+    assert TITLE in events[0]["args"]["name"]
+    assert json.loads(lines[2].rstrip(",")) == events[0]
+
+
+def test_a_run_without_spans_has_no_phases():
+    report = timing_report()
+    bare = replace(report, phases=tuple(replace(p, spans=()) for p in report.phases), stages=())
+    document = written(bare)
+    assert faults(document) == []
+    assert complete(document, "phase", "stage") == []
+
+
+def test_seconds_that_are_no_whole_nanoseconds_still_nest():
+    """As a GPU's clock gives them: ends and beginnings are off in the last digits."""
+    report = timing_report()
+    phases = []
+    for phase in report.phases:
+        spans = [
+            replace(
+                span, begin=span.begin * 1.0000033 + at * 1e-16, seconds=span.seconds * 1.0000033
+            )
+            for at, span in enumerate(phase.spans)
+        ]
+        phases.append(replace(phase, spans=tuple(spans)))
+    assert faults(written(replace(report, phases=tuple(phases)))) == []
+
+
+def test_the_size_is_known_before():
+    text = "".join(trace_pieces(timing_report(), TITLE, {}))
+    assert 0.5 < trace_size(LAYERS, 9) / len(text) < 2
+    line = json.dumps(Event("ffn_down", "part", 1234567, 1345678, {
+        "phase": "decode", "call": 3, "layer": 12, "flops": 1769472, "bytes": 3544000,
+    }).document())  # fmt: skip
+    assert abs(len(line) - EVENT_BYTES) < 40
+
+
+# the validator itself: each rule that it knows turns red
+
+
+def broken(change):
+    document = written()
+    change(document["traceEvents"])
+    return faults(document)
+
+
+def part_of(events):
+    return [event for event in events if event.get("cat") == "part"][5]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda events: part_of(events).update(dur=1e6), "ends after"),
+        (lambda events: part_of(events).update(ts=part_of(events)["ts"] - 5), "ends after"),
+        (lambda events: part_of(events).pop("dur"), "no duration"),
+        (lambda events: part_of(events).update(dur=-1), "no duration"),
+        (lambda events: part_of(events).update(ts=1.00012), "whole nanoseconds"),
+        (lambda events: part_of(events).update(pid="1"), "no pid"),
+        (lambda events: part_of(events).update(tid=7), "has no name"),
+        (lambda events: part_of(events).update(ph="Z"), "not one that is written"),
+        (lambda events: part_of(events).update(args=[1]), "args is an object"),
+        (lambda events: events[0]["args"].pop("name"), "metadata names something"),
+        (lambda events: events[1].update(name="thread"), "unknown metadata"),
+    ],
+)  # fmt: skip
+def test_a_broken_trace_is_refused(change, words):
+    assert any(words in fault for fault in broken(change))
+
+
+def test_spans_that_overlap_are_not_hidden():
+    report = timing_report()
+    spans = list(report.phases[0].spans)
+    at = next(i for i, span in enumerate(spans) if span.part == "qkv")
+    spans[at] = replace(spans[at], seconds=spans[at].seconds + 1e-5)
+    phase = replace(report.phases[0], spans=tuple(spans))
+    assert faults(written(replace(report, phases=(phase,)))) != []
