@@ -103,6 +103,27 @@ def load_checkpoint(
     )
 
 
+def load_shapes(checkpoint: Checkpoint, *, dtype: str = "auto", like: str = "auto") -> Model:
+    """The model on the device `meta`: shapes without numbers, so that any size can be counted.
+
+    `dtype` `auto` is what it would be on the device `like`. No weights have to be there. Raises
+    UnsupportedModel, CheckpointError and UsageError as `load_checkpoint` does.
+    """
+    config, _ = translate(checkpoint)
+    config = _with_frequency_factors(config, checkpoint)
+    formats = {info.format for info in checkpoint.tensors.values()}
+    arithmetic = devices.resolve_dtype(dtype, devices.resolve_device(like), formats)
+    tokenizer = _tokenizer(checkpoint, text=False)
+    return Model(
+        name=checkpoint.name,
+        config=config,
+        decoder=Decoder(config, device="meta", dtype=arithmetic),
+        tokenizer=tokenizer,
+        checkpoint=checkpoint,
+        eos_ids=_eos_ids(config, tokenizer, checkpoint),
+    )
+
+
 def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
     try:
         return load_tokenizer(checkpoint)

@@ -148,7 +148,10 @@ class BenchRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Against:
-    """The same test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise."""
+    """The same test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
+
+    `order` is that of the runs, `number` that of our row.
+    """
 
     test: Test
     peer: EngineName
@@ -157,6 +160,7 @@ class Against:
     lowest: float
     highest: float
     order: tuple[EngineName, ...]
+    number: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from llmcli.config import ModelConfig
 from llmcli.reports.bench import Ran
 
 
@@ -40,3 +41,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Gives the memory back; the engine is not used after it."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """An engine whose work can be counted: the weights are those of this configuration.
+
+    They are computed with in `ran.dtype`. On the device `meta` there are only shapes.
+    """
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model."""

@@ -1,0 +1,39 @@
+"""What llama-bench can be asked for and this program cannot do: said, never passed over."""
+
+from __future__ import annotations
+
+from llmcli.errors import UsageError
+from llmcli.reports.bench import Settings
+
+_PLAIN = ("auto", "f64", "f32", "f16", "bf16")  # formats that a cache is kept in
+_FLASH = ("auto", "on", "off")
+
+
+def refuse(settings: Settings) -> None:
+    """Raises UsageError for settings that no model can be run with."""
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in _PLAIN:
+            raise UsageError(f"a cache of `{kind}` ({name}) has no kernel in this version")
+    if settings.flash_attn not in _FLASH:
+        raise UsageError(f"`{settings.flash_attn}` is not a way of flash attention")
+    if settings.embeddings:
+        raise UsageError("embeddings instead of logits cannot be benchmarked")
+    for name, number in (("n_batch", settings.n_batch), ("n_ubatch", settings.n_ubatch)):
+        if number < 1:
+            raise UsageError(f"{name} is `{number}`, it must be 1 or more")
+
+
+def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int) -> None:
+    """The same of a model that is loaded: its cache has one type, it lies on one device."""
+    for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
+        if kind not in ("auto", cache_type):
+            raise UsageError(
+                f"a cache of `{kind}` ({name}) beside arithmetic in {cache_type} has no kernel "
+                "in this version"
+            )
+    if gpu and settings.no_kv_offload:
+        raise UsageError("a cache on the CPU of a model on a GPU cannot be had")
+    if gpu and 0 <= settings.n_gpu_layers <= layers:
+        raise UsageError(
+            f"{settings.n_gpu_layers} of {layers + 1} layers on a GPU cannot be had: all or none"
+        )

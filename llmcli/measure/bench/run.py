@@ -1,0 +1,131 @@
+"""One engine through one test: warm-up, depth, and runs whose every token is timed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter_ns
+
+from llmcli.errors import OutOfMemory
+from llmcli.measure.bench import plan
+from llmcli.measure.bench.engine import Engine
+from llmcli.reports.bench import Settings, Test
+
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Nanoseconds of one repetition.
+
+    `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
+    generated one.
+    """
+
+    total: int
+    first: int | None
+    tokens: tuple[int, ...]
+
+
+class Bench:
+    """An engine with the settings of one configuration; keeps a depth that was read once.
+
+    What it reads is drawn from `seed` and the name of the run.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, seed: int) -> None:
+        self.engine = engine
+        self._settings = settings
+        self._seed = seed
+        self._room = 0
+        self._filled = 0  # depth that lies at the beginning of the memory
+
+    def prepare(self, test: Test, room: int, *, warmup: bool, said: Said) -> None:
+        """A memory for the test, and a warm-up run: its prompt, and one token if it writes some.
+
+        `room` is what the following tests of the same depth need, too: with it the depth is
+        read once for all of them. Where so much does not fit, the test has its own.
+        """
+        if not (test.depth and self._filled == test.depth and self._room >= plan.needed(test)):
+            try:
+                self._start(room)
+            except OutOfMemory:
+                if room == plan.needed(test):
+                    raise
+                self._start(plan.needed(test))
+        if not warmup:
+            return
+        keep = self._filled  # the warm-up goes behind it: what is there need not be read again
+        self.engine.rewind(keep)
+        if test.n_prompt:
+            said("warmup prompt run")
+            self._read(self._ids("warm-up", test.n_prompt))
+            self.engine.rewind(keep)
+        if test.n_gen:
+            said("warmup generation run")
+            self.engine.step(self._ids("warm-up", 1)[0])
+            self.engine.rewind(keep)
+
+    def repeat(self, test: Test, number: int, of: int, said: Said) -> Run:
+        """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
+        counted = f"{number + 1}/{of}"
+        if test.depth:
+            cached = self._filled == test.depth
+            said(f"depth run {counted}" + (" (cached)" if cached else ""))
+            if not cached:
+                self.engine.rewind(0)
+                self._filled = 0
+                self._read(self._ids("depth", test.depth))
+                self._filled = test.depth
+        self.engine.rewind(test.depth)
+        said(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
+        prompt = self._ids(f"{test.name} {number}", test.n_prompt)
+        written = self._ids(f"{test.name} {number} after", test.n_gen)
+        gc.collect()  # not in the middle of a run
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return self._timed(self._split(prompt), written)
+        finally:
+            if enabled:
+                gc.enable()
+
+    def forget(self) -> None:
+        """After an error nothing is known of the memory: the next test begins with a new one."""
+        self._room = self._filled = 0
+
+    def _timed(self, prompt: list[list[int]], written: list[int]) -> Run:
+        read, step = self.engine.read, self.engine.step
+        begin = perf_counter_ns()
+        for piece in prompt:
+            read(piece)
+        marks = [perf_counter_ns() if prompt else begin]
+        for id in written:
+            step(id)
+            marks.append(perf_counter_ns())
+        return Run(
+            total=marks[-1] - begin,
+            first=marks[0] - begin if prompt else None,
+            tokens=tuple(after - before for before, after in pairwise(marks)),
+        )
+
+    def _start(self, room: int) -> None:
+        self.forget()
+        self.engine.start(room, self._settings.n_threads, plan.chunk(self._settings))
+        self._room = room
+
+    def _read(self, ids: list[int]) -> None:
+        for piece in self._split(ids):
+            self.engine.read(piece)
+
+    def _split(self, ids: list[int]) -> list[list[int]]:
+        found, done = [], 0
+        for size in plan.pieces(len(ids), self._settings):
+            found.append(ids[done : done + size])
+            done += size
+        return found
+
+    def _ids(self, what: str, tokens: int) -> list[int]:
+        return plan.ids(self._seed, what, tokens, self.engine.vocab, self.engine.bos)

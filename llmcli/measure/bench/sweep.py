@@ -1,0 +1,260 @@
+"""A benchmark of several configurations: whatever fails is a row, and the others are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import takewhile
+from time import sleep
+
+import torch
+
+from llmcli.config import ModelConfig
+from llmcli.measure.bench import counts, plan
+from llmcli.measure.bench.engine import Counted, Engine
+from llmcli.measure.bench.failure import Failure, failure
+from llmcli.measure.bench.ratios import against
+from llmcli.measure.bench.run import Bench, Run
+from llmcli.measure.peaks import Peak
+from llmcli.reports.bench import BenchReport, BenchRow, EngineName, Settings, Test
+from llmcli.reports.ceilings import Ceilings
+
+Load = Callable[[Settings], Engine]
+
+
+def sweep(
+    configurations: Sequence[Settings],
+    tests: Sequence[Test],
+    *,
+    repetitions: int,
+    warmup: bool,
+    delay_s: float,
+    seed: int,
+    load: Load,
+    peer: Load | None = None,
+    peer_name: EngineName = "transformers",
+    ceilings: Callable[[Engine], Ceilings | None],
+    on_row: Callable[[BenchRow], None],
+    on_progress: Callable[[str], None] | None = None,
+) -> BenchReport:
+    """Every test of every configuration, in that order; each row is handed out when it is there.
+
+    An engine is kept while the configurations differ in what it is told at `start` only. With a
+    `peer` both engines are loaded and their runs take turns, who begins changing each time; a
+    row of ours comes before the peer's of the same test. `ceilings(engine)` is asked once for
+    every model, device, dtype and number of threads, with the engine loaded. `delay_s` passes
+    before each test. `on_progress` hears what llama-bench says, `benchmark 1/4: prompt run 1/5`.
+
+    Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
+    of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
+    """
+    lanes = [_Lane(name="llmcli", load=load)]
+    if peer is not None:
+        lanes.append(_Lane(name=peer_name, load=peer))
+    run = _Sweep(
+        repetitions=repetitions,
+        warmup=warmup,
+        delay_s=delay_s,
+        seed=seed,
+        lanes=lanes,
+        ceilings=ceilings,
+        on_row=on_row,
+        on_progress=on_progress,
+        total=len(configurations) * len(tests),
+    )
+    try:
+        for settings in configurations:
+            run.configuration(settings, tests)
+    except KeyboardInterrupt:
+        run.report = replace(run.report, interrupted=True)
+    finally:
+        run.close()
+    return run.report
+
+
+@dataclass
+class _Lane:
+    """One engine's place in a sweep: what is loaded in it, or why nothing is."""
+
+    name: EngineName
+    load: Load
+    settings: Settings | None = None
+    engine: Engine | None = None
+    bench: Bench | None = None
+    failed: Failure | None = None
+    runs: list[Run] = field(default_factory=list)
+    peak: int | None = None
+
+    def open(self, settings: Settings, seed: int) -> None:
+        """The engine for those settings: the one that is there where it serves them too."""
+        if self.settings is None:
+            self.failed = None
+            try:
+                self.engine = self.load(settings)
+            except Exception as error:
+                self.failed = failure(error)
+        self.settings = settings
+        if self.engine is not None:
+            self.bench = Bench(self.engine, settings, seed)
+
+    def close(self) -> None:
+        """Gives the engine back."""
+        engine, self.engine, self.bench, self.settings = self.engine, None, None, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def meta(self) -> bool:
+        """Whether there are only shapes: nothing to time."""
+        return self.engine is not None and self.engine.ran.device == "meta"
+
+    def attempt(self, action: Callable[[Bench], Run | None]) -> None:
+        """Does it unless something has failed, and keeps the run, the peak, or the failure."""
+        if self.bench is None or self.failed is not None:
+            return
+        with Peak(_gpu(self.bench.engine)) as peak:
+            try:
+                run = action(self.bench)
+            except Exception as error:
+                self.failed = failure(error)
+                self.bench.forget()
+                return
+        self.runs += [run] if run is not None else []
+        self.peak = max((n for n in (self.peak, peak.nbytes) if n is not None), default=None)
+
+
+@dataclass
+class _Sweep:
+    """What is the same for all tests, and what has come of them so far."""
+
+    repetitions: int
+    warmup: bool
+    delay_s: float
+    seed: int
+    lanes: list[_Lane]
+    ceilings: Callable[[Engine], Ceilings | None]
+    on_row: Callable[[BenchRow], None]
+    on_progress: Callable[[str], None] | None
+    total: int
+    report: BenchReport = field(default_factory=lambda: BenchReport(rows=()))
+    done: int = 0
+    asked: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Gives the engines back."""
+        for lane in self.lanes:
+            lane.close()
+
+    def configuration(self, settings: Settings, tests: Sequence[Test]) -> None:
+        """All tests with those settings."""
+        for lane in self.lanes:
+            if lane.settings is not None and not plan.same_engine(lane.settings, settings):
+                self.close()  # all, before the next one is loaded: both may not fit
+        for lane in self.lanes:
+            lane.open(settings, self.seed)
+        for number, test in enumerate(tests):
+            if self.delay_s:
+                sleep(self.delay_s)
+            self.done += 1
+            self._say("starting")
+            began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            order = self._runs(test, _room(tests[number:]))
+            self._tell(settings, test, began, order)
+
+    def _say(self, what: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(f"benchmark {self.done}/{self.total}: {what}")
+
+    def _runs(self, test: Test, room: int) -> list[EngineName]:
+        """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
+        order: list[EngineName] = []
+        for lane in self.lanes:
+            lane.runs, lane.peak = [], None
+            if lane.engine is not None:
+                lane.failed = None
+            warmup = self.warmup or lane.meta  # so that the shapes are really computed
+
+            def prepare(bench: Bench, warmup: bool = warmup) -> None:
+                bench.prepare(test, room, warmup=warmup, said=self._say)
+
+            lane.attempt(prepare)
+        for number in range(self.repetitions):
+
+            def repeat(bench: Bench, number: int = number) -> Run:
+                return bench.repeat(test, number, self.repetitions, self._say)
+
+            for lane in self.lanes[:: 1 if number % 2 == 0 else -1]:
+                if not lane.meta:
+                    lane.attempt(repeat)
+                    order.append(lane.name)
+        return order
+
+    def _tell(self, settings: Settings, test: Test, began: str, order: list[EngineName]) -> None:
+        """The rows of a test, ours first, and how they compare."""
+        rows = [self._row(lane, settings, test, began) for lane in self.lanes]
+        rows = [
+            replace(row, number=len(self.report.rows) + place)
+            for place, row in enumerate(rows, start=1)
+        ]
+        pairs = self.report.against
+        if len(rows) == 2 and all(row.samples_ns for row in rows):
+            one, other = rows
+            pairs += (
+                against(test, other.engine, one.samples_ns, other.samples_ns, order, one.number),
+            )
+        self.report = replace(self.report, rows=self.report.rows + tuple(rows), against=pairs)
+        for row in rows:
+            self.on_row(row)
+
+    def _row(self, lane: _Lane, settings: Settings, test: Test, began: str) -> BenchRow:
+        engine = lane.engine
+        row = BenchRow(
+            number=0,
+            settings=settings,
+            test=test,
+            engine=lane.name if engine is None else engine.ran.engine,
+            test_time=began,
+            ran=None if engine is None else engine.ran,
+            meta=lane.meta,
+            error=lane.failed,
+        )
+        if engine is None or lane.failed is not None:
+            return row
+        row = replace(
+            row,
+            samples_ns=tuple(run.total for run in lane.runs),
+            first_ns=tuple(run.first for run in lane.runs if run.first is not None),
+            token_ns=tuple(ns for run in lane.runs for ns in run.tokens),
+            peak_memory_bytes=lane.peak,
+        )
+        return self._counted(row, engine, engine.config) if isinstance(engine, Counted) else row
+
+    def _counted(self, row: BenchRow, engine: Engine, config: ModelConfig) -> BenchRow:
+        """With what is known from the configuration; on the device `meta` it is all there is."""
+        assert row.ran is not None
+        dtype = row.ran.dtype
+        key = (row.settings.model, row.ran.device, dtype, row.settings.n_threads)
+        if key not in self.asked:
+            self.asked[key] = self.ceilings(engine)
+        ceilings = self.asked[key]
+        if ceilings is not None:
+            self.report = replace(self.report, ceilings=ceilings)
+            least = counts.roofline_ns(config, dtype, row.test, row.settings, ceilings)
+            row = replace(row, roofline_ns=least)
+        if row.meta:
+            row = replace(row, peak_memory_bytes=counts.memory_bytes(config, dtype, row.test))
+        return replace(row, work=counts.work(config, dtype, row.test, row.settings))
+
+
+def _room(tests: Sequence[Test]) -> int:
+    """What the first test needs, and those after it that begin with the same depth."""
+    depth = tests[0].depth
+    alike = takewhile(lambda test: depth and test.depth == depth, tests[1:])
+    return max(plan.needed(test) for test in (tests[0], *alike))
+
+
+def _gpu(engine: Engine) -> torch.device | None:
+    """The GPU whose memory counts, None where it is the process's."""
+    device = engine.ran.device
+    return torch.device(device) if device.startswith("cuda") else None
