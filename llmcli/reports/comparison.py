@@ -1,0 +1,144 @@
+"""Two results of a benchmark side by side: what is the same test, and how much faster B is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Side = Literal["a", "b"]
+Verdict = Literal["faster", "slower", "noise", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Tokens per second of a test: mean and sample standard deviation (n − 1) of its runs.
+
+    `runs` None: the file does not say how many there were.
+    """
+
+    mean: float
+    std: float
+    runs: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One row as it was read. `test` is `pp512 @ d1024`; `rate` is None where it did not run.
+
+    `facts` are settings by llama-bench's names, spelled alike whatever the format: yes is `1`,
+    sizes are `258.05 MiB`. `error` says why there is no rate.
+    """
+
+    test: str
+    facts: Mapping[str, str]
+    rate: Rate | None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """A file of results. `name` as the user gave it; `builds` are `commit (number)`."""
+
+    name: str
+    format: str
+    builds: tuple[str, ...]
+    rows: tuple[Result, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where one side comes from. `rows` are those of the file, before any are pooled."""
+
+    name: str
+    format: str
+    builds: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A setting that is one value throughout each side, and not the same one."""
+
+    field: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedTest:
+    """A test of both sides. `ratio` is B ÷ A in tokens per second.
+
+    `low` … `high` hold the true ratio with 95 % confidence as far as the spread of the runs tells
+    (Welch); None where a side has a single run. `settings`: what tells it from the other rows.
+    """
+
+    test: str
+    settings: tuple[tuple[str, str], ...]
+    a: Rate
+    b: Rate
+    ratio: float
+    low: float | None
+    high: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        """`noise` where 1 lies in the interval, `unknown` where there is none."""
+        if self.low is None or self.high is None:
+            return "unknown"
+        if self.low <= 1.0 <= self.high:
+            return "noise"
+        return "faster" if self.ratio > 1.0 else "slower"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoneTest:
+    """A test of one side, or one that has no rate there: then `error` says why.
+
+    `other`: the rate on the other side, None where it has no such test.
+    """
+
+    side: Side
+    test: str
+    settings: tuple[tuple[str, str], ...]
+    rate: Rate | None
+    error: str = ""
+    other: Rate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonReport:
+    """`unsaid`: (side, setting) where only the other side's file says what it was.
+
+    `assumed_runs`: what is taken for `Rate.runs` where it is None. `slower_than` is the share
+    that B may be slower, None where nothing was asked for.
+    """
+
+    a: Source
+    b: Source
+    tests: tuple[ComparedTest, ...]
+    lone: tuple[LoneTest, ...]
+    differences: tuple[Difference, ...]
+    unsaid: tuple[tuple[Side, str], ...]
+    assumed_runs: int
+    slower_than: float | None = None
+
+    @property
+    def too_slow(self) -> tuple[ComparedTest, ...]:
+        """Tests of B that are slower by more than was allowed, whatever their noise."""
+        if self.slower_than is None:
+            return ()
+        return tuple(test for test in self.tests if test.ratio < 1.0 - self.slower_than)
+
+    @property
+    def broken(self) -> tuple[LoneTest, ...]:
+        """Tests that ran in A, and are in B without a rate."""
+        return tuple(
+            test for test in self.lone if test.side == "b" and test.error and test.other is not None
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Something was compared, and where a bound was given nothing is beyond it or broken."""
+        held = self.slower_than is None or not (self.too_slow or self.broken)
+        return bool(self.tests) and held
