@@ -16,7 +16,7 @@ from llmcli.anatomy.counts import PROMPT_CHUNK
 if TYPE_CHECKING:
     from llmcli.nn.decoder import Decoder
     from llmcli.nn.state import State
-    from llmcli.nn.step import Clock
+    from llmcli.nn.step import Clock, Tap
 
 
 @torch.inference_mode()
@@ -28,12 +28,13 @@ def prefill(
     chunk: int = PROMPT_CHUNK,
     on_prefill: Callable[[int, int], None] | None = None,
     clock: Clock | None = None,
+    tap: Tap | None = None,
 ) -> Tensor:
     """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`.
 
     At most `chunk` tokens of each sequence are in one forward call, which bounds what attention
-    needs. `on_prefill(done, total)` hears of the tokens read after each call, `clock` of every
-    activation in it. Raises ValueError where the prompts do not fit the state.
+    needs. `on_prefill(done, total)` hears of the tokens read after each call, `clock` and `tap` of
+    every activation in it. Raises ValueError where the prompts do not fit the state.
     """
     last_PV: Tensor | None = None
     before = state.lengths
@@ -49,6 +50,7 @@ def prefill(
             state,
             lengths=lengths,
             totals=totals,
+            tap=tap,
             clock=clock,
             logits="last",
         )[:, 0]

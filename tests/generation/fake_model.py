@@ -82,6 +82,7 @@ class FakeDecoder:
         *,
         lengths: Sequence[int] | None = None,
         totals: Sequence[int] | None = None,
+        tap: None = None,
         clock: None = None,
         logits: str,
     ) -> torch.Tensor:

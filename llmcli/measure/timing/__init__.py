@@ -1,0 +1,5 @@
+"""`timing`: where the time of reading a prompt and of writing tokens goes."""
+
+from llmcli.measure.timing.report import measure_timing, working_set
+
+__all__ = ["measure_timing", "working_set"]

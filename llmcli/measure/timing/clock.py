@@ -1,0 +1,157 @@
+"""Clocks that the decoder calls as it goes: when was each activation there?
+
+A clock keeps a mark for each call and makes nothing of it before the run is over. Time runs from
+one mark to the next, so that no moment is in none of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter_ns
+from typing import Protocol, cast
+
+import torch
+
+END = "end"  # what the last mark of a run is called
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """The marks of one run: `names[i]` was there `seconds[i]` after the mark before it.
+
+    The first counts from the beginning of the run, the last is `end`. `seconds` are the device's,
+    `host_s` what passed on the host meanwhile: the same where the host computes.
+    """
+
+    names: tuple[str, ...]
+    seconds: array[float]
+    host_s: array[float]
+
+
+class RunClock(Protocol):
+    """A clock for one run after another."""
+
+    def start(self) -> None:
+        """The run begins now."""
+
+    def __call__(self, name: str) -> None:
+        """That activation is there (on a GPU: all that computes it has been started)."""
+
+    def stop(self) -> None:
+        """The run is over: waits for the device."""
+
+    def marks(self) -> Marks:
+        """What was marked, after `stop`; it is given up, since freeing it takes time in a run."""
+
+
+class HostClock:
+    """For a CPU, where an operation is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._times: list[int] = []
+
+    def start(self) -> None:
+        """See `RunClock`."""
+        self._times.append(perf_counter_ns())
+
+    def __call__(self, name: str) -> None:
+        """A mark: two appends and a reading, 0.1 µs."""
+        self._times.append(perf_counter_ns())
+        self._names.append(name)
+
+    def stop(self) -> None:
+        """See `RunClock`."""
+        self(END)
+
+    def marks(self) -> Marks:
+        """See `RunClock`."""
+        seconds, names = _between(self._times), _names(self._names)
+        self._names, self._times = [], []
+        return Marks(names=names, seconds=seconds, host_s=seconds)
+
+
+class Event(Protocol):
+    """What is used of `torch.cuda.Event`: a moment of the device's own clock."""
+
+    def record(self) -> None:
+        """The moment when all that was started so far is done."""
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds from this to a later one; both must have happened."""
+
+
+class EventClock:
+    """For a GPU, which works behind the host: an event for each mark, and one wait at the end.
+
+    The events are made once and recorded again in each run. A moment in which the device waits
+    for the host is in the part that it waits for.
+    """
+
+    def __init__(self, event: Callable[[], Event], wait: Callable[[], None]) -> None:
+        self._event = event
+        self._wait = wait
+        self._pool: list[Event] = []
+        self._names: list[str] = []
+        self._times: list[int] = []
+
+    @classmethod
+    def on(cls, device: torch.device) -> EventClock:
+        """With the events of that device: of CUDA's current one, or of Apple's."""
+        kind = torch.cuda.Event if device.type == "cuda" else torch.mps.event.Event
+        return cls(lambda: cast("Event", kind(enable_timing=True)), lambda: wait_for(device))
+
+    def start(self) -> None:
+        """See `RunClock`."""
+        self._mark()
+
+    def __call__(self, name: str) -> None:
+        """A mark: nobody waits for it."""
+        self._mark()
+        self._names.append(name)
+
+    def stop(self) -> None:
+        """See `RunClock`: the one synchronization of a run."""
+        self(END)
+        self._wait()
+
+    def marks(self) -> Marks:
+        """See `RunClock`."""
+        pairs = pairwise(self._pool[: len(self._times)])
+        seconds = array("d", (first.elapsed_time(then) / 1e3 for first, then in pairs))
+        host_s, names = _between(self._times), _names(self._names)
+        self._names, self._times = [], []
+        return Marks(names=names, seconds=seconds, host_s=host_s)
+
+    def _mark(self) -> None:
+        at = len(self._times)
+        if at == len(self._pool):
+            self._pool.append(self._event())
+        self._pool[at].record()
+        self._times.append(perf_counter_ns())
+
+
+def clock_for(device: torch.device) -> RunClock:
+    """The clock of that device: its own events, or the host's time where the host computes."""
+    return HostClock() if device.type == "cpu" else EventClock.on(device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has done all that was started."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def _names(names: list[str]) -> tuple[str, ...]:
+    """One string for each name, however often it was marked: those of many runs are kept."""
+    return tuple(map(sys.intern, names))
+
+
+def _between(times: list[int]) -> array[float]:
+    return array("d", ((then - now) / 1e9 for now, then in pairwise(times)))

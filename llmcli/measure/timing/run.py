@@ -1,0 +1,189 @@
+"""Runs a phase again and again: bare, and with a clock, in turns.
+
+Every run of a phase begins in the same state, reads or writes the same tokens and so computes
+the same: what differs is only who looks.
+
+Axes: B sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.generation.picker import Picker
+from llmcli.generation.prefill import prefill
+from llmcli.generation.sampling import Sampling
+from llmcli.measure.peaks import Peak
+from llmcli.measure.timing.clock import Marks, RunClock, clock_for, wait_for
+from llmcli.model import Model
+from llmcli.nn.step import Tap
+
+PhaseName = Literal["prefill", "decode"]
+SAMPLE = "sample"  # the mark of a token that is chosen
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Out:
+    """What a run computed: ids `[B, n]` of the tokens that it chose, and its last logits."""
+
+    ids: tuple[tuple[int, ...], ...]
+    logits_BV: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A run with a clock: its wall time, measured around it by another one, and its marks."""
+
+    wall_s: float
+    marks: Marks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """All runs of one phase: seconds of each pair, the median watched run, and what was computed.
+
+    `unlike` counts the numbers (logits and ids) in which a watched run differs from the first bare
+    one. `peak`: the most bytes held during that first run.
+    """
+
+    watched_s: tuple[float, ...]
+    bare_s: tuple[float, ...]
+    median: Watched
+    out: Out
+    unlike: int
+    peak: int | None
+
+
+class Job:
+    """`batch` times the same prompt, and `new_tokens` greedy ones after it, end-of-text or not.
+
+    Raises OutOfMemory where the cache does not fit.
+    """
+
+    def __init__(self, model: Model, ids: Sequence[int], *, new_tokens: int, batch: int) -> None:
+        self.model = model
+        self.prompts = [list(ids)] * batch
+        self.new_tokens = new_tokens
+        capacity = len(ids) + new_tokens
+        devices.require_memory(
+            model.decoder.state_bytes(batch, capacity),
+            model.device,
+            f"the cache of {batch} × {capacity} tokens",
+            "use a shorter prompt or a smaller --max-tokens",
+        )
+        self.state = model.decoder.new_state(batch, capacity)
+        self._after: Tensor | None = None
+
+    def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> Out:
+        """The phase once, from its beginning: `ready` comes before it, and is no part of it."""
+        return self._prefill(clock, tap) if phase == "prefill" else self._decode(clock, tap)
+
+    def ready(self, phase: PhaseName) -> None:
+        """The state in which the phase begins: nothing read yet, or the prompt."""
+        if phase == "decode" and self._after is None:
+            self.ready("prefill")
+            self._after = self._prefill(None, None).logits_BV
+        past = 0 if phase == "prefill" else len(self.prompts[0])
+        self.state.truncate([past] * len(self.prompts))
+        self._picker = Picker(
+            Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,
+            device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
+        )  # fmt: skip
+
+    def check_finite(self, out: Out) -> None:
+        """Raises NotFinite where logits have a NaN or an infinity, as generating does."""
+        self._picker.pick(out.logits_BV)
+
+    def _prefill(self, clock: RunClock | None, tap: Tap | None) -> Out:
+        logits_BV = prefill(self.model.decoder, self.prompts, self.state, clock=clock, tap=tap)
+        return Out(ids=(), logits_BV=logits_BV)
+
+    @torch.inference_mode()
+    def _decode(self, clock: RunClock | None, tap: Tap | None) -> Out:
+        """Choose, compute, `new_tokens` times: the loop of `generation.engine`."""
+        assert self._after is not None
+        logits_BV, decoder = self._after, self.model.decoder
+        chosen: list[tuple[int, ...]] = []
+        for _ in range(self.new_tokens):
+            ids_B, choices = self._picker.pick(logits_BV)
+            if clock is not None:
+                clock(SAMPLE)
+            chosen.append(tuple(choice.id for choice in choices))
+            ids_B1 = ids_B[:, None]
+            logits_BV = decoder(ids_B1, self.state, tap=tap, clock=clock, logits="last")[:, 0]
+        return Out(ids=tuple(zip(*chosen, strict=True)), logits_BV=logits_BV)
+
+
+def run_pairs(
+    job: Job, phase: PhaseName, pairs: int, *, clock: RunClock | None = None,
+    progress: Progress | None = None,
+) -> Runs:  # fmt: skip
+    """A bare and a watched run to warm up, then `pairs` of both, each first in every other pair.
+
+    `clock`: for tests; the device's own without. Raises NotFinite.
+    """
+    clock = clock_for(job.model.device) if clock is None else clock
+    words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
+    job.ready(phase)  # what the phase begins with is no part of its memory
+    with Peak(job.model.device) as peak:
+        first, _ = _bare(job, phase)
+    job.check_finite(first)
+    unlike = _unlike(first, _watched(job, phase, clock)[0])
+    bare_s: list[float] = []
+    watched: list[Watched] = []
+    for pair in range(pairs):
+        if progress is not None:
+            progress(words, pair, pairs)
+        for looks in (False, True) if pair % 2 == 0 else (True, False):
+            if looks:
+                out, run = _watched(job, phase, clock)
+                watched.append(run)
+                unlike += _unlike(first, out)
+            else:
+                bare_s.append(_bare(job, phase)[1])
+    return Runs(
+        watched_s=tuple(run.wall_s for run in watched),
+        bare_s=tuple(bare_s),
+        median=sorted(watched, key=lambda run: run.wall_s)[(len(watched) - 1) // 2],
+        out=first,
+        unlike=unlike,
+        peak=peak.nbytes,
+    )
+
+
+def _bare(job: Job, phase: PhaseName) -> tuple[Out, float]:
+    job.ready(phase)
+    wait_for(job.model.device)
+    begin = perf_counter()
+    out = job.run(phase, None)
+    wait_for(job.model.device)
+    return out, perf_counter() - begin
+
+
+def _watched(job: Job, phase: PhaseName, clock: RunClock) -> tuple[Out, Watched]:
+    job.ready(phase)
+    wait_for(job.model.device)
+    begin = perf_counter()
+    clock.start()
+    out = job.run(phase, clock)
+    clock.stop()
+    wall_s = perf_counter() - begin
+    return out, Watched(wall_s=wall_s, marks=clock.marks())
+
+
+def _unlike(one: Out, other: Out) -> int:
+    """How many logits and ids differ, bit for bit."""
+    ids = sum(
+        a != b
+        for left, right in zip(one.ids, other.ids, strict=True)
+        for a, b in zip(left, right, strict=True)
+    )
+    return ids + int((one.logits_BV != other.logits_BV).sum())

@@ -1,0 +1,165 @@
+"""What fused kernels do, computed in pieces and timed: a run of its own, beside the usual one.
+
+`q|k|v` and `gate|up` are one product each, and attention is one kernel. Here the same numbers are
+computed one piece after the other, from the tensors of the same forward pass: W_q, W_k, W_v; the
+scores, the mask with the softmax, the mixing of the values; W_gate, W_up. The weights are views of
+the fused ones.
+
+Axes: B batch, T new tokens, t some of them, S keys, D width, H heads, K key/value heads, G = H/K
+of them that share one, d size of a head's query and key, e of its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.measure.timing.clock import RunClock, clock_for
+from llmcli.measure.timing.run import Job, Progress
+from llmcli.model import Model
+from llmcli.nn.state import State
+from llmcli.ops.attention import visible_keys
+from llmcli.ops.linear import linear
+from llmcli.ops.norm import at_least_float32
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.timing import PhaseTime, SplitTime
+
+PIECES = {
+    "qkv": ("q", "k", "v"),
+    "attention": ("scores", "softmax", "mix"),
+    "ffn_up": ("gate", "up"),
+}
+_ROWS = 64  # queries at a time: scores of a long prompt are not kept
+_BETWEEN = "between"  # a mark before a piece: what came before it is none
+
+
+class Splitter:
+    """A tap that computes each group again, in pieces, when its inputs are there.
+
+    `worst` is the largest difference to what the fused kernel gave, of the largest number there.
+    """
+
+    def __init__(self, model: Model, state: State, clock: RunClock) -> None:
+        self._slots = model.decoder.slots
+        self._blocks = model.decoder.blocks
+        self._state = state
+        self._clock = clock
+        self._pending: dict[str, Tensor] = {}
+        self._query: Tensor | None = None
+        self.worst, self.where = 0.0, ""
+
+    def tap(self, name: str, tensor: Tensor) -> None:
+        """What the decoder shows."""
+        words = name.split(".", 2)
+        if words[0] != "blocks":
+            return
+        layer, rest = int(words[1]), words[2]
+        if rest == "ln1.out":
+            self._products(f"blocks.{layer}.attn", "qkv", tensor)
+        elif rest == "ln2.out" and f"blocks.{layer}.mlp.W_gate" in self._slots:
+            self._products(f"blocks.{layer}.mlp", "ffn_up", tensor)
+        elif rest == "attn.z":
+            self._compare(name, self._attend(layer, tensor.shape[-1]), tensor)
+        elif rest in ("attn.q", "attn.q_norm", "attn.q_rot"):
+            self._query = tensor
+        if name in self._pending:
+            made = self._pending.pop(name)
+            self._compare(name, made, _flat(tensor) if ".attn." in name else tensor)
+
+    def _products(self, prefix: str, group: str, x_BTD: Tensor) -> None:
+        """One product a piece, kept until the fused one is there to be compared with."""
+        self._clock(_BETWEEN)
+        for piece in PIECES[group]:
+            weight_ND = self._slots[f"{prefix}.W_{piece}"]
+            bias_N = self._slots.get(f"{prefix}.b_{piece}")
+            self._pending[f"{prefix}.{piece}"] = linear(x_BTD, weight_ND, bias_N)
+            self._clock(piece)
+
+    def _attend(self, layer: int, value_size: int) -> Tensor:
+        """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
+        config, cache = self._blocks[layer].mixer.config, self._state.layers[layer]
+        assert self._query is not None
+        q_BHTd, past = self._query, self._state.lengths[0]
+        batch, _, tokens, size = q_BHTd.shape
+        shared = (batch, config.kv_heads, -1)  # the heads of a group are rows of one product
+        out = torch.empty(*q_BHTd.shape[:3], value_size, dtype=q_BHTd.dtype, device=q_BHTd.device)
+        for start in range(0, tokens, _ROWS):
+            q_BHtd = q_BHTd[:, :, start : start + _ROWS]
+            rows = q_BHtd.shape[2]
+            at, last = past + start, past + start + rows
+            first = 0 if config.window is None else max(0, at - config.window + 1)
+            positions = torch.arange(at, last, device=q_BHTd.device) - first
+            keys, values = cache.k[:, :, first:last], cache.v[:, :, first:last]
+            self._clock(_BETWEEN)
+            scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
+            self._clock("scores")
+            visible = visible_keys(positions, last - first, config.window)
+            wide = at_least_float32(scores).view(*shared, rows, last - first) * config.scale
+            wide = wide.masked_fill(~visible, -torch.inf).softmax(-1)
+            pattern = wide.to(scores.dtype).view(scores.shape)
+            self._clock("softmax")
+            z = pattern @ values
+            self._clock("mix")
+            out[:, :, start : start + _ROWS] = z.view(batch, -1, rows, value_size)
+        return out
+
+    def _compare(self, name: str, pieces: Tensor, fused: Tensor) -> None:
+        most = float(fused.abs().max())
+        off = float((pieces - fused).abs().max()) / (most or 1.0)
+        if not off <= self.worst:  # a NaN is worse than everything
+            self.worst, self.where = off, name
+
+
+def measure_splits(
+    job: Job, phases: Sequence[PhaseTime], progress: Progress | None
+) -> tuple[tuple[SplitTime, ...], tuple[ViewCheck, ...]]:
+    """Each fused group of each phase with the seconds of its pieces, and whether they are right."""
+    found: list[SplitTime] = []
+    worst, where = 0.0, ""
+    for phase in phases:
+        if progress is not None:
+            progress("timing the pieces", len(found), None)
+        clock = clock_for(job.model.device)
+        splitter = Splitter(job.model, job.state, clock)
+        job.ready(phase.name)
+        clock.start()
+        job.run(phase.name, None, tap=splitter.tap)
+        clock.stop()
+        marks, seconds = clock.marks(), dict[str, float]()
+        for name, spent in zip(marks.names, marks.seconds, strict=True):
+            seconds[name] = seconds.get(name, 0.0) + spent
+        found += _splits(phase, seconds)
+        if not splitter.worst <= worst:
+            worst, where = splitter.worst, f"{splitter.where} ({phase.name})"
+    check = ViewCheck(
+        name="pieces",
+        words="the pieces compute what the fused kernels do, up to rounding",
+        value=worst,
+        tolerance=_allowed(job.model.dtype),
+        where=where,
+    )
+    return tuple(found), (check,)
+
+
+def _splits(phase: PhaseTime, seconds: dict[str, float]) -> Iterator[SplitTime]:
+    groups = {part.part: part.seconds for part in phase.totals}
+    for group, names in PIECES.items():
+        pieces = tuple((name, seconds[name]) for name in names if name in seconds)
+        if pieces:
+            yield SplitTime(
+                phase=phase.name, part=group, group_s=groups.get(group, 0.0), pieces=pieces
+            )
+
+
+def _flat(x_BNTd: Tensor) -> Tensor:
+    """`[B, T, N·d]` of heads, as a product gives them."""
+    return x_BNTd.transpose(1, 2).flatten(2)
+
+
+def _allowed(dtype: torch.dtype) -> float:
+    """Roundings of the largest number: many in a sum of wide numbers, few in narrow ones, whose
+    products are summed in float32.
+    """
+    return torch.finfo(dtype).eps * (8 if dtype.itemsize < 4 else 256)
