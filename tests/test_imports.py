@@ -56,7 +56,8 @@ AT_TOP = {
 }
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {
-    *("torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL")
+    *("torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL"),
+    *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
 FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)
 FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}

@@ -1,0 +1,160 @@
+"""The way back: a model's configuration and names as transformers would write them.
+
+For building the same model there from weights that we hold, whatever file they came from. A
+configuration is only given where its own family reads it back as the very same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from llmcli.config import (
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelConfig,
+    RopeConfig,
+    YarnScaling,
+)
+from llmcli.errors import LlmcliError, UnsupportedModel
+from llmcli.families.family import Family, families
+from llmcli.families.rules import Load, Transpose, plan
+
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+
+
+def hub_config(config: ModelConfig) -> dict[str, Any]:
+    """A config.json of that model, `model_type` included.
+
+    Frequency factors, which it cannot hold, are left out. Raises UnsupportedModel where no type
+    of model that transformers has would be the same.
+    """
+    return _written(config)[1]
+
+
+def hub_loads(config: ModelConfig, names: Iterable[str]) -> tuple[Load, ...]:
+    """From which of our parameters (`target`) transformers' parameters (`source`) come.
+
+    Several loads may have the same source: their rows, one after the other, are that tensor,
+    transposed where the operations say so. Raises UnsupportedModel for a name without one.
+    """
+    family, _ = _written(config)
+    found = plan(names, family.rules_hf(config), config)
+    missing = [*found.unexpected, *(name for name, _ in found.dropped)]
+    if missing:
+        raise UnsupportedModel(f"transformers has a parameter `{missing[0]}` that we have not")
+    return found.loads
+
+
+def transposed(load: Load) -> bool:
+    """Whether transformers has that matrix `[in, out]`."""
+    return Transpose() in load.ops
+
+
+def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
+    settings = _settings(config)
+    wanted = _compared(config)
+    for family in families():
+        for kind in sorted(family.hf_types, key=lambda kind: kind != config.model_type):
+            one = settings | {"model_type": kind}
+            try:
+                same = _compared(family.from_hf(one)) == wanted
+            except LlmcliError:  # this type cannot have such a value at all
+                continue
+            if same:
+                return family, one
+    raise UnsupportedModel(
+        "transformers has no type of model that computes exactly this one",
+        hint="compare with another model, or leave out `--against`",
+    )
+
+
+def _compared(config: ModelConfig) -> ModelConfig:
+    """What decides the numbers: not the names, nor the ids that end a text."""
+    layers = []
+    for layer in config.layers:
+        rope = layer.mixer.rope
+        if rope is not None and isinstance(rope.scaling, FrequencyFactors):
+            layer = replace(layer, mixer=replace(layer.mixer, rope=replace(rope, scaling=None)))
+        layers.append(layer)
+    return replace(config, family="", model_type="", bos=None, eos=(), layers=tuple(layers))
+
+
+def _settings(config: ModelConfig) -> dict[str, Any]:
+    """The keys of all types at once: each reads its own, and `_written` sees what came of it."""
+    layer = config.layers[0]
+    mixer, ffn = layer.mixer, layer.ffn
+    windows = [other.mixer.window for other in config.layers]
+    window = next((size for size in windows if size), None)
+    kinds = ["sliding_attention" if size else "full_attention" for size in windows]
+    activation = _ACTIVATIONS[ffn.activation]
+    scale = mixer.head_dim**-0.5
+    settings: dict[str, Any] = {
+        "vocab_size": config.vocab,
+        "hidden_size": config.width,
+        "intermediate_size": ffn.hidden,
+        "n_inner": ffn.hidden,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "max_position_embeddings": config.embedding.positions or config.context,
+        "rms_norm_eps": config.final_norm.eps,
+        "layer_norm_epsilon": config.final_norm.eps,
+        "hidden_act": activation,
+        "activation_function": activation,
+        "attention_bias": mixer.qkv_bias,
+        "mlp_bias": ffn.bias,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "layer_types": kinds,
+        "scale_attn_weights": mixer.scale == scale,
+        "scale_attn_by_inverse_layer_idx": config.layers[-1].mixer.scale != mixer.scale,
+        "tie_word_embeddings": config.head.tied,
+        "bos_token_id": config.bos,
+        "eos_token_id": list(config.eos) or None,
+    }
+    if mixer.rope is not None:
+        settings["rope_parameters"] = _rope(mixer.rope, mixer.head_dim)
+    return settings
+
+
+def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+    share = {} if rope.dims == head_dim else {"partial_rotary_factor": rope.dims / head_dim}
+    written = {"rope_theta": rope.theta, **share}
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            return written | {"rope_type": "linear", "factor": factor}
+        case DynamicScaling(factor=factor):
+            return written | {"rope_type": "dynamic", "factor": factor}
+        case Llama3Scaling() as llama3:
+            return written | {
+                "rope_type": "llama3",
+                "factor": llama3.factor,
+                "low_freq_factor": llama3.low,
+                "high_freq_factor": llama3.high,
+                "original_max_position_embeddings": llama3.original,
+            }
+        case YarnScaling() as yarn:
+            return written | {
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "original_max_position_embeddings": yarn.original,
+                "attention_factor": yarn.attention_factor,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+                "truncate": yarn.truncate,
+            }
+        case LongRopeScaling() as long:
+            return written | {
+                "rope_type": "longrope",
+                "short_factor": list(long.short),
+                "long_factor": list(long.long),
+                "original_max_position_embeddings": long.original,
+                "attention_factor": long.attention_factor,
+            }
+    return written | {"rope_type": "default"}

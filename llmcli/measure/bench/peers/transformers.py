@@ -1,0 +1,165 @@
+"""transformers on the same weights, called as `generate` calls it, without the rest of that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmcli.errors import LlmcliError, OutOfMemory, UsageError
+from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, without_weights
+from llmcli.measure.bench.peers.quiet import silent
+from llmcli.model import Model, dtype_name
+from llmcli.reports.bench import Ran
+
+
+class Transformers:
+    """Engine over a causal language model of transformers and its growing cache.
+
+    Attention is PyTorch's (`sdpa`), as it is by default; the cache is the default one, too, that
+    of every layer growing with each token. It keeps what lies before a window, so that a rewind
+    is exact; the mask still hides it.
+    """
+
+    def __init__(self, model: Any, ours: Model, version: str, load_s: float) -> None:
+        self._model = model
+        self._device = ours.device
+        text = ours.tokenizer
+        self._bos = text.bos_id if text is not None and text.add_bos else None
+        self._vocab = ours.config.vocab
+        self._positions = ours.config.embedding.positions
+        self._chunk = 1
+        self._tokens = 0
+        self._cache: Any = None
+        self._logits: Tensor | None = None
+        parameters = list(model.parameters())
+        count = sum(value.numel() for value in parameters)
+        size = sum(value.nbytes for value in parameters)
+        self._ran = Ran(
+            engine="transformers",
+            version=version,
+            model_type=str(model.config.model_type),
+            model_size=size,
+            model_n_params=count,
+            backend="CUDA" if self._device.type == "cuda" else "CPU",
+            device=str(self._device),
+            dtype=dtype_name(ours.dtype),
+            type_k=dtype_name(ours.dtype),
+            n_gpu_layers=len(ours.config.layers) if self._device.type == "cuda" else 0,
+            load_s=load_s,
+            bits_per_weight=8 * size / count,
+        )
+
+    @property
+    def ran(self) -> Ran:
+        """Of transformers and its model."""
+        return self._ran
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding."""
+        return self._vocab
+
+    @property
+    def bos(self) -> int | None:
+        """As our tokenizer has it."""
+        return self._bos
+
+    def start(self, tokens: int, threads: int, chunk: int) -> None:
+        """An empty cache, which grows by itself: `tokens` only have to fit learned positions."""
+        if self._positions is not None and tokens > self._positions:
+            raise UsageError(
+                f"{tokens} tokens do not fit {self._positions} learned positions",
+                hint="use shorter tests",
+            )
+        if self._device.type == "cpu":
+            torch.set_num_threads(threads)
+        self._chunk = chunk
+        self._new_cache()
+
+    def _new_cache(self) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache()
+        self._tokens = 0
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Some tokens at a time; the head computes the last token's row only."""
+        for start in range(0, len(ids), self._chunk):
+            self._forward(ids[start : start + self._chunk])
+        self._wait()
+
+    def step(self, id: int) -> None:
+        """One token."""
+        self._forward((id,))
+        self._wait()
+
+    @torch.inference_mode()
+    def _forward(self, ids: Sequence[int]) -> None:
+        given = torch.tensor([list(ids)], device=self._device)
+        out = self._model(given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._logits = out.logits
+        self._tokens += len(ids)
+
+    def rewind(self, tokens: int) -> None:
+        """Cuts the cache; only a negative number means the same in all versions of `crop`."""
+        if tokens == 0:
+            self._new_cache()
+        elif tokens < self._tokens:
+            self._cache.crop(tokens - self._tokens)
+            self._tokens = tokens
+
+    def logits(self) -> Tensor:
+        """Of the last token, `[V]` float32 on the host."""
+        assert self._logits is not None, "nothing was read"
+        return self._logits[0, -1].float().cpu()
+
+    def close(self) -> None:
+        """Lets go of model and cache."""
+        self._model = self._cache = self._logits = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def open_transformers(ours: Model) -> Transformers:
+    """transformers' model in our dtype on our device; its time to load is that of the weights.
+
+    Raises UsageError where it is not installed or has no such model, OutOfMemory.
+    """
+    try:
+        with silent():
+            import transformers
+            from transformers.utils import logging
+    except ImportError:
+        raise UsageError(
+            "transformers is not installed, so that nothing can be compared with it",
+            hint="pip install transformers",
+        ) from None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with silent():
+            bare = without_weights(ours)
+            start = time.perf_counter()
+            model = read_model(ours) if reads_itself(ours) else filled(bare, ours)
+            load_s = time.perf_counter() - start
+    except LlmcliError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError):
+        raise OutOfMemory(
+            "the weights do not fit a second time, for transformers",
+            hint="use a smaller model or leave out `--against`",
+        ) from None
+    except Exception as error:  # what it cannot do it says in errors of every kind
+        words = str(error).strip().split("\n")[0] or type(error).__name__
+        raise UsageError(
+            f"transformers cannot load `{ours.name}`: {words}", hint="leave out `--against`"
+        ) from None
+    return Transformers(model, ours, transformers.__version__, load_s)
