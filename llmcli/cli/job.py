@@ -11,7 +11,7 @@ from llmcli.cli.encoding import Encoded
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import KERNELS, Loaded, device_peak_bytes
+from llmcli.cli.running import KERNELS, Loaded
 from llmcli.cli.sampling import Resolved
 from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
@@ -48,7 +48,8 @@ class Job:
         self.room = room
         self.out = out
         self.read = 0  # tokens of the first prompts that the model has read
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(self.model.device)
+        self.watch.peaks = loaded.peaks
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
 
     def write(self, *, drawn: bool) -> None:
@@ -166,7 +167,7 @@ class Job:
                 "stop": self.text.stop or [],
                 "origins": self.resolved.origins,
             },
-            "timings": self.watch.timings(device_peak_bytes(self.model)),
+            "timings": self.watch.timings(),
         }
         header = environment(kernels=KERNELS)
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
@@ -186,7 +187,7 @@ class Job:
         from llmcli.measure.environment import environment
         from llmcli.render.stats import confidence_legend, full_stats, model_line, short_stats
 
-        timings = self.watch.timings(device_peak_bytes(self.model))
+        timings = self.watch.timings()
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
         if self.text.logprobs is not None and coloured:
             self.out.aside(confidence_legend())

@@ -12,6 +12,8 @@ from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import UsageError
+from llmcli.measure.peaks import Peak, highest_bytes
+from llmcli.reports.text import PhasePeak
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -26,12 +28,13 @@ KERNELS = ("torch linear", "torch scaled_dot_product_attention")
 class Loaded:
     """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.
 
-    Fetching is in neither: it happens once.
+    Fetching is in neither: it happens once. `peaks`: the most memory held during both.
     """
 
     model: Model
     import_s: float
     load_s: float
+    peaks: tuple[PhasePeak, ...]
 
 
 def load_model(
@@ -58,7 +61,7 @@ def load_model(
         check(translate(checkpoint)[0])
     loading = f"loading {checkpoint.name} …"
     begin = perf_counter()
-    with Progress(out, loading), SIGNALS.abrupt():
+    with Progress(out, loading), SIGNALS.abrupt(), Peak() as importing:
         import torch
 
         from llmcli.loading import load_checkpoint
@@ -66,7 +69,7 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    with Progress(out, loading) as progress:
+    with Progress(out, loading) as progress, Peak() as filling:
         model = load_checkpoint(
             checkpoint,
             device=options.device,
@@ -79,7 +82,11 @@ def load_model(
     load_s = open_s + perf_counter() - imported
     SIGNALS.check()
     _check_context(options, model.config, out)
-    return Loaded(model, imported - begin, load_s)
+    peaks = (
+        PhasePeak(phase="import", resident_bytes=importing.resident, device_bytes=None),
+        PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
+    )
+    return Loaded(model, imported - begin, load_s, peaks)
 
 
 def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:
@@ -124,10 +131,6 @@ def _check_context(options: ModelOptions, config: ModelConfig, out: Output) -> N
         )
 
 
-def device_peak_bytes(model: Model) -> int | None:
-    """The most memory that torch has held on the model's GPU, None on the CPU."""
-    if model.device.type != "cuda":
-        return None
-    import torch
-
-    return int(torch.cuda.max_memory_allocated(model.device))
+def _on_gpu(model: Model) -> int | None:
+    """The most that has been allocated on the model's GPU, None where it is on none."""
+    return highest_bytes(model.device) if model.device.type == "cuda" else None

@@ -82,19 +82,6 @@ def memory_bytes() -> int | None:
     return total
 
 
-def peak_memory_bytes() -> int | None:
-    """The most memory that this process has held so far (VmHWM), in bytes."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", _read("/proc/self/status"))
-    if found:
-        return int(found[1]) * 1024
-    try:
-        import resource
-    except ImportError:
-        return None
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
 @cache
 def _processor() -> str:
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from llmcli.measure.environment import peak_memory_bytes
-from llmcli.reports.text import Timings
+from llmcli.measure.peaks import Peak, highest_bytes
+from llmcli.reports.text import PhasePeak, Timings
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Indexed(Protocol):
@@ -22,10 +25,14 @@ class Stopwatch:
     """Adds up the time that several streams of tokens took, one after the other.
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
-    A stream's first token costs the prompt; the others (`index` > 0) cost decoding.
+    A stream's first token costs the prompt; the others (`index` > 0) cost decoding. Memory is
+    watched too, on `device` where it is a GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.peaks: tuple[PhasePeak, ...] = ()  # of what was before the streams
+        self._device = device
+        self._peaks: dict[str, list[Peak]] = {}
         self.import_s = 0.0
         self.load_s = 0.0
         self.prompt_tokens = 0
@@ -35,31 +42,29 @@ class Stopwatch:
         self._prefill_s = 0.0
         self._decoded = 0
         self._decode_s = 0.0
+        self._spent = 0.0
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
         """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
-        first = True
-        while True:
-            begin = perf_counter()
-            token = next(tokens, None)
-            spent = perf_counter() - begin
-            self.elapsed += spent
-            if first and token is not None:
-                self.prompt_tokens += prompt_tokens
-                self._prefill_s += spent
-                if self.first_token_s is None:
-                    self.first_token_s = spent
-            else:
-                self._decode_s += spent
-            first = False
-            if token is None:
-                return
-            self.generated += 1
-            self._decoded += token.index > 0
-            yield token
+        with self._peak("prefill"):
+            token = self._timed(tokens)
+        if token is None:
+            self._decode_s += self._spent
+            return
+        self.prompt_tokens += prompt_tokens
+        self._prefill_s += self._spent
+        if self.first_token_s is None:
+            self.first_token_s = self._spent
+        with self._peak("decode"):
+            while token is not None:
+                self.generated += 1
+                self._decoded += token.index > 0
+                yield token
+                token = self._timed(tokens)
+                self._decode_s += self._spent
 
-    def timings(self, device_peak: int | None = None) -> Timings:
-        """The sums as a report. `device_peak`: bytes of GPU memory, where the model ran on one."""
+    def timings(self) -> Timings:
+        """The sums as a report."""
         return Timings(
             import_s=self.import_s,
             load_s=self.load_s,
@@ -68,8 +73,43 @@ class Stopwatch:
             prompt_tokens_per_s=_rate(self.prompt_tokens, self._prefill_s),
             generated_tokens=self.generated,
             generated_tokens_per_s=_rate(self._decoded, self._decode_s),
-            peak_memory_bytes=peak_memory_bytes() if device_peak is None else device_peak,
+            peak_memory_bytes=highest_bytes(self._device),
+            peaks=(*self.peaks, *self._phase_peaks()),
         )
+
+    def _phase_peaks(self) -> Iterator[PhasePeak]:
+        """Of what took place: after a single new token there was no decoding."""
+        for phase, peaks in self._peaks.items():
+            if phase != "decode" or self._decoded:
+                yield _phase_peak(phase, peaks)
+
+    def _timed(self, tokens: Iterator[T]) -> T | None:
+        """The next token, None after the last one; `_spent` are its seconds."""
+        begin = perf_counter()
+        token = next(tokens, None)
+        self._spent = perf_counter() - begin
+        self.elapsed += self._spent
+        return token
+
+    def _peak(self, phase: str) -> Peak:
+        """To be held open during one stream's share of the phase."""
+        peak = Peak(self._device)
+        self._peaks.setdefault(phase, []).append(peak)
+        return peak
+
+
+def _phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
+    """The most of all streams; unknown if it is of one of them."""
+    return PhasePeak(
+        phase=phase,
+        resident_bytes=_most([peak.resident for peak in peaks]),
+        device_bytes=_most([peak.device for peak in peaks]),
+    )
+
+
+def _most(sizes: list[int | None]) -> int | None:
+    known = [nbytes for nbytes in sizes if nbytes is not None]
+    return max(known) if len(known) == len(sizes) else None
 
 
 def _rate(count: int, seconds: float) -> float | None:

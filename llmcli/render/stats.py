@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,6 +14,9 @@ from llmcli.render.theme import CONFIDENCE, FAINT
 from llmcli.reports.environment import Environment
 from llmcli.reports.text import Timings
 
+_PHASES = {
+    "import": "import of torch", "load": "load", "prefill": "prompt", "decode": "generation",
+}  # fmt: skip
 _SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
@@ -58,12 +61,24 @@ def full_stats(
     ]
     if timings.peak_memory_bytes is not None:
         rows.append(("peak memory", size(timings.peak_memory_bytes)))
+    rows += _peaks(timings)
     for name, (value, origin) in sampling.items():
         rows.append((name.replace("_", " "), f"{value:g}  ({origin})"))
     rows.append(("seed", "none: greedy" if seed is None else str(seed)))
     for label, words in rows:
         table.add_row(Text(label, style=FAINT), Text(words))
     return Group(table)
+
+
+def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
+    """A line with the phases whose peak is known: of the process, and one of the GPU."""
+    for label, sizes in (
+        ("  of the process", [(peak.phase, peak.resident_bytes) for peak in timings.peaks]),
+        ("  on the GPU", [(peak.phase, peak.device_bytes) for peak in timings.peaks]),
+    ):
+        known = [f"{_PHASES[phase]} {size(nbytes)}" for phase, nbytes in sizes if nbytes]
+        if known:
+            yield label, SEPARATOR.join(known)
 
 
 def model_line(model: Mapping[str, Any]) -> str:

@@ -107,11 +107,25 @@ class Generated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhasePeak:
+    """The most bytes held during `import` (of torch), `load`, `prefill` or `decode`.
+
+    `resident_bytes` of the process, everything that it holds included; None where the system
+    does not say. `device_bytes` of tensors on a GPU, None on a CPU.
+    """
+
+    phase: str
+    resident_bytes: int | None
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timings:
     """Seconds, tokens per second and bytes of one run of `generate`.
 
     `first_token_s` counts from the first prompt token to the first new one; the prompt's rate
     is measured over the same time. The rate of generation leaves the first token out.
+    `peak_memory_bytes` is the most of the whole run (on a GPU: there), `peaks` has it by phase.
     """
 
     import_s: float
@@ -122,3 +136,4 @@ class Timings:
     generated_tokens: int
     generated_tokens_per_s: float | None
     peak_memory_bytes: int | None
+    peaks: tuple[PhasePeak, ...] = ()

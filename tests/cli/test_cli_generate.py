@@ -39,6 +39,11 @@ def test_plain_text_is_what_json_says(run_tiny):
     }  # fmt: skip
     assert document["timings"]["prompt_tokens"] == len(document["prompt"]["ids"])
     assert document["timings"]["generated_tokens"] == 12
+    peaks = document["timings"]["peaks"]
+    assert [peak["phase"] for peak in peaks] == ["import", "load", "prefill", "decode"]
+    most = document["timings"]["peak_memory_bytes"]
+    assert all(2**24 < peak["resident_bytes"] <= most for peak in peaks)
+    assert all(peak["device_bytes"] is None for peak in peaks)
 
 
 def test_raw_ids_and_chat_are_different_prompts(run_tiny):

@@ -12,7 +12,15 @@ from rich.console import Console
 from llmcli.render import stats, theme, tokens
 from llmcli.render.environment import Settings, render_environment
 from llmcli.reports.environment import Environment, EnvironmentReport, Setting
-from llmcli.reports.text import Comparison, Score, ScoredToken, Timings, TokenPiece, TokensReport
+from llmcli.reports.text import (
+    Comparison,
+    PhasePeak,
+    Score,
+    ScoredToken,
+    Timings,
+    TokenPiece,
+    TokensReport,
+)
 
 
 def shown(renderable, width=80):
@@ -57,6 +65,19 @@ def test_full_statistics_say_where_values_come_from():
     assert "model            m (bfloat16 on cpu)" in text
     assert "top k            40  (default)" in text
     assert "seed             none: greedy" in text
+    assert "of the process" not in text
+
+
+def test_full_statistics_have_the_peak_of_every_phase_that_is_known():
+    peaks = (
+        PhasePeak(phase="import", resident_bytes=230 * 2**20, device_bytes=None),
+        PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
+        PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
+    )
+    text = shown(stats.full_stats(replace(TIMINGS, peaks=peaks), {}, None, "m"))
+    assert "peak memory       432 MiB" in text
+    assert "  of the process  import of torch 230 MiB · prompt 700 MiB" in text
+    assert "  on the GPU      load 300 MiB · prompt 1 GiB" in text
 
 
 @pytest.mark.parametrize(
