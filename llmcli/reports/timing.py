@@ -16,7 +16,8 @@ PARTS = (
 )  # fmt: skip
 
 # What a part waits for: `memory` or a cache (`L3`), `compute`, or `calls`, where it takes more
-# than twice the time that either would: starting operations costs more than doing them.
+# than twice the time that either would, and yet little: starting operations costs more than doing
+# them.
 Bound = str
 
 
@@ -38,7 +39,8 @@ class PartTime:
     """One part in one layer (None: outside of the layers, or all layers together) of a phase.
 
     `seconds` on the device over all calls of the phase; `host_s` what the host took to start
-    them (the same on a CPU). `work` is of all calls too. `bound` and `of_bound` say what it
+    them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
+    `work` is of all calls too. `bound` and `of_bound` say what it
     waits for and which share of that ceiling it reaches, None where it does no counted work.
     """
 
@@ -54,10 +56,10 @@ class PartTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """For the trace: something with a beginning and an end, seconds from the run's beginning.
+    """For the trace: something with a beginning and an end, seconds from its phase's beginning.
 
-    `part` is a part's name, None for a forward call as a whole; `call` numbers the forward
-    calls of the phase from 0.
+    `part` is a part's name, None for a forward call as a whole, the choice of the token that it
+    reads included; `call` numbers the forward calls of the phase from 0. Gaps have no spans.
     """
 
     phase: str

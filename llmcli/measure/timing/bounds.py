@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.timing import PartTime
 
-_TWICE = 2.0  # beyond so many times the least time, the ceiling is not what it waits for
+_TWICE = 2.0  # beyond so many times the least time, the ceiling is not what it waits for …
+# … but the start of its operations, if that can take so long: some of them, a few µs each in
+# PyTorch, with Python between them; a GPU has only its own latency
+_STARTING_S = 100e-6
+_STARTING_APART_S = 10e-6
 _LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 
@@ -38,11 +42,19 @@ class Roof:
         if least == 0 or part.seconds <= 0:
             return part
         bound = level if moving >= computing else "compute"
-        if part.seconds > _TWICE * least or (
-            self.apart and part.host_s >= _LAUNCHING * part.seconds
-        ):
+        if self._is_starting(part, least):
             bound = "calls"
         return replace(part, bound=bound, of_bound=least / part.seconds)
+
+    def _is_starting(self, part: PartTime, least: float) -> bool:
+        """Whether starting its operations is what takes the time: a few of them, small ones.
+
+        A part that takes long and is far from its ceiling is computed badly, and keeps it.
+        """
+        if self.apart and part.host_s >= _LAUNCHING * part.seconds:
+            return True
+        starting = part.calls * (_STARTING_APART_S if self.apart else _STARTING_S)
+        return part.seconds > _TWICE * least and part.seconds - least <= starting
 
     def _moving(self, part: PartTime) -> tuple[float, str]:
         """Seconds in which its bytes arrive at best, and where most of that time is spent."""
