@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
@@ -169,19 +168,24 @@ def read_stdin(stream: TextIO | None) -> str:
 
 def read_text(path: str) -> str:
     """A file as text, less one trailing newline; raises UsageError naming the file."""
+    hint = "give the path of a file of text; a text itself goes in quotes, without an option"
+    return _decoded(read_bytes(path, hint), f"`{path}`")
+
+
+def read_bytes(path: str, hint: str, most: int | None = None) -> bytes:
+    """What is in a file, at most its first `most` bytes; raises UsageError with `hint`."""
     if not path:
         raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
     try:
-        data = Path(os.path.expanduser(path)).read_bytes()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        with open(os.path.expanduser(path), "rb") as file:
+            return file.read() if most is None else file.read(most)
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+        system = error.strerror if isinstance(error, OSError) else None
         near = _near(path) if isinstance(error, FileNotFoundError) else ()
-        hint = "give the path of a file of text; a text itself goes in quotes, without an option"
         raise UsageError(
-            f"cannot read `{path}`: {reason}",
+            f"cannot read `{path}`: {(system or str(error)).lower()}",
             hint=f"did you mean `{near[0]}`?" if near else hint,
         ) from error
-    return _decoded(data, f"`{path}`")
 
 
 def _near(path: str) -> Sequence[str]:
