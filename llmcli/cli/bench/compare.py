@@ -1,0 +1,152 @@
+"""`llmcli bench compare`: two results of a benchmark, and how much faster the second one is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.prompts import read_bytes
+from llmcli.errors import CheckFailed, UsageError
+from llmcli.measure.environment import environment
+
+if TYPE_CHECKING:
+    from llmcli.reports.comparison import ComparisonReport, LoneTest, Results
+
+EPILOG = """
+Examples:
+
+  llmcli bench compare before.json after.json
+  llmcli bench compare llama-bench.csv ours.md
+  llmcli bench -m tiny -o jsonl | llmcli bench compare before.jsonl - --fail-if-slower 5%
+  llmcli bench compare A.sql B.sql --json
+
+A file is told by what is in it: JSON, JSONL, CSV, SQL or Markdown of llama-bench or of
+`llmcli bench`, or an SQLite database with llama-bench's table.
+"""
+MOST = 64 << 20  # bytes of a file, some ten thousand rows
+HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """The two sides, and what is too slow."""
+
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="The result to compare with; `-` reads stdin.")
+    ]
+    second: Annotated[str, typer.Argument(metavar="B", help="The result that is judged.")]
+    fail_if_slower: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if-slower",
+            metavar="PERCENT",
+            rich_help_panel="Comparison",
+            help="Exit 1 where a test of B is slower than A's by more than that (such as 5%), "
+            "or has failed.",
+        ),
+    ] = None
+
+
+def command(sides: CompareOptions, output: OutputOptions) -> None:
+    """How much faster result B of a benchmark is than result A, test by test.
+
+    Tests are the same where everything is that varies within a file; what is fixed in each file
+    may differ, and is told. The ratio of B to A comes with its 95 % interval: where 1 is in it,
+    the difference is noise. Exit 1 where the two have no test in common.
+    """
+    bound = None if sides.fail_if_slower is None else _share(sides.fail_if_slower)
+    if sides.first == sides.second == "-":
+        raise UsageError("`-` can be one side only", hint="write one of them to a file")
+    out = Output("bench-compare", output)
+    from llmcli.measure.bench.compare import compare_results
+
+    report = compare_results(_read(sides.first), _read(sides.second), slower_than=bound)
+    if out.json:
+        out.document(_body(report), model=None, environment=environment())
+    else:
+        from llmcli.render.bench.comparison import render_comparison
+
+        out.show(render_comparison(report))
+    _require(report)
+
+
+def _share(text: str) -> float:
+    """0.05 for `5%` or `5`. A fraction without the sign could be meant either way."""
+    number = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)(\s*%)?", text.strip(), re.ASCII)
+    value = float(number[1]) if number else -1.0
+    if not 0 <= value < 100:
+        raise UsageError(
+            f"`--fail-if-slower` takes percent from 0 to less than 100, not `{text}`",
+            hint="such as `--fail-if-slower 5%`",
+        )
+    if 0 < value < 1 and number and not number[2]:
+        raise UsageError(
+            f"`--fail-if-slower {text}` may be {text} % or {100 * value:g} %",
+            hint=f"write `--fail-if-slower {100 * value:g}%` or `{text}%`",
+        )
+    return value / 100
+
+
+def _read(path: str) -> Results:
+    from llmcli.measure.bench.read import read_results
+
+    name = "stdin" if path == "-" else path
+    if path != "-":
+        data = read_bytes(path, HINT, MOST + 1)
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("nothing is piped into `-`", hint=HINT)
+    else:
+        data = sys.stdin.buffer.read(MOST + 1)
+    if len(data) > MOST:
+        raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
+    return read_results(data, name)
+
+
+def _require(report: ComparisonReport) -> None:
+    """Raises CheckFailed for what the last line of the view says."""
+    from llmcli.render.bench.comparison import percent, words
+
+    if not report.tests:
+        raise CheckFailed(
+            f"no test of `{report.a.name}` is in `{report.b.name}`",
+            hint="the tests have to be the same, and so has every setting that varies in a file",
+        )
+    if report.ok:
+        return
+    told = [f"{test.test} is {words(test)}" for test in report.too_slow]
+    told += [f"{test.test} has failed" for test in report.broken]
+    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    raise CheckFailed(
+        f"slower than `--fail-if-slower {percent(report.slower_than or 0)}` allows: "
+        f"{'; '.join(told[:3])}{more}",
+        hint="more repetitions (`-r`) make the noise smaller",
+    )
+
+
+def _body(report: ComparisonReport) -> dict[str, Any]:
+    """The report as JSON has it: settings as objects, and the verdicts that follow from it."""
+    return {
+        "a": report.a,
+        "b": report.b,
+        "differences": report.differences,
+        "unsaid": [{"side": side, "field": field} for side, field in report.unsaid],
+        "tests": [
+            vars(test) | {"settings": dict(test.settings), "verdict": test.verdict}
+            for test in report.tests
+        ],
+        "lone": [_lone(test) for test in report.lone],
+        "assumed_runs": report.assumed_runs,
+        "slower_than": report.slower_than,
+        "too_slow": [report.tests.index(test) for test in report.too_slow],
+        "ok": report.ok,
+    }
+
+
+def _lone(test: LoneTest) -> dict[str, Any]:
+    return vars(test) | {"settings": dict(test.settings), "error": test.error or None}

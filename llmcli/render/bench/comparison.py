@@ -1,0 +1,159 @@
+"""Two results of a benchmark side by side: each test with its ratio, and whether it is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmcli.render.checks import BAD, GOOD, WRONG, Marked
+from llmcli.render.layout import SEPARATOR, Column, Dotted, Rows
+from llmcli.render.theme import FAINT, HEADING, one_line
+from llmcli.reports.comparison import (
+    ComparedTest,
+    ComparisonReport,
+    LoneTest,
+    Rate,
+    Source,
+    Verdict,
+)
+from llmcli.reports.numbers import counted
+
+_STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red", "noise": FAINT, "unknown": FAINT}
+_LONGEST = 100  # characters of what a file says in words
+NOISE = (
+    "noise: the ratio's 95 % interval from the spread of the runs (Welch); what changes from one "
+    "session to the next is not in it"
+)
+
+
+def render_comparison(report: ComparisonReport) -> RenderableType:
+    """Where both sides come from, what differs, the tests, and what has no counterpart."""
+    return Group(*_parts(report))
+
+
+def percent(share: float) -> str:
+    """`5 %`, `12.5 %` for a share of 1."""
+    return f"{100 * share:.3g} %"
+
+
+def words(test: ComparedTest) -> str:
+    """`5.9 % faster`, `2.4× as fast`, `within noise`; with a single run, that it is not known."""
+    if test.verdict == "noise":
+        return "within noise"
+    change = f"{percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
+    if test.ratio >= 2:
+        change = f"{test.ratio:.3g}× as fast"
+    if test.ratio == 1:
+        change = "equal"
+    return f"{change}, noise unknown" if test.verdict == "unknown" else change
+
+
+def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
+    for side, source in (("A", report.a), ("B", report.b)):
+        yield Dotted([f"{side}  {_clipped(source.name)}", *_about(source)], HEADING)
+    differing = [f"{d.field} {_clipped(d.a)} → {_clipped(d.b)}" for d in report.differences]
+    if differing:
+        yield Dotted([f"A → B: {differing[0]}", *differing[1:]])
+    for side in ("a", "b"):
+        fields = [field for where, field in report.unsaid if where == side]
+        if fields:
+            yield Dotted([f"{side.upper()} does not say: {fields[0]}", *fields[1:]], FAINT)
+    yield Text()
+    if report.tests:
+        yield _table(report.tests)
+        yield Text()
+    for test in report.lone:
+        yield Text(_lone(test), style="red" if test.error else "")
+    if report.lone:
+        yield Text()
+    yield from _footer(report)
+
+
+def _about(source: Source) -> list[str]:
+    builds = [f"build {_clipped(build)}" for build in source.builds]
+    if len(builds) > 1:
+        builds = [f"{counted(len(builds), 'build')}, pooled: {', '.join(source.builds)[:_LONGEST]}"]
+    return [source.format, counted(source.rows, "row"), *map(one_line, builds)]
+
+
+def _table(tests: Iterable[ComparedTest]) -> Rows:
+    tests = list(tests)
+    columns = [
+        Column("test", right=False),
+        *(
+            Column(field, right=False, cut=True, first_to_go=2, labelled=True)
+            for field, _ in tests[0].settings
+        ),
+        Column("A t/s", first_to_go=1, labelled=True),
+        Column("B t/s", first_to_go=1, labelled=True),
+        Column("B ÷ A"),
+        Column("95 % interval", first_to_go=3, labelled=True),
+        Column("", right=False),
+    ]
+    return Rows(columns, [_row(test) for test in tests], spill=True)
+
+
+def _row(test: ComparedTest) -> list[Text]:
+    interval = ""
+    if test.low is not None and test.high is not None:
+        interval = f"{test.low:.3f} … {test.high:.3f}"
+        if test.high > 1e6:  # so wide that it says nothing
+            interval = f"{test.low:.1e} … {test.high:.1e}"
+    style = _STYLES[test.verdict]
+    return [
+        Text(test.test),
+        *(Text(_clipped(value)) for _, value in test.settings),
+        Text(_rate(test.a)),
+        Text(_rate(test.b)),
+        Text(f"{test.ratio:.3f}" if test.ratio < 1e6 else f"{test.ratio:.2e}", style=style),
+        Text(interval),
+        Text(words(test), style=style),
+    ]
+
+
+def _rate(rate: Rate) -> str:
+    """As llama-bench writes it."""
+    return f"{rate.mean:.2f} ± {rate.std:.2f}"
+
+
+def _lone(test: LoneTest) -> str:
+    settings = SEPARATOR.join(f"{field} {_clipped(value)}" for field, value in test.settings)
+    name = f"{test.test} ({settings})" if settings else test.test
+    side = test.side.upper()
+    if not test.error:
+        rate = "" if test.rate is None else f": {_rate(test.rate)} t/s"
+        return f"only in {side}: {name}{rate}"
+    other = "" if test.other is None else f" ({_other(test)}: {_rate(test.other)} t/s)"
+    return f"no rate in {side}: {name}: {_clipped(test.error)}{other}"
+
+
+def _other(test: LoneTest) -> str:
+    return "A" if test.side == "b" else "B"
+
+
+def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
+    if report.tests:
+        yield Dotted([NOISE], FAINT)
+    assumed = any(rate.runs is None for test in report.tests for rate in (test.a, test.b))
+    if assumed:
+        text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
+        yield Dotted([f"{text}assumed, llama-bench's default"], FAINT)
+    if not report.tests:
+        yield Marked(BAD, "not so: a test of A is in B too", WRONG)
+    if report.slower_than is None:
+        return
+    bound = f"no test of B is more than {percent(report.slower_than)} slower, and none has failed"
+    if report.too_slow or report.broken:
+        wrong = [f"{test.test} {test.ratio:.3f}" for test in report.too_slow]
+        wrong += [f"{test.test} failed" for test in report.broken]
+        yield Marked(BAD, SEPARATOR.join([f"not so: {bound}", *wrong]), WRONG)
+    elif report.tests:
+        yield Marked(GOOD, bound, FAINT)
+
+
+def _clipped(text: str) -> str:
+    """What a file says, on one line and of bounded length."""
+    shown = one_line(text)
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
