@@ -143,6 +143,8 @@ OURS: tuple[Field, ...] = (
     Field("dtype", "text", lambda row, by: (row.ran or row.settings).dtype),
     Field("bits_per_weight", "real", lambda row, by: row.ran.bits_per_weight if row.ran else None),
     Field("load_s", "real", lambda row, by: row.ran.load_s if row.ran else None),
+    # lists are in JSON alone, and a mean with its deviation says little without their number
+    Field("runs", "integer", lambda row, by: len(row.samples_ns)),
     Field("ttft_ns", "integer", lambda row, by: _first(row)),
     Field("token_p50_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 50))),
     Field("token_p90_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 90))),
