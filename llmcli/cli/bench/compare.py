@@ -33,6 +33,9 @@ MOST = 64 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
 
 
+_NOISE = {"noise": " (within noise)", "unknown": " (noise unknown)", "slower": "", "faster": ""}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """The two sides, and what is too slow."""
@@ -110,7 +113,7 @@ def _read(path: str) -> Results:
 
 def _require(report: ComparisonReport) -> None:
     """Raises CheckFailed for what the last line of the view says."""
-    from llmcli.render.bench.comparison import percent, words
+    from llmcli.render.bench.comparison import change, percent
 
     if not report.tests:
         raise CheckFailed(
@@ -119,7 +122,7 @@ def _require(report: ComparisonReport) -> None:
         )
     if report.ok:
         return
-    told = [f"{test.test} is {words(test)}" for test in report.too_slow]
+    told = [f"{test.test} is {change(test)}{_NOISE[test.verdict]}" for test in report.too_slow]
     told += [f"{test.test} has failed" for test in report.broken]
     more = f", and {len(told) - 3} more" if len(told) > 3 else ""
     raise CheckFailed(

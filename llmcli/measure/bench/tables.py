@@ -18,6 +18,7 @@ _HEADINGS = {
     "ts": "tensor_split", "ot": "tensor_buft_overrides", "mmap": "use_mmap", "dio": "use_direct_io",
     "lm": "load_mode", "embd": "embeddings", "nopo": "no_op_offload", "noh": "no_host",
 }  # fmt: skip
+_BARS = re.compile(r"(?<!\\)\|")
 _TEST = re.compile(r"(?:pp ?(\d{1,12}))?\+?(?:tg ?(\d{1,12}))?(?: @ d(\d{1,12}))?", re.ASCII)
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:±|\+-|\\pm)\s*(\d+(?:\.\d+)?)", re.ASCII)
 _BUILD = re.compile(r"build:\s*(\S+)\s*\((\d+)\)", re.ASCII)
@@ -65,7 +66,8 @@ def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
         if not line.strip().startswith("|"):
             heading = []
             continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        bare = line.strip().removeprefix("|").removesuffix("|")
+        cells = [cell.strip().replace("\\|", "|") for cell in _BARS.split(bare)]
         if cells[-1] == "t/s":
             heading = cells
         elif heading and not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
@@ -74,7 +76,7 @@ def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
-    # an error's own words may have a | in them
+    # llama-bench does not mark a | in what it writes
     cells = [*cells[: len(heading) - 1], "|".join(cells[len(heading) - 1 :])]
     if len(cells) != len(heading) or "test" not in heading:
         raise UsageError(f"{where} does not have the cells of its table")
@@ -90,4 +92,6 @@ def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
         return row | {"avg_ts": numbers[1], "stddev_ts": numbers[2]}
     if speed.startswith("error"):
         return row | {"error": speed.removeprefix("error:").strip() or "error"}
+    if speed == "not run":  # on the meta device nothing is computed
+        return row | {"avg_ts": "0"}
     raise UsageError(f"{where} has no rate such as `12.34 ± 0.56` in it")

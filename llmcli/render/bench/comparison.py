@@ -21,6 +21,7 @@ from llmcli.reports.comparison import (
 from llmcli.reports.numbers import counted
 
 _STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red", "noise": FAINT, "unknown": FAINT}
+_NAMED = 5  # settings that a side does not say
 _LONGEST = 100  # characters of what a file says in words
 NOISE = (
     "noise: the ratio's 95 % interval from the spread of the runs (Welch); what changes from one "
@@ -39,15 +40,20 @@ def percent(share: float) -> str:
 
 
 def words(test: ComparedTest) -> str:
-    """`5.9 % faster`, `2.4× as fast`, `within noise`; with a single run, that it is not known."""
+    """`5.9 % faster`, `within noise`; where there is a single run, that noise is not known."""
     if test.verdict == "noise":
         return "within noise"
-    change = f"{percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
+    known = test.verdict != "unknown"
+    return change(test) if known else f"{change(test)}, noise unknown"
+
+
+def change(test: ComparedTest) -> str:
+    """`5.9 % faster`, `2.4× as fast`, `70 % slower`, whatever the noise."""
     if test.ratio >= 2:
-        change = f"{test.ratio:.3g}× as fast"
+        return f"{test.ratio:.3g}× as fast"
     if test.ratio == 1:
-        change = "equal"
-    return f"{change}, noise unknown" if test.verdict == "unknown" else change
+        return "equal"
+    return f"{percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
 
 
 def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
@@ -59,7 +65,9 @@ def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     for side in ("a", "b"):
         fields = [field for where, field in report.unsaid if where == side]
         if fields:
-            yield Dotted([f"{side.upper()} does not say: {fields[0]}", *fields[1:]], FAINT)
+            more = len(fields) - _NAMED
+            named = [f"{side.upper()} does not say: {fields[0]}", *fields[1:_NAMED]]
+            yield Dotted([*named, f"{more} more"] if more > 0 else named, FAINT)
     yield Text()
     if report.tests:
         yield _table(report.tests)
