@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from llmcli.anatomy import parameters
 from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
-from llmcli.anatomy.spec import DTYPE_BYTES
+from llmcli.anatomy.spec import DTYPE_BYTES, Call
+from llmcli.anatomy.work import total_work
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, plan, translate
 from llmcli.families.words import WORDS
@@ -20,11 +21,13 @@ from llmcli.reports.info import (
     DeviceFit,
     FamilyFacts,
     FileFacts,
+    FlopsNeed,
     InfoReport,
     ModelFacts,
     StoredFormat,
     TokenizerFacts,
 )
+from llmcli.reports.work import PartWork
 from llmcli.text import load_tokenizer
 
 if TYPE_CHECKING:
@@ -113,6 +116,7 @@ def _model(
         tied=config.head.tied,
         counts=counts,
         layers=layer_types(config),
+        flops=flops_need(config, context or config.context),
         fits=tuple(fits),
         declared=_declared(checkpoint, counts.total),
     )
@@ -128,15 +132,36 @@ def _declared(checkpoint: Checkpoint, numbers: int) -> tuple[str, int] | None:
     return (name, numbers * DTYPE_BYTES[name]) if name in DTYPE_BYTES else None
 
 
+def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
+    """FLOPs for one sequence; which dtype is computed in changes nothing about them."""
+
+    def work(tokens: int, past: int) -> PartWork:
+        call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
+        return total_work(config, call, dtype="float32", logits="last")
+
+    prompt = work(context, 0)
+    return FlopsNeed(
+        context=context,
+        first=work(1, 0).flops,
+        last=work(1, context - 1).flops,
+        prompt=prompt.flops,
+        prompt_full=prompt.flops_full,
+    )
+
+
 def _fit(config: ModelConfig, device: Device, dtype: str, batch: int, context: int) -> DeviceFit:
     cuda = device.device.startswith("cuda")
     need = memory_need(config, dtype=dtype, batch=batch, context=context, cuda=cuda)
+    last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
+    token = total_work(config, last, dtype=dtype)
     free = device.free_bytes
     if free is None or not device.usable:
-        return DeviceFit(device=device, need=need, fits=None, longest=None)
+        return DeviceFit(device=device, need=need, token=token, fits=None, longest=None)
     most = config.embedding.positions or max(context, config.context)
     longest = longest_context(config, need, free=free, most=most, cuda=cuda)
-    return DeviceFit(device=device, need=need, fits=need.total <= free, longest=longest)
+    return DeviceFit(
+        device=device, need=need, token=token, fits=need.total <= free, longest=longest
+    )
 
 
 def _checks(

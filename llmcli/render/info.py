@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
+from llmcli.render.ladder import scaled
 from llmcli.render.layout import Column, Dotted, Rows, filled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line, quoted
@@ -18,6 +19,7 @@ from llmcli.reports.info import (
     DeviceFit,
     FamilyFacts,
     FileFacts,
+    FlopsNeed,
     InfoReport,
     LayerType,
     ModelFacts,
@@ -127,8 +129,19 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
     yield "", [*shown, *(("head tied to the embedding",) if model.tied else ())]
     for number, layers in enumerate(model.layers):
         yield "" if number else "layers", _layers(layers, len(model.layers) > 1)
+    yield "FLOPs", _flops(model.flops)
     limit = " learned positions" if model.positions is not None else ""
     yield "context", (f"{count(model.context)} tokens{' =' + limit if limit else ''}",)
+
+
+def _flops(flops: FlopsNeed) -> list[str]:
+    end = count(flops.context)
+    return [
+        f"{scaled(flops.first)} the first token",
+        f"{scaled(flops.last)} token {end}",
+        f"{scaled(flops.prompt)} a prompt of {end}",
+        f"{scaled(flops.prompt_full)} as the full square",
+    ]
 
 
 def _layers(kind: LayerType, numbered: bool) -> list[str]:
@@ -242,7 +255,22 @@ class MemoryTable:
         lines.append([Text("fits"), *map(_fits, fits), Text("")])
         note = Text("tokens that fit", style=FAINT)
         lines.append([Text("longest"), *map(Text, longest), note])
+        lines += _decoding(fits)
         return Rows(columns, lines)
+
+
+def _decoding(fits: Sequence[DeviceFit]) -> Iterator[list[Text]]:
+    """What has to be moved for one token more, and of what that is."""
+    works = [fit.token for fit in fits]
+    last = "read and written for the last token" + (" of each" if fits[0].need.batch > 1 else "")
+    parts = [
+        ("decoding", [work.bytes for work in works], last),
+        ("  weights", [work.weights for work in works], "each once"),
+        ("  cache", [work.cache for work in works], "what the token sees"),
+        ("  others", [work.activations for work in works], "what its parts compute"),
+    ]
+    for name, sizes, note in parts:
+        yield [Text(name), *(Text(size(nbytes)) for nbytes in sizes), Text(note, style=FAINT)]
 
 
 def _fits(fit: DeviceFit) -> Text:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.work import PartWork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +138,33 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlopsNeed:
+    """FLOPs for one sequence of up to `context` tokens: matrix products, 2 a multiply-add.
+
+    `first` and `last`: to decode the token at the first and at the last position, which see one
+    key and all of them. `prompt`: to read `context` tokens at once, with logits of the last
+    alone, of the pairs that the causal mask and the window leave; `prompt_full` of the full square.
+    """
+
+    context: int
+    first: int
+    last: int
+    prompt: int
+    prompt_full: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceFit:
     """Whether a run fits what is free there, and the longest context that does.
 
+    `token`: what it takes to decode the last token of the context, of all sequences together.
     `longest` is at most the model's own context (or the one asked for), 0 where not even one
     token fits; it and `fits` are None where free memory is unknown or the device not usable.
     """
 
     device: Device
     need: MemoryNeed
+    token: PartWork
     fits: bool | None
     longest: int | None
 
@@ -168,6 +187,7 @@ class ModelFacts:
     tied: bool
     counts: ParameterCounts
     layers: tuple[LayerType, ...]
+    flops: FlopsNeed
     fits: tuple[DeviceFit, ...]
     declared: tuple[str, int] | None = None
 

@@ -206,6 +206,9 @@ def test_activations_are_written_once_and_read_where_they_are_needed():
     # looked up: a row for each token, one for each position; both are added
     assert positions["embed", None].activations == 4 * (4 * rows * D + 2 * 5 * D) + 8 * rows
     assert positions["embed", None].weights == 4 * 5 * D
+    apart = dict_of(part_work(family("llama"), a_call(2, 5, 11), dtype="float32"))
+    assert apart["embed", None].weights == 4 * rows * D  # and the head's matrix is another one
+    assert apart["embed", None].activations == 4 * rows * D + 8 * rows
     assert positions["ffn_act", 0].activations == 4 * 2 * rows * 4 * D
     assert positions["head", None].activations == 4 * 2 * (D + V)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.checkpoints.catalog import CATALOG
@@ -17,6 +18,7 @@ from llmcli.errors import CheckpointError
 from llmcli.families import families
 from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info, supported_families
+from llmcli.nn.decoder import Decoder
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -38,6 +40,7 @@ def agrees_with_loading(checkpoint):
     assert facts.fits[0].need.weights == about["weight_bytes"] == model.weight_bytes
     assert facts.fits[0].need.cache == model.decoder.new_state(2, 32).nbytes
     assert (facts.family, facts.context) == (about["family"], about["context"])
+    computes_what_it_says(report, model)
     assert {stored.format for stored in report.file.formats} == set(about["stored_formats"])
     assert sum(stored.tensors for stored in report.file.formats) == len(checkpoint.tensors)
     assert sum(len(kind.layers) for kind in facts.layers) == len(model.config.layers)
@@ -45,6 +48,28 @@ def agrees_with_loading(checkpoint):
         assert report.tokenizer.vocabulary == model.tokenizer.vocab_size
         assert {id for id, _ in report.tokenizer.eos} == set(model.tokenizer.eos_ids)
     return report
+
+
+def computes_what_it_says(report, model):
+    """Bytes of the tensors that are there, and FLOPs as PyTorch counts them."""
+    config, slots = model.config, model.decoder.slots
+    not_read = 0 if config.head.tied else slots["embed.W"][2:].nbytes  # two sequences, two tokens
+    if config.embedding.positions is not None:
+        not_read += slots["pos_embed.W"][1:].nbytes
+    token = report.model.fits[0].token
+    assert token.weights == model.weight_bytes - not_read
+    assert token.cache == model.decoder.new_state(2, 32).nbytes
+    decoder = Decoder(config, device="meta", dtype=torch.float32)
+    found = []
+    for tokens, past in ((1, 0), (1, 31), (32, 0)):
+        state = decoder.new_state(1, 32)
+        state.lengths = [past]
+        with FlopCounterMode(display=False) as counter:
+            decoder(torch.zeros(1, tokens, dtype=torch.long, device="meta"), state, logits="last")
+        found.append(counter.get_total_flops())
+    flops = report.model.flops
+    assert [flops.first, flops.last, flops.prompt_full] == found
+    assert flops.prompt < flops.prompt_full
 
 
 def test_tiny_is_what_loading_it_takes():

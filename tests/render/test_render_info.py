@@ -17,6 +17,7 @@ from llmcli.reports.info import (
     DeviceFit,
     FamilyFacts,
     FileFacts,
+    FlopsNeed,
     InfoReport,
     LayerType,
     MemoryNeed,
@@ -25,6 +26,7 @@ from llmcli.reports.info import (
     StoredFormat,
     TokenizerFacts,
 )
+from llmcli.reports.work import PartWork
 
 NEED = MemoryNeed(
     dtype="bfloat16",
@@ -36,6 +38,7 @@ NEED = MemoryNeed(
     copies=1 << 30,
     activations=50 << 20,
 )
+TOKEN = PartWork(flops=9, flops_full=9, weights=3 << 30, cache=1 << 29, activations=8 << 20)
 CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
 FULL = LayerType(
     kind="full attention",
@@ -71,7 +74,14 @@ MODEL = ModelFacts(
         head=0,
     ),
     layers=(FULL, WINDOW),
-    fits=(DeviceFit(device=CPU, need=NEED, fits=False, longest=100),),
+    flops=FlopsNeed(
+        context=8192,
+        first=269_000_000,
+        last=835_000_000,
+        prompt=4_080_000_000_000,
+        prompt_full=6_400_000_000_000_000,
+    ),
+    fits=(DeviceFit(device=CPU, need=NEED, token=TOKEN, fits=False, longest=100),),
 )
 FILE = FileFacts(
     kind="gguf",
@@ -120,6 +130,8 @@ def test_what_is_said_at_eighty_columns():
         "            1 × sliding window of 4,096 keys · 9 heads of 64 · 1 kv head",
         "            rotary · q and k normalized · RMSNorm · silu MLP of 1,536, gated",
         "            layer 1",
+        "FLOPs       269 M the first token · 835 M token 8,192 · 4.08 T a prompt of 8,192",
+        "            6.4 P as the full square",
         "context     8,192 tokens",
         "tokenizer   BPE · 49,152 tokens · chat template",
         '            BOS 1 "<|im_start|>" (not put in front) · EOS 2 "<|im_end|>"',
@@ -130,7 +142,7 @@ def test_what_is_said_at_eighty_columns():
         "",
         "memory for 8,192 tokens, 2 sequences",
         "                 cpu",
-        "─────────────────────────────────────────────────────────",
+        "──────────────────────────────────────────────────────────────────",
         "dtype       bfloat16",
         "weights        3 GiB",
         "cache          1 GiB   keys and values of every token",
@@ -141,6 +153,10 @@ def test_what_is_said_at_eighty_columns():
         "free           4 GiB",
         "fits              no",
         "longest          100   tokens that fit",
+        "decoding    3.51 GiB   read and written for the last token of each",
+        "  weights      3 GiB   each once",
+        "  cache      512 MiB   what the token sees",
+        "  others       8 MiB   what its parts compute",
         "cpu: Some CPU, 16 GiB",
         "",
         "✓ it holds · exactly",
@@ -155,6 +171,7 @@ def test_every_line_fits_and_every_device_is_there(width, gpus):
         DeviceFit(
             device=replace(CPU, device=f"cuda:{i}", name="NVIDIA H200"),
             need=NEED,
+            token=TOKEN,
             fits=True,
             longest=131072,
         )
@@ -171,9 +188,9 @@ def test_every_line_fits_and_every_device_is_there(width, gpus):
 
 
 def test_what_is_not_known_is_said():
-    fits = (
-        DeviceFit(device=replace(CPU, free_bytes=None), need=NEED, fits=None, longest=None),
-        DeviceFit(device=replace(CPU, usable=False), need=NEED, fits=None, longest=None),
+    fits = tuple(
+        DeviceFit(device=device, need=NEED, token=TOKEN, fits=None, longest=None)
+        for device in (replace(CPU, free_bytes=None), replace(CPU, usable=False))
     )
     text = "\n".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=fits))), 80))
     assert "fits         unknown    no CUDA" in text

@@ -44,6 +44,7 @@ def info_document(report: InfoReport) -> dict[str, Any]:
         "file": file,
         "architecture": None if report.model is None else _architecture(report.model),
         "tokenizer": None if report.tokenizer is None else _tokens(vars(report.tokenizer)),
+        "flops": None if report.model is None else vars(report.model.flops),
         "memory": [] if report.model is None else _memory(report.model),
         "unknown": report.unknown,
         "checks": checks_document(report.checks),
@@ -56,7 +57,7 @@ def _about(about: About) -> dict[str, Any]:
 
 
 def _architecture(model: ModelFacts) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(model).items() if name != "fits"}
+    fields = {name: value for name, value in vars(model).items() if name not in ("fits", "flops")}
     counts, declared = fields.pop("counts"), fields.pop("declared")
     return fields | {
         "declared": None if declared is None else {"dtype": declared[0], "bytes": declared[1]},
@@ -80,6 +81,10 @@ def _memory(model: ModelFacts) -> list[dict[str, Any]]:
             "needed_bytes": fit.need.total,
             "fits": fit.fits,
             "longest_context": fit.longest,
+            "token_bytes": fit.token.bytes,
+            "token_weights_bytes": fit.token.weights,
+            "token_cache_bytes": fit.token.cache,
+            "token_activations_bytes": fit.token.activations,
         }
         for fit in model.fits
     ]
