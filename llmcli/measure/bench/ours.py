@@ -140,6 +140,11 @@ class Loader:
         self._model: Model | None = None
         self._load_s = 0.0
 
+    @property
+    def model(self) -> Model | None:
+        """What is loaded now."""
+        return self._model
+
     def __call__(self, settings: Settings) -> Ours:
         """Raises UsageError for what cannot be had, and what opening and loading raise."""
         refuse(settings)
