@@ -1,0 +1,255 @@
+"""Peers of a benchmark: what they are fed, what they say of themselves, and how they fail."""
+
+import ctypes
+import importlib.util
+import os
+import sys
+
+import pytest
+import torch
+from gguf_bytes import gguf, pair
+from tiny_checkpoints import write_gpt2, write_llama
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.measure.bench.peers import PEERS, compare, open_peer
+from llmcli.measure.bench.peers.llama_words import cache_type
+from llmcli.measure.bench.peers.quiet import silent
+from llmcli.reports.bench import Settings
+
+SETTINGS = Settings(
+    model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=16, n_threads=1, type_k="auto",
+    type_v="auto", n_gpu_layers=99, flash_attn="auto", no_kv_offload=False, embeddings=False,
+    use_mmap=True,
+)  # fmt: skip
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
+)
+
+
+def model(folder, write=write_llama, dtype="float32", **options):
+    return load_checkpoint(
+        open_checkpoint(write(folder)), device="cpu", dtype=dtype, text=False, **options
+    )
+
+
+@pytest.fixture
+def ours(tmp_path):
+    return model(tmp_path)
+
+
+def logits(ours, ids):
+    return ours.decoder(torch.tensor([ids]), logits="last")[0, -1]
+
+
+@pytest.mark.parametrize("write", [write_llama, write_gpt2])
+@pytest.mark.parametrize("source", ["directory", "file", "random"])
+def test_transformers_computes_what_we_do_from_every_source(tmp_path, write, source):
+    seed = 5 if source == "random" else None
+    ours = model(tmp_path, write, random_weights=seed)
+    if source == "file":
+        file = open_checkpoint(tmp_path / "model.safetensors")
+        ours = load_checkpoint(file, device="cpu", dtype="float32")
+    peer = open_peer("transformers", ours, SETTINGS)
+    ids = list(range(3, 23))
+    peer.start(len(ids), 1, 8)
+    peer.read(ids[:15])
+    peer.read(ids[5:15])  # other text, forgotten again
+    peer.rewind(15)
+    for id in ids[15:]:
+        peer.step(id)
+    assert torch.allclose(peer.logits(), logits(ours, ids), atol=1e-4)
+    peer.rewind(0)
+    peer.read(ids[:4])
+    assert torch.allclose(peer.logits(), logits(ours, ids[:4]), atol=1e-4)
+    peer.start(4, 1, 4)  # anew: nothing of before is there
+    peer.read(ids[4:8])
+    assert torch.allclose(peer.logits(), logits(ours, ids[4:8]), atol=1e-4)
+    peer.close()
+
+
+def test_what_is_said_of_transformers(ours):
+    import transformers
+
+    peer = open_peer("transformers", ours, SETTINGS)
+    count = sum(slot.numel() for slot in ours.decoder.slots.values())
+    ran = peer.ran
+    assert (ran.engine, ran.version) == ("transformers", transformers.__version__)
+    assert (ran.model_n_params, ran.model_size, ran.bits_per_weight) == (count, 4 * count, 32)
+    assert (ran.backend, ran.device, ran.dtype, ran.n_gpu_layers) == ("CPU", "cpu", "float32", 0)
+    assert 0 < ran.load_s < 60
+    assert peer.vocab == 97
+    assert peer.bos is None  # without a tokenizer nobody puts one in front
+
+
+def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
+    ours = model(tmp_path, dtype="bfloat16")
+    peer = open_peer("transformers", ours, SETTINGS)
+    assert (peer.ran.dtype, peer.ran.bits_per_weight) == ("bfloat16", 16)
+    same = compare(ours, peer, threads=1)
+    assert same.ok
+    assert same.tolerance == 0.05
+
+
+@pytest.mark.parametrize("fault", ["weight", "nan"])
+def test_other_weights_are_seen(ours, fault):
+    peer = open_peer("transformers", ours, SETTINGS)
+    good = compare(ours, peer, threads=1)
+    assert good.ok
+    assert good.top
+    assert good.words.startswith("transformers computes the same model: KL ")
+    weight = ours.decoder.slots["blocks.1.attn.W_v"]
+    weight[0] = weight[1] if fault == "weight" else torch.nan
+    bad = compare(ours, peer, threads=1)
+    assert not bad.ok
+    assert "does not compute the same model: KL " in bad.words
+
+
+def test_copies_are_compared_not_the_same_memory(tmp_path):
+    """Else no fault of ours could ever show, and the peer would read our layout of the weights."""
+    ours = model(tmp_path, random_weights=1)
+    peer = open_peer("transformers", ours, SETTINGS)
+    before = compare(ours, peer, threads=1).kl
+    for slot in ours.decoder.slots.values():
+        slot.add_(0.05)
+    assert compare(ours, peer, threads=1).kl > 1e3 * max(before, 1e-12)
+
+
+def test_threads_are_those_of_the_test(ours):
+    before = torch.get_num_threads()
+    try:
+        peer = open_peer("transformers", ours, SETTINGS)
+        peer.start(4, 2, 4)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_more_tokens_than_learned_positions_are_refused(tmp_path):
+    peer = open_peer("transformers", model(tmp_path, write_gpt2), SETTINGS)
+    peer.start(32, 1, 32)
+    with pytest.raises(UsageError, match="33 tokens do not fit 32 learned positions"):
+        peer.start(33, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "hint"),
+    [
+        ("transformers", "transformers", "pip install transformers"),
+        ("llama.cpp", "llama_cpp", "pip install llama-cpp-python"),
+    ],
+)
+def test_a_peer_that_is_not_installed_is_a_usage_error(tmp_path, monkeypatch, name, module, hint):
+    monkeypatch.setitem(sys.modules, module, None)  # what `import` then finds is nothing
+    ours = model(tmp_path)
+    if name == "llama.cpp":
+        object.__setattr__(ours.checkpoint, "kind", "gguf")
+    with pytest.raises(UsageError, match="is not installed") as error:
+        open_peer(name, ours, SETTINGS)
+    assert error.value.hint == hint
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path, ours):
+    assert PEERS == ("transformers", "llama.cpp")
+    with pytest.raises(UsageError, match="`llmcli` is no engine to compare with"):
+        open_peer("llmcli", ours, SETTINGS)
+    with pytest.raises(UsageError, match=r"GGUF files, and .* is safetensors"):
+        open_peer("llama.cpp", ours, SETTINGS)
+    drawn = model(tmp_path, random_weights=1)
+    with pytest.raises(UsageError, match=r"GGUF files, and .* is random weights"):
+        open_peer("llama.cpp", drawn, SETTINGS)
+    shapes = load_shapes(open_checkpoint(tmp_path), dtype="float32")
+    for name in PEERS:
+        with pytest.raises(UsageError, match="meta device"):
+            open_peer(name, shapes, SETTINGS)
+
+
+def test_what_transformers_cannot_load_is_one_line(ours, tmp_path, capfd):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(UsageError, match=r"transformers cannot load `.*`: ") as error:
+        open_peer("transformers", ours, SETTINGS)
+    assert "\n" not in error.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_of_a_library_is_heard_and_nothing_of_ours_is_lost(capfd):
+    libc = ctypes.CDLL(None)
+    print("before")
+    with silent():
+        print("python, buffered")
+        sys.stderr.write("python, stderr")
+        os.write(1, b"written")
+        libc.dprintf(2, b"c, stderr")
+    print("after")
+    sys.stdout.flush()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("before\nafter\n", "")
+    with pytest.raises(ZeroDivisionError), silent():
+        _ = 1 / 0
+    os.write(1, b"heard again")
+    assert capfd.readouterr().out == "heard again"
+
+
+def test_loading_says_nothing(ours, capfd):
+    open_peer("transformers", ours, SETTINGS)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_types_of_llama_cpps_cache():
+    assert [cache_type(name)[1] for name in ("auto", "f16", "bfloat16", "f32", "q8_0")] == [
+        1, 1, 30, 0, 8,
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="no cache of type `q9`"):
+        cache_type("q9")
+
+
+@needs_llama_cpp
+@pytest.mark.real
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
+    ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype=dtype)
+    peer = open_peer("llama.cpp", ours, SETTINGS)
+    assert compare(ours, peer, threads=1).ok
+    ran = peer.ran
+    assert ran.model_n_params == 134515008
+    assert ran.model_size == sum(info.nbytes for info in ours.checkpoint.tensors.values())
+    assert ran.bits_per_weight == 8 * ran.model_size / ran.model_n_params
+    assert (ran.dtype, ran.type_k, ran.backend) == ("Q4_1", "f16", "CPU")
+    ids = ours.tokenizer.encode("The capital of France is Paris. The capital of Italy is")
+    peer.start(len(ids) + 40, 1, 4)
+    peer.read(ids[:6])
+    for id in ids[:5]:
+        peer.step(id)  # forgotten again
+    peer.rewind(6)
+    peer.read(ids[6:-1])
+    peer.step(ids[-1])
+    theirs, mine = peer.logits().log_softmax(-1), logits(ours, ids).log_softmax(-1)
+    assert ours.tokenizer.decode([int(theirs.argmax())]) == " Rome"
+    assert float((mine.exp() * (mine - theirs)).sum()) < 0.05
+    ours.decoder.slots["blocks.3.mlp.W_down"].mul_(1.5)
+    assert not compare(ours, peer, threads=1).ok
+    peer.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_llama_cpp
+def test_what_llama_cpp_cannot_load_is_one_line(ours, tmp_path, capfd):
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(gguf([pair("general.architecture", 8, "llama")]))
+    object.__setattr__(ours.checkpoint, "kind", "gguf")
+    object.__setattr__(ours.checkpoint, "files", (file,))
+    with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load `.*`: ") as error:
+        open_peer("llama.cpp", ours, SETTINGS)
+    assert "\n" not in error.value.message
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.real
+def test_transformers_on_the_gguf_file(smollm2_path, capfd):
+    ours = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
+    peer = open_peer("transformers", ours, SETTINGS)
+    same = compare(ours, peer, threads=1)
+    assert same.ok
+    assert same.kl < 1e-9
+    assert capfd.readouterr() == ("", "")

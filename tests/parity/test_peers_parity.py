@@ -1,0 +1,116 @@
+"""The engine that stands for transformers in `bench --against` computes what we compute.
+
+Its model is filled from our parameters here, whatever file they came from; that transformers gives
+the same numbers when it reads the checkpoint by itself, the other files of this folder show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_cases import CASES, Case, build, prompt
+from parity_gguf import write_gguf
+from parity_types import Checkpoints
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import UnsupportedModel
+from llmcli.families.hub import hub_config, hub_loads
+from llmcli.loading import Model, load_checkpoint
+from llmcli.measure.bench.peers import compare
+from llmcli.measure.bench.peers.transformers import open_transformers
+
+STORED_ELSEWHERE = ("shards", "hub", "old")  # the same models, in other files
+NAMES = [case.name for case in CASES if not any(word in case.name for word in STORED_ELSEWHERE)]
+
+
+def difference(model: Model) -> float:
+    """Largest difference of log-probabilities after a prompt in pieces, a rewind and two tokens."""
+    ids = prompt(tokens=40)[0].tolist()
+    peer = open_transformers(model)
+    peer.start(len(ids), 1, 7)
+    peer.read(ids[:30])
+    peer.step(ids[0])
+    peer.step(ids[1])
+    peer.rewind(25)
+    peer.read(ids[25:38])
+    worst = 0.0
+    for count in (38, 39, 40):
+        if count > 38:
+            peer.step(ids[count - 1])
+        ours = model.decoder(torch.tensor([ids[:count]]), logits="last")[0, -1].log_softmax(-1)
+        theirs = peer.logits().to(ours.dtype).log_softmax(-1)
+        worst = max(worst, (ours - theirs).abs().nan_to_num(torch.inf).max().item())
+    assert compare(model, peer, threads=1).ok
+    peer.close()
+    return worst
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_filled_from_ours_is_the_same_model(name: str, checkpoints: Checkpoints) -> None:
+    file = checkpoints(name) / "model.safetensors"  # a file by itself: transformers is not asked
+    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
+    assert difference(model) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("gpt2", {"n_embd": 96}),
+        ("llama", {"hidden_size": 96, "intermediate_size": 128}),
+        (
+            "llama",  # llama.cpp keeps this scaling as a tensor of factors
+            {
+                "hidden_size": 96,
+                "intermediate_size": 128,
+                "head_dim": 32,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 10_000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+        ),
+        ("qwen2", {"hidden_size": 96, "intermediate_size": 128}),
+        ("qwen3", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}),
+    ],
+)
+def test_a_gguf_file_runs_in_transformers(
+    model_type: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(build(Case("gguf", model_type, overrides), seed=3), file, "Q8_0")
+    model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
+    assert difference(model) < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_configuration_and_the_names_lead_back_to_the_model(
+    name: str, checkpoints: Checkpoints
+) -> None:
+    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
+    written = hub_config(model.config)
+    assert written["model_type"] == model.config.model_type
+    names = [entry.source for entry in model.ledger.entries]
+    loads = hub_loads(model.config, dict.fromkeys(names))
+    assert sorted(load.target for load in loads) == sorted(model.decoder.slots)
+
+
+def test_a_model_that_transformers_has_not_is_refused(checkpoints: Checkpoints) -> None:
+    model = load_checkpoint(open_checkpoint(checkpoints("llama-gqa3")), device="cpu")
+    first, second = model.config.layers
+    other = replace(second, mixer=replace(second.mixer, kv_heads=6))
+    with pytest.raises(UnsupportedModel, match="exactly this one"):
+        hub_config(replace(model.config, layers=(first, other)))
+    assert first.mixer.rope is not None
+    part = replace(first, mixer=replace(first.mixer, rope=replace(first.mixer.rope, dims=4)))
+    with pytest.raises(UnsupportedModel, match="exactly this one"):
+        hub_config(replace(model.config, layers=(part, part)))
+    with pytest.raises(UnsupportedModel, match=r"`model\.extra\.weight` that we have not"):
+        hub_loads(model.config, ["model.norm.weight", "model.extra.weight"])
