@@ -1,0 +1,102 @@
+"""From marks to parts: every moment is in one of them, and the trace's spans lie in each other."""
+
+from array import array
+
+import pytest
+
+from llmcli.measure.timing.clock import Marks
+from llmcli.measure.timing.parts import expected_marks, over_layers, part_times, pieces, spans
+from llmcli.reports.work import PartWork
+
+CALL = (
+    "step", "embed", "blocks.0.resid_pre", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.v",
+    "blocks.0.attn.k_norm", "blocks.0.attn.k_rot", "blocks.0.attn.z", "blocks.0.attn_out",
+    "blocks.0.resid_mid", "blocks.0.ln2.out", "blocks.0.mlp.gate", "blocks.0.mlp.up",
+    "blocks.0.mlp.act", "blocks.0.mlp.post", "blocks.0.mlp_out", "blocks.0.resid_post",
+    "blocks.1.resid_pre", "blocks.1.ln1.out", "ln_final.out", "logits_raw", "logits",
+)  # fmt: skip
+
+
+def marks(*names, each=1.0, host=0.5):
+    return Marks(
+        names=names, seconds=array("d", [each] * len(names)), host_s=array("d", [host] * len(names))
+    )
+
+
+def times(parts):
+    return {(part.part, part.layer): part.seconds for part in parts}
+
+
+def test_each_mark_is_the_end_of_its_part():
+    parts = part_times(list(pieces(marks(*CALL, "end"))), ())
+    assert times(parts) == {
+        ("embed", None): 2.0,  # with the sum of the positions, which `resid_pre` is
+        ("norm", 0): 3.0, ("norm", 1): 1.0, ("norm", None): 1.0,
+        ("qkv", 0): 2.0, ("rope", 0): 1.0, ("attention", 0): 1.0, ("out", 0): 1.0,
+        ("ffn_up", 0): 2.0, ("ffn_act", 0): 2.0, ("ffn_down", 0): 1.0, ("residual", 0): 2.0,
+        ("head", None): 2.0, ("gaps", None): 3.0,
+    }  # fmt: skip
+    assert sum(part.host_s for part in parts) == pytest.approx(0.5 * (len(CALL) + 1))
+
+
+def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_come():
+    parts = part_times(list(pieces(marks(*CALL, *CALL, "end"))), ())
+    calls = {(part.part, part.layer): part.calls for part in parts}
+    assert calls["qkv", 0] == 2  # q|k|v are one product a call
+    assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
+    assert calls["head", None] == 2
+
+
+def test_a_name_that_nobody_knows_is_a_gap():
+    parts = part_times(list(pieces(marks("step", "blocks.0.attn.magic", "logits", "end"))), ())
+    assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
+
+
+def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
+    works = (
+        ("embed", None, PartWork(weights=3)),
+        ("norm", 0, PartWork(weights=5)),
+        ("out", 7, PartWork(flops=11)),  # never timed
+    )
+    run = list(pieces(marks("sample", *CALL, "end")))
+    parts = part_times(run, works)
+    assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]
+    assert parts[-1].part == "gaps"
+    assert parts[0].work == PartWork(weights=3)
+    assert sum(part.work.flops for part in parts) == 0
+    totals = over_layers(parts)
+    assert [part.part for part in totals][-2:] == ["sample", "gaps"]
+    assert sum(part.seconds for part in totals) == sum(part.seconds for part in parts)
+    assert next(part for part in totals if part.part == "norm").work == PartWork(weights=5)
+
+
+def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_last():
+    run = list(pieces(marks("sample", *CALL, "sample", *CALL, "end")))
+    assert {piece.call for piece in run} == {0, 1}
+    assert [piece.call for piece in run if piece.place[0] == "sample"] == [0, 1]
+    assert run[-1].call == 1
+
+
+def test_spans_lie_in_their_call_and_follow_each_other():
+    found = list(spans("decode", list(pieces(marks("sample", *CALL, "sample", *CALL, "end")))))
+    calls = [span for span in found if span.part is None]
+    assert [span.call for span in calls] == [0, 1]
+    assert calls[0].begin == 0.0
+    assert calls[1].begin == calls[0].begin + calls[0].seconds
+    for call in calls:
+        inside = [s for s in found if s.call == call.call and s.part is not None]
+        assert inside[0].part == "sample"
+        assert "gaps" not in {span.part for span in inside}
+        end = call.begin
+        for span in inside:
+            assert span.begin >= end
+            end = span.begin + span.seconds
+        assert end <= call.begin + call.seconds
+
+
+def test_what_only_a_tap_is_shown_is_not_expected():
+    names = ("blocks.0.ln1.scale", "blocks.0.ln1.out", "blocks.0.attn.q", "blocks.0.attn.k",
+             "blocks.0.attn.q_rot", "blocks.0.attn.k_rot", "blocks.0.attn.q_norm")  # fmt: skip
+    marked = ("step", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.k_rot")
+    assert expected_marks(names, 1, chooses=False) == (*marked, "end")
+    assert expected_marks(names, 2, chooses=True) == (*("sample", *marked) * 2, "end")

@@ -1,0 +1,262 @@
+"""`measure_timing` on small models of every kind: it adds up, and each of its checks can fail."""
+
+from collections import Counter
+from time import sleep
+
+import pytest
+import torch
+from small_models import CONFIGS, ids
+from timed_models import FakeDevice, red, small, timed
+
+from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.measure.timing import run as timing_run
+from llmcli.measure.timing import working_set
+from llmcli.measure.timing.clock import EventClock, HostClock
+from llmcli.nn.step import Step
+from llmcli.reports.timing import PARTS
+
+DELAY_S = 0.005
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_is_accounted_for_in_every_kind_of_model(name):
+    report = timed(small(name), batch=2)
+    assert red(report) <= {"adds_up"}  # a run of 1 ms can be interrupted; see the next test
+    for phase in report.phases:
+        assert phase.gaps_s == phase.totals[-1].seconds
+        assert sum(part.seconds for part in phase.parts) == pytest.approx(
+            sum(part.seconds for part in phase.totals)
+        )
+        work = sum((part.work for part in phase.parts), start=type(phase.work)())
+        assert work == sum((part.work for part in phase.totals), start=type(work)()) == phase.work
+        assert [part.part for part in phase.totals] == sorted(
+            (part.part for part in phase.totals), key=PARTS.index
+        )
+        assert {part.layer for part in phase.parts} == {None, *range(len(CONFIGS[name].layers))}
+        assert all(part.host_s == part.seconds for part in phase.parts)  # the host computes
+
+
+def test_the_time_adds_up():
+    """Of several tries one that was not interrupted: the check itself is about 2 %."""
+    model = small("llama")
+    tries = (timed(model, ids(1, 40)[0].tolist(), new_tokens=20, pairs=5) for _ in range(5))
+    assert any(not red(report) for report in tries)
+
+
+def test_phases_say_what_they_ran():
+    report = timed(small("llama"), new_tokens=4, pairs=3, batch=2)
+    prefill, decode = report.phases
+    assert (prefill.name, prefill.tokens, prefill.past, prefill.calls) == ("prefill", 18, 0, 1)
+    assert (decode.name, decode.tokens, decode.past, decode.calls) == ("decode", 8, 9, 4)
+    for phase in report.phases:
+        looked = phase.overhead
+        assert len(looked.watched_s) == len(looked.bare_s) == 3
+        assert looked.lowest <= looked.median <= looked.highest
+        assert phase.seconds == sorted(looked.watched_s)[1]
+        assert phase.bare_s == sorted(looked.bare_s)[1]
+        assert phase.spans == ()
+    assert "sample" not in {part.part for part in prefill.totals}
+    assert next(p for p in decode.totals if p.part == "sample").calls == 4
+    assert next(p for p in decode.totals if p.part == "ffn_down").calls == 8  # 2 layers, 4 tokens
+    # one row is a GEMV, two sequences make a GEMM of it
+    assert (decode.work.gemv, decode.work.gemm) == (0, 4 * (2 * 4 + 1))
+    assert report.working_set < report.weight_bytes + 10_000
+
+
+def test_one_sequence_is_decoded_by_products_with_a_vector():
+    decode = timed(small("gpt2"), new_tokens=2).phases[1]
+    assert (decode.work.gemv, decode.work.gemm) == (2 * (2 * 4 + 1), 0)
+
+
+def test_only_what_is_asked_for_is_run():
+    model = small("llama")
+    assert [p.name for p in timed(model, phases=("decode",)).phases] == ["decode"]
+    assert [p.name for p in timed(model, phases=("prefill",)).phases] == ["prefill"]
+    assert [p.name for p in timed(model, new_tokens=0).phases] == ["prefill"]
+    with pytest.raises(ValueError, match="nothing to time"):
+        timed(model, new_tokens=0, phases=("decode",))
+
+
+def test_a_long_prompt_is_several_calls():
+    prompt = ids(1, PROMPT_CHUNK + 88)[0].tolist()
+    report = timed(small("window"), prompt, new_tokens=0, trace=True)
+    prefill = report.phases[0]
+    assert not red(report) - {"adds_up"}
+    assert prefill.calls == 2
+    assert {span.call for span in prefill.spans} == {0, 1}
+    assert next(p for p in prefill.totals if p.part == "head").calls == 2
+
+
+def test_pairs_begin_with_either_run_in_turns(monkeypatch):
+    order = []
+    bare, watched = timing_run._bare, timing_run._watched
+    monkeypatch.setattr(timing_run, "_bare", lambda *a: order.append("bare") or bare(*a))
+    monkeypatch.setattr(timing_run, "_watched", lambda *a: order.append("watched") or watched(*a))
+    timed(small("llama"), new_tokens=0, pairs=3)
+    assert order == ["bare", "watched"] * 2 + ["watched", "bare"] + ["bare", "watched"]
+
+
+def test_progress_is_told_pair_by_pair():
+    told = []
+    timed(small("llama"), pairs=2, progress=lambda *words: told.append(words))
+    assert [(done, total) for _, done, total in told] == [(0, 2), (1, 2)] * 2
+
+
+def test_the_working_set_grows_with_the_keys_that_are_read():
+    model = small("llama")
+    layer = model.config.layers[0].mixer
+    key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
+    assert working_set(model, tokens=30) - working_set(model, tokens=10) == 20 * key
+
+
+def delayed(call):
+    def slow(*args):
+        sleep(DELAY_S)
+        return call(*args)
+
+    return slow
+
+
+MLPS = [("llama", 1, "gate_up", "ffn_up"), ("llama", 0, "down", "ffn_down"),
+        ("llama", 1, "act", "ffn_act"), ("gpt2", 1, "up", "ffn_up"), ("gpt2", 0, "act", "ffn_act"),
+        ("gpt2", 1, "down", "ffn_down")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layer", "attribute", "part"), MLPS)
+def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
+    name, layer, attribute, part, monkeypatch
+):
+    model = small(name)
+    ffn = model.decoder.blocks[layer].ffn
+    slow = delayed(getattr(ffn, attribute))
+    if attribute == "gate_up":
+        slow = type("Slow", (), {"__call__": lambda _, x, call=slow: call(x),
+                                 "split": ffn.gate_up.split})()  # fmt: skip
+    monkeypatch.setattr(ffn, attribute, slow)
+    off = []
+    for _ in range(5):  # other programs may take the processor away for as long, but not always
+        report = timed(model, new_tokens=4, pairs=3)
+        off = [place for phase in report.phases for place in misplaced(phase, part, layer)]
+        if not off and not red(report):
+            return
+    pytest.fail(f"{off}, {red(report)}")
+
+
+def misplaced(phase, part, layer):
+    """Where the delay is missing, and where half of it is that should not be there."""
+    found = {(p.part, p.layer): p.seconds / phase.calls for p in phase.parts}
+    if found.pop((part, layer)) < DELAY_S:
+        yield "missing", phase.name
+    yield from (place for place, seconds in found.items() if seconds >= DELAY_S / 2)
+
+
+def test_a_delay_in_another_place_would_be_noticed(monkeypatch):
+    model = small("llama")
+    monkeypatch.setattr(
+        model.decoder.blocks[1].mixer, "out", delayed(model.decoder.blocks[1].mixer.out)
+    )
+    prefill = timed(model, new_tokens=0, pairs=3).phases[0]
+    assert {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
+
+
+# -- what turns the footer red
+
+
+def test_a_clock_that_loses_time_does_not_add_up(monkeypatch):
+    class Forgetful(HostClock):
+        def marks(self):
+            marks = super().marks()
+            for i, name in enumerate(marks.names):
+                if name.endswith("mlp_out"):
+                    marks.seconds[i] = 0.0
+            return marks
+
+    monkeypatch.setattr(timing_run, "clock_for", lambda device: Forgetful())
+    assert red(timed(small("llama"))) == {"adds_up"}
+
+
+def test_an_activation_without_a_mark_is_missed(monkeypatch):
+    emit = Step.emit
+
+    def silent(self, name, tensor):
+        if name != "blocks.1.resid_mid":
+            emit(self, name, tensor)
+
+    monkeypatch.setattr(Step, "emit", silent)
+    report = timed(small("llama"))
+    assert red(report) - {"adds_up"} == {"marks"}
+    assert (
+        next(c for c in report.checks if c.name == "marks").where == "blocks.1.resid_mid (prefill)"
+    )
+
+
+def test_work_whose_part_is_never_timed_is_missed(monkeypatch):
+    emit = Step.emit
+
+    def silent(self, name, tensor):
+        if name != "blocks.1.attn_out":
+            emit(self, name, tensor)
+
+    monkeypatch.setattr(Step, "emit", silent)
+    assert red(timed(small("llama"))) - {"adds_up"} == {"marks", "flops"}
+
+
+def test_a_clock_that_changes_what_is_computed_is_caught(monkeypatch):
+    emit = Step.emit
+
+    def meddling(self, name, tensor):
+        if self.clock is not None and name == "blocks.0.resid_mid":
+            tensor.mul_(1 + 1e-6)
+        emit(self, name, tensor)
+
+    monkeypatch.setattr(Step, "emit", meddling)
+    report = timed(small("llama"))
+    assert red(report) - {"adds_up"} == {"same"}
+    assert next(c for c in report.checks if c.name == "same").value > 0
+
+
+def test_logits_that_are_nan_are_refused():
+    model = small("llama")
+    model.decoder.slots["ln_final.w"].fill_(torch.nan)
+    for phase in ("prefill", "decode"):
+        with pytest.raises(NotFinite):
+            timed(model, phases=(phase,))
+
+
+def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1000)
+    with pytest.raises(OutOfMemory, match="the cache of 1 × 12 tokens"):
+        timed(small("llama"))
+
+
+# -- a device that works behind the host
+
+
+def test_the_devices_time_is_told_from_the_hosts(monkeypatch):
+    device = FakeDevice()
+    monkeypatch.setattr(timing_run, "clock_for", lambda _: EventClock(device.event, device.wait))
+    report = timed(small("llama"), new_tokens=2, pairs=2)
+    assert device.waits == 2 * (1 + 2)  # a watched run each, to warm up and then in pairs
+    decode = report.phases[1]
+    marked = Counter({"norm": 5, "qkv": 4, "rope": 2, "residual": 4, "head": 2})
+    for part in decode.totals:
+        if part.part in marked:
+            assert part.seconds == pytest.approx(2 * marked[part.part] * 0.002)
+            assert 0 < part.host_s < part.seconds
+    assert decode.gaps_s == pytest.approx(0.002 * (2 * 2 + 1))  # step, resid_pre, and the end
+    assert "adds_up" in red(report)  # this device's time is not the wall's
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_on_a_gpu_it_adds_up():
+    from llmcli.loading import load
+
+    model = load("tiny", device="cuda")
+    report = timed(model, new_tokens=16, pairs=5)
+    assert not red(report)
+    for phase in report.phases:
+        assert all(part.host_s != part.seconds for part in phase.parts)
+        assert phase.peak is not None
+        assert phase.peak > model.weight_bytes

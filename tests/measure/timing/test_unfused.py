@@ -1,0 +1,69 @@
+"""Fused groups computed in pieces: each piece has its time, and all give what the kernels gave."""
+
+import pytest
+import torch
+from small_models import CONFIGS, ids
+from timed_models import red, small, timed
+
+from llmcli.measure.timing import unfused
+
+PIECES = {
+    "qkv": ("q", "k", "v"), "attention": ("scores", "softmax", "mix"), "ffn_up": ("gate", "up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_pieces_compute_what_the_kernels_do_in_every_kind_of_model(name):
+    report = timed(small(name, torch.float64), batch=2, unfused=True)
+    assert not red(report) - {"adds_up"}
+    assert report.checks[-1].name == "pieces"
+    gated = any(layer.ffn.gated for layer in CONFIGS[name].layers)
+    groups = ("qkv", "attention", *(("ffn_up",) if gated else ()))
+    found = {(split.phase, split.part): split for split in report.splits}
+    assert set(found) == {(phase, g) for phase in ("prefill", "decode") for g in groups}
+    for (phase, group), split in found.items():
+        assert tuple(piece for piece, _ in split.pieces) == PIECES[group]
+        assert all(seconds > 0 for _, seconds in split.pieces)
+        totals = next(p for p in report.phases if p.name == phase).totals
+        assert split.group_s == next(p.seconds for p in totals if p.part == group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qk norm", "window", "layers that differ"])
+def test_so_they_do_in_narrower_numbers(name, dtype):
+    assert not red(timed(small(name, dtype), unfused=True)) - {"adds_up"}
+
+
+@pytest.mark.parametrize("name", ["llama", "window"])
+def test_more_queries_than_are_taken_at_a_time(name, monkeypatch):
+    monkeypatch.setattr(unfused, "_ROWS", 7)
+    report = timed(small(name, torch.float64), ids(1, 600)[0].tolist(), unfused=True)
+    assert not red(report) - {"adds_up"}
+
+
+def test_without_being_asked_nothing_is_split():
+    report = timed(small("llama"))
+    assert report.splits == ()
+    assert "pieces" not in {check.name for check in report.checks}
+
+
+@pytest.mark.parametrize("piece", ["attn.W_q", "attn.W_v", "mlp.W_gate", "mlp.W_up"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_piece_turns_the_footer_red(piece, dtype):
+    model = small("llama", dtype)
+    name = f"blocks.1.{piece}"
+    model.decoder.slots[name] = 1.2 * model.decoder.slots[name]  # a copy: the kernel has its own
+    report = timed(model, unfused=True)
+    assert red(report) - {"adds_up"} == {"pieces"}
+    assert report.checks[-1].where.startswith(name.replace("W_", ""))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_mask_turns_the_footer_red(dtype, monkeypatch):
+    right = unfused.visible_keys
+    monkeypatch.setattr(
+        unfused, "visible_keys", lambda at, keys, w: right(at - (at > 1).long(), keys, w)
+    )
+    report = timed(small("llama", dtype), unfused=True)
+    assert red(report) - {"adds_up"} == {"pieces"}
+    assert ".attn.z (" in report.checks[-1].where

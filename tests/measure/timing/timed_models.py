@@ -1,0 +1,75 @@
+"""Small models to time, and ceilings that nobody measured."""
+
+import torch
+from small_models import CONFIGS, ids, weights
+
+from llmcli.measure.timing import measure_timing
+from llmcli.model import Model
+from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+
+PROMPT = tuple(ids(1, 9)[0].tolist())
+CEILINGS = Ceilings(
+    device="cpu",
+    threads=1,
+    reads=(
+        ReadRate(nbytes=1 << 20, bytes_per_s=100e9, level="L2"),
+        ReadRate(nbytes=16 << 20, bytes_per_s=50e9, level="L3"),
+        ReadRate(nbytes=1 << 28, bytes_per_s=10e9, level="memory"),
+    ),
+    matrices=(MatrixRate(dtype="float32", flops_per_s=1e11, way="direct"),),
+    caches=(("L2", 1 << 20), ("L3", 16 << 20)),
+    seconds=0.0,
+)
+
+
+def small(name, dtype=torch.float32):
+    """A model of `small_models` as loading gives it."""
+    of = weights(CONFIGS[name], dtype)
+    return Model(
+        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=0,
+    )  # fmt: skip
+
+
+def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, **rest):
+    return measure_timing(
+        model, prompt, new_tokens=new_tokens, pairs=pairs, ceilings=CEILINGS, stages=(), **rest
+    )
+
+
+def red(report):
+    """The names of the checks that fail."""
+    return {check.name for check in report.checks if not check.ok}
+
+
+class FakeDevice:
+    """A GPU that works in its own time: each thing that is started takes it 2 ms."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.events = 0
+        self.waits = 0
+        self.done = False
+
+    def event(self):
+        self.events += 1
+        return FakeEvent(self)
+
+    def wait(self):
+        self.waits += 1
+        self.done = True
+
+
+class FakeEvent:
+    def __init__(self, device):
+        self.device = device
+        self.at = None
+
+    def record(self):
+        self.device.now += 2.0
+        self.device.done = False
+        self.at = self.device.now
+
+    def elapsed_time(self, later):
+        assert self.device.done, "read before the device was waited for"
+        return later.at - self.at
