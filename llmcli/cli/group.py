@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import typer
@@ -72,9 +73,13 @@ class Command(TyperCommand):
 
 
 class Root(TyperGroup):
-    """`llmcli` itself: `entries` names the commands, a module each."""
+    """`llmcli` itself: `entries` names the commands, a module each.
+
+    `nested` are commands of two words, `bench compare`; the first of them is a command, too.
+    """
 
     entries: Mapping[str, Entry] = {}
+    nested: Mapping[str, Entry] = {}
 
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, converted by our rules like every other option."""
@@ -86,12 +91,13 @@ class Root(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Imports the module of that command; None for a name that does not exist."""
-        entry = self.entries.get(cmd_name)
+        entry = self.entries.get(cmd_name) or self.nested.get(cmd_name)
         if entry is None:
             return None
         with SIGNALS.abrupt():
             module = import_module(entry.module)
-            return build(cmd_name, module.command, getattr(module, "EPILOG", ""))
+            settings = getattr(module, "CONTEXT", {})
+            return build(cmd_name, module.command, getattr(module, "EPILOG", ""), settings)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with our message: raises UsageError with the closest names."""
@@ -101,13 +107,19 @@ class Root(TyperGroup):
             if name != "help":
                 hint = _suggestion(name, self.entries)
             raise UsageError(f"there is no command `{name}`", hint=hint)
+        if (both := " ".join(args[:2])) in self.nested:
+            return both, self.get_command(ctx, both), args[2:]
+        if len(args) > 1 and (near := _nested(both, self.nested)):
+            raise UsageError(f"there is no command `{both}`", hint=f"did you mean `llmcli {near}`?")
         return name, self.get_command(ctx, name), args[1:]
 
     def get_help(self, ctx: Any) -> str:
         """Commands by heading, from the table alone: no command is imported."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name, entry in self.entries.items():
-            sections.setdefault(entry.heading, []).append((name, entry.summary))
+            rows = sections.setdefault(entry.heading, [])
+            rows.append((name, entry.summary))
+            rows += [(n, e.summary) for n, e in self.nested.items() if n.split()[0] == name]
         for option in self.get_params(ctx):
             sections.setdefault("Options", []).append(_row(option))
         lines = ["usage: llmcli COMMAND [OPTIONS] [ARGUMENTS]", "", *_paragraphs(self.help or "")]
@@ -115,11 +127,19 @@ class Root(TyperGroup):
         return "\n".join([*lines, "", *_paragraphs(self.epilog or "")]).rstrip()
 
 
-def build(name: str, function: Callable[..., None], epilog: str = "") -> Any:
-    """The command object for a function of option dataclasses; its help ends with `epilog`."""
+def build(
+    name: str,
+    function: Callable[..., None],
+    epilog: str = "",
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """The command object for a function of option dataclasses; its help ends with `epilog`.
+
+    `settings` are more of typer's for the command's context.
+    """
     flat = flatten(function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=Command, epilog=epilog, context_settings=dict(HELP_NAMES))(flat)
+    app.command(name, cls=Command, epilog=epilog, context_settings={**HELP_NAMES, **settings})(flat)
     command = get_command(app)
     hints = get_type_hints(flat, include_extras=True)
     for parameter in command.params:
@@ -131,6 +151,13 @@ def _adopted(option: Any) -> Any:
     if option is not None:
         adopt(option, {str(option.name): bool})
     return option
+
+
+def _nested(both: str, known: Iterable[str]) -> str | None:
+    """The command of two words that `both` nearly is: its first word is right."""
+    first, second = both.split(" ", 1)
+    own = [] if second.startswith("-") else [n for n in known if n.split()[0] == first]
+    return next(iter(get_close_matches(both, own, 1, 0.8)), None)
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

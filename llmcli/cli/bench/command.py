@@ -1,0 +1,235 @@
+"""`llmcli bench`: how fast a model runs, in llama-bench's tests, options and formats."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from llmcli.cli.bench.options import (
+    BenchOutput,
+    OurOptions,
+    RunOptions,
+    SweptOptions,
+    TestOptions,
+    UnusedOptions,
+)
+from llmcli.cli.bench.settings import Plan, model_names, planned, unused_names
+from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+from llmcli.cli.running import KERNELS
+from llmcli.errors import LlmcliError, UsageError
+from llmcli.measure.environment import environment
+
+if TYPE_CHECKING:
+    from llmcli.cli.bench.run import Suppliers
+    from llmcli.render.bench.markdown import Shown
+    from llmcli.reports.bench import BenchReport, BenchRow
+    from llmcli.reports.bench_fields import Bencher
+
+CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
+PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+EPILOG = """
+Examples:
+
+  llmcli bench
+  llmcli bench -m tiny -p 64,128 -n 16 -t 1-4*2
+  llmcli bench -m model.gguf -pg 512,128 -d 0,1024 -o json
+  llmcli bench -m ./config --random-weights --device meta
+  llmcli bench --against transformers
+  llmcli bench compare before.json after.json --fail-if-slower 5%
+"""
+
+
+class NothingRan(LlmcliError):
+    """No test of a sweep could run: ends as the first of them did. `told`: stdout says so."""
+
+    told = True
+
+    def __init__(self, error: tuple[int, str, str], hint: str | None) -> None:
+        super().__init__(error[2], hint=hint)
+        self.code, self.kind = error[0], error[1]
+
+
+def command(
+    tests: TestOptions,
+    swept: SweptOptions,
+    runs: RunOptions,
+    ours: OurOptions,
+    unused: UnusedOptions,
+    output: BenchOutput,
+) -> None:
+    """How fast a model reads prompts and writes text: llama-bench's tests, options and formats.
+
+    Every test runs `-r` times on random tokens; shown are the mean of the rates and its standard
+    deviation, as llama-bench computes them. Beside them: time to the first token, percentiles of
+    the times between tokens, peak memory, load time, and the share of what the machine's
+    measured ceilings allow. A configuration that cannot run is a row with its error.
+    """
+    out = Output("bench", output)
+    _check(runs, ours, output)
+    if runs.list_devices:
+        out.write("".join(_devices()))
+        return
+    if tests.hf_token:
+        os.environ["HF_TOKEN"] = tests.hf_token
+    models = model_names(tests)
+    planned(models or ("",), 1, tests, swept, unused)  # refused before anything is imported
+    with Progress(out, "starting …"), SIGNALS.abrupt():
+        import torch
+    found = models or (_default_model(ours, out),)
+    plan = planned(found, torch.get_num_threads(), tests, swept, unused)
+    _note_unused(unused, out)
+    _measure(plan, runs, ours, out)
+
+
+def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> None:
+    """Runs the sweep, and writes what comes of it."""
+    from llmcli.cli.bench.build import bencher
+    from llmcli.cli.bench.run import Suppliers
+    from llmcli.cli.bench.streams import Status, Streams, make_writer
+    from llmcli.measure.bench.sweep import sweep
+
+    by, shown = bencher(), _shown(plan, ours)
+    format = "none" if out.json else runs.output or "md"
+    streams = Streams(out, make_writer(format, by, shown), make_writer(runs.output_err, by, shown))
+    status = Status(out, lines=runs.progress)
+    shapes = all(settings.device == "meta" for settings in plan.configurations)
+    if runs.verbose:
+        out.note(_machine())
+
+    def on_row(row: BenchRow) -> None:
+        status.erase()
+        SIGNALS.check()
+        streams.row(row)
+
+    with Suppliers(ours, out, status, verbose=runs.verbose, shapes=shapes) as suppliers:
+        streams.begin()
+        report = sweep(
+            plan.configurations,
+            plan.tests,
+            repetitions=runs.repetitions,
+            warmup=not runs.no_warmup,
+            delay_s=runs.delay,
+            seed=ours.seed,
+            load=suppliers.load,
+            peer=suppliers.peer if ours.against is not None else None,
+            peer_name=ours.against or "transformers",
+            ceilings=suppliers.ceilings,
+            on_row=on_row,
+            on_progress=status.said,
+        )
+        status.erase()
+        streams.end()
+        _finish(report, format, by, suppliers, out)
+
+
+def _finish(
+    report: BenchReport, format: str, by: Bencher, suppliers: Suppliers, out: Output
+) -> None:
+    """The second table or the document, and how the command ends."""
+    from llmcli.cli.bench.streams import failures
+
+    if out.json:
+        from llmcli.cli.bench.document import bench_document
+
+        models = list(suppliers.models.values())
+        body = bench_document(report, by, models)
+        header = environment(kernels=KERNELS)
+        out.document(body, model=models[0] if models else None, environment=header)
+    elif format == "md":
+        from llmcli.render.bench.table import render_beside
+
+        out.show(render_beside(report))
+    if report.interrupted:
+        try:
+            SIGNALS.check()
+        except KeyboardInterrupt as stop:
+            raise Stopped(stop, told=out.json, where=_after(report)) from stop
+        raise Stopped(KeyboardInterrupt(), told=out.json, where=_after(report))
+    errors = [row.error for row in report.rows if row.error is not None]
+    if errors and len(errors) == len(report.rows):
+        raise NothingRan(errors[0], suppliers.hints.get(errors[0][2]))
+    if errors:
+        out.note(failures(report.rows))
+
+
+def _machine() -> str:
+    """The environment in one line, for `-v`."""
+    found = environment(kernels=KERNELS)
+    where = [found.processor, f"{found.cores} cores", *found.gpus, f"torch {found.torch}"]
+    return ", ".join([*where, f"{found.threads} threads", *found.kernels])
+
+
+def _after(report: BenchReport) -> str:
+    rows = len(report.rows)
+    return f" after {rows} test{'s' * (rows != 1)}" if rows else ""
+
+
+def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
+    """Raises UsageError for what can be refused before anything is looked for."""
+    if output.json and runs.output is not None:
+        raise UsageError(
+            f"`--json` and `-o {runs.output}` are two formats for one stdout",
+            hint="`-o json` is llama-bench's array, `--json` one document with everything",
+        )
+    if output.json and runs.list_devices:
+        raise UsageError("`--list-devices` is for people and goes without `--json`")
+    if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
+        package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
+        raise UsageError(
+            f"`--against {ours.against}` needs a package that is not installed",
+            hint=f"run `pip install {package}`, then this command again",
+        )
+
+
+def _default_model(ours: OurOptions, out: Output) -> str:
+    """The name of the model where none is named; fetched if it has to be, `tiny` if it cannot."""
+    from llmcli.checkpoints.locate import find
+
+    with Progress(out) as progress:
+        return find(None, offline=ours.offline, progress=progress, note=out.note)[0]
+
+
+def _note_unused(unused: UnusedOptions, out: Output) -> None:
+    names = unused_names(unused)
+    if names:
+        listed = ", ".join(f"`{name}`" for name in names)
+        out.note(f"{listed} {'has' if len(names) == 1 else 'have'} no effect here")
+
+
+def _shown(plan: Plan, ours: OurOptions) -> Shown:
+    """Which columns the Markdown table has: of a GPU, of a CPU, of what varies."""
+    from llmcli.devices import resolve_device
+    from llmcli.render.bench.markdown import Shown
+
+    def gpu(device: str, layers: int) -> bool:
+        if device == "auto":
+            return layers != 0 and resolve_device("auto").type != "cpu"
+        return device.partition(":")[0] in ("cuda", "mps")
+
+    found = {gpu(settings.device, settings.n_gpu_layers) for settings in plan.configurations}
+    return Shown(
+        settings=plan.configurations,
+        default=plan.default,
+        gpu=True in found,
+        cpu=False in found,
+        engines=ours.against is not None,
+    )
+
+
+def _devices() -> Iterator[str]:
+    """`CUDA0: name (MiB, MiB free)`, as llama-bench lists them; the CPU, too."""
+    from llmcli.measure.memory import machine_devices
+    from llmcli.reports.bench_fields import device_words
+
+    yield "Available devices:\n"
+    for device in machine_devices():
+        name = "CPU" if device.device == "cpu" else device_words(device.device)
+        sizes = [
+            f"{'unknown' if nbytes is None else nbytes // 2**20} MiB{word}"
+            for nbytes, word in ((device.total_bytes, ""), (device.free_bytes, " free"))
+        ]
+        yield f"  {name}: {device.name} ({', '.join(sizes)})\n"

@@ -1,0 +1,26 @@
+"""What `llmcli bench --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmcli.render.bench.as_json import row_object
+from llmcli.reports.bench import BenchReport
+from llmcli.reports.bench_fields import Bencher
+
+
+def bench_document(
+    report: BenchReport, by: Bencher, models: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Rows with the keys of `-o json` and the time of every token, ratios, ceilings."""
+    return {
+        "models": models,
+        "rows": [
+            row_object(row, by) | {"number": row.number, "samples_token_ns": row.token_ns}
+            for row in report.rows
+        ],
+        "against": [vars(pair) | {"test": pair.test.name} for pair in report.against],
+        "ceilings": report.ceilings,
+        "interrupted": report.interrupted,
+    }

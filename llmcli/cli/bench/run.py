@@ -1,0 +1,137 @@
+"""What a sweep is handed: models by their names, ceilings, the other engine."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from llmcli.cli.bench.options import OurOptions
+from llmcli.cli.bench.streams import Status
+from llmcli.cli.exits import SIGNALS
+from llmcli.cli.headers import opened_headers
+from llmcli.cli.options import ModelOptions
+from llmcli.cli.output import Output
+from llmcli.errors import LlmcliError
+from llmcli.reports.bench import Settings
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import Checkpoint
+    from llmcli.measure.bench.engine import Engine
+    from llmcli.measure.bench.ours import Loader
+    from llmcli.reports.ceilings import Ceilings
+
+
+class Suppliers:
+    """`load`, `peer` and `ceilings` of one sweep.
+
+    `models` are those that were loaded, as documents describe them; `hints` what an error's line
+    is followed by. A context manager: headers that were fetched for shapes alone go at its end.
+    """
+
+    def __init__(
+        self, options: OurOptions, out: Output, status: Status, *, verbose: bool, shapes: bool
+    ) -> None:
+        self.models: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.hints: dict[str, str] = {}
+        self._options = options
+        self._out = out
+        self._status = status
+        self._verbose = verbose
+        self._shapes = shapes
+        self._stack = ExitStack()
+        self._loader: Loader | None = None
+        self._same: set[tuple[str, str, str]] = set()
+
+    def __enter__(self) -> Suppliers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loader is not None:
+            self._loader.close()
+        self._stack.close()
+
+    def load(self, settings: Settings) -> Engine:
+        """This program's engine. Raises what opening and loading the model do."""
+        from llmcli.measure.bench.ours import Loader
+
+        if self._loader is None:
+            drawn = self._options.seed if self._options.random_weights else None
+            self._loader = Loader(self._open, random_weights=drawn, progress=self._status)
+        try:
+            engine = self._loader(settings)
+        except LlmcliError as error:
+            self._remember(error)
+            raise
+        SIGNALS.check()  # a signal's exception may have got lost in a library
+        model = self._loader.model
+        key = (settings.model, engine.ran.device, engine.ran.dtype)
+        if model is not None and key not in self.models:
+            self.models[key] = model.describe()
+            self._tell(f"loaded {settings.model} in {engine.ran.load_s:.3g} s: "
+                       f"{engine.ran.dtype} on {engine.ran.device}")  # fmt: skip
+        return engine
+
+    def peer(self, settings: Settings) -> Engine:
+        """The engine of `--against` with the same weights, compared with ours once."""
+        from llmcli.measure.bench.peers import compare, open_peer
+
+        model = None if self._loader is None else self._loader.model
+        if model is None or self._options.against is None:
+            raise LlmcliError("the model could not be loaded")
+        try:
+            engine = open_peer(self._options.against, model, settings)
+        except LlmcliError as error:
+            self._remember(error)
+            raise
+        key = (settings.model, engine.ran.device, engine.ran.dtype)
+        if key not in self._same:
+            self._same.add(key)
+            same = compare(model, engine, threads=settings.n_threads, seed=self._options.seed)
+            if not same.ok:
+                self._status.erase()
+                self._out.note(same.words)
+            self._tell(same.words)
+        return engine
+
+    def ceilings(self, engine: Engine) -> Ceilings | None:
+        """What the machine can do at most with the threads and numbers of `engine`."""
+        if self._options.no_ceilings or engine.ran.device == "meta":
+            return None
+        import torch
+
+        from llmcli.devices import DTYPES
+        from llmcli.measure.ceilings import measure_ceilings
+
+        return measure_ceilings(
+            torch.device(engine.ran.device),
+            DTYPES[engine.ran.dtype],
+            threads=torch.get_num_threads(),
+            working_set=engine.ran.model_size,
+            progress=self._status,
+        )
+
+    def _open(self, name: str) -> tuple[Checkpoint, float]:
+        """The checkpoint, and the seconds that its headers took once they were there."""
+        if self._shapes:
+            options = ModelOptions(model=name, offline=self._options.offline)
+            begin = perf_counter()
+            checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
+            return checkpoint, perf_counter() - begin
+        from llmcli.checkpoints import open_checkpoint
+        from llmcli.checkpoints.locate import find
+
+        name, path = find(
+            name, offline=self._options.offline, progress=self._status, note=self._out.note
+        )
+        begin = perf_counter()
+        return open_checkpoint(path, name=name), perf_counter() - begin
+
+    def _remember(self, error: LlmcliError) -> None:
+        if error.hint:
+            self.hints[error.message] = error.hint
+
+    def _tell(self, words: str) -> None:
+        if self._verbose:
+            self._status.erase()
+            self._out.note(words)
