@@ -69,7 +69,7 @@ def _sniffed(text: str, name: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
         values = list(_values(text, name))
         kind = "JSON" if len(values) == 1 else "JSONL"
         return kind, _objects(values, name)
-    if re.search(r"^[ \t]*(CREATE\s+TABLE|INSERT\s+INTO)\b", text, re.IGNORECASE | re.MULTILINE):
+    if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
         return "SQL", sql_rows(text, name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
         return "Markdown", markdown_rows(text, name)
@@ -164,10 +164,10 @@ def _rate(row: Mapping[str, Any], test: Test, where: str) -> Rate | None:
     if rates:
         spread = stdev(rates) if len(rates) > 1 else 0.0
         return _checked(Rate(mean=fmean(rates), std=spread, runs=len(rates)), where)
-    runs = _count(row, "runs", where) if row.get("runs") not in (None, "") else None
+    runs = _count(row, "runs", where) if row.get("runs") not in (None, "") else 0
     mean = _number(row, "avg_ts", where)
     std = _number(row, "stddev_ts", where) if row.get("stddev_ts") is not None else 0.0
-    return _checked(Rate(mean=mean, std=std, runs=runs), where) if mean else None
+    return _checked(Rate(mean=mean, std=std, runs=runs or None), where) if mean else None
 
 
 def _samples(row: Mapping[str, Any], field: str, where: str) -> list[float]:

@@ -16,7 +16,7 @@ def two_sided(confidence: float, freedom: float) -> float:
     low, high = 0.0, 2.0
     while _outside(high, freedom) > outside:
         high *= 2.0
-    for _ in range(100):
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2.0
         low, high = (middle, high) if _outside(middle, freedom) > outside else (low, middle)
     return (low + high) / 2.0

@@ -77,7 +77,7 @@ def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
 
 def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
     # llama-bench does not mark a | in what it writes
-    cells = [*cells[: len(heading) - 1], "|".join(cells[len(heading) - 1 :])]
+    cells = [*cells[: len(heading) - 1], " | ".join(cells[len(heading) - 1 :])]
     if len(cells) != len(heading) or "test" not in heading:
         raise UsageError(f"{where} does not have the cells of its table")
     fields = [_HEADINGS.get(head, head) for head in heading]

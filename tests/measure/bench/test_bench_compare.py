@@ -1,0 +1,219 @@
+"""What is the same test, how two rates are pooled, and how sure their ratio is."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from statistics import fmean, stdev
+
+import pytest
+
+from llmcli.measure.bench.compare import compare_results, interval, pool
+from llmcli.measure.bench.student import two_sided
+from llmcli.reports.comparison import ComparisonReport, Rate, Result, Results
+
+
+def rate(mean: float, std: float = 1.0, runs: int | None = 5) -> Rate:
+    return Rate(mean=mean, std=std, runs=runs)
+
+
+def row(test: str, mean: float | None, *, error: str = "", **facts: str) -> Result:
+    return Result(
+        test=test,
+        facts={"model_type": "m", **facts},
+        rate=None if mean is None else rate(mean),
+        error=error,
+    )
+
+
+def side(*rows: Result) -> Results:
+    return Results(name="x", format="JSON", builds=(), rows=rows)
+
+
+def compared(
+    a: Iterable[Result], b: Iterable[Result], slower_than: float | None = None
+) -> ComparisonReport:
+    return compare_results(side(*a), side(*b), slower_than=slower_than)
+
+
+def ratios(report: ComparisonReport) -> dict[tuple[str, ...], float]:
+    return {(t.test, *(value for _, value in t.settings)): t.ratio for t in report.tests}
+
+
+# Student's t and Welch's interval
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "t"),
+    [  # of any table of the distribution
+        (0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 4, 2.776), (0.95, 8, 2.306),
+        (0.95, 30, 2.042), (0.95, 120, 1.980), (0.95, 1e9, 1.960), (0.99, 5, 4.032),
+        (0.90, 10, 1.812), (0.50, 3, 0.765),
+    ],
+)  # fmt: skip
+def test_students_t(confidence: float, freedom: float, t: float) -> None:
+    assert two_sided(confidence, freedom) == pytest.approx(t, abs=5e-4)
+
+
+def test_one_and_two_degrees_have_a_formula() -> None:
+    for confidence in (0.5, 0.9, 0.99, 0.9999):
+        assert two_sided(confidence, 1) == pytest.approx(math.tan(math.pi * confidence / 2))
+        square = confidence**2
+        assert two_sided(confidence, 2) == pytest.approx(math.sqrt(2 * square / (1 - square)))
+
+
+def test_an_interval_by_hand() -> None:
+    # equal relative variances of 1 % at n = 5: 8 degrees of freedom, t = 2.306
+    low, high = interval(rate(100, 1), rate(110, 1.1)) or (0, 0)
+    wide = 2.3060 * math.sqrt(2 * 0.01**2 / 5)
+    assert (low, high) == pytest.approx((1.1 * math.exp(-wide), 1.1 * math.exp(wide)), rel=1e-6)
+    # one side without spread: the other's 4 degrees alone, t = 2.776
+    low, high = interval(rate(100, 0), rate(100, 2)) or (0, 0)
+    assert math.log(high) == pytest.approx(2.7764 * 0.02 / math.sqrt(5), rel=1e-4)
+    assert low * high == pytest.approx(1)
+
+
+def test_an_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    held = 0
+    for _ in range(1000):
+        sides = []
+        for mean, runs in ((100.0, 4), (120.0, 9)):
+            runs_of = [draw.gauss(mean, 3.0) for _ in range(runs)]
+            sides.append(Rate(mean=fmean(runs_of), std=stdev(runs_of), runs=runs))
+        low, high = interval(*sides) or (math.inf, 0)
+        held += low <= 1.2 <= high
+    assert held / 1000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_a_spread_that_nobody_knows() -> None:
+    assert interval(rate(1, 0, 1), rate(1)) is None
+    assert interval(rate(1), rate(1, 0, 1)) is None
+    assert interval(rate(1, 0, None), rate(1)) is None, "one run, or five that were equal"
+    assert interval(rate(2, 0.5, None), rate(2, 0.5, 5)) == interval(rate(2, 0.5), rate(2, 0.5))
+    assert interval(rate(1, 0), rate(2, 0)) == (2, 2)
+
+
+@pytest.mark.parametrize("mean", [1e-9, 1.0, 1e15])
+@pytest.mark.parametrize("std", [0.0, 5e-324, 1e-200, 1e15])
+def test_no_numbers_that_a_file_may_have_break_it(mean: float, std: float) -> None:
+    for other in (rate(1e-9, 1e15, 2), rate(1e15, 1e-200), rate(1.0)):
+        low, high = interval(rate(mean, std), other) or (0, 0)
+        assert 0 <= low <= other.mean / mean <= high
+
+
+def test_pooling_is_what_all_runs_together_give() -> None:
+    parts = [[10.0, 11, 12], [20.0, 21], [5.0]]
+    rates = [
+        Rate(mean=fmean(runs), std=stdev(runs) if len(runs) > 1 else 0.0, runs=len(runs))
+        for runs in parts
+    ]
+    whole = [run for runs in parts for run in runs]
+    pooled = pool(rates)
+    assert pooled.runs == 6
+    assert (pooled.mean, pooled.std) == pytest.approx((fmean(whole), stdev(whole)))
+    assert pool([rate(1, 2, None)]).runs is None
+    assert pool([rate(1, 2, None), rate(1, 2, 3)]).runs == 8
+
+
+# which tests are the same
+
+
+def test_a_test_is_found_by_its_name_in_any_order() -> None:
+    report = compared([row("pp8", 10), row("tg4", 20)], [row("tg4", 30), row("pp8", 5)])
+    assert ratios(report) == {("pp8",): 0.5, ("tg4",): 1.5}
+    assert report.lone == ()
+    assert [test.verdict for test in report.tests] == ["slower", "faster"]
+
+
+def test_what_varies_on_one_side_has_to_be_equal() -> None:
+    a = [row("pp8", 10, n_threads="1"), row("pp8", 20, n_threads="2")]
+    report = compared(a, [row("pp8", 30, n_threads="2")])
+    assert ratios(report) == {("pp8", "2"): 1.5}
+    (lone,) = report.lone
+    assert (lone.side, lone.settings, lone.rate) == ("a", (("n_threads", "1"),), rate(10))
+    assert ratios(compared([row("pp8", 30, n_threads="2")], a)) == {("pp8", "2"): 20 / 30}
+
+
+def test_what_is_fixed_on_each_side_may_differ_and_is_told() -> None:
+    a = row("pp8", 10, dtype="float32", n_batch="512")
+    b = row("pp8", 20, dtype="bfloat16", n_batch="512")
+    report = compared([a], [b])
+    assert ratios(report) == {("pp8",): 2.0}
+    ((field, one, two),) = ((d.field, d.a, d.b) for d in report.differences)
+    assert (field, one, two) == ("dtype", "float32", "bfloat16")
+
+
+def test_a_setting_that_one_side_does_not_say() -> None:
+    a, b = row("pp8", 10, n_batch="512"), row("pp8", 10)
+    assert compared([a], [b]).unsaid == (("b", "n_batch"),)
+    assert compared([b], [a]).unsaid == (("a", "n_batch"),)
+    several = [row("pp8", 10, n_batch="512"), row("pp8", 20, n_batch="64")]
+    report = compared(several, [b])
+    assert report.tests == ()
+    assert len(report.lone) == 3, "which of the two it is cannot be known"
+
+
+def test_the_same_test_several_times_is_pooled() -> None:
+    report = compared([row("pp8", 10), row("pp8", 12)], [row("pp8", 22)])
+    (test,) = report.tests
+    assert (test.a.mean, test.a.runs, test.ratio) == (11, 10, 2)
+    assert (report.a.rows, report.b.rows) == (2, 1)
+
+
+def test_as_few_settings_are_shown_as_tell_the_tests_apart() -> None:
+    small = {"model_type": "s", "model_size": "1.00 MiB", "model_filename": "s.gguf"}
+    large = {"model_type": "l", "model_size": "9.00 MiB", "model_filename": "l.gguf"}
+    rows = [
+        row("pp8", float(mean), **model, n_threads=threads)
+        for mean, (model, threads) in enumerate(
+            ((m, t) for m in (small, large) for t in "12"), start=1
+        )
+    ]
+    report = compared(rows, rows)
+    assert ratios(report).keys() == {("pp8", m, t) for m in "sl" for t in "12"}
+    assert [field for field, _ in report.tests[0].settings] == ["model_type", "n_threads"]
+
+
+# rows without a rate
+
+
+def test_a_row_that_failed_knows_little_and_still_finds_its_counterpart() -> None:
+    a = [row("pp8", mean, n_batch=n, model_size="1 MiB") for mean, n in ((10.0, "1"), (20.0, "2"))]
+    b = [
+        row("pp8", None, error="no memory", n_batch="1", model_type="path", model_size="0.00 MiB"),
+        row("pp8", 20, n_batch="2", model_size="1 MiB"),
+    ]
+    for slower_than, ok in ((None, True), (0.5, False)):
+        report = compared(a, b, slower_than)
+        assert ratios(report) == {("pp8", "2"): 1.0}
+        (lone,) = report.lone
+        assert (lone.side, lone.error, lone.other) == ("b", "no memory", rate(10))
+        assert report.broken == (lone,)
+        assert report.ok is ok
+    turned = compared(b, a, 0.5)
+    assert (turned.broken, turned.ok) == ((), True), "what never ran in A is no loss"
+
+
+def test_a_row_that_ran_at_another_time_has_not_failed() -> None:
+    report = compared([row("pp8", 10)], [row("pp8", None, error="busy"), row("pp8", 10)], 0.1)
+    assert (len(report.tests), report.broken, report.ok) == (1, (), True)
+
+
+# the bound
+
+
+@pytest.mark.parametrize(
+    ("mean", "bound", "ok"),
+    [(95, 0.05, True), (94.9, 0.05, False), (100, 0.0, True), (99.9, 0.0, False), (1, None, True)],
+)
+def test_a_bound_holds_at_its_own_value(mean: float, bound: float | None, ok: bool) -> None:
+    report = compared([row("pp8", 100)], [row("pp8", mean)], bound)
+    assert report.ok is ok
+    assert bool(report.too_slow) is not ok
+
+
+def test_nothing_in_common_is_not_ok() -> None:
+    report = compared([row("pp8", 1)], [row("pp9", 1)])
+    assert (report.ok, [lone.side for lone in report.lone]) == (False, ["a", "b"])

@@ -1,0 +1,263 @@
+"""llama-bench's results in each of its formats, and files that are none."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from llmcli.errors import UsageError
+from llmcli.measure.bench.read import SETTINGS, read_results
+from llmcli.reports.comparison import Results
+
+DATA = Path(__file__).parents[2] / "data" / "llama_bench"
+FORMATS = {"json": "JSON", "jsonl": "JSONL", "csv": "CSV", "sql": "SQL", "md": "Markdown"}
+# nanoseconds of the runs in those files, and tokens of each
+RUNS = {
+    "pp512": (512, [640e6, 655e6, 648e6, 642e6, 650e6]),
+    "tg128": (128, [1280e6, 1300e6, 1290e6, 1275e6, 1310e6]),
+    "pp512+tg128 @ d1024": (640, [2000e6, 2040e6, 2010e6, 2100e6, 1990e6]),
+}
+ROW: dict[str, Any] = {
+    "build_commit": "abc", "build_number": 7, "model_type": "m", "model_size": 1 << 20,
+    "n_threads": 2, "n_prompt": 8, "n_gen": 0, "n_depth": 0, "avg_ts": 10.0, "stddev_ts": 1.0,
+}  # fmt: skip
+
+
+def read(kind: str) -> Results:
+    return read_results((DATA / f"results.{kind}").read_bytes(), kind)
+
+
+def rows(*changes: dict[str, Any]) -> bytes:
+    return json.dumps([ROW | change for change in changes]).encode()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_same_results_from_every_format(kind: str) -> None:
+    found = read(kind)
+    assert (found.name, found.format, found.builds) == (kind, FORMATS[kind], ("1a2b3c4d (6001)",))
+    assert [row.test for row in found.rows] == list(RUNS)
+    digits = {"json": 1e-12, "jsonl": 1e-12, "csv": 1e-6, "sql": 1e-6, "md": 0.006}[kind]
+    for row, (tokens, times) in zip(found.rows, RUNS.values(), strict=True):
+        rates = [tokens / (ns / 1e9) for ns in times]
+        assert row.rate is not None
+        assert row.error == ""
+        assert row.rate.mean == pytest.approx(fmean(rates), abs=digits)
+        assert row.rate.std == pytest.approx(stdev(rates), abs=digits)
+        assert row.rate.runs == (5 if kind.startswith("json") else None)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_settings_are_spelled_alike(kind: str) -> None:
+    facts, whole = read(kind).rows[0].facts, read("json").rows[0].facts
+    said = {"model_type", "model_size", "model_n_params", "backends", "n_threads"}
+    assert set(facts) == (said if kind == "md" else set(whole))
+    assert facts == {field: whole[field] for field in facts}
+    assert (facts["model_size"], facts["model_n_params"]) == ("87.00 MiB", "134.52 M")
+    if kind != "md":
+        assert facts["model_filename"] == "small-135M-Q4_1.gguf"
+        assert (facts["use_mmap"], facts["embeddings"]) == ("1", "0")
+        assert facts["cpu_info"] == 'Example CPU "8-core" @ 3.00GHz'
+
+
+def test_a_database_is_read_as_its_sql(tmp_path: Path) -> None:
+    file = tmp_path / "llama-bench.sqlite"
+    with sqlite3.connect(file) as base:
+        base.executescript((DATA / "results.sql").read_text())
+    found = read_results(file.read_bytes(), "base")
+    assert found.format == "SQLite"
+    assert found.rows == read("sql").rows
+
+
+def test_a_dump_of_a_database_is_sql(tmp_path: Path) -> None:
+    with sqlite3.connect(":memory:") as base:
+        base.executescript((DATA / "results.sql").read_text())
+        dump = "PRAGMA foreign_keys=OFF;\n" + "\n".join(base.iterdump())
+    assert read_results(dump.encode(), "dump").rows == read("sql").rows
+
+
+@pytest.mark.parametrize("kind", [*FORMATS])
+def test_runs_that_stand_one_after_the_other(kind: str) -> None:
+    once = (DATA / f"results.{kind}").read_bytes()
+    assert len(read_results(once + b"\n" + once, "twice").rows) == 6
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "md"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_what_windows_writes(kind: str, encoding: str) -> None:
+    text = (DATA / f"results.{kind}").read_text("utf-8").replace("\n", "\r\n")
+    assert read_results(text.encode(encoding), kind).rows == read(kind).rows
+
+
+def test_single_runs_count_more_than_the_mean_beside_them() -> None:
+    (row,) = read_results(rows({"samples_ns": [4e9, 2e9], "samples_ts": [9, 9, 9]}), "x").rows
+    assert row.rate is not None
+    assert (row.rate.mean, row.rate.runs) == (3.0, 2)
+    (row,) = read_results(rows({"samples_ts": [2, 4]}), "x").rows
+    assert row.rate is not None
+    assert (row.rate.mean, row.rate.std, row.rate.runs) == (3.0, pytest.approx(2**0.5), 2)
+
+
+def test_files_of_an_older_llama_bench() -> None:
+    text = "| model | size | params | backend | ngl | test | t/s |\n|---|--:|--:|--|--:|--|--:|\n"
+    text += "| llama 7B | 3.56 GiB | 6.74 B | CUDA | 99 | pp 512 | 2368.80 ± 93.24 |\n"
+    (row,) = read_results(text.encode(), "x").rows
+    assert (row.test, row.facts["n_gpu_layers"]) == ("pp512", "99")
+    old = "CREATE TABLE test (n_prompt INT, n_gen INT, avg_ts REAL);"
+    (row,) = read_results(f"{old}INSERT INTO test VALUES (0, 4, 2.5);".encode(), "x").rows
+    assert (row.test, row.rate is not None and row.rate.mean) == ("tg4", 2.5)
+
+
+def test_rows_that_did_not_run() -> None:
+    found = read_results(
+        rows({"avg_ts": 0, "error": "no memory"}, {"avg_ts": 0}, {"avg_ts": 0, "meta": True},
+             {"avg_ts": 0, "error": {"code": 5, "message": "it is full"}}),
+        "x",
+    )  # fmt: skip
+    assert [row.rate for row in found.rows] == [None] * 4
+    told = [row.error for row in found.rows]
+    assert told[:2] + told[3:] == ["no memory", "not timed", "it is full"]
+    assert "meta" in told[2]
+    text = "| model | test | t/s |\n|---|---|--:|\n"
+    text += "| a \\| b | tg4 | error: neither a | nor b |\n| c | pp8 | not run |\n"
+    failed, idle = read_results(text.encode(), "x").rows
+    assert (failed.facts["model_type"], failed.error) == ("a | b", "neither a | nor b")
+    assert (idle.rate, idle.error) == (None, "not timed")
+
+
+def test_other_tables_and_text_around_markdown_are_passed_over() -> None:
+    text = (DATA / "results.md").read_text()
+    more = "loading …\n\n| test | p50 |\n|---|---|\n| pp512 | 3 |\n\n" + text + "\n" + "| a |\n"
+    assert read_results(more.encode(), "x").rows == read("md").rows
+
+
+def test_our_own_document() -> None:
+    body = json.loads(rows({}, {"n_gen": 2}))
+    document = {"schema": "llmcli.bench/1", "model": None, "environment": {}, "rows": body}
+    assert [row.test for row in read_results(json.dumps(document).encode(), "x").rows] == [
+        "pp8",
+        "pp8+tg2",
+    ]
+
+
+# files that are none
+
+CUT = "is cut off"
+JSON_ROW = json.dumps(ROW)
+WRONG: dict[str, tuple[bytes, str]] = {
+    "empty": (b" \n", "is empty"),
+    "no rows": (b"[]", "has no result in it"),
+    "a picture": (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"),
+    "prose": (b"hello there", "is no result of a benchmark"),
+    "numbers": (b"[1, 2]", "is no result of a benchmark"),
+    "another document": (b'{"schema": "llmcli.lens/1"}', "`llmcli.lens/1`"),
+    "a document without rows": (b'{"schema": "llmcli.bench/1"}', "is no result"),
+    "cut JSON": ((DATA / "results.json").read_bytes()[:-700], CUT),
+    "cut in a word": ((DATA / "results.json").read_bytes()[:700], CUT),
+    "cut JSONL": ((DATA / "results.jsonl").read_bytes()[:-20], "line 3 of `x`"),
+    "cut CSV": ((DATA / "results.csv").read_bytes()[:-200], "line 4 of `x`"),
+    "cut SQL": ((DATA / "results.sql").read_bytes()[:-40], "cannot be read as SQL"),
+    "cut Markdown": ((DATA / "results.md").read_bytes()[:-70], "line 5 of `x`"),
+    "deep": (b"[" * 200_000, "nested too deeply"),
+    "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON"),
+    "no rate": (b'[{"n_prompt": 1, "n_gen": 0}]', "row 1 of `x` has no `avg_ts`"),
+    "no test": (b'[{"avg_ts": 1}]', "row 1 of `x` has no `n_prompt`"),
+    "a null": (rows({}, {"n_gen": None}), "row 2 of `x` has no `n_gen`"),
+    "no tokens": (rows({"n_prompt": 0}), "reads and writes no token"),
+    "half a token": (rows({"n_prompt": 0.5}), "`n_prompt` is no number of tokens"),
+    "fewer than none": (rows({"n_gen": -1}), "`n_gen` is no number of tokens"),
+    "words": (rows({"avg_ts": "fast"}), "`avg_ts` is no number: `fast`"),
+    "a list": (rows({"avg_ts": [1]}), "`avg_ts` is no number"),
+    "NaN": (rows({"avg_ts": float("nan")}), "`avg_ts` is no number: `nan`"),
+    "infinity": (rows({"samples_ns": [1e999]}), "`samples_ns` is no number"),
+    "no time": (rows({"samples_ns": [1, 0]}), "`samples_ns` has a run of `0`"),
+    "too little time": (rows({"samples_ns": [1e-300]}), "no test runs at"),
+    "backwards": (rows({"avg_ts": -1.0}), "no test runs at `-1 ± 1`"),
+    "too far apart": (rows({"stddev_ts": 1e300}), "no test runs at"),
+    "another table": (b"| test | t/s |\n|---|---|\n| pp8 | fast |", "line 3 of `x`"),
+    "another test": (b"| test | t/s |\n|---|---|\n| xy8 | 1.0 \xc2\xb1 0.1 |", "no test such as"),
+    "no column": (b"| a | t/s |\n|---|---|\n| 1 | 1.0 \xc2\xb1 0.1 |", "line 3 of `x`"),
+    "half a quote": (b'n_prompt,n_gen,avg_ts\n"1","2', "is not CSV"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "words"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_result_is_one_line(data: bytes, words: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_results(data, "x")
+    assert words in error.value.message
+    assert "\n" not in error.value.message
+    assert len(error.value.message) < 200
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_no_cut_makes_a_traceback(kind: str) -> None:
+    data = (DATA / f"results.{kind}").read_bytes()
+    whole = len(read_results(data, "x").rows)
+    for end in range(0, len(data), 37):
+        with suppress(UsageError):
+            assert len(read_results(data[:end], "x").rows) <= whole
+
+
+INSERT = "CREATE TABLE llama_bench (n_prompt, n_gen, avg_ts);INSERT INTO llama_bench VALUES "
+HOSTILE = {
+    "attach": "ATTACH DATABASE '{file}' AS x; CREATE TABLE x.t (a);" + INSERT + "(1, 0, 2);",
+    "vacuum": INSERT + "(1, 0, 2); VACUUM INTO '{file}';",
+    "select": INSERT + "((SELECT count(*) FROM sqlite_master), 0, 2);",
+    "endless": "CREATE TABLE t (a); INSERT INTO t WITH RECURSIVE c(x) AS "
+    "(SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c;",
+    "function": INSERT + "(1, 0, length(zeroblob(1000000000)));",
+    "extension": INSERT + "(1, 0, load_extension('{file}'));",
+    "trigger": "CREATE TABLE t (a); CREATE TRIGGER w AFTER INSERT ON t BEGIN DELETE FROM t; END;",
+    "view": "CREATE VIEW llama_bench AS SELECT 1 AS n_prompt;",
+    "virtual": "CREATE VIRTUAL TABLE llama_bench USING fts5(n_prompt);",
+    "drop": INSERT + "(1, 0, 2); DROP TABLE llama_bench;",
+    "update": INSERT + "(1, 0, 2); UPDATE llama_bench SET avg_ts = 9;",
+    "no table": "CREATE TABLE other (n_prompt);",
+    "a nul": INSERT + "(1, 0, 2);\0",
+    "a shell": "CREATE TABLE llama_bench (n_prompt);\n.shell touch {file}",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_sql_makes_tables_and_rows_and_nothing_else(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "made"
+    begun = time.monotonic()
+    with pytest.raises(UsageError):
+        read_results(text.replace("{file}", str(file)).encode(), "x")
+    assert not file.exists()
+    assert time.monotonic() - begun < 30
+
+
+def test_the_same_sql_without_the_hostile_part_is_read() -> None:
+    (row,) = read_results((INSERT + "(1, 0, 2);").encode(), "x").rows
+    assert row.test == "pp1"
+
+
+def test_a_pragma_does_nothing(tmp_path: Path) -> None:
+    text = "PRAGMA max_page_count = 1;PRAGMA trusted_schema = 1;" + INSERT + "(1, 0, 2);"
+    assert len(read_results(text.encode(), "x").rows) == 1
+
+
+def test_a_hostile_database(tmp_path: Path) -> None:
+    file = tmp_path / "a.sqlite"
+    with sqlite3.connect(file) as base:
+        base.execute("CREATE VIEW llama_bench AS WITH RECURSIVE c(n_prompt) AS "
+                     "(SELECT 1 UNION ALL SELECT n_prompt + 1 FROM c) SELECT * FROM c")  # fmt: skip
+    data = file.read_bytes()
+    for wrong in (data, data[:1000], b"SQLite format 3\0" + b"\xff" * 4096):
+        with pytest.raises(UsageError):
+            read_results(wrong, "x")
+
+
+def test_settings_hold_every_field_of_llama_bench_that_is_one() -> None:
+    measured = {"build_commit", "build_number", "n_prompt", "n_gen", "n_depth", "test_time"}
+    measured |= {"avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts"}
+    (first, *_) = json.loads((DATA / "results.json").read_text())
+    assert set(first) - measured <= set(SETTINGS)
