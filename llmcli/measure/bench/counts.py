@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.spec import Call
@@ -48,11 +48,22 @@ def memory_bytes(config: ModelConfig, dtype: str, test: Test, *, cuda: bool = Fa
 
 def _phases(
     config: ModelConfig, dtype: str, test: Test, settings: Settings
-) -> Iterator[tuple[int, Works]]:
+) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    for past, tokens in plan.calls(test.n_prompt, settings):
+    reading = tuple(plan.calls(test.n_prompt, settings))
+    return _counted(config, dtype, test, reading)
+
+
+@lru_cache(maxsize=8)  # asked for twice for a row, and takes half a millisecond a token
+def _counted(
+    config: ModelConfig, dtype: str, test: Test, reading: tuple[tuple[int, int], ...]
+) -> tuple[tuple[int, Works], ...]:
+    found = []
+    for past, tokens in reading:
         call = Call(batch=1, tokens=tokens, past=test.depth + past, phase="prefill")
-        yield 1, part_work(config, call, dtype=dtype)
+        found.append((1, part_work(config, call, dtype=dtype)))
     if test.n_gen:
         past = test.depth + test.n_prompt
-        yield test.n_gen, decode_work(config, batch=1, tokens=test.n_gen, past=past, dtype=dtype)
+        works = decode_work(config, batch=1, tokens=test.n_gen, past=past, dtype=dtype)
+        found.append((test.n_gen, works))
+    return tuple(found)

@@ -1,0 +1,120 @@
+"""An engine that computes nothing: it writes down what it is asked and turns a clock of its own."""
+
+from llmcli.measure.bench import run
+from llmcli.reports.bench import Ran, Settings
+from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+
+
+class Clock:
+    """Stands still unless an engine turns it."""
+
+    def __init__(self):
+        self.now = 0
+
+    def __call__(self):
+        return self.now
+
+
+def watch(monkeypatch):
+    """The clock that runs are timed with from now on."""
+    clock = Clock()
+    monkeypatch.setattr(run, "perf_counter_ns", clock)
+    return clock
+
+
+def settings(**other):
+    return Settings(
+        **{
+            "model": "tiny", "device": "cpu", "dtype": "float32", "n_batch": 2048, "n_ubatch": 512,
+            "n_threads": 1, "type_k": "auto", "type_v": "auto", "n_gpu_layers": -1,
+            "flash_attn": "auto", "no_kv_offload": False, "embeddings": False, "use_mmap": True,
+        } | other
+    )  # fmt: skip
+
+
+def ran(engine="llmcli", **other):
+    return Ran(
+        **{
+            "engine": engine, "version": "1", "model_type": "llama 1M F16", "model_size": 2_000_000,
+            "model_n_params": 1_000_000, "backend": "CPU", "device": "cpu", "dtype": "float32",
+            "type_k": "f32", "n_gpu_layers": 0, "load_s": 0.5, "bits_per_weight": 16.0,
+        } | other
+    )  # fmt: skip
+
+
+CEILINGS = Ceilings(
+    device="cpu",
+    threads=1,
+    reads=(
+        ReadRate(nbytes=50_000, bytes_per_s=4e9, level="L2"),
+        ReadRate(nbytes=10**9, bytes_per_s=1e9, level="memory"),
+    ),
+    matrices=(MatrixRate(dtype="float32", flops_per_s=1e10),),
+    caches=(("L2", 100_000),),
+    seconds=1.0,
+)
+
+
+class FakeEngine:
+    """10 ns a token that is read, 100 for one that is written; `trouble(word)` may raise."""
+
+    vocab = 50
+
+    def __init__(self, clock=None, *, name="llmcli", bos=None, trouble=None, log=None, slow=1):
+        self.clock = clock or Clock()
+        self.ran = ran(name)
+        self.bos = bos
+        self.log = [] if log is None else log
+        self.held = None
+        self.room = 0
+        self._trouble = trouble or (lambda word, *about: None)
+        self._slow = slow
+
+    def _did(self, word, *about):
+        self.log.append((word, *about))
+        self._trouble(word, *about)
+
+    def start(self, tokens, threads, chunk):
+        self.held, self.room = None, 0
+        self._did("start", tokens, threads, chunk)
+        self.held, self.room = [], tokens
+
+    def read(self, ids):
+        self._did("read", len(ids), len(self.held))
+        self._add(ids)
+        self.clock.now += 10 * len(ids) * self._slow
+
+    def step(self, id):
+        self._did("step", len(self.held))
+        self._add([id])
+        self.clock.now += 100 * self._slow
+
+    def rewind(self, tokens):
+        self._did("rewind", tokens)
+        assert 0 <= tokens <= len(self.held)
+        del self.held[tokens:]
+
+    def close(self):
+        self._did("close")
+        self.held = None
+
+    def _add(self, ids):
+        assert self.held is not None, "not started"
+        assert all(0 <= id < self.vocab for id in ids)
+        self.held += ids
+        assert len(self.held) <= self.room, "no room"
+
+
+def words(engine, *wanted):
+    """What of it was written down."""
+    return [entry for entry in engine.log if entry[0] in wanted]
+
+
+def raises(error, when):
+    """A trouble: `error` at what `when(word, *about)` is true of."""
+
+    def trouble(*what):
+        if when(*what):
+            raise error
+
+    return trouble

@@ -1,0 +1,293 @@
+"""Our decoder as an engine: it computes what it says, and refuses what it cannot."""
+
+import pytest
+import torch
+from bench_engines import settings
+from tiny_checkpoints import LLAMA, llama_tensors, write_gpt2, write_llama
+
+from llmcli import devices
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.measure.bench.ours import Loader, Ours
+from llmcli.measure.bench.plan import all_tests
+from llmcli.measure.bench.sweep import sweep
+from llmcli.nn.decoder import Decoder
+
+IDS = [5, 17, 96, 0, 3, 44, 8, 12, 60]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_llama(tmp_path / "model")
+
+
+def loader(folder, **options):
+    return Loader(lambda name: (open_checkpoint(folder), 0.25), **options)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every forward call: (tokens, how many were there, logits)."""
+    made = []
+    compute = Decoder.__call__
+
+    def watched(self, ids, state=None, **options):
+        before = state.lengths[0]
+        out = compute(self, ids, state, **options)
+        made.append((ids.shape[1], before, out))
+        return out
+
+    monkeypatch.setattr(Decoder, "__call__", watched)
+    return made
+
+
+def reference(folder, ids, **options):
+    model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32", **options)
+    return Decoder.__call__(model.decoder, torch.tensor([ids]))[0]
+
+
+def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monkeypatch):
+    engine = loader(folder)(settings())
+    engine.start(len(IDS) + 2, 1, 4)
+    engine.read(IDS)
+    engine.step(7)
+    engine.rewind(len(IDS))
+    engine.step(9)
+    assert [made[:2] for made in calls] == [(4, 0), (4, 4), (1, 8), (1, 9), (1, 9)]
+    assert all(out.shape == (1, 1, 97) for *_, out in calls)  # no row but the last
+    last, seven, nine = (out[0, 0] for *_, out in calls[2:])
+    monkeypatch.undo()
+    torch.testing.assert_close(last, reference(folder, IDS)[-1])
+    torch.testing.assert_close(seven, reference(folder, [*IDS, 7])[-1])
+    torch.testing.assert_close(nine, reference(folder, [*IDS, 9])[-1])
+
+
+def test_attention_without_the_fused_kernel_computes_the_same(folder, calls):
+    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+    outs = []
+    for way in ("on", "off", "auto"):
+        engine = loader(folder)(settings(flash_attn=way))
+        engine.start(len(IDS) + 1, 1, 4)
+        engine.read(IDS)
+        engine.step(7)
+        outs.append(torch.cat([out[0] for *_, out in calls]))
+        calls.clear()
+    torch.testing.assert_close(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    assert SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()  # and it is back
+
+
+def test_only_off_takes_the_fused_kernel_away(folder, monkeypatch):
+    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+    seen = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args, **options):
+        seen.append(SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends())
+        return fused(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    for way, fast in (("on", True), ("off", False)):
+        engine = loader(folder)(settings(flash_attn=way))
+        engine.start(9, 1, 4)
+        engine.read(IDS[:5])
+        engine.step(7)
+        assert set(seen) == {fast}
+        seen.clear()
+
+
+def test_it_says_what_ran(folder):
+    engine = loader(folder)(settings())
+    tensors = llama_tensors()
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    ran = engine.ran
+    assert (ran.model_n_params, ran.model_size) == (numbers, 4 * numbers)
+    assert ran.bits_per_weight == 32
+    assert ran.model_type == "llama 0M all F32"
+    assert (ran.engine, ran.backend, ran.device, ran.dtype) == ("llmcli", "CPU", "cpu", "float32")
+    assert (ran.type_k, ran.n_gpu_layers) == ("f32", 0)
+    assert ran.load_s > 0.25
+    assert engine.vocab == LLAMA["vocab_size"]
+    assert engine.bos is None  # there is no tokenizer
+    half = loader(folder)(settings(dtype="bfloat16")).ran
+    assert (half.model_size, half.bits_per_weight, half.type_k) == (2 * numbers, 16, "bf16")
+
+
+def test_threads_are_those_of_the_settings(folder):
+    before = torch.get_num_threads()
+    try:
+        engine = loader(folder)(settings())
+        engine.start(4, 2, 4)
+        assert torch.get_num_threads() == 2
+        engine.start(4, 1, 4)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_model_is_loaded_once_for_settings_that_share_it(folder):
+    opened = []
+
+    def open(name):
+        opened.append(name)
+        return open_checkpoint(folder), 0.0
+
+    load = Loader(open)
+    one = load(settings())
+    other = load(settings(flash_attn="off"))
+    assert opened == ["tiny"]
+    assert one.ran == other.ran
+    load(settings(dtype="bfloat16"))
+    load(settings(dtype="bfloat16", model="other"))
+    assert opened == ["tiny", "tiny", "other"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"type_k": "q8_0"}, "type_k"),
+        ({"type_v": "q4_0"}, "type_v"),
+        ({"type_k": "f16"}, "f16"),
+        ({"embeddings": True}, "embeddings"),
+        ({"n_ubatch": 0}, "n_ubatch"),
+        ({"n_batch": -1}, "n_batch"),
+        ({"flash_attn": "perhaps"}, "perhaps"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(folder, asked, word):
+    with pytest.raises(UsageError, match=word):
+        loader(folder)(settings(**asked))
+
+
+def test_what_makes_no_difference_on_a_cpu_is_not(folder):
+    for asked in ({"type_k": "f32", "type_v": "f32"}, {"n_gpu_layers": 99}, {"no_kv_offload": True},
+                  {"use_mmap": False}, {"n_gpu_layers": 0, "device": "auto"}):  # fmt: skip
+        assert loader(folder)(settings(**asked)).ran.device == "cpu"
+
+
+def test_on_a_gpu_all_layers_are_there_or_none():
+    from llmcli.measure.bench.refused import refuse_for
+
+    def ask(**asked):
+        refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4)
+
+    ask(n_gpu_layers=99)
+    ask(n_gpu_layers=5)
+    ask(n_gpu_layers=-1, type_k="f16")
+    for asked in ({"n_gpu_layers": 4}, {"n_gpu_layers": 0}, {"no_kv_offload": True}):
+        with pytest.raises(UsageError):
+            ask(**asked)
+
+
+def test_a_cache_that_does_not_fit_is_out_of_memory(folder, monkeypatch):
+    engine = loader(folder)(settings())
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 10_000)
+    engine.start(8, 1, 4)
+    with pytest.raises(OutOfMemory, match="cache of 4000 tokens"):
+        engine.start(4000, 1, 4)
+
+
+def test_learned_positions_are_a_limit(tmp_path):
+    engine = loader(write_gpt2(tmp_path))(settings())
+    engine.start(32, 1, 8)
+    with pytest.raises(UsageError, match="32 positions"):
+        engine.start(33, 1, 8)
+
+
+def test_an_engine_that_is_closed_computes_nothing(folder):
+    engine = loader(folder)(settings())
+    engine.start(8, 1, 4)
+    engine.close()
+    with pytest.raises(ValueError, match="not been started"):
+        engine.read([1])
+
+
+def test_a_configuration_alone_is_enough_with_random_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no weights"):
+        loader(folder)(settings())
+    engine = loader(folder, random_weights=3)(settings())
+    engine.start(8, 1, 4)
+    engine.read([1, 2])
+
+
+def test_meta_needs_no_weights_and_computes_shapes(folder, calls):
+    (folder / "model.safetensors").unlink()
+    engine = loader(folder)(settings(device="meta"))
+    assert (engine.ran.device, engine.ran.backend, engine.ran.dtype) == ("meta", "meta", "float32")
+    engine.start(12, 1, 4)
+    engine.read(IDS)
+    engine.step(1)
+    assert [(out.device.type, tuple(out.shape)) for *_, out in calls] == [("meta", (1, 1, 97))] * 4
+
+
+def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
+    checkpoint = open_checkpoint(folder)
+    model = load_checkpoint(checkpoint, device="cpu")
+    assert load_shapes(checkpoint, like="cpu").dtype == model.dtype
+    assert load_shapes(checkpoint, dtype="float16").dtype == torch.float16
+    assert load_shapes(checkpoint).weight_bytes > 0
+    with pytest.raises(UsageError):
+        load_shapes(checkpoint, dtype="int3")
+
+
+def test_a_whole_sweep(folder):
+    """Rows of a real engine, those that cannot be among them."""
+    rows = []
+    report = sweep(
+        [settings(), settings(type_k="q8_0"), settings(device="meta"), settings(n_ubatch=2)],
+        all_tests([6], [3], [(4, 2)], [0, 5]),
+        repetitions=3,
+        warmup=True,
+        delay_s=0.0,
+        seed=1,
+        load=loader(folder),
+        ceilings=lambda engine: None,
+        on_row=rows.append,
+    )
+    assert report.rows == tuple(rows)
+    assert [bool(row.error) for row in rows] == [False] * 6 + [True] * 6 + [False] * 12
+    for row in rows[:6] + rows[18:]:
+        assert len(row.samples_ns) == 3
+        assert len(row.token_ns) == 3 * row.test.n_gen
+        assert len(row.first_ns) == (3 if row.test.n_prompt else 0)
+        assert min(row.samples_ns) > 0
+        whole = sum(row.first_ns) + sum(row.token_ns)
+        assert whole == sum(row.samples_ns)
+        assert row.peak_memory_bytes > row.ran.model_size
+    assert [row.work for row in rows[:6]] == [row.work for row in rows[12:18]]
+
+
+def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
+    class Tokenizer:
+        bos_id, add_bos = 11, True
+
+    model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
+    assert Ours(model, 0.0).bos is None
+    model.tokenizer = Tokenizer()
+    assert Ours(model, 0.0).bos == 11
+    Tokenizer.add_bos = False
+    assert Ours(model, 0.0).bos is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
+    engine = loader(folder)(settings(device="cuda:0"))
+    assert (engine.ran.backend, engine.ran.n_gpu_layers) == ("CUDA", 3)
+    engine.start(len(IDS) + 1, 1, 4)
+    for call in (lambda: engine.read(IDS), lambda: engine.step(3)):
+        call()
+        assert torch.cuda.current_stream().query()
+    rows = []
+    sweep(
+        [settings(device="cuda:0"), settings(device="cuda:0", n_gpu_layers=1)],
+        all_tests([6], [3], [], [0, 4]),
+        repetitions=2, warmup=True, delay_s=0.0, seed=1, load=loader(folder),
+        ceilings=lambda engine: None, on_row=rows.append,
+    )  # fmt: skip
+    assert [bool(row.error) for row in rows] == [False] * 4 + [True] * 4
+    assert all(row.peak_memory_bytes >= row.ran.model_size for row in rows[:4])

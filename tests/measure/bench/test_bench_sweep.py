@@ -1,0 +1,323 @@
+"""Sweeps: rows as they are measured, whatever fails beside them, and two engines in turns."""
+
+import re
+from statistics import mean
+
+import pytest
+from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, words
+from small_models import llama
+
+from llmcli.errors import CheckpointError, OutOfMemory
+from llmcli.measure.bench import sweep as module
+from llmcli.measure.bench.plan import all_tests
+from llmcli.measure.bench.sweep import sweep
+from llmcli.reports.bench import Test as Case
+
+PP, TG = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
+
+
+def swept(load, *, configurations=None, tests=(PP, TG), on_row=None, **other):
+    """(the report, the rows as they were handed out)."""
+    rows = []
+    options = {
+        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1, "ceilings": lambda e: None,
+    } | other  # fmt: skip
+    report = sweep(
+        configurations or [settings()], tests, load=load, on_row=on_row or rows.append, **options
+    )
+    return report, rows
+
+
+def test_statistics_are_those_of_a_hand_computation(monkeypatch):
+    clock = watch(monkeypatch)
+    engine = FakeEngine(clock)
+    costs = iter([100, 250, 400])
+    engine.read = lambda ids: setattr(clock, "now", clock.now + next(costs))
+    _, [row] = swept(lambda chosen: engine, tests=[PP], repetitions=3)
+    assert row.samples_ns == row.first_ns == (100, 250, 400)
+    rates = [8e9 / 100, 8e9 / 250, 8e9 / 400]  # tokens per second of each run
+    assert row.samples_ts == pytest.approx(rates)
+    assert row.avg_ts == pytest.approx(mean(rates))
+    assert row.avg_ts != pytest.approx(8e9 / row.avg_ns)  # not tokens by mean time
+    apart = sum((rate - mean(rates)) ** 2 for rate in rates)
+    assert row.stddev_ts == pytest.approx((apart / 2) ** 0.5)
+    assert row.avg_ns == 250
+    assert row.stddev_ns == pytest.approx(150)
+
+
+def test_one_run_has_no_deviation(monkeypatch):
+    engine = FakeEngine(watch(monkeypatch))
+    _, [row] = swept(lambda chosen: engine, tests=[TG], repetitions=1)
+    assert (row.stddev_ns, row.stddev_ts, row.token_ns) == (0, 0, (100,) * 4)
+    assert row.avg_ts == 1e7
+
+
+def test_rows_come_in_order_and_as_they_are_measured():
+    engine, seen = FakeEngine(), []
+    tests = all_tests([8], [4], [(2, 2)], [0, 3])
+
+    def on_row(row):
+        seen.append((row.number, row.test.name, len(words(engine, "start"))))
+
+    report, _ = swept(lambda chosen: engine, tests=tests, on_row=on_row)
+    assert seen == [
+        (1, "pp8", 1), (2, "tg4", 2), (3, "pp2+tg2", 3),
+        (4, "pp8 @ d3", 4), (5, "tg4 @ d3", 4), (6, "pp2+tg2 @ d3", 4),
+    ]  # fmt: skip
+    assert words(engine, "start")[3] == ("start", 11, 1, 512)  # the largest at that depth
+    assert [row.number for row in report.rows] == [1, 2, 3, 4, 5, 6]
+    assert not report.interrupted
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    assert all(re.fullmatch(stamp, row.test_time) for row in report.rows)
+
+
+def test_an_engine_is_kept_as_long_as_it_serves():
+    loaded = []
+
+    def load(chosen):
+        loaded.append((chosen, FakeEngine()))
+        return loaded[-1][1]
+
+    chosen = [settings(n_ubatch=4), settings(n_ubatch=8, n_threads=3), settings(dtype="bfloat16")]
+    report, _ = swept(load, configurations=chosen)
+    assert [one for one, _ in loaded] == [chosen[0], chosen[2]]
+    starts = words(loaded[0][1], "start")
+    assert [entry[2:] for entry in starts] == [(1, 4)] * 2 + [(3, 8)] * 2
+    assert [row.settings for row in report.rows] == [one for one in chosen for _ in range(2)]
+    assert all(engine.log[-1] == ("close",) for _, engine in loaded)
+
+
+def test_the_old_engines_are_closed_before_a_new_one_is_loaded():
+    log = []
+
+    def load(chosen):
+        log.append(("load",))
+        return FakeEngine(log=log)
+
+    swept(load, peer=load, configurations=[settings(), settings(model="other")], tests=[PP])
+    assert [word for word, *_ in log if word in ("load", "close")] == [
+        "load", "load", "close", "close", "load", "load", "close", "close",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OutOfMemory("too much"), (5, "out_of_memory", "too much")),
+        (MemoryError("all of it"), (5, "out_of_memory", "out of memory: all of it")),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate\nmore"),
+            (5, "out_of_memory",
+             "out of memory: [enforce fail] DefaultCPUAllocator: can't allocate"),
+        ),
+        (KeyError("x"), (1, "error", "internal error: KeyError: 'x'")),
+        (ValueError(), (1, "error", "internal error: ValueError: no message")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("word", ["start", "read", "rewind"])
+def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
+    engine = FakeEngine()
+    engine._trouble = raises(error, lambda did, *of: did == word and failing)
+    failing = False
+
+    def fail_in_the_second(line):
+        nonlocal failing
+        failing = line.startswith("benchmark 2/")
+
+    tests = [TG, Case(n_prompt=8, n_gen=2, depth=3), PP]
+    report, _ = swept(lambda chosen: engine, tests=tests, on_progress=fail_in_the_second)
+    assert [row.error for row in report.rows] == [None, told, None]
+    assert [len(row.samples_ns) for row in report.rows] == [2, 0, 2]
+    assert report.rows[1].ran == engine.ran
+    assert report.rows[1].avg_ts == report.rows[1].avg_ns == 0
+
+
+def test_a_model_that_does_not_load_is_a_row_for_each_test():
+    tried = []
+
+    def load(chosen):
+        tried.append(chosen.model)
+        if chosen.model == "broken":
+            raise CheckpointError("it is broken")
+        return FakeEngine()
+
+    chosen = [settings(model="broken"), settings(model="broken", n_ubatch=3), settings()]
+    report, rows = swept(load, configurations=chosen)
+    assert [row.error and row.error[0] for row in rows] == [4, 4, 4, 4, None, None]
+    assert rows[0].error == (4, "checkpoint", "it is broken")
+    assert rows[0].ran is None
+    assert rows[0].engine == "llmcli"
+    assert tried == ["broken", "tiny"]  # once for both of its configurations
+    assert report.rows == tuple(rows)
+
+
+def test_an_interrupt_keeps_the_rows_that_are_whole():
+    engine = FakeEngine(
+        trouble=raises(KeyboardInterrupt(), lambda word, *of: word == "step" and of[0] == 2)
+    )
+    report, rows = swept(lambda chosen: engine)
+    assert report.interrupted
+    assert [row.test for row in rows] == [PP]
+    assert report.rows == tuple(rows)
+    assert engine.log[-1] == ("close",)
+
+
+def test_an_interrupt_while_a_row_is_written_keeps_it():
+    def on_row(row):
+        raise KeyboardInterrupt
+
+    report, _ = swept(lambda chosen: FakeEngine(), on_row=on_row)
+    assert report.interrupted
+    assert len(report.rows) == 1
+
+
+def test_what_the_writer_of_rows_raises_is_no_row():
+    engine = FakeEngine()
+
+    def on_row(row):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        swept(lambda chosen: engine, on_row=on_row)
+    assert engine.log[-1] == ("close",)
+
+
+def test_two_engines_take_turns(monkeypatch):
+    clock, log = watch(monkeypatch), []
+
+    def named(name, slow=1):
+        engine = FakeEngine(clock, name=name, slow=slow)
+        engine._trouble = lambda word, *about: log.append(name) if word == "read" else None
+        return engine
+
+    report, rows = swept(
+        lambda chosen: named("llmcli"),
+        peer=lambda chosen: named("llama.cpp", 3),
+        peer_name="llama.cpp",
+        tests=[PP],
+        repetitions=4,
+    )
+    turns = ["llmcli", "llama.cpp", "llama.cpp", "llmcli"] * 2
+    assert log == turns
+    [pair] = report.against
+    assert list(pair.order) == turns
+    assert pair.ratios == (3.0,) * 4
+    assert (pair.median, pair.lowest, pair.highest) == (3.0, 3.0, 3.0)
+    assert (pair.test, pair.peer, pair.number) == (PP, "llama.cpp", 1)
+    assert [(row.number, row.engine, row.avg_ns) for row in rows] == [
+        (1, "llmcli", 80),
+        (2, "llama.cpp", 240),
+    ]
+
+
+def test_ratios_are_of_pairs(monkeypatch):
+    clock = watch(monkeypatch)
+    ours, theirs = FakeEngine(clock), FakeEngine(clock, name="transformers")
+    costs = {"ours": iter([10, 20, 40]), "theirs": iter([20, 10, 40])}
+    ours.read = lambda ids: setattr(clock, "now", clock.now + next(costs["ours"]))
+    theirs.read = lambda ids: setattr(clock, "now", clock.now + next(costs["theirs"]))
+    report, _ = swept(lambda c: ours, peer=lambda c: theirs, tests=[PP], repetitions=3)
+    [pair] = report.against
+    assert pair.ratios == (2.0, 0.5, 1.0)  # theirs in ns ÷ ours: in tokens per second ours ÷ theirs
+    assert (pair.median, pair.lowest, pair.highest) == (1.0, 0.5, 2.0)
+
+
+def test_a_peer_that_fails_leaves_our_rows():
+    def load(chosen):
+        raise CheckpointError("not for me")
+
+    report, rows = swept(lambda c: FakeEngine(), peer=load, peer_name="transformers", tests=[PP])
+    assert [(row.engine, row.error and row.error[0]) for row in rows] == [
+        ("llmcli", None),
+        ("transformers", 4),
+    ]
+    assert len(rows[0].samples_ns) == 2
+    assert report.against == ()
+    late = FakeEngine(name="transformers")
+    late._trouble = raises(
+        RuntimeError("x"), lambda word, *of: (word, len(words(late, "read"))) == ("read", 2)
+    )
+    report, rows = swept(lambda c: FakeEngine(), peer=lambda c: late, tests=[PP])
+    assert [bool(row.error) for row in rows] == [False, True]
+    assert report.against == ()
+
+
+def test_progress_is_told_as_llama_bench_tells_it():
+    lines = []
+    swept(lambda c: FakeEngine(), tests=[PP, TG], warmup=True, on_progress=lines.append)
+    assert lines == [
+        "benchmark 1/2: starting",
+        "benchmark 1/2: warmup prompt run",
+        "benchmark 1/2: prompt run 1/2",
+        "benchmark 1/2: prompt run 2/2",
+        "benchmark 2/2: starting",
+        "benchmark 2/2: warmup generation run",
+        "benchmark 2/2: generation run 1/2",
+        "benchmark 2/2: generation run 2/2",
+    ]
+
+
+def test_a_delay_passes_before_each_test(monkeypatch):
+    slept = []
+    monkeypatch.setattr(module, "sleep", slept.append)
+    swept(lambda c: FakeEngine(), delay_s=0.5)
+    assert slept == [0.5, 0.5]
+    swept(lambda c: FakeEngine())
+    assert len(slept) == 2
+
+
+class Counting(FakeEngine):
+    """A fake whose work is known."""
+
+    config = llama()
+
+
+def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
+    asked = []
+
+    def ceilings(engine):
+        asked.append(engine)
+        return CEILINGS
+
+    chosen = [settings(), settings(n_ubatch=3), settings(n_threads=2)]
+    report, rows = swept(lambda c: Counting(), configurations=chosen, ceilings=ceilings)
+    assert len(asked) == 2  # for each number of threads
+    assert report.ceilings == CEILINGS
+    assert all(row.work.flops > 0 and row.roofline_ns > 0 for row in rows)
+    _, rows = swept(lambda c: Counting())
+    assert all(row.work.flops > 0 and row.roofline_ns is None for row in rows)
+    _, rows = swept(lambda c: FakeEngine(), ceilings=ceilings)
+    assert all(row.work is None and row.roofline_ns is None for row in rows)
+
+
+def test_on_the_device_meta_nothing_is_timed():
+    class Shapes(Counting):
+        def __init__(self):
+            super().__init__()
+            self.ran = ran(device="meta")
+
+    engine = Shapes()
+    _, rows = swept(lambda c: engine, ceilings=lambda e: CEILINGS, repetitions=5)
+    assert all(row.meta and not row.samples_ns and row.error is None for row in rows)
+    assert all(row.roofline_ns > 0 and row.peak_memory_bytes > 0 for row in rows)
+    assert words(engine, "read") == [("read", 8, 0)]  # shapes are computed once: it would run
+    assert len(words(engine, "step")) == 1
+    engine = Shapes()
+    engine._trouble = raises(ValueError("5 into 4"), lambda word, *of: word == "read")
+    _, rows = swept(lambda c: engine)
+    assert [bool(row.error) for row in rows] == [True, False]
+
+
+def test_the_peak_of_a_test_is_what_was_held_in_it():
+    held = []
+
+    class Greedy(FakeEngine):
+        def read(self, ids):
+            super().read(ids)
+            block = bytearray(200 * 2**20)
+            block[::4096] = b"x" * len(block[::4096])
+            held.append(len(block))
+
+    _, [prompt, text] = swept(lambda c: Greedy())
+    assert held
+    assert prompt.peak_memory_bytes > text.peak_memory_bytes + 150 * 2**20
