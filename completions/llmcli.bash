@@ -10,7 +10,7 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
+        generate|timing|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command $previous" in
@@ -38,6 +38,20 @@ _llmcli() {
         generate\ --context-length) values=''; kind=words ;;
         generate\ --seed) values=''; kind=words ;;
         generate\ --revision) values=''; kind=words ;;
+        timing\ -f|timing\ --file) values=''; kind=files ;;
+        timing\ --ids) values=''; kind=words ;;
+        timing\ --phase) values='prefill decode both'; kind=words ;;
+        timing\ -n|timing\ --max-tokens) values=''; kind=words ;;
+        timing\ --pairs) values=''; kind=words ;;
+        timing\ --trace) values=''; kind=words ;;
+        timing\ -m|timing\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        timing\ --device) values='auto cpu cuda mps'; kind=words ;;
+        timing\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        timing\ --quantize) values='auto none'; kind=words ;;
+        timing\ --threads) values=''; kind=words ;;
+        timing\ --context-length) values=''; kind=words ;;
+        timing\ --seed) values=''; kind=words ;;
+        timing\ --revision) values=''; kind=words ;;
         ladder\ -f|ladder\ --file) values=''; kind=files ;;
         ladder\ --ids) values=''; kind=words ;;
         ladder\ --rung) values=''; kind=words ;;
@@ -192,12 +206,13 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate ladder explain info shapes attention lens dump score tokens env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate timing ladder explain info shapes attention lens dump score tokens env" -- "$word"))
         return
     fi
     [[ $word == -* ]] || return
     case $command in
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;

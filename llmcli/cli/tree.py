@@ -13,6 +13,9 @@ from llmcli.cli.params import adopt
 
 ENTRIES = {
     "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
+    "timing": Entry(
+        "llmcli.cli.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
+    ),
     "ladder": Entry(
         "llmcli.cli.ladder",
         "The same model from nested loops to fused kernels, each step timed.",

@@ -74,6 +74,12 @@ RUNS: dict[str, list[str]] = {
     "tokens ids": ["tokens", "--ids", "1,2"],
     "tokens chat": ["tokens", "-m", "CHAT", "--chat", *TEXT],
     "env": ["env"],
+    "timing": [
+        "timing", "hello", "-n", "2", "--pairs", "1", "--threads", "1", "--unfused",
+    ],
+    "timing of a prompt": [
+        "timing", "-m", "BARE", "--ids", "1,2", "--phase", "prefill", "--pairs", "1",
+    ],
     "ladder": ["ladder", "hello", "--rung", "5,6", "-n", "1"],
     "explain": ["explain", "blocks.0.attn.scores[0,-1,1]", *TEXT, "--depth", "3"],
     "explain masked": ["explain", "blocks.1.attn.scores[0,0,1]", *TEXT],
@@ -246,7 +252,7 @@ def _shortened(value: Any, most: int = 2) -> Any:
 SHORT = (
     "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
     "attention of one token", "lens", "dump parameter", "info", "info of a file", "info families",
-    "generate", "score versus", "tokens", "env", "ladder", "explain",
+    "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
 )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from llmcli.render.timing.numbers import percent, unit
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.timing import TimingReport
 
+_SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
+
 
 def stage_words(report: TimingReport) -> Iterator[str]:
     """`import torch 1.20 s`, `weights 0.4 s (98.4 MB, 0.25 GB/s)`."""
@@ -23,28 +25,44 @@ def stage_words(report: TimingReport) -> Iterator[str]:
 def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
     """Read rates from memory to the fastest cache, then products by dtype."""
     sizes = dict(ceilings.caches)
-    seen: set[str] = set()
-    for read in reversed(ceilings.reads):
-        if read.level in seen:
-            continue
-        seen.add(read.level)
-        held = f" of {size(sizes[read.level])}" if read.level in sizes else ""
-        yield f"{read.level}{held} reads at {unit(read.bytes_per_s, 'B/s')}"
+    # the smallest set of a cache is surely in it, the largest of all is surely in none
+    fastest = {read.level: read for read in reversed(ceilings.reads)}
+    fastest[ceilings.reads[-1].level] = ceilings.reads[-1]
+    for level, read in fastest.items():
+        held = f" ({size(sizes[level])})" if level in sizes else ""
+        yield f"{level}{held} {unit(read.bytes_per_s, 'B/s')}"
     for matrix in ceilings.matrices:
         way = f" ({matrix.way})" if matrix.way else ""
-        yield f"{matrix.dtype} products{way}: {unit(matrix.flops_per_s, 'FLOP/s')}"
+        yield f"{matrix.dtype} products{way} {unit(matrix.flops_per_s, 'FLOP/s')}"
 
 
 def place_words(report: TimingReport) -> str:
     """Where the numbers lie that a step reads over and over."""
     ceilings = report.ceilings
-    level = ceilings.read(report.working_set).level
+    read = ceilings.read(report.working_set)
+    level, at = read.level, unit(read.bytes_per_s, "B/s")
     amount = unit(report.working_set, "B")
     if level != "memory":
-        return f"a step's {amount} lie in {level}, and are judged by its rate, not the memory's"
+        return f"a step's {amount} lie in {level}: judged by its {at}, not by the memory's rate"
     largest = max((held for _, held in ceilings.caches), default=None)
-    than = "" if largest is None else f", for no cache holds them (at most {size(largest)})"
-    return f"a step's {amount} come from memory{than}"
+    than = "" if largest is None else f": no cache holds them (at most {size(largest)})"
+    return f"a step's {amount} come from memory at {at}{than}"
+
+
+def beyond_words(report: TimingReport) -> str:
+    """That a ceiling was not one, for parts that were faster; empty where none was."""
+    parts = [
+        f"{part.part} ({phase.name})"
+        for phase in report.phases
+        for part in phase.totals
+        if part.of_bound is not None and part.of_bound > _SURELY
+    ]
+    if not parts:
+        return ""
+    return (
+        f"faster than their ceiling: {', '.join(parts)}; something else took the machine while "
+        "the ceilings were measured: run it again"
+    )
 
 
 def memory_words(report: TimingReport) -> Iterator[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
@@ -13,6 +14,7 @@ from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.render.timing.layers import layer_words, render_layers
 from llmcli.render.timing.machine import (
+    beyond_words,
     ceiling_words,
     estimate_words,
     memory_words,
@@ -24,6 +26,18 @@ from llmcli.render.timing.parts import CALLS, PartsTable, floor_s, shares_by_bou
 from llmcli.reports.numbers import counted
 from llmcli.reports.timing import PhaseTime, SplitTime, TimingReport
 from llmcli.reports.work import PartWork
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words that break between them, without the space that stood there."""
+
+    words: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in Text(self.words).wrap(console, options.max_width):
+            yield Text(line.plain.rstrip(), style=self.style)
 
 
 def render_timing(report: TimingReport, title: str, *, layers: bool) -> RenderableType:
@@ -45,15 +59,14 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     if phase.name == "decode":
         yield Text("FLOPs and bytes are those of a token", style=FAINT)
     yield Text()
-    for words in (_products(phase), _reads(phase), _bounds(phase), _flops(phase)):
-        if words:
-            yield Dotted(words)
+    for words in (*_products(phase), _reads(phase), *_bounds(phase), _flops(phase)):
+        yield Sentence(words)
     yield from (Dotted(_pieces(split)) for split in report.splits if split.phase == phase.name)
     if layers:
         yield Text()
         yield render_layers(phase)
     elif said := layer_words(phase):
-        yield Dotted([said])
+        yield Sentence(said)
 
 
 def _headline(phase: PhaseTime, batch: int) -> Text:
@@ -95,55 +108,48 @@ def _products(phase: PhaseTime) -> list[str]:
             share = sum(part.seconds for part in parts) / phase.seconds
             each, behind = _a_token(phase, _count(phase.work, name))
             named = ", ".join(part.part for part in parts)
-            words.append(
+            said = (
                 f"{name} ({of} times a weight matrix): {_whole(each)}{behind}, {percent(share)} of "
                 f"the time ({named})"
             )
-    return words
+            words.append((share, said))
+    return [said for _, said in sorted(words, reverse=True)]
 
 
 def _count(work: PartWork, name: str) -> int:
     return work.gemv if name == "GEMV" else work.gemm
 
 
-def _reads(phase: PhaseTime) -> list[str]:
+def _reads(phase: PhaseTime) -> str:
     """What a token has to read; a prompt reads its weights once for all of its tokens."""
-    weights, behind = _a_token(phase, phase.work.weights)
+    weights, _ = _a_token(phase, phase.work.weights)
     cache, _ = _a_token(phase, phase.work.cache)
-    return [f"reads {unit(weights, 'B')} of weights and {unit(cache, 'B')} of cache{behind}"]
+    who = "a token" if phase.name == "decode" else "the prompt"
+    return f"{who} reads {unit(weights, 'B')} of weights and {unit(cache, 'B')} of cache"
 
 
-def _bounds(phase: PhaseTime) -> list[str]:
+def _bounds(phase: PhaseTime) -> Iterator[str]:
     """Which part waits for what, and how near all of them are to their ceilings."""
-    words = []
     for bound, share, parts in shares_by_bound(phase):
-        named = ", ".join(parts)
-        if bound == CALLS:
-            what = f"{named} {'take' if len(parts) > 1 else 'takes'} longer to call than to do"
-        else:
-            what = f"{named} {'wait' if len(parts) > 1 else 'waits'} for {bound}"
-        words.append(f"{what}: {percent(share)} of the time")
+        said = f"bound by {bound}: {', '.join(parts)}, {percent(share)} of the time"
+        yield said + (", over twice what bytes and FLOPs need" if bound == CALLS else "")
     floor = floor_s(phase)
     if floor is not None:
         each, behind = _a_token(phase, floor)
-        words.append(
+        yield (
             f"at their ceilings all parts would take {duration(each)}{behind}, "
             f"{percent(floor / phase.seconds)} of what they did"
         )
-    return words
 
 
-def _flops(phase: PhaseTime) -> list[str]:
+def _flops(phase: PhaseTime) -> str:
     """Both conventions."""
-    work = phase.work
-    if not work.flops:
-        return []
-    causal, behind = _a_token(phase, work.flops)
-    full, _ = _a_token(phase, work.flops_full)
-    return [
-        f"{unit(causal, 'FLOP')}{behind} of the pairs that the causal mask leaves",
-        f"{unit(full, 'FLOP')} of the full square",
-    ]
+    causal, behind = _a_token(phase, phase.work.flops)
+    full, _ = _a_token(phase, phase.work.flops_full)
+    return (
+        f"{unit(causal, 'FLOP')}{behind} of the pairs that the causal mask leaves, "
+        f"{unit(full, 'FLOP')} of the full square"
+    )
 
 
 def _a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
@@ -166,8 +172,10 @@ def _machine(report: TimingReport) -> Iterator[RenderableType]:
     if where == "cpu":
         where = f"{where}, {threads}"
     yield Dotted([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
-    yield Dotted([place_words(report)])
+    yield Sentence(place_words(report))
+    if beyond := beyond_words(report):
+        yield Sentence(beyond, "yellow")
     held = list(memory_words(report))
     if held:
         yield Dotted(["memory at most", *held])
-    yield Dotted([estimate_words(report)])
+    yield Sentence(estimate_words(report))

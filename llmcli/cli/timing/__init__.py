@@ -1,0 +1,1 @@
+"""`llmcli timing`: where the time goes."""
