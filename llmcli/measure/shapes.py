@@ -16,6 +16,7 @@ from llmcli.reports.checks import ViewCheck
 from llmcli.reports.numbers import counted, spans
 from llmcli.reports.shapes import (
     CacheGrowth,
+    CallFlops,
     LayerKind,
     LetterValue,
     ShapeRow,
@@ -133,6 +134,7 @@ def model_shapes(
         ),
         rows=tuple(_row(row, calls, stored, there) for row in rows),
         growth=_growth(calls),
+        flops=tuple(_flops(phase, calls.activations(phase)) for phase in phases),
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
         stored_bytes=known if stored else None,
@@ -187,6 +189,8 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
         shape=spec.shape,
         dtype=spec.dtype or calls.dtype,
         bytes=spec.bytes or 0,
+        flops=spec.flops - spec.masked_flops,
+        flops_full=spec.flops,
         phase=spec.phase,
         layer=spec.layer,
         formula=spec.formula,
@@ -262,6 +266,12 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
         LayerKind(layers=tuple(layers), window=config.layers[layers[0]].mixer.window)
         for layers in found.values()
     )
+
+
+def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
+    full = sum(spec.flops for spec in specs)
+    hidden = sum(spec.masked_flops for spec in specs)
+    return CallFlops(phase=phase, flops=full - hidden, flops_full=full)
 
 
 def _growth(calls: Calls) -> CacheGrowth:

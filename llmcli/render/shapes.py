@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from llmcli.render.checks import render_checks
+from llmcli.render.ladder import scaled
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.letters import axis_line
 from llmcli.render.stats import size
@@ -122,7 +123,7 @@ def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
     """The columns of a section, in order; what is missed least is the first to go below."""
 
     def field(name: str, goes: int, cell: Callable[[ShapeRow], Text]) -> Field:
-        labelled, right = name in report.phases, name == "bytes"
+        labelled, right = name in (*report.phases, "FLOPs"), name in ("bytes", "FLOPs")
         return Field(Column(name, right=right, first_to_go=goes, labelled=labelled), cell)
 
     if kind == "parameter":
@@ -138,6 +139,7 @@ def _fields(kind: str, report: ShapesReport) -> tuple[Field, ...]:
         field("papers", 7, lambda row: Text(" × ".join(row.first.documents))),
         field("dtype", 8, lambda row: Text(row.first.dtype)),
         field("bytes", 5, lambda row: Text(size(row.first.bytes))),
+        field("FLOPs", 5, lambda row: Text(scaled(row.first.flops) if row.first.flops else "")),
         field("memory", 6, lambda row: Text(row.memory)),
         field("stored", 9, lambda row: Text(_stored(row.first))),
         field("checkpoint", 10, lambda row: Text(one_line(row.source))),
@@ -174,7 +176,8 @@ def _heading(words: str, rows: Sequence[ShapeRow], report: ShapesReport) -> str:
     dtype = f", {dtypes.pop()}" if len(dtypes) == 1 else ""
     if rows[0].first.kind == "parameter":
         return f"{number}{dtype}"
-    return f"{number}{dtype}, bytes of one in {report.phases[0]}"
+    what = "bytes and FLOPs" if rows[0].first.kind == "activation" else "bytes"
+    return f"{number}{dtype}, {what} of one in {report.phases[0]}"
 
 
 def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterator[RenderableType]:
@@ -188,6 +191,7 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")
         yield Dotted(parts, FAINT)
     elif kind == "activation":
+        yield Dotted(list(_flops(report)), FAINT)
         words = [
             "memory: own, or a view of that of another",
             "derived: no kernel writes it, it is computed from the others where one looks",
@@ -196,6 +200,17 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
         yield Dotted(words if "derived" in used else words[:1], FAINT)
     else:
         yield from _growth(report)
+
+
+def _flops(report: ShapesReport) -> Iterator[str]:
+    """Products only; the square of queries and keys where it is not what has to be computed."""
+    for call in report.flops:
+        words = f"FLOPs of the whole {call.phase}: {scaled(call.flops)}"
+        if call.flops_full != call.flops:
+            words += f", {scaled(call.flops_full)} as the full square"
+        yield words
+    yield "logits of all positions"
+    yield "Q Kᵀ is counted at attn.z"
 
 
 def _growth(report: ShapesReport) -> Iterator[RenderableType]:

@@ -26,8 +26,9 @@ class ShapeTensor:
     """One tensor in one phase; a parameter is the same in all and has none.
 
     `axes` are its letters and `documents` those of the papers, `bytes` of all its numbers in
-    `dtype`. `shares`: the memory that it is a view of, None where it has its own. `written` is
-    False for what no kernel ever has in memory.
+    `dtype`. `flops` of the product that makes it, 2 a multiply-add, of the pairs that the causal
+    mask and the window leave, `flops_full` of the full square. `shares`: the memory that it is
+    a view of, None where it has its own. `written` is False for what no kernel ever has in memory.
     """
 
     name: str
@@ -37,6 +38,8 @@ class ShapeTensor:
     shape: tuple[int, ...]
     dtype: str
     bytes: int
+    flops: int
+    flops_full: int
     phase: Literal["prefill", "decode"] | None
     layer: int | None
     formula: str
@@ -99,6 +102,15 @@ class CacheGrowth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallFlops:
+    """FLOPs of all tensors of one phase, in both conventions; the logits are of all positions."""
+
+    phase: str
+    flops: int
+    flops_full: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShapesReport:
     """All that was asked for; `tensors` one by one, `rows` the same folded.
 
@@ -116,6 +128,7 @@ class ShapesReport:
     tensors: tuple[ShapeTensor, ...]
     rows: tuple[ShapeRow, ...]
     growth: CacheGrowth
+    flops: tuple[CallFlops, ...]
     parameters: int
     weight_bytes: int
     stored_bytes: int | None

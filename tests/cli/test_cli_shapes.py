@@ -13,6 +13,10 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import save_file
 
+from llmcli.anatomy.spec import Call
+from llmcli.anatomy.work import total_work
+from llmcli.checkpoints import open_checkpoint
+from llmcli.families import translate
 from llmcli.measure import ran
 
 
@@ -50,6 +54,13 @@ def test_the_document_has_every_tensor(cli, tmp_path):
     assert {t["phase"] for t in tensors if t["kind"] == "parameter"} == {None}
     counted = Counter((tensor["name"], tensor["phase"]) for tensor in tensors)
     assert set(counted.values()) == {1}
+    config, _ = translate(open_checkpoint(folder))
+    for call, (tokens, past) in zip(document["flops"], [(5, 0), (1, 5)], strict=True):
+        ran = [tensor for tensor in tensors if tensor["phase"] == call["phase"]]
+        shape = Call(batch=1, tokens=tokens, past=past, phase=call["phase"])
+        work = total_work(config, shape, dtype="float32", logits="all")
+        for name in ("flops", "flops_full"):
+            assert call[name] == sum(tensor[name] for tensor in ran) == vars(work)[name] > 0
     pattern = {t["phase"]: t for t in tensors if t["name"] == "blocks.1.attn.pattern"}
     assert pattern["prefill"]["axes"] == ["B", "H", "T", "S"]
     assert [pattern[phase]["shape"] for phase in ("prefill", "decode")] == [

@@ -15,6 +15,7 @@ from llmcli.render.shapes import render_shapes, render_stored
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.shapes import (
     CacheGrowth,
+    CallFlops,
     LayerKind,
     LetterValue,
     NameRow,
@@ -40,6 +41,8 @@ def tensor(**change):
         "shape": (1, 9, 12, 64),
         "dtype": "float32",
         "bytes": 27648,
+        "flops": 0,
+        "flops_full": 0,
         "phase": "prefill",
         "layer": 0,
         "formula": "Q = T¹ W_q",
@@ -50,8 +53,8 @@ def tensor(**change):
     return ShapeTensor(**(values | change))
 
 
-PREFILL = tensor()
-DECODE = tensor(phase="decode", shape=(1, 9, 1, 64), bytes=2304)
+PREFILL = tensor(flops=7962624, flops_full=7962624)
+DECODE = tensor(phase="decode", shape=(1, 9, 1, 64), bytes=2304, flops=663552, flops_full=663552)
 QUERY = ShapeRow(
     name="blocks.{0-29}.attn.q",
     layers=tuple(range(30)),
@@ -107,6 +110,10 @@ REPORT = ShapesReport(
     tensors=(),
     rows=(WEIGHT, QUERY, KEPT),
     growth=CacheGrowth(per_token=46080, per_layer=(1536,), prefill=552960, decode=599040),
+    flops=(
+        CallFlops(phase="prefill", flops=3_230_000_000, flops_full=3_240_000_000),
+        CallFlops(phase="decode", flops=270_000_000, flops_full=270_000_000),
+    ),
     parameters=134515008,
     weight_bytes=538060032,
     stored_bytes=96600000,
@@ -129,11 +136,13 @@ def test_a_wide_screen_has_every_column_in_one_line():
         "the whole model: 134,515,008 numbers · 513 MiB in float32 · 92.1 MiB of tensors in "
         "the file",
         "",
-        "activations: 30 tensors in 1 row, float32, bytes of one in prefill",
+        "activations: 30 tensors in 1 row, float32, bytes and FLOPs of one in prefill",
         "name                   letters      prefill       decode       papers             bytes   "
-        "memory             formula",
+        " FLOPs   memory             formula",
         "blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]   [1 9 1 64]   b × h × n × d/h   27 KiB   "
-        "view of attn.qkv   Q = T¹ W_q",
+        "7.96 M   view of attn.qkv   Q = T¹ W_q",
+        "FLOPs of the whole prefill: 3.23 G, 3.24 G as the full square · "
+        "FLOPs of the whole decode: 270 M · logits of all positions · Q Kᵀ is counted at attn.z",
         "memory: own, or a view of that of another",
         "",
         "cache: 30 tensors in 1 row, float32, bytes of one in prefill",
@@ -155,7 +164,7 @@ def test_a_narrow_screen_loses_nothing():
     lines = text.splitlines()
     at = lines.index("blocks.{0-29}.attn.q   [B H T dh]   [1 9 12 64]")
     assert lines[at + 1] == "    decode [1 9 1 64] · b × h × n × d/h · 27 KiB"
-    assert lines[at + 2] == "    view of attn.qkv · Q = T¹ W_q"
+    assert lines[at + 2] == "    FLOPs 7.96 M · view of attn.qkv · Q = T¹ W_q"
     for part in ("Q4_1 [576 576]", "blk.{0-29}.attn_q.weight", "unpaired rows of 9 heads", "d × d"):
         assert part in text
 

@@ -22,6 +22,7 @@ def shapes_document(report: ShapesReport) -> dict[str, Any]:
         "rows": rows,
         "layers": report.kinds,
         "cache": report.growth,
+        "flops": report.flops,
         "checks": checks_document(report.checks),
     }
 
