@@ -37,7 +37,7 @@ class Ours:
         self._flash = flash
         self._state: State | None = None
         self._chunk = 0
-        self.ran = _ran(model, load_s)
+        self.ran = ran_of(model, load_s)
 
     @property
     def config(self) -> ModelConfig:
@@ -145,12 +145,14 @@ class Loader:
         """What is loaded now."""
         return self._model
 
+    def model_for(self, settings: Settings) -> Model | None:
+        """What is loaded, if those settings are about it."""
+        return self._model if _key(settings) == self._key else None
+
     def __call__(self, settings: Settings) -> Ours:
         """Raises UsageError for what cannot be had, and what opening and loading raise."""
         refuse(settings)
-        # llama-bench's `-ngl 0`: everything on the CPU
-        on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
-        key = (settings.model, "cpu" if on_cpu else settings.device, settings.dtype)
+        key = _key(settings)
         if self._model is None or key != self._key:
             self._load(*key)
         self._key = key
@@ -189,7 +191,14 @@ class Loader:
         self._load_s = open_s + perf_counter() - begin
 
 
-def _ran(model: Model, load_s: float) -> Ran:
+def _key(settings: Settings) -> tuple[str, str, str]:
+    # llama-bench's `-ngl 0`: everything on the CPU
+    on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
+    return settings.model, "cpu" if on_cpu else settings.device, settings.dtype
+
+
+def ran_of(model: Model, load_s: float) -> Ran:
+    """What is said of a model that was loaded in so many seconds."""
     numbers = sum(slot.numel() for slot in model.decoder.slots.values())
     dtype, kind = dtype_name(model.dtype), model.device.type
     layers = len(model.config.layers)

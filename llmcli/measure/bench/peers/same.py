@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 
 import torch
 
 from llmcli.measure.bench.peers.open import PeerEngine
 from llmcli.model import Model
-from llmcli.reports.bench import EngineName
+from llmcli.reports.checks import ViewCheck
 
 _TOKENS = 32
 # In nats. Rounding to bfloat16 or to 8-bit activations costs 1e-4 to 1e-2 a token, another file of
@@ -19,48 +18,18 @@ _ROUNDED, _EXACT = 0.05, 1e-6
 _EXACT_DTYPES = ("float32", "float64")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SameWeights:
-    """KL(ours ‖ theirs) in nats of the token after `tokens` random ones, and what is allowed.
-
-    `tolerance` is what the two arithmetics may differ by; `top` whether both would write the
-    same token.
-    """
-
-    peer: EngineName
-    tokens: int
-    kl: float
-    tolerance: float
-    top: bool
-
-    @property
-    def ok(self) -> bool:
-        """NaN is not."""
-        return self.kl <= self.tolerance
-
-    @property
-    def words(self) -> str:
-        """One line."""
-        difference = f"KL {self.kl:.1e} nats after {self.tokens} random tokens"
-        if self.ok:
-            return f"{self.peer} computes the same model: {difference}"
-        return (
-            f"{self.peer} does not compute the same model: {difference}, where rounding explains"
-            f" {self.tolerance:.0e} at most"
-        )
-
-
-def compare(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) -> SameWeights:
+def compare(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) -> ViewCheck:
     """Lets both read the same random ids, BOS in front where the model has one.
 
-    The peer's memory is empty afterwards. Raises what `PeerEngine.start` does.
+    The check's value is KL(ours ‖ theirs) of the token after them, in nats; NaN where one of them
+    computes NaN. The peer's memory is empty afterwards. Raises what `PeerEngine.start` does.
     """
     draw = random.Random(seed)
-    room = min(_TOKENS, ours.config.context)
-    ids = [draw.randrange(ours.config.vocab) for _ in range(room)]
+    tokens = min(_TOKENS, ours.config.context)
+    ids = [draw.randrange(ours.config.vocab) for _ in range(tokens)]
     if peer.bos is not None:
         ids[0] = peer.bos
-    peer.start(room, threads, room)
+    peer.start(tokens, threads, tokens)
     peer.read(ids)
     given = torch.tensor([ids], device=ours.device)
     rows = min(ours.config.vocab, peer.vocab)  # an embedding may be padded beyond the vocabulary
@@ -69,10 +38,9 @@ def compare(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) -> Sa
     peer.rewind(0)
     kl = float((mine.exp() * (mine - theirs)).sum())
     exact = peer.ran.engine == "transformers" and peer.ran.dtype in _EXACT_DTYPES
-    return SameWeights(
-        peer=peer.ran.engine,
-        tokens=room,
-        kl=kl if math.isnan(kl) else max(kl, 0.0),  # rounding may leave -1e-17 of equal ones
+    return ViewCheck(
+        name="same_model",
+        words=f"{peer.ran.engine} predicts the same after {tokens} random tokens, KL in nats",
+        value=kl if math.isnan(kl) else max(kl, 0.0),  # rounding may leave -1e-17 of equal ones
         tolerance=_EXACT if exact else _ROUNDED,
-        top=int(mine.argmax()) == int(theirs.argmax()),
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
+from llmcli.measure.bench.ours import ran_of
 from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, without_weights
 from llmcli.measure.bench.peers.quiet import silent
-from llmcli.model import Model, dtype_name
+from llmcli.model import Model
 from llmcli.reports.bench import Ran
 
 
@@ -29,8 +32,7 @@ class Transformers:
         self._device = ours.device
         text = ours.tokenizer
         self._bos = text.bos_id if text is not None and text.add_bos else None
-        self._vocab = ours.config.vocab
-        self._positions = ours.config.embedding.positions
+        self._config = ours.config
         self._chunk = 1
         self._tokens = 0
         self._cache: Any = None
@@ -38,18 +40,12 @@ class Transformers:
         parameters = list(model.parameters())
         count = sum(value.numel() for value in parameters)
         size = sum(value.nbytes for value in parameters)
-        self._ran = Ran(
+        self._ran = replace(
+            ran_of(ours, load_s),
             engine="transformers",
             version=version,
-            model_type=str(model.config.model_type),
             model_size=size,
             model_n_params=count,
-            backend="CUDA" if self._device.type == "cuda" else "CPU",
-            device=str(self._device),
-            dtype=dtype_name(ours.dtype),
-            type_k=dtype_name(ours.dtype),
-            n_gpu_layers=len(ours.config.layers) if self._device.type == "cuda" else 0,
-            load_s=load_s,
             bits_per_weight=8 * size / count,
         )
 
@@ -59,9 +55,14 @@ class Transformers:
         return self._ran
 
     @property
+    def config(self) -> ModelConfig:
+        """Of the model, which is ours: its work is counted by the same formulas."""
+        return self._config
+
+    @property
     def vocab(self) -> int:
         """Rows of the embedding."""
-        return self._vocab
+        return self._config.vocab
 
     @property
     def bos(self) -> int | None:
@@ -70,9 +71,10 @@ class Transformers:
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty cache, which grows by itself: `tokens` only have to fit learned positions."""
-        if self._positions is not None and tokens > self._positions:
+        positions = self._config.embedding.positions
+        if positions is not None and tokens > positions:
             raise UsageError(
-                f"{tokens} tokens do not fit {self._positions} learned positions",
+                f"{tokens} tokens do not fit {positions} learned positions",
                 hint="use shorter tests",
             )
         if self._device.type == "cpu":
