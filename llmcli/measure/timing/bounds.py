@@ -14,10 +14,10 @@ from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.timing import PartTime
 
 _TWICE = 2.0  # beyond so many times the least time, the ceiling is not what it waits for …
-# … but the start of its operations, if that can take so long: some of them, a few µs each in
-# PyTorch, with Python between them; a GPU has only its own latency
-_STARTING_S = 100e-6
-_STARTING_APART_S = 10e-6
+# … but the start of its operations, where that can take so long: some operations, a few µs each
+# in PyTorch, with Python between them; a GPU has only its own latency
+_STARTING_S, _STARTING_APART_S = 100e-6, 10e-6
+_NOTHING = 0.05  # of that: where so little is to be done, it is starting whatever the time is
 _LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 
@@ -47,14 +47,15 @@ class Roof:
         return replace(part, bound=bound, of_bound=least / part.seconds)
 
     def _is_starting(self, part: PartTime, least: float) -> bool:
-        """Whether starting its operations is what takes the time: a few of them, small ones.
+        """Whether starting its operations is what takes the time: little time, or nothing to do.
 
-        A part that takes long and is far from its ceiling is computed badly, and keeps it.
+        A large part that takes long and is far from its ceiling is computed badly, and keeps it.
         """
         if self.apart and part.host_s >= _LAUNCHING * part.seconds:
             return True
         starting = part.calls * (_STARTING_APART_S if self.apart else _STARTING_S)
-        return part.seconds > _TWICE * least and part.seconds - least <= starting
+        little = part.seconds - least <= starting or least <= _NOTHING * starting
+        return part.seconds > _TWICE * least and little
 
     def _moving(self, part: PartTime) -> tuple[float, str]:
         """Seconds in which its bytes arrive at best, and where most of that time is spent."""

@@ -54,6 +54,11 @@ def test_what_takes_little_and_has_less_to_do_waits_for_calls():
     assert bounded(work, 15e-6)[0] == "memory"  # it is near enough to the ceiling
 
 
+def test_where_nothing_is_to_be_done_it_is_calls_on_a_busy_machine_too():
+    assert bounded(PartWork(activations=10**5), 0.001) == ("calls", 0.001)  # 1 µs
+    assert bounded(PartWork(activations=10**6), 0.001) == ("L2", 0.01)
+
+
 def test_what_takes_long_keeps_its_ceiling_however_far_it_is():
     assert bounded(PartWork(weights=10**6), 0.01) == ("memory", 0.01)
     assert bounded(PartWork(flops=10**7), 0.01) == ("compute", 0.01)
