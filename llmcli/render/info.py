@@ -11,12 +11,12 @@ from rich.text import Text
 
 from llmcli.render.checks import render_checks
 from llmcli.render.ladder import scaled
-from llmcli.render.layout import Column, Dotted, Rows, filled
+from llmcli.render.layout import filled
+from llmcli.render.memory import render_memory
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line, quoted
 from llmcli.reports.info import (
     About,
-    DeviceFit,
     FamilyFacts,
     FileFacts,
     FlopsNeed,
@@ -27,8 +27,6 @@ from llmcli.reports.info import (
 )
 from llmcli.reports.numbers import spans
 
-GOOD, BAD = "green", "red"
-_LABEL, _DEVICE = 9, 14  # columns of the memory table: the parts' names, and each device
 _LONG_TEXT, _LONG_LIST = 200, 6  # of metadata: characters of a text, entries of a list
 
 
@@ -43,7 +41,7 @@ def render_info(report: InfoReport, *, metadata: bool = False) -> RenderableType
     facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
     parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING), Facts(facts)]
     if report.model is not None:
-        parts += _memory(report.model.fits)
+        parts += render_memory(report.model.fits)
     if metadata:
         parts += _metadata(report.file)
     if report.checks:
@@ -204,83 +202,6 @@ def _file(file: FileFacts, declared: tuple[str, int] | None) -> Iterator[tuple[s
     yield "path", (one_line(file.path),)
 
 
-def _memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
-    need = fits[0].need
-    sequences = f", {need.batch} sequences" if need.batch > 1 else ""
-    heading = f"\nmemory for {count(need.context)} tokens{sequences}"
-    names = [
-        f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
-        for fit in fits
-    ]
-    if not all(fit.device.usable for fit in fits):
-        names.append("no CUDA: not in the PyTorch that is installed")
-    return [Text(heading, style=HEADING), MemoryTable(fits), Dotted(names, FAINT)]
-
-
-@dataclass(frozen=True)
-class MemoryTable:
-    """A column a device, a line for each part; as many devices beside each other as fit."""
-
-    fits: Sequence[DeviceFit]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        beside = max(1, (options.max_width - _LABEL) // _DEVICE)
-        for first in range(0, len(self.fits), beside):
-            yield self._table(self.fits[first : first + beside])
-
-    def _table(self, fits: Sequence[DeviceFit]) -> Rows:
-        columns = [
-            Column("", right=False),
-            *(Column(fit.device.device) for fit in fits),
-            Column("", right=False, cut=True, first_to_go=1),
-        ]
-        rows = [("dtype", [fit.need.dtype for fit in fits], "")]
-        parts = [
-            ("weights", [fit.need.weights for fit in fits], ""),
-            ("cache", [fit.need.cache for fit in fits], "keys and values of every token"),
-            ("  a token", [fit.need.cache_per_token for fit in fits], ""),
-            ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
-            ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
-            ("needed", [fit.need.total for fit in fits], "beside PyTorch and its buffers"),
-        ]
-        rows += [
-            (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts
-            if any(sizes)
-        ]  # fmt: skip
-        rows.append(("free", [_size(fit.device.free_bytes) for fit in fits], ""))
-        longest = ["unknown" if fit.longest is None else count(fit.longest) for fit in fits]
-        lines = [
-            [Text(name), *map(Text, cells), Text(note, style=FAINT)] for name, cells, note in rows
-        ]
-        lines.append([Text("fits"), *map(_fits, fits), Text("")])
-        note = Text("tokens that fit", style=FAINT)
-        lines.append([Text("longest"), *map(Text, longest), note])
-        lines += _decoding(fits)
-        return Rows(columns, lines)
-
-
-def _decoding(fits: Sequence[DeviceFit]) -> Iterator[list[Text]]:
-    """What has to be moved for one token more, and of what that is."""
-    works = [fit.token for fit in fits]
-    last = "read and written for the last token" + (" of each" if fits[0].need.batch > 1 else "")
-    parts = [
-        ("decoding", [work.bytes for work in works], last),
-        ("  weights", [work.weights for work in works], "each once"),
-        ("  cache", [work.cache for work in works], "what the token sees"),
-        ("  others", [work.activations for work in works], "what its parts compute"),
-    ]
-    for name, sizes, note in parts:
-        yield [Text(name), *(Text(size(nbytes)) for nbytes in sizes), Text(note, style=FAINT)]
-
-
-def _fits(fit: DeviceFit) -> Text:
-    if not fit.device.usable:
-        return Text("no CUDA", style=FAINT)
-    if fit.fits is None:
-        return Text("unknown", style=FAINT)
-    return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
-
-
 def _metadata(file: FileFacts) -> list[RenderableType]:
     heading = Text("\nmetadata", style=HEADING)
     if not file.metadata:
@@ -306,7 +227,3 @@ def _short(number: int) -> str:
         if number >= scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)
-
-
-def _size(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else size(nbytes)
