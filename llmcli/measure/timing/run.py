@@ -132,6 +132,7 @@ def run_pairs(
     """
     clock = clock_for(job.model.device) if clock is None else clock
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
+    _tell(progress, words, 0, pairs)
     job.ready(phase)  # what the phase begins with is no part of its memory
     with Peak(job.model.device) as peak:
         first, _ = _bare(job, phase)
@@ -140,8 +141,7 @@ def run_pairs(
     bare_s: list[float] = []
     watched: list[Watched] = []
     for pair in range(pairs):
-        if progress is not None:
-            progress(words, pair, pairs)
+        _tell(progress, words, pair + 1, pairs)
         for looks in (False, True) if pair % 2 == 0 else (True, False):
             if looks:
                 out, run = _watched(job, phase, clock)
@@ -157,6 +157,12 @@ def run_pairs(
         unlike=unlike,
         peak=peak.nbytes,
     )
+
+
+def _tell(progress: Progress | None, words: str, done: int, pairs: int) -> None:
+    """The runs to warm up are a pair too."""
+    if progress is not None:
+        progress(words, done, pairs + 1)
 
 
 def _bare(job: Job, phase: PhaseName) -> tuple[Out, float]:

@@ -100,7 +100,7 @@ def test_pairs_begin_with_either_run_in_turns(monkeypatch):
 def test_progress_is_told_pair_by_pair():
     told = []
     timed(small("llama"), pairs=2, progress=lambda *words: told.append(words))
-    assert [(done, total) for _, done, total in told] == [(0, 2), (1, 2)] * 2
+    assert [(done, total) for _, done, total in told] == [(0, 3), (1, 3), (2, 3)] * 2
 
 
 def test_the_working_set_grows_with_the_keys_that_are_read():

@@ -67,3 +67,13 @@ def test_a_wrong_mask_turns_the_footer_red(dtype, monkeypatch):
     report = timed(small("llama", dtype), unfused=True)
     assert red(report) - {"adds_up"} == {"pieces"}
     assert ".attn.z (" in report.checks[-1].where
+
+
+def test_a_nan_in_a_piece_is_worse_than_any_other_difference():
+    model = small("llama")
+    slots = model.decoder.slots
+    slots["blocks.0.attn.W_q"] = slots["blocks.0.attn.W_q"] * torch.nan
+    slots["blocks.1.attn.W_q"] = slots["blocks.1.attn.W_q"] * 100
+    report = timed(model, unfused=True)
+    assert red(report) - {"adds_up"} == {"pieces"}
+    assert report.checks[-1].where == "blocks.0.attn.q (prefill)"

@@ -1,0 +1,56 @@
+"""SmolLM2 on a CPU: the time adds up, little of it is in gaps, and a token takes 121 GEMVs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from timed_models import red, timed
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.loading import Model, load_checkpoint
+
+pytestmark = pytest.mark.real
+
+PROMPT = tuple(range(100, 140))
+
+
+@pytest.fixture(scope="module")
+def models(smollm2_path: Path) -> Callable[[str], Model]:
+    """By dtype, each loaded once."""
+    opened = open_checkpoint(smollm2_path)
+    return lru_cache(None)(lambda dtype: load_checkpoint(opened, device="cpu", dtype=dtype))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_whole_of_it(models, dtype):
+    model = models(dtype)
+    report = timed(model, PROMPT, new_tokens=4, pairs=3, unfused=True)
+    assert not red(report)
+    assert report.working_set < report.weight_bytes * 1.01  # the table is the head's, read whole
+    for phase in report.phases:
+        assert phase.gaps_s <= 0.05 * phase.seconds
+        assert phase.peak > model.weight_bytes
+        layers = [p for p in phase.parts if p.part == "ffn_down"]
+        assert [p.layer for p in layers] == list(range(30))
+        assert all(p.calls == phase.calls for p in layers)
+    prefill, decode = report.phases
+    assert (decode.work.gemv, decode.work.gemm) == (4 * 121, 0)
+    assert (prefill.work.gemv, prefill.work.gemm) == (1, 120)
+    products = [p for p in decode.totals if p.work.gemv]
+    assert sum(p.seconds for p in products) > 0.5 * decode.seconds
+    # a token's step reads every weight; its prompt reads them once for all
+    weights = decode.work.weights / decode.calls
+    assert weights == pytest.approx(model.weight_bytes, rel=1e-4)
+    assert prefill.work.weights == pytest.approx(weights, rel=1e-3)
