@@ -28,7 +28,7 @@ SETTINGS = (
     "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode",
     "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
     "tensor_buft_overrides", "use_mmap", "use_direct_io", "load_mode", "embeddings",
-    "no_op_offload", "no_host", "repack", "random_weights",
+    "no_op_offload", "no_host", "repack",
 )  # fmt: skip
 HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl, csv, sql or md"
 _MOST_TOKENS = 10**12  # of a test: what is beyond these is a mistake

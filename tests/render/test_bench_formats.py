@@ -1,0 +1,226 @@
+"""What reads llama-bench's results reads ours: JSON, JSONL, CSV, SQL and Markdown.
+
+Rows made by hand go through our writers, and come back through a reader that knows llama-bench
+only (`peer_reader`) and through our own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peer_reader as peer
+import pytest
+
+from llmcli.measure.bench.read import read_results
+from llmcli.render.bench.as_csv import CsvWriter
+from llmcli.render.bench.as_json import JsonLinesWriter, JsonWriter
+from llmcli.render.bench.as_sql import SqlWriter
+from llmcli.render.bench.markdown import MarkdownWriter, Shown
+from llmcli.render.bench.writer import Writer
+from llmcli.reports.bench import BenchRow, Ran, Settings
+from llmcli.reports.bench import Test as Counts
+from llmcli.reports.bench_fields import Bencher
+
+BY = Bencher(build_commit="abc1234", build_number=12, cpu_info='A "fast" CPU, 2 GHz', gpu_info="")
+SETTINGS = Settings(
+    model="it's a model",
+    device="cpu",
+    dtype="float32",
+    n_batch=2048,
+    n_ubatch=512,
+    n_threads=2,
+    type_k="f16",
+    type_v="f16",
+    n_gpu_layers=-1,
+    flash_attn="auto",
+    no_kv_offload=False,
+    embeddings=False,
+    use_mmap=True,
+)
+RAN = Ran(
+    engine="llmcli",
+    version="0.1.0",
+    model_type="llama 135M F32",
+    model_size=538_060_032,
+    model_n_params=134_515_008,
+    backend="CPU",
+    device="cpu",
+    dtype="float32",
+    type_k="f32",
+    n_gpu_layers=0,
+    load_s=0.5,
+    bits_per_weight=32.0,
+)
+READING = BenchRow(
+    number=1,
+    settings=SETTINGS,
+    test=Counts(n_prompt=512, n_gen=0, depth=0),
+    engine="llmcli",
+    test_time="2026-11-22T10:00:00Z",
+    ran=RAN,
+    samples_ns=(1_000_000_000, 2_000_000_000, 4_000_000_000),
+    first_ns=(1_000_000_000, 2_000_000_000, 4_000_000_000),
+)
+WRITING = replace(
+    READING,
+    number=2,
+    test=Counts(n_prompt=0, n_gen=100, depth=1024),
+    samples_ns=(1_000_000_000,),
+    first_ns=(),
+    token_ns=(10_000_000,) * 100,
+)
+FAILED = replace(
+    WRITING,
+    number=3,
+    settings=replace(SETTINGS, n_threads=4),
+    ran=None,
+    samples_ns=(),
+    token_ns=(),
+    error=(5, "out_of_memory", "it does not fit: 'a' \"b\" | c"),
+)
+ROWS = (READING, WRITING, FAILED)
+# 512, 256 and 128 tokens a second: their mean is not that of 1536 tokens in 7 seconds
+MEAN = (512 + 256 + 128) / 3
+STD = (((512 - MEAN) ** 2 + (256 - MEAN) ** 2 + (128 - MEAN) ** 2) / (3 - 1)) ** 0.5
+SHOWN = Shown(settings=(SETTINGS, FAILED.settings), default=SETTINGS, gpu=False, cpu=True)
+WRITERS: dict[str, Callable[[], Writer]] = {
+    "json": lambda: JsonWriter(BY),
+    "jsonl": lambda: JsonLinesWriter(BY),
+    "csv": lambda: CsvWriter(BY),
+    "sql": lambda: SqlWriter(BY),
+    "md": lambda: MarkdownWriter(by=BY, shown=SHOWN),
+}
+TABLES = {
+    "json": peer.from_json, "jsonl": peer.from_jsonl, "csv": peer.from_csv, "sql": peer.from_sql,
+}  # fmt: skip
+
+
+def written(kind: str, *rows: BenchRow) -> str:
+    writer = WRITERS[kind]()
+    return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_program_that_reads_llama_bench_reads_us(kind: str) -> None:
+    base = TABLES[kind](written(kind, *ROWS))
+    found = peer.paired(base)
+    assert [row[:3] for row in found] == [(512, 0, 0), (0, 100, 1024), (0, 100, 1024)]
+    assert [row[3] for row in found] == pytest.approx([MEAN, 100.0, 0.0], abs=1e-6)
+    assert peer.mistyped(base) == []
+    row = base.execute("SELECT * FROM llama_bench")
+    first = dict(zip([name[0] for name in row.description], row.fetchone(), strict=True))
+    assert first["avg_ns"] == 7_000_000_000 // 3
+    assert first["stddev_ts"] == pytest.approx(STD, abs=1e-6)
+    assert (first["model_size"], first["model_n_params"]) == (538_060_032, 134_515_008)
+    assert (first["cpu_info"], first["model_filename"]) == (BY.cpu_info, "it's a model")
+    assert (first["use_mmap"], first["embeddings"], first["flash_attn"]) == (1, 0, -1)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_that_reader_can_fail(kind: str) -> None:
+    text = written(kind, *ROWS)
+    with pytest.raises((KeyError, sqlite3.Error)):
+        peer.paired(TABLES[kind](text.replace("type_k", "kind_k")))
+    much = '"much"' if kind.startswith("json") else "much"
+    wrong = peer.mistyped(TABLES[kind](text.replace("538060032", much)))
+    assert wrong == [("model_size", "text")]
+
+
+def test_a_null_would_be_lost_in_the_join() -> None:
+    text = written("jsonl", READING).replace('"A \\"fast\\" CPU, 2 GHz"', "null")
+    assert peer.paired(peer.from_jsonl(text)) == []
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_keys_types_and_order_of_json(kind: str) -> None:
+    text = written(kind, *ROWS)
+    rows: list[dict[str, Any]] = (
+        json.loads(text) if kind == "json" else [json.loads(line) for line in text.splitlines()]
+    )
+    names = [*peer.FIELDS, "samples_ns", "samples_ts"]
+    for row in rows:
+        assert list(row)[: len(names)] == names
+        for name, sql in peer.FIELDS.items():
+            is_text = sql == peer.TEXT
+            assert isinstance(row[name], str) is is_text, name
+            assert isinstance(row[name], bool) is (name in peer.BOOLEANS), name
+    assert rows[0]["samples_ns"] == list(READING.samples_ns)
+    assert rows[0]["samples_ts"] == [512.0, 256.0, 128.0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", rows[0]["test_time"])
+
+
+def test_the_quotes_of_csv() -> None:
+    heading, *lines = written("csv", *ROWS).splitlines()
+    assert heading.split(",")[: len(peer.FIELDS)] == list(peer.FIELDS)
+    assert '"' not in heading
+    for line in lines:
+        assert line[0] == line[-1] == '"'
+    assert '"A ""fast"" CPU, 2 GHz"' in lines[0]
+    assert f'"{MEAN:.6f}","{STD:.6f}"' in lines[0]
+
+
+def test_columns_of_sql() -> None:
+    base = peer.from_sql(written("sql", *ROWS))
+    columns = base.execute("PRAGMA table_info(llama_bench)").fetchall()
+    assert {name: kind for _, name, kind, *_ in columns} == peer.FIELDS
+    text = written("sql", *ROWS)
+    base.executescript(text)
+    assert len(base.execute("SELECT * FROM llama_bench").fetchall()) == 6, "into one that is there"
+    told = base.execute(
+        "SELECT n_gen, runs, error_code FROM llama_bench a "
+        "JOIN llmcli_bench b ON a.rowid = b.llama_bench_rowid"
+    ).fetchall()
+    assert told == [(0, 3, None), (100, 1, None), (100, 0, 5)] * 2
+
+
+def test_the_table_of_markdown() -> None:
+    reading, writing, failed = peer.from_markdown(written("md", *ROWS).replace("\\|", "/"))
+    assert list(reading) == ["model", "size", "params", "backend", "threads", "test", "t/s"]
+    assert reading == {
+        "model": "llama 135M F32",
+        "size": "513.13 MiB",
+        "params": "134.52 M",
+        "backend": "CPU",
+        "threads": "2",
+        "test": "pp512",
+        "t/s": f"{MEAN:.2f} ± {STD:.2f}",
+    }
+    assert (writing["test"], writing["t/s"]) == ("tg100 @ d1024", "100.00 ± 0.00")
+    assert failed["t/s"].startswith("error: it does not fit")
+    assert "\nbuild: abc1234 (12)\n" in written("md", *ROWS)
+
+
+# our own reader of the same
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_we_write_we_read(kind: str, tmp_path: Path) -> None:
+    found = read_results(written(kind, *ROWS).encode(), kind)
+    assert found.builds == ("abc1234 (12)",)
+    reading, writing, failed = found.rows
+    digits = 0.006 if kind == "md" else 1e-6
+    assert (reading.test, writing.test, failed.test) == ("pp512", *["tg100 @ d1024"] * 2)
+    assert reading.rate is not None
+    assert writing.rate is not None
+    assert reading.rate.mean == pytest.approx(MEAN, abs=digits)
+    assert reading.rate.std == pytest.approx(STD, abs=digits)
+    assert (writing.rate.mean, writing.rate.std) == (100, 0)
+    assert (reading.rate.runs, writing.rate.runs) == ((None, None) if kind == "md" else (3, 1))
+    assert (failed.rate, failed.facts["n_threads"]) == (None, "4")
+    assert failed.error == "it does not fit: 'a' \"b\" | c"
+    whole = read_results(written("json", *ROWS).encode(), "json").rows[0].facts
+    assert reading.facts == {field: whole[field] for field in reading.facts}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_row_of_the_meta_device_has_no_rate(kind: str) -> None:
+    row = replace(READING, samples_ns=(), first_ns=(), meta=True)
+    (found,) = read_results(written(kind, row).encode(), "x").rows
+    assert found.rate is None
+    assert found.error.startswith("not timed")
