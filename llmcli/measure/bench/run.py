@@ -83,9 +83,8 @@ class Bench:
         said(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
         prompt = self._ids(f"{test.name} {number}", test.n_prompt)
         written = self._ids(f"{test.name} {number} after", test.n_gen)
-        gc.collect()  # not in the middle of a run
         enabled = gc.isenabled()
-        gc.disable()
+        gc.disable()  # a collection takes longer than a token
         try:
             return self._timed(self._split(prompt), written)
         finally:
