@@ -10,9 +10,12 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|timing|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
+        generate|timing|bench|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
+    case "$command ${COMP_WORDS[i + 1]}" in
+        bench\ compare) ((i + 1 < COMP_CWORD)) && command='bench compare' ;;
+    esac
     case "$command $previous" in
         generate\ -f|generate\ --file) values=''; kind=files ;;
         generate\ --ids) values=''; kind=words ;;
@@ -52,6 +55,49 @@ _llmcli() {
         timing\ --context-length) values=''; kind=words ;;
         timing\ --seed) values=''; kind=words ;;
         timing\ --revision) values=''; kind=words ;;
+        bench\ -m|bench\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        bench\ -hf|bench\ -hfr|bench\ --hf-repo) values=''; kind=words ;;
+        bench\ -hff|bench\ --hf-file) values=''; kind=words ;;
+        bench\ -hft|bench\ --hf-token) values=''; kind=words ;;
+        bench\ -p|bench\ --n-prompt) values=''; kind=words ;;
+        bench\ -n|bench\ --n-gen) values=''; kind=words ;;
+        bench\ -pg) values=''; kind=words ;;
+        bench\ -d|bench\ --n-depth) values=''; kind=words ;;
+        bench\ -b|bench\ --batch-size) values=''; kind=words ;;
+        bench\ -ub|bench\ --ubatch-size) values=''; kind=words ;;
+        bench\ -t|bench\ --threads) values=''; kind=words ;;
+        bench\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        bench\ -dev|bench\ --device) values='auto cpu cuda mps'; kind=words ;;
+        bench\ -ctk|bench\ --cache-type-k) values=''; kind=words ;;
+        bench\ -ctv|bench\ --cache-type-v) values=''; kind=words ;;
+        bench\ -ngl|bench\ --n-gpu-layers) values=''; kind=words ;;
+        bench\ -nkvo|bench\ --no-kv-offload) values='0 1'; kind=words ;;
+        bench\ -fa|bench\ --flash-attn) values='on off auto'; kind=words ;;
+        bench\ -embd|bench\ --embeddings) values='0 1'; kind=words ;;
+        bench\ -r|bench\ --repetitions) values=''; kind=words ;;
+        bench\ --delay) values=''; kind=words ;;
+        bench\ -o|bench\ --output) values='csv json jsonl md sql none'; kind=words ;;
+        bench\ -oe|bench\ --output-err) values='csv json jsonl md sql none'; kind=words ;;
+        bench\ --against) values='transformers llama.cpp'; kind=words ;;
+        bench\ --seed) values=''; kind=words ;;
+        bench\ -C|bench\ --cpu-mask) values=''; kind=words ;;
+        bench\ --cpu-strict) values='0 1'; kind=words ;;
+        bench\ --poll) values=''; kind=words ;;
+        bench\ -ncmoe|bench\ --n-cpu-moe) values=''; kind=words ;;
+        bench\ -sm|bench\ --split-mode) values='none layer row'; kind=words ;;
+        bench\ -mg|bench\ --main-gpu) values=''; kind=words ;;
+        bench\ -ts|bench\ --tensor-split) values=''; kind=words ;;
+        bench\ -ot|bench\ --override-tensor) values=''; kind=words ;;
+        bench\ -mmp|bench\ --mmap) values='0 1'; kind=words ;;
+        bench\ -lm|bench\ --load-mode) values=''; kind=words ;;
+        bench\ -dio|bench\ --direct-io) values='0 1'; kind=words ;;
+        bench\ -nopo|bench\ --no-op-offload) values='0 1'; kind=words ;;
+        bench\ --no-host) values='0 1'; kind=words ;;
+        bench\ -fitt|bench\ --fit-target) values=''; kind=words ;;
+        bench\ -fitc|bench\ --fit-ctx) values=''; kind=words ;;
+        bench\ -rpc|bench\ --rpc) values=''; kind=words ;;
+        bench\ --numa) values=''; kind=words ;;
+        bench\ --prio) values='-1 0 1 2 3'; kind=words ;;
         ladder\ -f|ladder\ --file) values=''; kind=files ;;
         ladder\ --ids) values=''; kind=words ;;
         ladder\ --rung) values=''; kind=words ;;
@@ -69,7 +115,7 @@ _llmcli() {
         ladder\ --revision) values=''; kind=words ;;
         explain\ -f|explain\ --file) values=''; kind=files ;;
         explain\ --ids) values=''; kind=words ;;
-        explain\ --depth) values=''; kind=words ;;
+        explain\ --depth) values='N all'; kind=words ;;
         explain\ -m|explain\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         explain\ --device) values='auto cpu cuda mps'; kind=words ;;
         explain\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
@@ -114,7 +160,7 @@ _llmcli() {
         attention\ --key) values=''; kind=words ;;
         attention\ --scale) values='linear sqrt log'; kind=words ;;
         attention\ --map) values=''; kind=words ;;
-        attention\ --metrics) values=''; kind=words ;;
+        attention\ --metrics) values='all A,B'; kind=words ;;
         attention\ --top-pairs) values=''; kind=words ;;
         attention\ -o|attention\ --output) values=''; kind=words ;;
         attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
@@ -132,7 +178,7 @@ _llmcli() {
         lens\ --position) values=''; kind=words ;;
         lens\ --layer) values=''; kind=words ;;
         lens\ -k|lens\ --top) values=''; kind=words ;;
-        lens\ --target) values=''; kind=words ;;
+        lens\ --target) values='TOKEN next output'; kind=words ;;
         lens\ -o|lens\ --output) values=''; kind=words ;;
         lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         lens\ --device) values='auto cpu cuda mps'; kind=words ;;
@@ -187,6 +233,7 @@ _llmcli() {
         env\ --context-length) values=''; kind=words ;;
         env\ --seed) values=''; kind=words ;;
         env\ --revision) values=''; kind=words ;;
+        bench\ compare\ --fail-if-slower) values=''; kind=words ;;
     esac
     if [[ -n $kind ]]; then
         COMPREPLY=($(compgen -W "$values" -- "$word"))
@@ -206,13 +253,20 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate timing ladder explain info shapes attention lens dump score tokens env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate timing bench ladder explain info shapes attention lens dump score tokens env" -- "$word"))
         return
     fi
-    [[ $word == -* ]] || return
+    if [[ $word != -* ]]; then
+        case $command in
+        bench) ((i + 1 == COMP_CWORD)) && COMPREPLY=($(compgen -W "compare" -- "$word")) ;;
+        bench\ compare) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")) ;;
+        esac
+        return
+    fi
     case $command in
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
@@ -223,6 +277,7 @@ _llmcli() {
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;
         *) words='--version --install-completion --show-completion -h --help' ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))

@@ -24,15 +24,24 @@ MODEL_OPTIONS = ("model", "versus")  # a file, a directory or a catalog name
 
 def tree() -> tuple[CommandSpec, list[CommandSpec]]:
     """The root and all commands. Imports every command's module, none of which imports torch."""
-    from llmcli.cli.tree import ENTRIES, root
+    from llmcli.cli.tree import ENTRIES, NESTED, root
 
     top: Any = root()
     context: Any = top.make_context("llmcli", [], resilient_parsing=True)
-    commands = []
-    for name in top.list_commands(context):
+
+    def spec(name: str, summary: str) -> CommandSpec:
         command = top.get_command(context, name)
         inner = command.make_context(name, [], parent=context, resilient_parsing=True)
-        commands.append(CommandSpec(name, ENTRIES[name].summary, _options(command, inner)))
+        nested = [n for n in NESTED if n.split()[0] == name and n != name]
+        return CommandSpec(
+            name,
+            summary,
+            _options(command, inner),
+            nested=tuple(spec(n, NESTED[n].summary) for n in nested),
+            files=name in NESTED,
+        )
+
+    commands = [spec(name, ENTRIES[name].summary) for name in top.list_commands(context)]
     return CommandSpec("", "", _options(top, context)), commands
 
 
@@ -116,6 +125,10 @@ def _options(command: Any, context: Any) -> tuple[Spec, ...]:
             values = ("auto", "none")  # the others are refused: they have no kernels yet
         elif option.name == "device":
             values = ("auto", "cpu", "cuda", "mps")
+        elif option.name == "dtype":
+            values = values or ("auto", "float64", "float32", "bfloat16", "float16")
+        elif not values and "|" in (option.metavar or ""):
+            values = tuple(str(option.metavar).split("|"))
         found.append(
             Spec(
                 names=tuple(sorted(option.opts, key=len)),

@@ -16,6 +16,11 @@ ENTRIES = {
     "timing": Entry(
         "llmcli.cli.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
     ),
+    "bench": Entry(
+        "llmcli.cli.bench.command",
+        "How fast a model runs, in llama-bench's tests, options and formats.",
+        "Measure",
+    ),
     "ladder": Entry(
         "llmcli.cli.ladder",
         "The same model from nested loops to fused kernels, each step timed.",
@@ -52,6 +57,12 @@ ENTRIES = {
     "env": Entry("llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"),
 }
 
+NESTED = {
+    "bench compare": Entry(
+        "llmcli.cli.bench.compare", "Two results of bench or llama-bench side by side.", "Measure"
+    ),
+}
+
 HELP = "Run language models in the terminal and see exactly what they compute."
 EPILOG = """
 Examples:
@@ -68,6 +79,7 @@ class LlmcliRoot(Root):
     """The root of the tree, with our commands."""
 
     entries = ENTRIES
+    nested = NESTED
 
 
 def _version(value: bool) -> None:

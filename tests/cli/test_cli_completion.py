@@ -84,6 +84,14 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "env", "--temp"], []),
         (["llmcli", "generate", "--stats", "f"], ["full"]),
         (["llmcli", "generate", "--quantize", ""], ["auto", "none"]),
+        (["llmcli", "bench", "com"], ["compare"]),
+        (["llmcli", "bench", "-ng"], ["-ngl"]),
+        (["llmcli", "bench", "-fa", "o"], ["on", "off"]),
+        (["llmcli", "bench", "-p", "8", "com"], []),
+        (["llmcli", "bench", "--fail"], []),
+        (["llmcli", "bench", "compare", "--fail"], ["--fail-if-slower"]),
+        (["llmcli", "bench", "compare", "a", "llmcli.b"], ["llmcli.bash"]),
+        (["llmcli", "bench", "compare", "--rep"], []),
     ],
 )
 def test_bash(words, expected):
@@ -107,6 +115,11 @@ def test_bash_registers_the_function():
         ("llmcli score --versus smollm2-", ["smollm2-bf16"]),
         ("llmcli tokens -f llmcli.b", ["llmcli.bash"]),
         ("llmcli --vers", ["--version"]),
+        ("llmcli bench com", ["compare"]),
+        ("llmcli bench -ct", ["-ctk", "-ctv"]),
+        ("llmcli bench --fail", []),
+        ("llmcli bench compare --fail", ["--fail-if-slower"]),
+        ("llmcli bench compare llmcli.b", ["llmcli.bash"]),
     ],
 )
 def test_fish(tmp_path, line, expected):
@@ -179,6 +192,11 @@ def test_zsh(tmp_path):
         zsh.type("llmcli gen\t", "llmcli generate ")
         zsh.type(clear + "llmcli generate --temp\t", "llmcli generate --temperature ")
         zsh.type(clear + "llmcli generate --dtype float3\t", "--dtype float32 ")
+        zsh.type(clear + "llmcli bench com\t", "bench compare ")
+        zsh.type("--fail\t", "--fail-if-slower ")
+        zsh.type(clear + "llmcli bench compare llmcli.b\t", r"llmcli\.bash ")
+        zsh.type(clear + "llmcli bench --rep\t", "--repetitions ")
+        zsh.type(clear + "llmcli bench -fa of\t", "off ")
     finally:
         zsh.close()
 
