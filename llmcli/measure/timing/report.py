@@ -13,7 +13,6 @@ from llmcli.anatomy import activations
 from llmcli.anatomy.counts import PROMPT_CHUNK, memory_need
 from llmcli.anatomy.spec import Call
 from llmcli.anatomy.work import Works, added, decode_work, prompt_work, total_work
-from llmcli.measure.peaks import highest_bytes
 from llmcli.measure.timing.bounds import Roof
 from llmcli.measure.timing.checks import timing_checks
 from llmcli.measure.timing.parts import (
@@ -27,6 +26,7 @@ from llmcli.measure.timing.parts import (
 from llmcli.measure.timing.run import Job, PhaseName, Progress, Runs, run_pairs
 from llmcli.measure.timing.unfused import measure_splits
 from llmcli.model import Model, dtype_name
+from llmcli.ops import processor
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.timing import Overhead, PartTime, PhaseTime, Stage, TimingReport
 
@@ -139,6 +139,8 @@ def measure_timing(
     need = memory_need(
         model.config, dtype=plan.dtype, batch=batch, context=len(ids) + new_tokens,
         cuda=model.device.type == "cuda",
+        native=plan.dtype == "bfloat16" and processor.has_bfloat16(),
+        tokenizer=0 if model.tokenizer is None else model.tokenizer.vocab_size,
     )  # fmt: skip
     return TimingReport(
         prompt_tokens=len(ids),
@@ -148,13 +150,19 @@ def measure_timing(
         phases=timed,
         ceilings=ceilings,
         base=base,
-        peak=highest_bytes(model.device),
-        estimated=need.total - need.copies,  # no sequence ends before the others
+        peak=_most(stages, timed),
+        estimated=need.together,  # no sequence ends before the others
         weight_bytes=model.weight_bytes,
         working_set=step,
         checks=checks + split_checks,
         splits=splits,
     )
+
+
+def _most(stages: Sequence[Stage], phases: Sequence[PhaseTime]) -> int | None:
+    """Bytes held at most in any of them: the ceilings took memory too, which no run does."""
+    peaks = [stage.peak for stage in stages] + [phase.peak for phase in phases]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _phase(plan: Plan, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool) -> PhaseTime:

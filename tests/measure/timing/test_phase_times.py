@@ -6,15 +6,15 @@ from time import sleep
 import pytest
 import torch
 from small_models import CONFIGS, ids
-from timed_models import FakeDevice, red, small, timed
+from timed_models import CEILINGS, FakeDevice, red, small, timed
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.measure.timing import run as timing_run
-from llmcli.measure.timing import working_set
+from llmcli.measure.timing import measure_timing, working_set
 from llmcli.measure.timing.clock import EventClock, HostClock
 from llmcli.nn.step import Step
-from llmcli.reports.timing import PARTS
+from llmcli.reports.timing import PARTS, Stage
 
 DELAY_S = 0.005
 
@@ -62,6 +62,25 @@ def test_phases_say_what_they_ran():
     # one row is a GEMV, two sequences make a GEMM of it
     assert (decode.work.gemv, decode.work.gemm) == (0, 4 * (2 * 4 + 1))
     assert report.working_set < report.weight_bytes + 10_000
+
+
+def test_weights_that_sit_in_a_cache_are_not_held_against_memory():
+    report = timed(small("llama"), new_tokens=4)
+    assert report.working_set < report.ceilings.caches[0][1]
+    bounds = {part.bound for phase in report.phases for part in (*phase.parts, *phase.totals)}
+    assert bounds <= {"L2", "compute", "calls", None}
+    assert "calls" in bounds
+
+
+def test_the_peak_is_that_of_stages_and_phases():
+    model = small("llama")
+    report = timed(model)
+    assert report.peak == max(phase.peak for phase in report.phases)
+    stages = (Stage(name="load the weights", seconds=1.0, peak=report.peak * 2),)
+    report = measure_timing(
+        model, [1, 2], new_tokens=1, pairs=1, ceilings=CEILINGS, stages=stages, base=7
+    )
+    assert (report.peak, report.base, report.stages) == (stages[0].peak, 7, stages)
 
 
 def test_one_sequence_is_decoded_by_products_with_a_vector():
