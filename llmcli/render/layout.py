@@ -82,6 +82,13 @@ class Rows:
             yield self._line(row, kept, widths)
             yield from self._spilled(row, kept, options.max_width)
 
+    def fit(self, width: int) -> bool:
+        """Whether every column has room in `width`."""
+        first, end, _ = self.gap
+        return len(self._fitted([*self.rows[:first], *self.rows[end:]], width)[0]) == len(
+            self.columns
+        )
+
     def _spilled(
         self, cells: Sequence[Text], kept: Sequence[int], width: int, *, head: bool = False
     ) -> Iterator[Text]:

@@ -30,10 +30,9 @@ ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
 what is in none of them. A part lasts from the end of the one before it to its
 own, so that all of them add up to the wall time.
 
-Bound by: memory or a cache, where the bytes come from; compute; or calls: a
-small part that takes over twice what its bytes and FLOPs need, so that starting
-its operations is what it waits for. Of it: the share of the
-nearest ceiling, as measured on this machine, that is reached.
+Bound by: memory or a cache, where the bytes come from; compute; or calls, for
+parts with so little to do that starting their operations takes longer. Of it:
+the share of the nearest ceiling, as measured on this machine, that is reached.
 
 FLOPs: matrix products, 2 a multiply-add, of the pairs that the mask leaves.
 

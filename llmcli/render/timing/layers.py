@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.render.layout import Column, Rows
@@ -52,11 +53,25 @@ def render_layers(phase: PhaseTime) -> RenderableType:
         text.stylize(HEADING)
     columns = [Column("layer"), Column("all" + pad)]
     columns += [Column(part + pad, first_to_go=1 + order.index(part)) for part in parts]
-    notes = [f"milliseconds{' a token' if tokens > 1 else ''}; {OUTSIDE}: in no layer"]
-    if unlike:
-        notes.append(f"{MARK} more than {UNLIKE:g} times the median of the layers")
-    table = Rows(columns, [*rows, last])
-    return Group(table, *(Text(note, style=FAINT) for note in notes))
+    return LayersTable(Rows(columns, [*rows, last]), tokens, bool(unlike))
+
+
+@dataclass(frozen=True)
+class LayersTable:
+    """The rows, and what their signs mean."""
+
+    rows: Rows
+    tokens: int
+    marked: bool
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.rows
+        notes = [f"milliseconds{' a token' if self.tokens > 1 else ''}; {OUTSIDE}: in no layer"]
+        if self.marked:
+            notes.append(f"{MARK} more than {UNLIKE:g} times the median of the layers")
+        if not self.rows.fit(options.max_width):
+            notes.append("parts with the least time are left out: there is no room for them")
+        yield from (Text(note, style=FAINT) for note in notes)
 
 
 def times_by_layer(phase: PhaseTime) -> Times:

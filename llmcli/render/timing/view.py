@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,17 +28,22 @@ from llmcli.reports.numbers import counted
 from llmcli.reports.timing import PhaseTime, SplitTime, TimingReport
 from llmcli.reports.work import PartWork
 
+_INDENT = "  "
+_GLUE = "\ue000"  # between a number and its unit while lines are broken
+
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words that break between them, without the space that stood there."""
+    """Words that break between them; further lines begin two columns to the right."""
 
     words: str
     style: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in Text(self.words).wrap(console, options.max_width):
-            yield Text(line.plain.rstrip(), style=self.style)
+        glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, self.words))
+        lines = glued.wrap(console, max(8, options.max_width - len(_INDENT)))
+        joined = f"\n{_INDENT}".join(line.plain.rstrip() for line in lines).replace(_GLUE, " ")
+        yield Text(joined, style=self.style, no_wrap=True, overflow="ignore")
 
 
 def render_timing(report: TimingReport, title: str, *, layers: bool) -> RenderableType:
@@ -53,7 +59,7 @@ def render_timing(report: TimingReport, title: str, *, layers: bool) -> Renderab
 
 def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[RenderableType]:
     yield _headline(phase, report.batch)
-    yield Dotted(list(_looking(phase)), FAINT)
+    yield from (Sentence(said, FAINT) for said in _looking(phase))
     yield Text()
     yield PartsTable(phase)
     if phase.name == "decode":
@@ -61,7 +67,7 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     yield Text()
     for words in (*_products(phase), _reads(phase), *_bounds(phase), _flops(phase)):
         yield Sentence(words)
-    yield from (Dotted(_pieces(split)) for split in report.splits if split.phase == phase.name)
+    yield from (Sentence(_pieces(split)) for split in report.splits if split.phase == phase.name)
     if layers:
         yield Text()
         yield render_layers(phase)
@@ -69,7 +75,7 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
         yield Sentence(said)
 
 
-def _headline(phase: PhaseTime, batch: int) -> Text:
+def _headline(phase: PhaseTime, batch: int) -> Dotted:
     """What was done, and what it takes without anybody looking."""
     did = "reading" if phase.name == "prefill" else "writing"
     what = f"{did} {counted(phase.tokens, 'token')}"
@@ -78,13 +84,13 @@ def _headline(phase: PhaseTime, batch: int) -> Text:
     if phase.past:
         what += f" after {phase.past:,}"
     if phase.name == "prefill" and phase.calls > 1:
-        what += f" in {phase.calls} calls"
-    took = [f"{what}: {duration(phase.bare_s)}"]
+        what += f", {phase.calls} calls,"
+    took = [f"{phase.name}: {what} in {duration(phase.bare_s)}"]
     if phase.name == "decode":
         took.append(f"{duration(phase.bare_s / phase.tokens)} a token")
     if phase.bare_s > 0:
         took.append(speed(phase.tokens / phase.bare_s))
-    return Text.assemble((phase.name, HEADING), "  ", " · ".join(took))
+    return Dotted(took, HEADING)
 
 
 def _looking(phase: PhaseTime) -> Iterator[str]:
@@ -131,8 +137,8 @@ def _reads(phase: PhaseTime) -> str:
 def _bounds(phase: PhaseTime) -> Iterator[str]:
     """Which part waits for what, and how near all of them are to their ceilings."""
     for bound, share, parts in shares_by_bound(phase):
-        said = f"bound by {bound}: {', '.join(parts)}, {percent(share)} of the time"
-        yield said + (", over twice what bytes and FLOPs need" if bound == CALLS else "")
+        why = ", which take longer to start than to do" if bound == CALLS else ""
+        yield f"bound by {bound} {percent(share)} of the time: {', '.join(parts)}{why}"
     floor = floor_s(phase)
     if floor is not None:
         each, behind = _a_token(phase, floor)
@@ -161,9 +167,9 @@ def _whole(count: float) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
-def _pieces(split: SplitTime) -> list[str]:
-    words = [f"{split.part} took {duration(split.group_s)} fused; its pieces apart"]
-    return [*words, *(f"{name} {duration(seconds)}" for name, seconds in split.pieces)]
+def _pieces(split: SplitTime) -> str:
+    pieces = ", ".join(f"{name} {duration(seconds)}" for name, seconds in split.pieces)
+    return f"{split.part} took {duration(split.group_s)} fused; apart its pieces take: {pieces}"
 
 
 def _machine(report: TimingReport) -> Iterator[RenderableType]:

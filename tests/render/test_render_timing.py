@@ -1,0 +1,318 @@
+"""`timing` as text at fixed widths: what it says is in the report, and what is wrong is seen."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from timing_reports import CEILINGS, IN_LAYERS, LAYERS, timing_report
+
+from llmcli.render.timing.layers import outliers, times_by_layer
+from llmcli.render.timing.numbers import (
+    digits_for,
+    milliseconds,
+    percent,
+    rate,
+    signed_percent,
+    speed,
+    unit,
+)
+from llmcli.render.timing.view import render_timing
+from llmcli.reports.ceilings import ReadRate
+from llmcli.reports.checks import ViewCheck
+
+TITLE = "m (float32 on cpu)"
+COLUMNS = ["part", "ms", "ms a token", "share", "", "FLOPs", "bytes", "GB/s", "GFLOP/s",
+           "bound by", "of it"]  # fmt: skip
+
+
+def shown(report=None, width=200, layers=False, title=TITLE, **console):
+    file = io.StringIO()
+    screen = Console(file=file, width=width, highlight=False, **console)
+    screen.print(render_timing(report or timing_report(), title, layers=layers), crop=False)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def phase_lines(lines, name):
+    first = next(at for at, line in enumerate(lines) if line.startswith(f"{name}: "))
+    ends = [at for at, line in enumerate(lines) if line.startswith(("decode: ", "ceilings of"))]
+    return lines[first : next(at for at in ends if at > first)]
+
+
+def rows(lines, first="part"):
+    """{first cell: cells} of the table that begins with that heading."""
+    begin = next(at for at, line in enumerate(lines) if re.match(rf" *{first}  ", line))
+    found = {}
+    for line in lines[begin + 2 :]:
+        if not line or (line[0].isalpha() and "  " not in line):
+            break
+        cells = re.split(r" {2,}", line.strip())
+        found[cells[0]] = cells
+        if cells[0] == "all":
+            break
+    return found
+
+
+def test_every_part_with_its_time_and_the_sum_of_them():
+    report = timing_report()
+    lines = shown(report)
+    for phase in report.phases:
+        table = rows(phase_lines(lines, phase.name))
+        assert list(table) == [part.part for part in phase.totals] + ["all"]
+        printed = [float(cells[1]) for cells in table.values()]
+        assert printed[-1] == pytest.approx(phase.seconds * 1e3, abs=5e-4)
+        assert sum(printed[:-1]) == pytest.approx(printed[-1], abs=5e-4 * len(printed))
+        for part in phase.totals:
+            assert f"{part.seconds * 1e3:.3f}" == table[part.part][1]
+            assert percent(part.seconds / phase.seconds) in table[part.part]
+        assert table["gaps"][0] == "gaps"
+
+
+def test_rates_and_what_a_part_waits_for():
+    report = timing_report()
+    decode = report.phases[1]
+    qkv = next(part for part in decode.totals if part.part == "qkv")
+    cells = rows(phase_lines(shown(report), "decode"))["qkv"]
+    assert cells[-6:] == ["8 M", "16 MB", "20", "10", "memory", "75 %"]
+    assert qkv.work.flops / 8 == 8e6
+    assert qkv.work.bytes / qkv.seconds == pytest.approx(20.02e9, rel=1e-3)
+    assert rows(phase_lines(shown(report), "prefill"))["qkv"][-6:-4] == ["96 M", "16.2 MB"]
+    assert rows(phase_lines(shown(report), "decode"))["rope"][-1] == "█", "no work, no rates"
+
+
+def test_headlines_say_what_it_takes_when_nobody_looks():
+    lines = shown()
+    assert lines[0] == TITLE
+    assert lines[1] == (
+        "once · import torch 1.20 s · read the headers 21 ms · "
+        "load the weights 400 ms (100 MB, 250 MB/s) · tokenize 1.1 ms"
+    )
+    prefill, decode = phase_lines(lines, "prefill"), phase_lines(lines, "decode")
+    assert prefill[0] == "prefill: reading 12 tokens in 5.58 ms · 2,150 tok/s"
+    assert decode[0] == ("decode: writing 8 tokens after 12 in 45 ms · 5.63 ms a token · 178 tok/s")
+    assert decode[1] == (
+        "looking costs +1.4 % (−0.4 % … +3.2 % in 10 pairs of runs with and without)"
+    )
+    assert decode[2] == "the run below took 45.7 ms, 0.7 % of it in no part"
+
+
+def test_one_line_answers_what_share_of_decode_is_gemv():
+    lines = shown()
+    assert (
+        "GEMV (one row times a weight matrix): 17 a token, 81 % of the time "
+        "(qkv, out, ffn_up, ffn_down, head)"
+    ) in phase_lines(lines, "decode")
+    prefill = phase_lines(lines, "prefill")
+    gemm = next(line for line in prefill if line.startswith("GEMM"))
+    assert gemm == (
+        "GEMM (many rows times a weight matrix): 16, 64 % of the time (qkv, out, ffn_up, ffn_down)"
+    )
+    assert prefill[prefill.index(gemm) + 1] == (
+        "GEMV (one row times a weight matrix): 1, 18 % of the time (head)"
+    )
+    assert "a token reads 84 MB of weights and 200 kB of cache" in lines
+    assert "bound by memory 81 % of the time: qkv, out, ffn_up, ffn_down, head" in lines
+    assert any(
+        line.startswith("bound by calls 13 % of the time: norm, attention") for line in lines
+    )
+
+
+def test_both_conventions_of_flops():
+    lines = shown()
+    assert (
+        "397 MFLOP of the pairs that the causal mask leaves, 400 MFLOP of the full square"
+    ) in phase_lines(lines, "prefill")
+    assert (
+        "42.2 MFLOP a token of the pairs that the causal mask leaves, 42.5 MFLOP of the full square"
+    ) in phase_lines(lines, "decode")
+
+
+def test_a_delay_in_one_layer_is_seen_there_and_nowhere_else():
+    report = timing_report(slow={(2, "ffn_up"): 0.005})
+    lines = shown(report, layers=True)
+    table = rows(phase_lines(lines, "prefill"), "layer")
+    assert [name for name, cells in table.items() if any("*" in cell for cell in cells)] == ["2"]
+    assert [cell for cell in table["2"] if "*" in cell] == ["5.400*"]
+    assert "* more than 1.5 times the median of the layers" in lines
+    assert "4 layers of 1.150 ms, the slowest is 2 with 6.150 ms" in shown(report)
+    for phase in report.phases:
+        parts = sorted({part.part for part in phase.parts})
+        found = outliers(times_by_layer(phase), range(LAYERS), parts)
+        assert found == {(2, "ffn_up")}
+
+
+def test_layers_that_are_alike_have_no_marks():
+    lines = shown(layers=True)
+    assert not any("*" in line for line in lines)
+    report = timing_report()
+    for phase in report.phases:
+        table = rows(phase_lines(lines, phase.name), "layer")
+        assert list(table) == [str(layer) for layer in range(LAYERS)] + ["-", "all"]
+        tokens = phase.tokens if phase.name == "decode" else 1
+        assert float(table["all"][1]) == pytest.approx(phase.seconds * 1e3 / tokens, abs=5e-4)
+        of_layers = [float(cells[1]) for name, cells in table.items() if name != "all"]
+        assert sum(of_layers) == pytest.approx(float(table["all"][1]), abs=3e-3)
+
+
+def test_a_small_part_that_wavers_does_not_stand_out():
+    report = timing_report(slow={(1, "residual"): 2e-5})
+    times = times_by_layer(report.phases[0])
+    assert times[1, "residual"] > 1.5 * times[0, "residual"]
+    assert outliers(times, range(LAYERS), IN_LAYERS) == set()
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 72, 80, 100, 120, 140, 200])
+@pytest.mark.parametrize("layers", [False, True])
+def test_no_line_is_wider_than_the_terminal(width, layers):
+    report = timing_report(slow={(2, "ffn_up"): 0.005})
+    for line in shown(report, width=width, layers=layers):
+        assert cell_len(line) <= width, line
+
+
+def headings(width):
+    line = next(line for line in phase_lines(shown(width=width), "decode") if "share" in line)
+    return [name for name in re.split(r" {2,}", line) if name]
+
+
+def test_columns_go_in_an_order_that_is_chosen():
+    everything = [name for name in COLUMNS if name]
+    assert headings(200) == everything
+    assert headings(60) == ["part", "ms a token", "share", "GB/s", "bound by", "of it"]
+    assert headings(40) == ["part", "ms a token", "share", "of it"]
+    before = set(everything)
+    for width in range(140, 39, -1):
+        kept = headings(width)
+        assert set(kept) <= before, "what has gone does not come back"
+        assert kept == [name for name in everything if name in kept]
+        before = set(kept)
+
+
+def test_layers_keep_the_parts_that_take_longest():
+    lines = phase_lines(shown(width=60, layers=True), "decode")
+    names = next(line for line in lines if line.startswith("layer")).split()
+    assert names == ["layer", "all", "qkv", "ffn_up", "ffn_down", "head"]
+    left_out = "parts with the least time are left out: there is no room for them"
+    assert left_out in " ".join(lines)
+    assert left_out not in " ".join(shown(layers=True))
+
+
+def test_numbers_stay_with_their_units():
+    for width in range(48, 90):
+        for line in shown(width=width):
+            assert not re.match(r"\s*(%|[kMG]?B\b|[kMGT]?FLOP\b|ms\b)", line), (width, line)
+
+
+def test_without_colours_and_with_ascii_alone():
+    plain = shown(no_color=True)
+    assert plain == shown()
+    assert "█" in "".join(plain)
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    screen = Console(file=ascii_only, width=140, highlight=False)
+    screen.print(render_timing(timing_report(), TITLE, layers=False))
+    ascii_only.flush()
+    text = ascii_only.buffer.getvalue().decode()
+    bars = [line for line in text.splitlines() if line.startswith("ffn_up")]
+    assert ["#" in bar and "?" not in bar for bar in bars] == [True, True]
+    assert "ok parts and gaps add up" in text
+
+
+def test_what_the_machine_can_do_and_where_a_step_reads():
+    lines = shown()
+    assert (
+        "ceilings of this machine (cpu, 2 threads) · memory 20 GB/s · L3 (32 MiB) 60 GB/s · "
+        "L2 (2 MiB) 120 GB/s · float32 products (direct) 200 GFLOP/s · "
+        "bfloat16 products (through float32) 150 GFLOP/s"
+    ) in lines
+    assert (
+        "a step's 84.4 MB come from memory at 20 GB/s: no cache holds them (at most 32 MiB)"
+    ) in lines
+    small = shown(timing_report(working_set=7_590_000))
+    assert "a step's 7.59 MB lie in L3: judged by its 60 GB/s, not by the memory's rate" in small
+
+
+def test_a_cache_with_several_sets_has_the_rate_of_the_smallest():
+    more = (*CEILINGS.reads[:2], ReadRate(nbytes=32 << 20, bytes_per_s=41e9, level="L3"))
+    ceilings = replace(CEILINGS, reads=(*more, *CEILINGS.reads[2:]))
+    lines = shown(timing_report(ceilings=ceilings))
+    line = next(line for line in lines if line.startswith("ceilings of"))
+    assert "L3 (32 MiB) 60 GB/s" in line
+    assert "41" not in line
+
+
+def test_parts_beyond_their_ceiling_are_told():
+    report = timing_report()
+    assert not any("faster than their ceiling" in line for line in shown(report))
+    phase = report.phases[0]
+    totals = tuple(
+        replace(part, of_bound=14.7) if part.part == "qkv" else part for part in phase.totals
+    )
+    wrong = replace(report, phases=(replace(phase, totals=totals), report.phases[1]))
+    told = [line for line in shown(wrong) if line.startswith("faster than their ceiling")]
+    assert told == [
+        "faster than their ceiling: qkv (prefill); something else took the machine while the "
+        "ceilings were measured: run it again"
+    ]
+
+
+def test_memory_of_every_phase_and_the_estimate():
+    lines = shown()
+    assert (
+        "memory at most · 200 MiB before the model · load the weights 650 MiB · prefill 700 MiB · "
+        "decode 700 MiB"
+    ) in lines
+    assert "the model took 500 MiB, estimated 490 MiB (2.0 % less)" in lines
+    assert "the model took 500 MiB, estimated 500 MiB (exactly)" in shown(
+        timing_report(estimated=500 << 20)
+    )
+    assert "estimated for the model 490 MiB" in shown(timing_report(peak=None))
+    assert "estimated for the model 490 MiB" in shown(timing_report(base=None))
+
+
+def test_pieces_of_what_is_fused():
+    assert (
+        "attention took 4.8 ms fused; apart its pieces take: scores 2 ms, mask and softmax 3 ms, "
+        "mix 1 ms"
+    ) in phase_lines(shown(), "decode")
+
+
+def test_a_device_behind_its_host_has_the_host_s_time_too():
+    report = timing_report()
+    phase = report.phases[1]
+    totals = tuple(replace(part, host_s=part.seconds / 2) for part in phase.totals)
+    lines = shown(replace(report, phases=(replace(phase, totals=totals),)))
+    heading = next(line for line in lines if line.startswith("part"))
+    assert "host ms" in heading
+    assert not any("host ms" in line for line in shown())
+
+
+def test_checks_are_in_the_footer_and_turn_red():
+    assert shown()[-1] == "✓ parts and gaps add up to the wall time · 0.001 of 0.02 allowed"
+    bad = ViewCheck(name="adds_up", words="parts add up", value=0.5, tolerance=0.02, where="decode")
+    last = shown(timing_report(checks=(bad,)))[-1]
+    assert last == "✗ not so: parts add up · 0.5 of 0.02 allowed · worst at decode"
+
+
+def test_several_sequences_and_a_long_prompt():
+    report = timing_report(batch=4)
+    long = replace(report.phases[0], calls=3, tokens=4800)
+    lines = shown(replace(report, phases=(long,)))
+    assert "prefill: reading 4,800 tokens of 4 sequences, 3 calls, in 5.58 ms" in lines[3]
+
+
+def test_a_title_with_control_characters_is_one_line():
+    assert shown(title="m\x1b[2J\n")[0] == "m\\x1b[2J\\n"
+
+
+def test_numbers():
+    assert [percent(x) for x in (0.71, 0.083, 0.0004, 0.0)] == ["71 %", "8.3 %", "0.04 %", "0.0 %"]
+    assert [signed_percent(x) for x in (1.012, 0.996)] == ["+1.2 %", "−0.4 %"]
+    assert [unit(x, "B") for x in (538e6, 999, 1.5e12)] == ["538 MB", "999 B", "1.5 TB"]
+    assert [rate(2e9, 0.1), rate(0, 1.0), rate(5, 0.0)] == ["20", "", ""]
+    assert [speed(x) for x in (1234.5, 5.118)] == ["1,234 tok/s", "5.12 tok/s"]
+    assert milliseconds(0.0123456, digits_for([0.0123])) == "12.346"
+    assert milliseconds(1.23456, digits_for([1.23])) == "1,234.6"
+    assert milliseconds(0.123456, digits_for([0.123])) == "123.46"
