@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
 
 EngineName = Literal["llmcli", "transformers", "llama.cpp"]
@@ -165,9 +166,13 @@ class Against:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """All rows in the order in which they were measured."""
+    """All rows in the order in which they were measured.
+
+    `checks`: whether the two engines of a comparison compute the same model.
+    """
 
     rows: tuple[BenchRow, ...]
     against: tuple[Against, ...] = field(default=())
     ceilings: Ceilings | None = None
     interrupted: bool = False
+    checks: tuple[ViewCheck, ...] = field(default=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,7 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
         )
         status.erase()
         streams.end()
+        report = replace(report, checks=suppliers.checks)
         _finish(report, format, by, suppliers, out)
 
 

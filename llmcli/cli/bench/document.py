@@ -8,6 +8,7 @@ from typing import Any
 from llmcli.render.bench.as_json import row_object
 from llmcli.reports.bench import BenchReport
 from llmcli.reports.bench_fields import Bencher
+from llmcli.reports.checks import checks_document
 
 
 def bench_document(
@@ -22,5 +23,6 @@ def bench_document(
         ],
         "against": [vars(pair) | {"test": pair.test.name} for pair in report.against],
         "ceilings": report.ceilings,
+        "checks": checks_document(report.checks),
         "interrupted": report.interrupted,
     }

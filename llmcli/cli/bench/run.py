@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from llmcli.measure.bench.engine import Engine
     from llmcli.measure.bench.ours import Loader
     from llmcli.reports.ceilings import Ceilings
+    from llmcli.reports.checks import ViewCheck
 
 
 class Suppliers:
@@ -41,7 +43,7 @@ class Suppliers:
         self._shapes = shapes
         self._stack = ExitStack()
         self._loader: Loader | None = None
-        self._same: set[tuple[str, str, str]] = set()
+        self._same: dict[tuple[str, str, str], ViewCheck] = {}
 
     def __enter__(self) -> Suppliers:
         return self
@@ -75,8 +77,9 @@ class Suppliers:
     def peer(self, settings: Settings) -> Engine:
         """The engine of `--against` with the same weights, compared with ours once."""
         from llmcli.measure.bench.peers import compare, open_peer
+        from llmcli.model import dtype_name
 
-        model = None if self._loader is None else self._loader.model
+        model = None if self._loader is None else self._loader.model_for(settings)
         if model is None or self._options.against is None:
             raise LlmcliError("the model could not be loaded")
         try:
@@ -84,15 +87,25 @@ class Suppliers:
         except LlmcliError as error:
             self._remember(error)
             raise
-        key = (settings.model, engine.ran.device, engine.ran.dtype)
+        key = (settings.model, engine.ran.device, dtype_name(model.dtype))
         if key not in self._same:
-            self._same.add(key)
             same = compare(model, engine, threads=settings.n_threads, seed=self._options.seed)
+            if self._same:  # the names of a document's checks differ
+                same = replace(same, name=f"{same.name}_{len(self._same) + 1}")
+            self._same[key] = replace(same, words=f"{', '.join(key)}: {same.words}")
             if not same.ok:
                 self._status.erase()
-                self._out.note(same.words)
-            self._tell(same.words)
+                self._out.note(
+                    f"{engine.ran.engine} does not compute what llmcli does with "
+                    f"`{settings.model}`: KL {same.value:.2g} nats, where rounding explains "
+                    f"{same.tolerance:.2g}"
+                )
         return engine
+
+    @property
+    def checks(self) -> tuple[ViewCheck, ...]:
+        """Whether the two engines compute the same, once for each model, device and dtype."""
+        return tuple(self._same.values())
 
     def ceilings(self, engine: Engine) -> Ceilings | None:
         """What the machine can do at most with the threads and numbers of `engine`."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from llmcli.render.checks import render_checks
 from llmcli.render.layout import Column, Dotted, Rows
 from llmcli.render.stats import duration, size
 from llmcli.render.theme import FAINT, HEADING, one_line
@@ -52,6 +53,9 @@ def render_beside(report: BenchReport) -> RenderableType:
         parts += [Text(""), _table(rows)]
     if report.against:
         parts += [Text(""), *_ratios(report)]
+        parts += [Text(""), Dotted([*_engines(rows)], style=FAINT)]
+    if report.checks:
+        parts.append(render_checks(report.checks))
     if report.ceilings is not None:
         where = f"ceilings of this machine ({report.ceilings.device})"
         parts += [Text(""), Dotted([where, *ceiling_words(report.ceilings)], style=FAINT)]
@@ -81,6 +85,13 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
     columns = [Column("test", right=False), Column("median"), Column("lowest", first_to_go=1)]
     columns += [Column("highest", first_to_go=1), Column("pairs", first_to_go=2)]
     yield Rows(columns, [[Text(cell) for cell in _ratio(pair)] for pair in report.against])
+
+
+def _engines(rows: Sequence[BenchRow]) -> Iterator[str]:
+    """What each engine is, and in what it holds the weights."""
+    for ran in dict.fromkeys(row.ran for row in rows if row.ran is not None):
+        version = ran.version.removeprefix(ran.engine).strip()
+        yield f"{ran.engine} {version}: {ran.dtype}, {ran.bits_per_weight:.3g} bits a weight"
 
 
 def _ratio(pair: Against) -> Iterator[str]:
