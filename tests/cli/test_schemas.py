@@ -21,7 +21,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from safetensors.numpy import load_file, save_file
 
-from llmcli.cli.tree import ENTRIES, root
+from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.nn.block import Block
 
 SCHEMAS = {
@@ -80,6 +80,13 @@ RUNS: dict[str, list[str]] = {
     "timing of a prompt": [
         "timing", "-m", "BARE", "--ids", "1,2", "--phase", "prefill", "--pairs", "1",
     ],
+    "bench": ["bench", "-p", "4", "-n", "2", "-pg", "3,1", "-r", "2", "--delay", "0"],
+    "bench, a row that fails": ["bench", "-p", "4", "-n", "0", "-r", "1", "-ctk", "auto,q8_0"],
+    "bench on meta": ["bench", "-m", "BARE", "-p", "4", "-n", "2", "-dev", "meta"],
+    "bench against": [
+        "bench", "-p", "3", "-n", "0", "-r", "2", "--against", "transformers", "--no-ceilings",
+    ],
+    "bench compare": ["bench", "compare", "RESULT", "RESULT"],
     "ladder": ["ladder", "hello", "--rung", "5,6", "-n", "1"],
     "explain": ["explain", "blocks.0.attn.scores[0,-1,1]", *TEXT, "--depth", "3"],
     "explain masked": ["explain", "blocks.1.attn.scores[0,0,1]", *TEXT],
@@ -98,6 +105,7 @@ WRONG: dict[str, tuple[int, list[str]]] = {
 }
 
 # keys that a document may go without, and objects whose keys are names of things
+BENCHED = '{"n_prompt": 8, "n_gen": 0, "n_depth": 0, "avg_ts": 2.5, "stddev_ts": 0.5}\n'
 OPTIONAL = {"pattern", "scores", "logprobs", "versus", "index"}
 NAMED = {"metadata", "metrics", "rows", "origins", "skipped", "unlabelled", "checks"}
 
@@ -116,7 +124,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     weights["model.layers.1.mlp.up_proj.weight"][3] = np.nan
     save_file(weights, broken / "model.safetensors")
     shutil.copy(whole / "model.safetensors", lone)
-    return {"CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "NAN": str(broken)}
+    result = folder / "result.jsonl"
+    result.write_text(BENCHED)
+    return {
+        "CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "NAN": str(broken),
+        "RESULT": str(result),
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -125,13 +138,19 @@ def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., A
 
     def run(argv: list[str], code: int = 0) -> Any:
         words = [models.get(word, word) for word in argv]
-        if "-m" not in words and words[0] in ENTRIES and "--families" not in words:
+        if "-m" not in words and _schema(words) in ENTRIES and "--families" not in words:
             words += ["-m", "tiny"]
         result = cli(*words, "--json")
         assert result.code == code, result.err
         return result.json()
 
     return run
+
+
+def _schema(argv: list[str]) -> str:
+    """`bench-compare` for that command of two words."""
+    both = " ".join(argv[:2])
+    return both.replace(" ", "-") if both in NESTED else argv[0]
 
 
 def _errors(document: Any, command: str) -> list[str]:
@@ -148,7 +167,7 @@ def _check(document: Any, command: str) -> None:
 
 @pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS.keys())
 def test_what_a_command_prints(argv: list[str], document: Callable[..., Any]) -> None:
-    _check(document(argv), argv[0])
+    _check(document(argv), _schema(argv))
 
 
 @pytest.mark.parametrize(("code", "argv"), WRONG.values(), ids=WRONG.keys())
@@ -258,7 +277,7 @@ SHORT = (
 
 @pytest.mark.parametrize("name", [*SHORT, "error"])
 def test_a_missing_or_mistyped_key_is_refused(name: str, document: Callable[..., Any]) -> None:
-    command = "error" if name == "error" else RUNS[name][0]
+    command = "error" if name == "error" else _schema(RUNS[name])
     said = _shortened(document(["generat"], 2) if name == "error" else document(RUNS[name]))
     _check(said, command)
     missed = []
@@ -285,12 +304,13 @@ def test_new_keys_may_come(document: Callable[..., Any]) -> None:
 def test_every_command_that_prints_json_has_its_schema() -> None:
     names = set()
     with root().make_context("llmcli", ["env"]) as context:
-        for name in ENTRIES:
+        for name in (*ENTRIES, *NESTED):
             command = context.command.get_command(context, name)
             if any("--json" in parameter.opts for parameter in command.params):
                 names.add(name)
     assert names == set(ENTRIES)
-    assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, "error", "common")}
+    nested = [name.replace(" ", "-") for name in NESTED]
+    assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, *nested, "error", "common")}
     assert {argv[0] for argv in RUNS.values()} == names
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from llmcli.errors import UsageError
 from llmcli.measure.bench.sql import database_rows, sql_rows
-from llmcli.measure.bench.tables import csv_rows, markdown_rows
+from llmcli.measure.bench.tables import csv_rows, csv_start, markdown_rows
 from llmcli.reports.bench import Test
 from llmcli.reports.comparison import Rate, Result, Results
 
@@ -73,7 +73,7 @@ def _sniffed(text: str, name: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
         return "SQL", sql_rows(text, name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
         return "Markdown", markdown_rows(text, name)
-    if re.search(r"^(?=.*\bn_prompt\b).*,", text, re.MULTILINE):
+    if csv_start(text) is not None:
         return "CSV", csv_rows(text, name)
     raise UsageError(f"`{name}` is no result of a benchmark", hint=HINT)
 

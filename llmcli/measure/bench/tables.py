@@ -24,14 +24,24 @@ _SPEED = re.compile(r"(\d+(?:\.\d+)?)\s*(?:±|\+-|\\pm)\s*(\d+(?:\.\d+)?)", re.A
 _BUILD = re.compile(r"build:\s*(\S+)\s*\((\d+)\)", re.ASCII)
 
 
+def csv_start(text: str) -> int | None:
+    """Where the first line with llama-bench's names begins; what it printed before is no table."""
+    start = 0
+    for line in text.splitlines(keepends=True):
+        if {"n_prompt", "n_gen", "avg_ts"} <= {name.strip(' "\r\n') for name in line.split(",")}:
+            return start
+        start += len(line)
+    return None
+
+
 def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
     """A row for each line below a heading; a heading in between begins another run.
 
     Raises UsageError for a line that has too few values or too many.
     """
-    start = re.search(r"^(?=.*\bn_prompt\b).*,", text, re.MULTILINE)
-    table = csv.reader(io.StringIO(text[start.start() if start else 0 :], newline=""), strict=True)
-    before = text.count("\n", 0, start.start()) if start else 0
+    start = csv_start(text) or 0
+    table = csv.reader(io.StringIO(text[start:], newline=""), strict=True)
+    before = text.count("\n", 0, start)
     heading: list[str] = []
     try:
         for cells in table:

@@ -154,6 +154,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "empty": (b" \n", "is empty"),
     "no rows": (b"[]", "has no result in it"),
     "a picture": (b"\x89PNG\r\n\x1a\n\x00", "is no text (byte 0)"),
+    "a program": (b'names = ("n_prompt", "n_gen")\nprint(names, 1)', "is no result of a benchmark"),
     "prose": (b"hello there", "is no result of a benchmark"),
     "numbers": (b"[1, 2]", "is no result of a benchmark"),
     "another document": (b'{"schema": "llmcli.lens/1"}', "`llmcli.lens/1`"),
