@@ -1,0 +1,155 @@
+"""`bench --against` as a user runs it: both engines' rows, the ratio, the order, the check."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_tiny import write_tiny
+
+Cli = Callable[..., Any]
+SHORT = ("-p", "12", "-n", "3", "-r", "3", "-t", "1", "--no-ceilings", "--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("against") / "model", weights=True))
+
+
+def test_both_engines_rows_and_the_ratio_of_runs_in_turns(cli: Cli, folder: str) -> None:
+    import transformers
+
+    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "--json")
+    assert (result.code, result.err) == (0, "")
+    found = result.json()
+    rows = [(row["engine"], row["n_prompt"], row["n_gen"]) for row in found["rows"]]
+    assert rows == [
+        ("llmcli", 12, 0), ("transformers", 12, 0), ("llmcli", 0, 3), ("transformers", 0, 3),
+    ]  # fmt: skip
+    ours, theirs = found["rows"][:2]
+    assert theirs["engine_version"] == transformers.__version__
+    for key in ("model_size", "model_n_params", "bits_per_weight", "type_k", "dtype", "flops"):
+        assert ours[key] == theirs[key], key
+    pair = found["against"][0]
+    assert (pair["test"], pair["peer"], pair["number"]) == ("pp12", "transformers", 1)
+    assert pair["order"] == [
+        "llmcli", "transformers", "transformers", "llmcli", "llmcli", "transformers",
+    ]  # fmt: skip
+    by_hand = [b / a for a, b in zip(ours["samples_ns"], theirs["samples_ns"], strict=True)]
+    assert pair["ratios"] == pytest.approx(by_hand)
+    assert pair["lowest"] <= pair["median"] <= pair["highest"]
+    check = found["checks"]["same_model"]
+    assert check["ok"]
+    assert 0 <= check["value"] <= check["tolerance"] == 1e-6
+
+
+def test_on_the_screen_the_engines_are_named_with_their_bits(cli: Cli, folder: str) -> None:
+    import transformers
+
+    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT)
+    assert (result.code, result.err) == (0, "")
+    assert "| llmcli     |" in result.out
+    assert "| transformers |" in result.out
+    assert "llmcli ÷ transformers, tokens/s of runs in turns" in result.out
+    words = " ".join(result.out.split())
+    assert f"transformers {transformers.__version__}: float32, 32 bits a weight" in words
+    assert "transformers predicts the same after 32 random tokens, KL in nats" in words
+
+
+def test_a_model_that_is_not_the_same_is_said(
+    cli: Cli, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: transformers' weights are changed after it has loaded them."""
+    from llmcli.measure.bench.peers import transformers as peer
+
+    good = peer.read_model
+
+    @torch.no_grad()
+    def bad(ours: Any) -> Any:
+        model = good(ours)
+        model.model.layers[1].mlp.down_proj.weight.mul_(-1)
+        return model
+
+    monkeypatch.setattr(peer, "read_model", bad)
+    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT)
+    assert result.code == 0
+    assert f"note: transformers does not compute what llmcli does with `{folder}`: KL " in (
+        result.err
+    )
+    assert "✗ not so: " in result.out
+    document = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "--json").json()
+    assert not document["checks"]["same_model"]["ok"]
+
+
+def test_each_dtype_has_its_own_check(cli: Cli, folder: str) -> None:
+    swept = [*SHORT[:-1], "float32,bfloat16"]
+    found = cli("bench", "-m", folder, "--against", "transformers", *swept, "--json").json()
+    assert {name: check["tolerance"] for name, check in found["checks"].items()} == {
+        "same_model": 1e-6,
+        "same_model_2": 0.05,
+    }
+    assert all(check["ok"] for check in found["checks"].values())
+    assert len(found["rows"]) == 8
+
+
+def test_random_weights_are_the_same_on_both_sides(cli: Cli, tmp_path: Path) -> None:
+    write_tiny(tmp_path / "model")  # a configuration alone
+    result = cli("bench", "-m", str(tmp_path / "model"), "--random-weights", "--seed", "7",
+                 "--against", "transformers", *SHORT, "--json")  # fmt: skip
+    assert result.code == 0
+    assert result.json()["checks"]["same_model"]["ok"]
+
+
+def test_without_a_comparison_there_is_no_check(cli: Cli, folder: str) -> None:
+    found = cli("bench", "-m", folder, *SHORT, "--json").json()
+    assert (found["checks"], found["against"]) == ({}, [])
+
+
+def test_a_peer_that_cannot_run_the_model_leaves_our_rows(cli: Cli, folder: str) -> None:
+    pytest.importorskip("llama_cpp")
+    result = cli("bench", "-m", folder, "--against", "llama.cpp", *SHORT, "--json")
+    assert result.code == 0
+    rows = result.json()["rows"]
+    assert [row["error_code"] for row in rows] == [None, 2, None, 2]
+    assert "llama.cpp reads GGUF files" in rows[1]["error"]
+    assert result.json()["against"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("transformers", "transformers", "transformers"),
+     ("llama.cpp", "llama_cpp", "llama-cpp-python")],
+)  # fmt: skip
+def test_a_peer_that_is_not_installed_is_a_usage_error(
+    cli: Cli, folder: str, monkeypatch: pytest.MonkeyPatch, name: str, module: str, package: str
+) -> None:
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(
+        "llmcli.cli.bench.command.find_spec",
+        lambda asked: None if asked == module else find(asked),
+    )
+    result = cli("bench", "-m", folder, "--against", name, *SHORT)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error: `--against {name}` needs a package that is not ")
+    assert f"`pip install {package}`" in result.err
+
+
+@pytest.mark.real
+def test_llama_cpp_beside_us_on_smollm2(cli: Cli, smollm2_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    result = cli("bench", "-m", str(smollm2_path), "--against", "llama.cpp", *SHORT, "--json")
+    assert (result.code, result.err) == (0, "")
+    found = result.json()
+    assert [row["engine"] for row in found["rows"]] == ["llmcli", "llama.cpp"] * 2
+    assert [row["error"] for row in found["rows"]] == [None] * 4
+    assert found["rows"][1]["dtype"] == "Q4_1"
+    assert found["rows"][1]["bits_per_weight"] == pytest.approx(5.74, abs=0.01)
+    assert found["checks"]["same_model"]["ok"]
+    assert all(pair["median"] > 0 for pair in found["against"])
