@@ -12,6 +12,13 @@ from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
 _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
 
+# Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
+# its code that computing brings in, and memory that is free but not given back; oneDNN generates
+# code of its own for 16-bit products.
+_CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
+_TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
+_CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
+
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Every parameter once, by the part that it belongs to; a tied head has none of its own."""
@@ -62,11 +69,21 @@ def _layer_type(layer: LayerConfig) -> LayerType:
 
 
 def memory_need(
-    config: ModelConfig, *, dtype: str, batch: int, context: int, cuda: bool = False
+    config: ModelConfig,
+    *,
+    dtype: str,
+    batch: int,
+    context: int,
+    cuda: bool = False,
+    native: bool = False,
+    tokenizer: int = 0,
+    chunk: int = PROMPT_CHUNK,
 ) -> MemoryNeed:
     """Bytes of a run of `batch` sequences of `context` tokens each, in that arithmetic.
 
-    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel.
+    `cuda`: on a GPU, where masked attention with shared keys has no fused kernel; only what is
+    taken there is counted. `native`: the processor multiplies numbers of 16 bits itself. There is
+    a tokenizer of so many entries in the process. A prompt is read `chunk` tokens at a time.
     """
     size = DTYPE_BYTES[dtype]
     per_token = sum(spec.count for spec in states(config, batch=batch, capacity=1)) * size
@@ -79,23 +96,38 @@ def memory_need(
         cache=cache,
         cache_per_token=per_token,
         # a sequence that ends leaves the batch: the caches of the others are copied
-        copies=cache if batch > 1 else 0,
-        activations=prefill_peak(config, batch, context, size, cuda=cuda),
+        copies=cache // batch * (batch - 1),
+        activations=prefill_peak(
+            config, batch, context, size, cuda=cuda, native=native, chunk=chunk
+        ),
+        runtime=_CUBLAS if cuda else _CODE[size < 4] + _tables(tokenizer),
     )
 
 
+def _tables(entries: int) -> int:
+    return _TOKENIZER[0] + _TOKENIZER[1] * entries if entries else 0
+
+
 def longest_context(
-    config: ModelConfig, need: MemoryNeed, *, free: int, most: int, cuda: bool = False
+    config: ModelConfig,
+    need: MemoryNeed,
+    *,
+    free: int,
+    most: int,
+    cuda: bool = False,
+    native: bool = False,
 ) -> int:
     """The largest number of tokens, up to `most`, that `free` bytes are enough for.
 
     `need` is that of the same run at any length. 0 where not even one token fits.
     """
-    slope = need.cache_per_token * (2 if need.copies else 1)
+    size, batch = DTYPE_BYTES[need.dtype], need.batch
 
     def fits(tokens: int) -> bool:
-        peak = prefill_peak(config, need.batch, tokens, DTYPE_BYTES[need.dtype], cuda=cuda)
-        return need.weights + slope * tokens + peak <= free
+        cache = need.cache_per_token * tokens
+        peak = prefill_peak(config, batch, tokens, size, cuda=cuda, native=native)
+        copies = cache // batch * (batch - 1)
+        return replace(need, cache=cache, copies=copies, activations=peak).total <= free
 
     low, high = 0, most
     while low < high:
@@ -105,26 +137,36 @@ def longest_context(
 
 
 def prefill_peak(
-    config: ModelConfig, batch: int, context: int, size: int, *, cuda: bool = False
+    config: ModelConfig,
+    batch: int,
+    context: int,
+    size: int,
+    *,
+    cuda: bool = False,
+    native: bool = False,
+    chunk: int = PROMPT_CHUNK,
 ) -> int:
     """Bytes that are alive at once, at most, while the last chunk of a prompt is read.
 
     An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
-    the largest of them, and what all share: rotation tables, masks. `size`: bytes of a number.
+    the largest of them, and what all share: rotation tables, masks. `size`: bytes of a number,
+    `native`: see `memory_need`.
 
     Of PyTorch's own tensors: for smollm2 on one thread of a CPU 17.9 MiB of 512 tokens, of which
     its allocator has 17.9, and 21.1 of 3,072, of which it has 19.1. The process grows by 13 to 19
-    MiB more than that: buffers in which products are packed, and memory that is free but not
-    given back. That does not grow with the model's context, and is not counted.
+    MiB more than that: see `_CODE`.
     """
-    tokens = min(context, PROMPT_CHUNK)
+    tokens = min(context, chunk)
+    widened = size < 4 and not (cuda or native)
     wide = max(size, 4)
     peak = batch * config.vocab * (size + wide)  # the logits of the last position, in both
     for layer in dict.fromkeys(config.layers):
         peak = max(
             peak,
-            _attention_peak(config.width, layer.mixer, batch, tokens, context, size, cuda=cuda),
-            _mlp_peak(config.width, layer.ffn, batch * tokens, size, cuda=cuda),
+            _attention_peak(config.width, layer.mixer, batch, tokens, context, size, cuda=cuda)
+            + (_widened(config.width, _product(layer.mixer), batch * tokens) if widened else 0),
+            _mlp_peak(config.width, layer.ffn, batch * tokens, size)
+            + (_widened(config.width, _columns(layer.ffn), batch * tokens) if widened else 0),
         )
     ropes = {layer.mixer.rope for layer in config.layers} - {None}
     tables = sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
@@ -139,10 +181,9 @@ def _attention_peak(
     """The stream and its norm, then the product with its rotation, or the attention itself."""
     rows = batch * tokens
     turned = (a.heads + a.kv_heads) * a.head_dim
-    product = turned + a.kv_heads * a.value_dim
-    held = rows * (2 * width + product) * size
+    held = rows * (2 * width + _product(a)) * size
     # the rotation is done in float32: narrower numbers are copied to it and back
-    turning = rows * turned * (3 * size if size >= 4 else size + 16)
+    turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
     masked = _is_masked(tokens, keys, a.window)
     wide = max(size, 4)
     attending = rows * (turned + a.heads * a.value_dim) * size
@@ -155,17 +196,24 @@ def _attention_peak(
         copied = size + (4 if size < 4 else 0)
         attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
         attending += batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
-    return held + max(turning, attending) + _product_scratch(width, product, rows, size, cuda=cuda)
+    return held + max(turning, attending)
 
 
-def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int, *, cuda: bool) -> int:
+def _product(a: AttentionConfig) -> int:
+    """Columns of queries, keys and values together."""
+    return (a.heads + a.kv_heads) * a.head_dim + a.kv_heads * a.value_dim
+
+
+def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int) -> int:
     """Two streams, what attention added, the norm, what comes out; the hidden numbers twice over.
 
     Gated: gate and up, the gate after its function, and the product of both.
     """
-    columns = 2 * mlp.hidden if mlp.gated else mlp.hidden
-    held = rows * (5 * width + 2 * columns) * size
-    return held + _product_scratch(width, columns, rows, size, cuda=cuda)
+    return rows * (5 * width + 2 * _columns(mlp)) * size
+
+
+def _columns(mlp: MlpConfig) -> int:
+    return 2 * mlp.hidden if mlp.gated else mlp.hidden
 
 
 def _is_masked(tokens: int, keys: int, window: int | None) -> bool:
@@ -173,9 +221,9 @@ def _is_masked(tokens: int, keys: int, window: int | None) -> bool:
     return keys > tokens or (window is not None and window < tokens)
 
 
-def _product_scratch(inputs: int, columns: int, rows: int, size: int, *, cuda: bool) -> int:
+def _widened(inputs: int, columns: int, rows: int) -> int:
     """What a product of 16-bit numbers takes on a CPU without such instructions: float32."""
-    return 0 if cuda or size >= 4 else 4 * columns * (inputs + rows)
+    return 4 * columns * (inputs + rows)
 
 
 def _rope_tables(rope: RopeConfig, context: int, wide: int) -> int:

@@ -51,6 +51,11 @@ def measure_info(
     contradicts itself raises CheckpointError.
     """
     unknown: list[str] = []
+    loaded, untold = None, None
+    try:
+        loaded = load_tokenizer(checkpoint)
+    except CheckpointError as error:
+        untold = error.message
     model: ModelFacts | None = None
     checks: tuple[ViewCheck, ...] = ()
     if checkpoint.config is None:
@@ -58,21 +63,19 @@ def measure_info(
     else:
         try:
             config, rules = translate(checkpoint)
-            model = _model(config, checkpoint, devices, dtype, batch, context)
+            entries = 0 if loaded is None else loaded.vocab_size
+            model = _model(config, checkpoint, devices, dtype, batch, context, entries)
             checks = _checks(checkpoint, config, rules)
         except UnsupportedModel as error:
             unknown.append(error.message)
-    tokenizer: TokenizerFacts | None = None
-    try:
-        tokenizer = _tokenizer(load_tokenizer(checkpoint))
-    except CheckpointError as error:
-        unknown.append(error.message)
+    if untold is not None:
+        unknown.append(untold)
     return InfoReport(
         name=checkpoint.name,
         about=about(checkpoint),
         file=_file(checkpoint),
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=_tokenizer(loaded),
         unknown=tuple(unknown),
         checks=checks,
     )
@@ -98,11 +101,12 @@ def _model(
     dtype: str,
     batch: int,
     context: int | None,
+    entries: int,
 ) -> ModelFacts:
     stored = {info.format for info in checkpoint.tensors.values()}
     fits = [
         _fit(config, device, dtype_on(device, dtype, stored), batch,
-             context or config.context)
+             context or config.context, entries)
         for device in devices
     ]  # fmt: skip
     counts = count_parameters(config)
@@ -149,16 +153,22 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
     )
 
 
-def _fit(config: ModelConfig, device: Device, dtype: str, batch: int, context: int) -> DeviceFit:
+def _fit(
+    config: ModelConfig, device: Device, dtype: str, batch: int, context: int, entries: int
+) -> DeviceFit:
     cuda = device.device.startswith("cuda")
-    need = memory_need(config, dtype=dtype, batch=batch, context=context, cuda=cuda)
+    native = dtype == "bfloat16" and device.bfloat16
+    need = memory_need(
+        config, dtype=dtype, batch=batch, context=context, cuda=cuda, native=native,
+        tokenizer=entries,
+    )  # fmt: skip
     last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
     token = total_work(config, last, dtype=dtype)
     free = device.free_bytes
     if free is None or not device.usable:
         return DeviceFit(device=device, need=need, token=token, fits=None, longest=None)
     most = config.embedding.positions or max(context, config.context)
-    longest = longest_context(config, need, free=free, most=most, cuda=cuda)
+    longest = longest_context(config, need, free=free, most=most, cuda=cuda, native=native)
     return DeviceFit(
         device=device, need=need, token=token, fits=need.total <= free, longest=longest
     )

@@ -55,7 +55,8 @@ class MemoryTable:
             ("  a token", [fit.need.cache_per_token for fit in fits], ""),
             ("copies", [fit.need.copies for fit in fits], "of the cache, when a sequence ends"),
             ("prompt", [fit.need.activations for fit in fits], "most tensors while it is read"),
-            ("needed", [fit.need.total for fit in fits], "beside PyTorch and its buffers"),
+            ("libraries", [fit.need.runtime for fit in fits], "their buffers, and the tokenizer"),
+            ("needed", [fit.need.total for fit in fits], "at once, beside PyTorch itself"),
         ]
         rows += [
             (name, [size(nbytes) for nbytes in sizes], note) for name, sizes, note in parts

@@ -117,9 +117,10 @@ class Device:
 class MemoryNeed:
     """Bytes that a run takes at one length of context.
 
-    `copies`: of the cache, which a batch makes when one of its sequences ends. `activations` is
-    the peak of reading a prompt of that length, an estimate of the tensors alone; the others are
-    exact. What libraries of products keep for themselves is in none of them.
+    `copies`: of the caches of the others, which a batch makes when one of its sequences ends.
+    `activations` is the peak of reading a prompt of that length, an estimate of the tensors alone.
+    `runtime` is an estimate of what the libraries take once they compute, beyond PyTorch as it is
+    imported, and of the tokenizer's tables. The others are exact.
     """
 
     dtype: str
@@ -130,11 +131,17 @@ class MemoryNeed:
     cache_per_token: int
     copies: int
     activations: int
+    runtime: int = 0
 
     @property
     def total(self) -> int:
-        """All of it together."""
-        return self.weights + self.cache + self.copies + self.activations
+        """What is there at once, at most: no sequence ends while the prompt is read."""
+        return self.weights + self.cache + max(self.copies, self.activations) + self.runtime
+
+    @property
+    def together(self) -> int:
+        """The same where all sequences end at once, so that nothing is copied."""
+        return self.weights + self.cache + self.activations + self.runtime
 
 
 @dataclass(frozen=True, kw_only=True)

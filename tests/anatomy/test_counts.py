@@ -30,6 +30,7 @@ from llmcli.config import (
 )
 from llmcli.generation.prefill import prefill
 from llmcli.nn.decoder import Decoder
+from llmcli.ops import processor
 
 RMS = NormConfig(kind="rms", eps=1e-5)
 
@@ -58,15 +59,20 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
         decoder = Decoder(config, device="cpu", dtype=dtype)
         need = memory_need(config, dtype=name, batch=batch, context=context)
         assert need.weights == sum(slot.nbytes for slot in decoder.slots.values())
-        assert need.cache == decoder.new_state(batch, context).nbytes
+        state = decoder.new_state(batch, context)
+        assert need.cache == state.nbytes
         assert need.cache_per_token * context == need.cache
-        assert need.copies == (need.cache if batch > 1 else 0)
-        assert need.total == need.weights + need.cache + need.copies + need.activations
+        left = state.select(range(1, batch)).nbytes if batch > 1 else 0
+        assert need.copies == left  # what goes on when the first sequence ends
+        kept = need.weights + need.cache + need.runtime
+        assert need.total == kept + max(need.copies, need.activations)
+        assert need.together == kept + need.activations
 
 
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
     need = memory_need(config, dtype="float32", batch=batch, context=7)
+    free += need.runtime
 
     def total(tokens):
         return memory_need(config, dtype="float32", batch=batch, context=tokens).total
@@ -170,10 +176,25 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dty
         real = allocated(config, batch, PROMPT_CHUNK, past, dtype)
         guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize)
         assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
+        if dtype.itemsize < 4 and processor.has_bfloat16():
+            guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize, native=True)
+            pad = 256 << 10  # oneDNN's own, which goes with the shapes
+            assert real - pad <= guess <= 2 * real, f"{guess / real:.2f} at {past}, native"
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():
     assert signature(prefill).parameters["chunk"].default == PROMPT_CHUNK
+
+
+def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
+    def runtime(dtype="float32", **where):
+        return memory_need(small(), dtype=dtype, batch=1, context=64, **where).runtime
+
+    assert runtime() == runtime("float64") < runtime("bfloat16") == runtime("float16")
+    small_one, large = (runtime(tokenizer=entries) for entries in (1000, 50_000))
+    assert runtime() < small_one
+    assert large - small_one == 49_000 * 700
+    assert runtime(cuda=True) == runtime("bfloat16", cuda=True, tokenizer=50_000)
 
 
 def test_masked_shared_keys_cost_more_on_a_gpu():

@@ -37,6 +37,7 @@ NEED = MemoryNeed(
     cache_per_token=1 << 17,
     copies=1 << 30,
     activations=50 << 20,
+    runtime=56 << 20,
 )
 TOKEN = PartWork(flops=9, flops_full=9, weights=3 << 30, cache=1 << 29, activations=8 << 20)
 CPU = Device(device="cpu", name="Some CPU", total_bytes=16 << 30, free_bytes=4 << 30, bfloat16=True)
@@ -149,7 +150,8 @@ def test_what_is_said_at_eighty_columns():
         "  a token    128 KiB",
         "copies         1 GiB   of the cache, when a sequence ends",
         "prompt        50 MiB   most tensors while it is read",
-        "needed      5.05 GiB   beside PyTorch and its buffers",
+        "libraries     56 MiB   their buffers, and the tokenizer",
+        "needed      5.05 GiB   at once, beside PyTorch itself",
         "free           4 GiB",
         "fits              no",
         "longest          100   tokens that fit",

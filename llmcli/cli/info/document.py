@@ -78,6 +78,7 @@ def _memory(model: ModelFacts) -> list[dict[str, Any]]:
             "cache_bytes_per_token": fit.need.cache_per_token,
             "cache_copies_bytes": fit.need.copies,
             "prompt_bytes_estimate": fit.need.activations,
+            "runtime_bytes_estimate": fit.need.runtime,
             "needed_bytes": fit.need.total,
             "fits": fit.fits,
             "longest_context": fit.longest,
