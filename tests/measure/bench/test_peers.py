@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import sys
+import types
 
 import pytest
 import torch
@@ -149,6 +150,21 @@ def test_a_peer_that_is_not_installed_is_a_usage_error(tmp_path, monkeypatch, na
     with pytest.raises(UsageError, match="is not installed") as error:
         open_peer(name, ours, SETTINGS)
     assert error.value.hint == hint
+
+
+def test_a_peer_that_is_too_old_is_a_usage_error(ours, monkeypatch):
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(UsageError, match=r"transformers 4\.57\.1 is too old") as error:
+        open_peer("transformers", ours, SETTINGS)
+    assert error.value.hint == "pip install --upgrade transformers"
+    old = types.ModuleType("llama_cpp")
+    old.__version__ = "0.2.90"
+    monkeypatch.setitem(sys.modules, "llama_cpp", old)
+    object.__setattr__(ours.checkpoint, "kind", "gguf")
+    with pytest.raises(UsageError, match=r"llama-cpp-python 0\.2\.90 is too old"):
+        open_peer("llama.cpp", ours, SETTINGS)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, ours):

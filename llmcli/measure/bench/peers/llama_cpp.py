@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.measure.bench.peers.llama_words import Log, cache_type
+from llmcli.measure.bench.peers.llama_words import FLASH, Log, cache_type
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.model import Model
 from llmcli.reports.bench import Ran, Settings
 
 _LAYERS_ALL = 999  # as many as there are
+_BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
+# of 2025; what is older has other names for the same
+_NEEDED = ("llama_model_load_from_file", "llama_get_memory", "llama_memory_seq_rm")
 
 
 class LlamaCpp:
@@ -52,11 +55,11 @@ class LlamaCpp:
             model_type=text.value.decode(errors="replace"),
             model_size=size,
             model_n_params=count,
-            backend="CUDA" if on_gpu else "CPU",
+            backend=_BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
             dtype=text.value.decode(errors="replace").rpartition(" ")[2],
             type_k=self._type_k[0],
-            n_gpu_layers=len(ours.config.layers) if on_gpu else 0,
+            n_gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,
             bits_per_weight=8 * size / count,
         )
@@ -89,8 +92,7 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = threads
         params.type_k, params.type_v = self._type_k[1], self._type_v[1]
         params.offload_kqv = not self._settings.no_kv_offload
-        flash = {"on": 1, "1": 1, "off": 0, "0": 0}.get(self._settings.flash_attn, -1)
-        params.flash_attn_type = flash  # -1: llama.cpp decides
+        params.flash_attn_type = FLASH[self._settings.flash_attn]
         with silent():
             self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
@@ -169,6 +171,11 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
             "llama.cpp is not installed, so that nothing can be compared with it",
             hint="pip install llama-cpp-python",
         ) from None
+    if not all(hasattr(library, name) for name in _NEEDED):
+        raise UsageError(
+            f"llama-cpp-python {library.__version__} is too old to be compared with",
+            hint="pip install --upgrade llama-cpp-python",
+        )
     for type_ in (settings.type_k, settings.type_v):
         cache_type(type_)
     if not _logs:
@@ -176,6 +183,8 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         _logs.append(Log(library))
     params = library.llama_model_default_params()
     params.n_gpu_layers = _LAYERS_ALL if _on_gpu(library, ours) else 0
+    params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: on one GPU, ours
+    params.main_gpu = ours.device.index or 0
     start = time.perf_counter()
     with silent():
         model = library.llama_model_load_from_file(str(ours.checkpoint.files[0]).encode(), params)
@@ -188,4 +197,4 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
 
 def _on_gpu(library: Any, ours: Model) -> bool:
     """Only beside a model of ours that is on one."""
-    return ours.device.type == "cuda" and bool(library.llama_supports_gpu_offload())
+    return ours.device.type in _BACKENDS and bool(library.llama_supports_gpu_offload())

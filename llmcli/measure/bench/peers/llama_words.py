@@ -34,6 +34,7 @@ _TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
     "bf16": 30,
 }  # fmt: skip
+FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _OURS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "auto": "f16"}
 
 

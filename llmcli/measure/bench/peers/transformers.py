@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, 
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.model import Model
 from llmcli.reports.bench import Ran
+
+_OLDEST = 5
 
 
 class Transformers:
@@ -122,12 +125,15 @@ class Transformers:
     def close(self) -> None:
         """Lets go of model and cache."""
         self._model = self._cache = self._logits = None
+        gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        elif self._device.type == "mps":
+            torch.mps.synchronize()
 
 
 def open_transformers(ours: Model) -> Transformers:
@@ -144,6 +150,11 @@ def open_transformers(ours: Model) -> Transformers:
             "transformers is not installed, so that nothing can be compared with it",
             hint="pip install transformers",
         ) from None
+    if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
+        raise UsageError(
+            f"transformers {transformers.__version__} is too old to be compared with",
+            hint="pip install --upgrade transformers",
+        )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
