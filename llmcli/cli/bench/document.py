@@ -8,6 +8,7 @@ from typing import Any
 from llmcli.render.bench.as_json import row_object
 from llmcli.reports.bench import BenchReport
 from llmcli.reports.bench_fields import Bencher
+from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import checks_document
 
 
@@ -22,7 +23,12 @@ def bench_document(
             for row in report.rows
         ],
         "against": [vars(pair) | {"test": pair.test.name} for pair in report.against],
-        "ceilings": report.ceilings,
+        "ceilings": None if report.ceilings is None else _ceilings(report.ceilings),
         "checks": checks_document(report.checks),
         "interrupted": report.interrupted,
     }
+
+
+def _ceilings(ceilings: Ceilings) -> dict[str, Any]:
+    caches = [{"level": level, "bytes": held} for level, held in ceilings.caches]
+    return vars(ceilings) | {"caches": caches}
