@@ -29,7 +29,7 @@ Examples:
 A file is told by what is in it: JSON, JSONL, CSV, SQL or Markdown of llama-bench or of
 `llmcli bench`, or an SQLite database with llama-bench's table.
 """
-MOST = 64 << 20  # bytes of a file, some ten thousand rows
+MOST = 32 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
 
 

@@ -213,10 +213,11 @@ def _differences(
     unsaid: list[tuple[Side, str]] = []
     for field in fields:
         one, two = (_ran(side.rows)[0].facts.get(field) for side in (a, b))
-        if one and two and one != two:
-            differences.append(Difference(field=field, a=one, b=two))
-        elif (one is None) != (two is None):
-            unsaid.append(("a" if one is None else "b", field))
+        if one is not None and two is not None:
+            if one != two:
+                differences.append(Difference(field=field, a=one, b=two))
+        elif one or two:
+            unsaid.append(("b" if one else "a", field))
     return differences, unsaid
 
 

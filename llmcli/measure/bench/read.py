@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean, stdev
 from typing import Any
 
@@ -47,12 +47,16 @@ def read_results(data: bytes, name: str) -> Results:
         if not text.strip():
             raise UsageError(f"`{name}` is empty", hint=HINT)
         found = _sniffed(text, name)
-    rows = list(found[1])
-    if not rows:
+    kind, rows = found
+    read: list[Result] = []
+    builds: dict[str, None] = {}
+    for row in rows:  # one by one: what is no row is refused before all of them are in memory
+        read.append(_result(row, f"row {len(read) + 1} of `{name}`"))
+        builds[_build(row)] = None
+    if not read:
         raise UsageError(f"`{name}` has no result in it", hint=HINT)
-    read = [_result(row, f"row {number} of `{name}`") for number, row in enumerate(rows, 1)]
-    builds = dict.fromkeys(filter(None, map(_build, rows)))
-    return Results(name=name, format=found[0], builds=tuple(builds), rows=tuple(read))
+    named = tuple(filter(None, builds))
+    return Results(name=name, format=kind, builds=named, rows=tuple(read))
 
 
 def _decoded(data: bytes, name: str) -> str:
@@ -66,9 +70,8 @@ def _decoded(data: bytes, name: str) -> str:
 
 def _sniffed(text: str, name: str) -> tuple[str, Iterable[Mapping[str, Any]]]:
     if text.lstrip()[0] in "[{":
-        values = list(_values(text, name))
-        kind = "JSON" if len(values) == 1 else "JSONL"
-        return kind, _objects(values, name)
+        lines = re.match(r'\s*\{(?!\s*"schema")', text)
+        return "JSONL" if lines else "JSON", _objects(_values(text, name), name)
     if re.search(r"(?:^|;)[ \t]*(CREATE|INSERT)\s", text, re.IGNORECASE | re.MULTILINE):
         return "SQL", sql_rows(text, name)
     if re.search(r"^[ \t]*\|.*\|[ \t]*t/s[ \t]*\|[ \t\r]*$", text, re.MULTILINE):
@@ -97,7 +100,7 @@ def _values(text: str, name: str) -> Iterator[Any]:
             at += 1
 
 
-def _objects(values: Sequence[Any], name: str) -> Iterator[Mapping[str, Any]]:
+def _objects(values: Iterable[Any], name: str) -> Iterator[Mapping[str, Any]]:
     """The rows in an array, a line, or our document."""
     for value in values:
         document = isinstance(value, dict) and str(value.get("schema", "")).startswith("llmcli.")

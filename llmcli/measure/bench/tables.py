@@ -27,7 +27,7 @@ _BUILD = re.compile(r"build:\s*(\S+)\s*\((\d+)\)", re.ASCII)
 def csv_start(text: str) -> int | None:
     """Where the first line with llama-bench's names begins; what it printed before is no table."""
     start = 0
-    for line in text.splitlines(keepends=True):
+    for line in io.StringIO(text):  # lazily: a large file that is none is no list of lines
         if {"n_prompt", "n_gen", "avg_ts"} <= {name.strip(' "\r\n') for name in line.split(",")}:
             return start
         start += len(line)
@@ -67,7 +67,7 @@ def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
     """
     heading: list[str] = []
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(text), 1):
         build = _BUILD.match(line.strip())
         if build:  # stands below the rows that it belongs to
             for row in rows:

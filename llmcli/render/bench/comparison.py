@@ -59,7 +59,10 @@ def change(test: ComparedTest) -> str:
 def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
     for side, source in (("A", report.a), ("B", report.b)):
         yield Dotted([f"{side}  {_clipped(source.name)}", *_about(source)], HEADING)
-    differing = [f"{d.field} {_clipped(d.a)} → {_clipped(d.b)}" for d in report.differences]
+    differing = [
+        f"{d.field} {_clipped(d.a) or 'none'} → {_clipped(d.b) or 'none'}"
+        for d in report.differences
+    ]
     if differing:
         yield Dotted([f"A → B: {differing[0]}", *differing[1:]])
     for side in ("a", "b"):

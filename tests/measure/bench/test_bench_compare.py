@@ -145,6 +145,12 @@ def test_what_is_fixed_on_each_side_may_differ_and_is_told() -> None:
     assert (field, one, two) == ("dtype", "float32", "bfloat16")
 
 
+def test_no_gpu_and_a_gpu_differ() -> None:
+    report = compared([row("pp8", 1, gpu_info="")], [row("pp8", 1, gpu_info="G")])
+    assert [(d.a, d.b) for d in report.differences] == [("", "G")]
+    assert compared([row("pp8", 1, gpu_info="")], [row("pp8", 1)]).unsaid == ()
+
+
 def test_a_setting_that_one_side_does_not_say() -> None:
     a, b = row("pp8", 10, n_batch="512"), row("pp8", 10)
     assert compared([a], [b]).unsaid == (("b", "n_batch"),)
