@@ -38,6 +38,7 @@ _MEASURED: tuple[tuple[Column, _Cell], ...] = (
     (Column("FLOPs", first_to_go=4), lambda row: unit(row.work.flops, "") if row.work else ""),
     (Column("memory", first_to_go=1), lambda row: _bytes(row.peak_memory_bytes)),
     (Column("roofline", first_to_go=1), lambda row: _share(row.roofline_share)),
+    (Column("at least"), lambda row: _ns(row.roofline_ns if row.meta else None)),
     (Column("load", first_to_go=3), lambda row: duration(row.ran.load_s) if row.ran else ""),
 )
 
@@ -45,6 +46,7 @@ _MEASURED: tuple[tuple[Column, _Cell], ...] = (
 def render_beside(report: BenchReport) -> RenderableType:
     """Rows that ran: times to the first token and of every next one, memory, roofline, load.
 
+    Of shapes alone: the least time that a run would take on this machine.
     Columns without a value are left out. Below, the ratios and what the roofline is drawn from.
     """
     rows = [row for row in report.rows if row.error is None]
