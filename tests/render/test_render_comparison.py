@@ -57,7 +57,7 @@ def test_the_whole_at_a_width() -> None:
         "A → B: dtype float32 → bfloat16",
         "B does not say: n_batch · poll",
         "",
-        "test            n_threads           A t/s           B t/s   B ÷ A   95 % interval",
+        "test            n_threads           A t/s           B t/s     B/A   95 % interval",
         "─" * 110,
         "pp512           4           100.00 ± 1.00   150.00 ± 2.00   1.500   1.450 … 1.550   "
         "50 % faster",

@@ -99,7 +99,7 @@ def _table(tests: Iterable[ComparedTest]) -> Rows:
         ),
         Column("A t/s", first_to_go=1, labelled=True),
         Column("B t/s", first_to_go=1, labelled=True),
-        Column("B ÷ A"),
+        Column("B/A"),
         Column("95 % interval", first_to_go=3, labelled=True),
         Column("", right=False),
     ]
