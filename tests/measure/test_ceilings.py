@@ -1,0 +1,211 @@
+"""What this machine can do at most: which sets are read, that all of them is, and by whom."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from llmcli import devices
+from llmcli.measure import caches as caches_module
+from llmcli.measure import ceilings as module
+from llmcli.measure.caches import cpu_caches
+from llmcli.measure.ceilings import measure_ceilings
+from llmcli.measure.peaks import Peak, resident_bytes
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+@pytest.fixture
+def two_sockets(tmp_path, monkeypatch):
+    """Four processors on two sockets: their own L1 and L2, and an L3 for each pair."""
+    monkeypatch.setattr(caches_module, "_processors", lambda: [0, 1, 2, 3])
+    for processor in range(4):
+        for index, (level, kind, size, shared) in enumerate((
+            (1, "Data", "48K", 1 << processor),
+            (1, "Instruction", "32K", 1 << processor),
+            (2, "Unified", "1024K", 1 << processor),
+            (3, "Unified", "32M", 0b0011 if processor < 2 else 0b1100),
+        )):  # fmt: skip
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{processor}/cache/index{index}"
+            folder.mkdir(parents=True)
+            values = {"level": level, "type": kind, "size": size, "shared_cpu_map": f"{shared:x}"}
+            for name, value in values.items():
+                (folder / name).write_text(f"{value}\n")
+    return tmp_path
+
+
+def test_a_shared_cache_counts_once_and_an_own_one_for_every_thread(two_sockets):
+    assert cpu_caches(1, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
+    assert cpu_caches(2, two_sockets) == (("L2", 2 * MIB), ("L3", 64 * MIB))
+    assert cpu_caches(3, two_sockets) == (("L2", 3 * MIB), ("L3", 64 * MIB))
+    assert cpu_caches(99, two_sockets) == (("L2", 4 * MIB), ("L3", 64 * MIB))
+
+
+def test_processors_that_may_not_be_used_do_not_count(two_sockets, monkeypatch):
+    monkeypatch.setattr(caches_module, "_processors", lambda: [1])
+    assert cpu_caches(4, two_sockets) == (("L2", MIB), ("L3", 32 * MIB))
+
+
+def test_a_system_that_tells_nothing_of_its_caches_has_none(two_sockets, tmp_path):
+    assert cpu_caches(2, tmp_path / "nowhere") == ()
+    for size in two_sockets.rglob("size"):
+        size.write_text("much\n")
+    assert cpu_caches(2, two_sockets) == ()
+
+
+def test_ceilings_of_this_processor(monkeypatch):
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L2", 2 * MIB), ("L3", 8 * MIB)))
+    steps = []
+    before, threads = resident_bytes(), torch.get_num_threads()
+    with Peak() as peak:
+        found = measure_ceilings(
+            CPU, torch.float32, threads=1, working_set=20 * MIB + 1, seconds=0.1,
+            progress=lambda *step: steps.append(step),
+        )  # fmt: skip
+    assert torch.get_num_threads() == threads
+    assert (found.device, found.threads) == ("cpu", 1)
+    sizes = [(rate.nbytes // MIB, rate.level) for rate in found.reads]
+    assert sizes == [
+        (1, "L2"), (2, "L2"), (4, "L3"), (8, "L3"), (21, "memory"), (32, "memory")
+    ]  # fmt: skip
+    rates = [rate.bytes_per_s for rate in found.reads]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] > 1e8
+    assert found.read(20 * MIB + 1) is found.reads[4]
+    assert found.read(10**12) is found.reads[-1]
+    assert [rate.dtype for rate in found.matrices] == ["float32", "bfloat16"]
+    assert all(rate.flops_per_s > 1e8 and rate.way for rate in found.matrices)
+    assert [step[1:] for step in steps] == [(done, 8) for done in range(8)]
+    assert peak.nbytes is None or peak.nbytes < before + 200 * MIB
+
+
+def test_a_dtype_is_measured_once_and_float64_never_through_float32():
+    one = measure_ceilings(CPU, torch.bfloat16, threads=1, working_set=MIB, seconds=0.05)
+    assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
+    exact = module._matrix_rate(CPU, torch.float64, 0.02)
+    assert (exact.dtype, exact.way) == ("float64", "direct")
+
+
+def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch):
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 80 * MIB)
+    assert max(module._working_sets(CPU, (("L3", 32 * MIB),), 10**10)) == 10 * MIB
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 100)
+    assert module._working_sets(CPU, (("L3", 32 * MIB),), 10**10) == [MIB]
+    sizes = []
+    monkeypatch.setattr(module, "_best_seconds", lambda *call: 1e-9)
+    module._fastest_product(lambda square: sizes.append(len(square)), CPU, 60.0)
+    assert sizes == [256]
+    monkeypatch.setattr(devices, "available_bytes", lambda device: None)
+    assert max(module._working_sets(CPU, (), 10**10)) == 256 * MIB
+
+
+@pytest.mark.parametrize("least", [MIB, 8 * MIB])
+def test_every_reader_reads_every_byte_as_often_as_is_counted(monkeypatch, least):
+    """A larger number at any place of the set changes what each of them finds; none beyond it."""
+    nbytes, seen, seconds = MIB, [], iter([4.0, 2.0, 8.0] * 9)
+    monkeypatch.setitem(module._LEAST_READ, "cpu", least)
+
+    def once(call, device, most):
+        seen.append(call())
+        return next(seconds)
+
+    monkeypatch.setattr(module, "_best_seconds", once)
+    numbers = torch.ones(2 * nbytes // 4)
+    rate = module._read_rate(numbers, nbytes, 1.0)
+    times = least // nbytes
+    assert rate == pytest.approx(times * nbytes / 2.0)
+    plain, seen[:] = [value.flatten().tolist() for value in seen], []
+    assert [len(found) for found in plain] == [times, times, 1]
+    for place in (0, nbytes // 8 - 1, nbytes // 8, nbytes // 4 - 1, nbytes // 4):
+        numbers.fill_(1.0)[place] = 2.0
+        module._read_rate(numbers, nbytes, 1.0)
+        found, seen[:] = [value.flatten().tolist() for value in seen], []
+        for one, other in zip(found, plain, strict=True):
+            assert all((a != b) == (place < nbytes // 4) for a, b in zip(one, other, strict=True))
+
+
+def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch):
+    rates = iter((5.0, 7.0, 1.0, 3.0))
+    monkeypatch.setattr(module, "_read_rate", lambda *args: next(rates))
+    monkeypatch.setattr(module, "_working_sets", lambda *args: [MIB * n for n in (1, 2, 3, 4)])
+    found = measure_ceilings(CPU, torch.float32, threads=1, seconds=0.02)
+    assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(("narrow", "way"), [(16, "through float32"), (0.25, "direct")])
+def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narrow, way):
+    clock, linear = [0.0], torch.nn.functional.linear
+
+    def product(x, y):
+        clock[0] += narrow if x.dtype == torch.bfloat16 else 1.0
+        return linear(x, y)
+
+    def seconds(call, device, most):
+        begin = clock[0]
+        call()
+        return clock[0] - begin
+
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    monkeypatch.setattr(module, "_best_seconds", seconds)
+    found = module._matrix_rate(CPU, torch.bfloat16, 0.02)
+    assert found.way == way
+    assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
+
+
+def test_the_best_repetition_counts(monkeypatch):
+    clock, costs = [0.0], iter((9.0, 0.5, 0.25, 0.75))  # the first one is the warm-up
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+
+    def call():
+        clock[0] += next(costs)
+
+    assert module._best_seconds(call, CPU, 1.0) == 0.25
+
+
+class FakeEvent:
+    """A CUDA event on a clock that the calls move on."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = FakeEvent.clock
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 1000 * (other.at - self.at)
+
+
+def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(monkeypatch):
+    def call():
+        FakeEvent.clock += 0.5
+
+    fake = SimpleNamespace(
+        Event=FakeEvent,
+        get_device_properties=lambda device: SimpleNamespace(L2_cache_size=50 * MIB),
+    )
+    monkeypatch.setattr(torch, "cuda", fake)
+    device = torch.device("cuda:0")
+    assert module._cuda_seconds(call, calls=4) == 0.5
+    assert module.device_caches(device, 7) == (("L2", 50 * MIB),)
+    assert module._best_seconds(call, device, 0.0) == 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_ceilings_of_a_real_gpu():
+    device = torch.device("cuda:0")
+    held = torch.cuda.memory_allocated(device)
+    found = measure_ceilings(device, torch.bfloat16, threads=1)
+    assert torch.cuda.memory_allocated(device) - held < 64 * MIB  # cuBLAS keeps its workspace
+    assert [rate.level for rate in found.reads] == ["L2", "L2", "memory"]
+    assert found.reads[-1].bytes_per_s > 5e10
+    assert found.matrices[0].flops_per_s > 1e12
+    assert found.seconds < 10
