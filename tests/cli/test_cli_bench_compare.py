@@ -94,7 +94,7 @@ def test_nothing_in_common(cli: Cli, after: Callable[..., str]) -> None:
     result = cli("bench", "compare", BEFORE, after(1, n_prompt=7))
     assert result.code == 1
     assert "only in A: tg128: 99.16" in result.out
-    assert result.err.startswith(f"error: no test of `{BEFORE}` is in ")
+    assert result.err.startswith(f"error: no test has a rate in `{BEFORE}` and in ")
 
 
 @pytest.mark.parametrize(

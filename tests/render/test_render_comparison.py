@@ -110,7 +110,7 @@ def test_a_mean_whose_runs_nobody_knows_is_told() -> None:
         ((FAST, SLOW), (), "✗ not so: no test of B is more than 5 % slower, and none has failed · "
          "tg128 0.500"),
         ((FAST,), (LOST,), "and none has failed · tg9 failed"),
-        ((), (ALONE,), "✗ not so: a test of A is in B too"),
+        ((), (ALONE,), "✗ not so: a test has a rate in A and in B"),
     ],
 )  # fmt: skip
 def test_the_footer_turns_red(

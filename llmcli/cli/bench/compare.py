@@ -117,7 +117,7 @@ def _require(report: ComparisonReport) -> None:
 
     if not report.tests:
         raise CheckFailed(
-            f"no test of `{report.a.name}` is in `{report.b.name}`",
+            f"no test has a rate in `{report.a.name}` and in `{report.b.name}`",
             hint="the tests have to be the same, and so has every setting that varies in a file",
         )
     if report.ok:

@@ -44,7 +44,8 @@ def compare_results(
     """
     fields = tuple(field for field in SETTINGS if _varies(a, field) or _varies(b, field))
     one, two = _Tests.of("a", a.rows, fields), _Tests.of("b", b.rows, fields)
-    naming = _Naming.of(fields, [*one.rates, *two.rates])
+    ran = [*one.rates, *two.rates]
+    naming = _Naming.of(fields, ran or [key for key, _ in (*one.failed, *two.failed)])
     tests = [
         _compared(key, naming, rate, two.rates[key])
         for key, rate in one.rates.items()

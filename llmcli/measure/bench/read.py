@@ -208,6 +208,8 @@ def _spelled(field: str, value: Any) -> str:
     if field == "model_filename":  # the same file lies elsewhere on another machine
         return re.split(r"[/\\]", text)[-1]
     if field in ("model_size", "model_n_params") and re.fullmatch(r"\d{1,18}", text):
+        if int(text) == 0:  # no model was loaded
+            return ""
         return (_size if field == "model_size" else _amount)(int(text))
     return text
 

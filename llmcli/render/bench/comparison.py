@@ -152,7 +152,7 @@ def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
         text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
         yield Dotted([f"{text}assumed, llama-bench's default"], FAINT)
     if not report.tests:
-        yield Marked(BAD, "not so: a test of A is in B too", WRONG)
+        yield Marked(BAD, "not so: a test has a rate in A and in B", WRONG)
     if report.slower_than is None:
         return
     bound = f"no test of B is more than {percent(report.slower_than)} slower, and none has failed"

@@ -207,6 +207,15 @@ def test_a_row_that_ran_at_another_time_has_not_failed() -> None:
     assert (len(report.tests), report.broken, report.ok) == (1, (), True)
 
 
+def test_where_nothing_ran_the_rows_still_have_their_names() -> None:
+    rows = [row("pp8", None, error="no", type_k=kind) for kind in ("q8_0", "q4_0")]
+    report = compared(rows, rows)
+    assert [lone.settings for lone in report.lone] == [
+        (("type_k", "q8_0"),),
+        (("type_k", "q4_0"),),
+    ] * 2
+
+
 # the bound
 
 
