@@ -108,16 +108,20 @@ class Suppliers:
         return tuple(self._same.values())
 
     def ceilings(self, engine: Engine) -> Ceilings | None:
-        """What the machine can do at most with the threads and numbers of `engine`."""
-        if self._options.no_ceilings or engine.ran.device == "meta":
+        """What the machine can do at most with the threads and numbers of `engine`.
+
+        Of shapes alone: what it could do with such a model on the device that it would take.
+        """
+        if self._options.no_ceilings:
             return None
         import torch
 
-        from llmcli.devices import DTYPES
+        from llmcli.devices import DTYPES, resolve_device
         from llmcli.measure.ceilings import measure_ceilings
 
+        meta = engine.ran.device == "meta"
         return measure_ceilings(
-            torch.device(engine.ran.device),
+            resolve_device("auto" if meta else engine.ran.device),
             DTYPES[engine.ran.dtype],
             threads=torch.get_num_threads(),
             working_set=engine.ran.model_size,

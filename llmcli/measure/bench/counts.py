@@ -8,7 +8,9 @@ from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.spec import Call
 from llmcli.anatomy.work import Works, added, decode_work, part_work
 from llmcli.config import ModelConfig
+from llmcli.devices import resolve_device
 from llmcli.measure.bench import plan
+from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.bench import Settings, Test
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
@@ -41,9 +43,21 @@ def roofline_ns(
     return 1e9 * seconds
 
 
-def memory_bytes(config: ModelConfig, dtype: str, test: Test, *, cuda: bool = False) -> int:
-    """Weights, cache and activations that `info` says such a run takes."""
-    return memory_need(config, dtype=dtype, batch=1, context=plan.needed(test), cuda=cuda).total
+def memory_bytes(config: ModelConfig, dtype: str, test: Test, settings: Settings) -> int:
+    """Weights, cache and activations that such a run takes, as `info` counts them.
+
+    On the device that `auto` is: only shapes are asked that.
+    """
+    need = memory_need(
+        config,
+        dtype=dtype,
+        batch=1,
+        context=plan.needed(test),
+        chunk=plan.chunk(settings),
+        cuda=resolve_device("auto").type == "cuda",
+        native=has_bfloat16(),
+    )
+    return need.total
 
 
 def _phases(

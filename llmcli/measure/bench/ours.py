@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import llmcli
 from llmcli import devices
+from llmcli.anatomy.counts import prefill_peak
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
@@ -20,6 +21,7 @@ from llmcli.loading import load_checkpoint, load_shapes
 from llmcli.measure.bench.refused import refuse, refuse_for
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import State
+from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.bench import Ran, Settings
 from llmcli.weights import Progress
 
@@ -60,7 +62,7 @@ class Ours:
 
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
-        decoder, positions = self._model.decoder, self.config.embedding.positions
+        positions = self.config.embedding.positions
         self._state = None  # before the next one is there
         if positions is not None and tokens > positions:
             raise UsageError(
@@ -69,15 +71,15 @@ class Ours:
             )
         if self._model.device.type != "meta":
             devices.require_memory(
-                decoder.state_bytes(1, tokens),
+                self._needed(tokens, chunk),
                 self._model.device,
-                f"the cache of {tokens} tokens",
-                "use shorter tests",
+                f"the cache of {tokens} tokens and reading {min(chunk, tokens)} of them at a time",
+                "use shorter tests or a lower -ub",
             )
         if threads > 0:
             torch.set_num_threads(threads)
         self._chunk = chunk
-        self._state = decoder.new_state(1, tokens)
+        self._state = self._model.decoder.new_state(1, tokens)
 
     def read(self, ids: Sequence[int]) -> None:
         """Prompt tokens, `chunk` of them in a forward call."""
@@ -100,6 +102,23 @@ class Ours:
     def close(self) -> None:
         """The cache goes; the model belongs to whoever loaded it."""
         self._state = None
+
+    def _needed(self, tokens: int, chunk: int) -> int:
+        """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
+        size = self._model.dtype.itemsize
+        peak = prefill_peak(
+            self.config,
+            1,
+            tokens,
+            size,
+            cuda=self._model.device.type == "cuda",
+            native=has_bfloat16(),
+            chunk=chunk,
+        )
+        if not self._flash:  # scores and pattern of all heads of a layer
+            heads = max(layer.mixer.heads for layer in self.config.layers)
+            peak += 2 * heads * min(chunk, tokens) * tokens * max(size, 4)
+        return self._model.decoder.state_bytes(1, tokens) + peak
 
     @property
     def _cache(self) -> State:

@@ -243,7 +243,8 @@ class _Sweep:
             least = counts.roofline_ns(config, dtype, row.test, row.settings, ceilings)
             row = replace(row, roofline_ns=least)
         if row.meta:
-            row = replace(row, peak_memory_bytes=counts.memory_bytes(config, dtype, row.test))
+            need = counts.memory_bytes(config, dtype, row.test, row.settings)
+            row = replace(row, peak_memory_bytes=need)
         return replace(row, work=counts.work(config, dtype, row.test, row.settings))
 
 

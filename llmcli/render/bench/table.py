@@ -43,11 +43,12 @@ _MEASURED: tuple[tuple[Column, _Cell], ...] = (
 )
 
 
-def render_beside(report: BenchReport) -> RenderableType:
+def render_beside(report: BenchReport, machine: Sequence[str]) -> RenderableType:
     """Rows that ran: times to the first token and of every next one, memory, roofline, load.
 
     Of shapes alone: the least time that a run would take on this machine.
-    Columns without a value are left out. Below, the ratios and what the roofline is drawn from.
+    Columns without a value are left out. Below, the ratios, what the roofline is drawn from, and
+    the machine with its software in words.
     """
     rows = [row for row in report.rows if row.error is None]
     parts: list[RenderableType] = []
@@ -61,6 +62,9 @@ def render_beside(report: BenchReport) -> RenderableType:
     if report.ceilings is not None:
         where = f"ceilings of this machine ({report.ceilings.device})"
         parts += [Text(""), Dotted([where, *ceiling_words(report.ceilings)], style=FAINT)]
+    if rows:
+        gap = [] if report.ceilings is not None else [Text("")]
+        parts += [*gap, Dotted([one_line(word) for word in machine], style=FAINT)]
     return Group(*parts)
 
 

@@ -92,7 +92,7 @@ def test_there_is_no_roofline_where_the_dtype_was_not_measured():
 def test_memory_is_that_of_all_tokens():
     config = llama()
     one, other = (
-        counts.memory_bytes(config, "float32", Case(n_prompt=n, n_gen=1, depth=d))
+        counts.memory_bytes(config, "float32", Case(n_prompt=n, n_gen=1, depth=d), settings())
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -100,3 +100,8 @@ def test_memory_is_that_of_all_tokens():
         (43 * 16 * 2, 16, *(2 * 16, 2 * 16 * 32, 2 * 16 * 16, 3 * 16 * 30) * 2)
     )
     assert one > 4 * weights
+    long = Case(n_prompt=900, n_gen=0, depth=0)
+    needs = [
+        counts.memory_bytes(config, "float32", long, settings(n_ubatch=n)) for n in (1, 64, 512)
+    ]
+    assert needs[0] < needs[1] < needs[2]

@@ -182,12 +182,20 @@ def test_on_a_gpu_all_layers_are_there_or_none():
             ask(**asked)
 
 
-def test_a_cache_that_does_not_fit_is_out_of_memory(folder, monkeypatch):
+def test_what_does_not_fit_is_out_of_memory(folder, monkeypatch):
     engine = loader(folder)(settings())
-    monkeypatch.setattr(devices, "available_bytes", lambda device: 10_000)
+    slow = loader(folder)(settings(flash_attn="off"))
     engine.start(8, 1, 4)
-    with pytest.raises(OutOfMemory, match="cache of 4000 tokens"):
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 1_400_000)
+    engine.start(900, 1, 4)
+    with pytest.raises(OutOfMemory, match="cache of 4000 tokens and reading 4 of them"):
         engine.start(4000, 1, 4)
+    with pytest.raises(OutOfMemory, match="reading 900 of them"):  # the activations do not fit
+        engine.start(900, 1, 2000)
+    slow.start(900, 1, 4)
+    engine.start(900, 1, 60)
+    with pytest.raises(OutOfMemory):  # nor the scores of all pairs
+        slow.start(900, 1, 60)
 
 
 def test_learned_positions_are_a_limit(tmp_path):
