@@ -136,8 +136,11 @@ class Option(TyperOption):
         """Overrides typer's conversion; a callback (eager options have one) still runs."""
         words = ctx.meta.get(WORDS, ())
         short = min(self.opts, key=len)
-        word = next((w for w in words if value and w == f"{short}{value}"), "")
-        if word and f"-{word}" in _names(ctx):  # `-model x` is no `-m odel`
+        given = value if isinstance(value, list | tuple) else [value]
+        word = next((w for w in words for v in given if v and w == f"{short}{v}"), "")
+        # `-model x` is no `-m odel`, and a list that is glued to its option begins with a number
+        glued = isinstance(value, list | tuple) and word[2:3].isalpha()
+        if word and (glued or f"-{word}" in _names(ctx)):
             raise unknown_option(word, ctx)
         try:
             value = _converted(self.conversion, self.display, value)
@@ -159,8 +162,11 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
     name = "--" + word.split("=")[0].lstrip("-").replace("_", "-")
     known = [known for known in _names(ctx) if known.startswith("--")]
     close: list[str] = []
+    near = get_close_matches(word, [n for n in _names(ctx) if len(n) > 2 and n not in known], 2)
     if name in known:
         close = [name]
+    elif near and not word.startswith("--"):  # options of several letters behind one dash
+        close = near
     elif len(name) > 3:  # one letter could be anything
         close = [long for long in known if long.startswith(name)]
         # what is asked of the root is most likely an option of a command
@@ -194,7 +200,8 @@ class Argument(TyperArgument):
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion."""
         if self.required and value is None:
-            raise UsageError(f"`{ctx.command_path}` needs {self.display}")
+            hint = f"see `{ctx.command_path} --help`"
+            raise UsageError(f"`{ctx.command_path}` needs {self.display}", hint=hint)
         return _converted(self.conversion, self.display, value)
 
 

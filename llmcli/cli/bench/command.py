@@ -23,6 +23,7 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.running import KERNELS
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.cli.bench.run import Suppliers
@@ -99,7 +100,7 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
     status = Status(out, lines=runs.progress)
     shapes = all(settings.device == "meta" for settings in plan.configurations)
     if runs.verbose:
-        out.note(_machine())
+        out.note(", ".join(_machine()))
 
     def on_row(row: BenchRow) -> None:
         status.erase()
@@ -144,7 +145,7 @@ def _finish(
     elif format == "md":
         from llmcli.render.bench.table import render_beside
 
-        out.show(render_beside(report))
+        out.show(render_beside(report, _machine()))
     if report.interrupted:
         try:
             SIGNALS.check()
@@ -158,11 +159,12 @@ def _finish(
         out.note(failures(report.rows))
 
 
-def _machine() -> str:
-    """The environment in one line, for `-v`."""
+def _machine() -> list[str]:
+    """What a result is worth nothing without, in a line."""
     found = environment(kernels=KERNELS)
-    where = [found.processor, f"{found.cores} cores", *found.gpus, f"torch {found.torch}"]
-    return ", ".join([*where, f"{found.threads} threads", *found.kernels])
+    where = [found.processor, counted(found.cores, "core"), *found.gpus]
+    with_what = [f"torch {found.torch}", counted(found.threads or 0, "thread"), *found.kernels]
+    return [*where, *with_what, f"llmcli {found.llmcli}"]
 
 
 def _after(report: BenchReport) -> str:
