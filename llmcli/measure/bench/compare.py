@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmcli.measure.bench.read import SETTINGS
-from llmcli.measure.bench.student import two_sided
+from llmcli.measure.bench.noise import USUAL_RUNS, interval, pool
+from llmcli.measure.bench.row import SETTINGS
 from llmcli.reports.comparison import (
     ComparedTest,
     ComparisonReport,
@@ -20,9 +19,6 @@ from llmcli.reports.comparison import (
     Source,
 )
 
-USUAL_RUNS = 5  # llama-bench's own, taken where a file does not say how many there were
-CONFIDENCE = 0.95
-_WIDEST = 600.0  # of a logarithm: its exponential is still a number
 # Known only when a model has been loaded, so that a row which failed may say anything there.
 _LEARNED = {
     "backends", "model_type", "model_size", "model_n_params", "dtype", "device", "type_k",
@@ -63,43 +59,6 @@ def compare_results(
         assumed_runs=USUAL_RUNS,
         slower_than=slower_than,
     )
-
-
-def pool(rates: Sequence[Rate]) -> Rate:
-    """All runs as one sample: what mean and deviation would be if they were counted together.
-
-    Where one of them does not say how many runs it had, the usual number is taken for it.
-    """
-    if len(rates) == 1:
-        return rates[0]
-    counts = [_runs(rate) for rate in rates]
-    runs = sum(counts)
-    pairs = list(zip(counts, rates, strict=True))
-    mean = sum(count * rate.mean for count, rate in pairs) / runs
-    within = sum((count - 1) * rate.std**2 for count, rate in pairs)
-    between = sum(count * (rate.mean - mean) ** 2 for count, rate in pairs)
-    return Rate(mean=mean, std=math.sqrt((within + between) / (runs - 1)), runs=runs)
-
-
-def interval(a: Rate, b: Rate) -> tuple[float, float] | None:
-    """Where B ÷ A lies with 95 % confidence; None where one side cannot tell its spread.
-
-    Welch's interval for the difference of the logarithms, their variances (σ ÷ mean)² ÷ runs.
-    """
-    if any(_runs(rate) < 2 or (rate.runs is None and not rate.std) for rate in (a, b)):
-        return None
-    parts = [((rate.std / rate.mean) ** 2 / _runs(rate), _runs(rate) - 1) for rate in (a, b)]
-    variance = sum(part for part, _ in parts)
-    ratio = b.mean / a.mean
-    if variance == 0.0:
-        return ratio, ratio
-    freedom = 1.0 / sum((part / variance) ** 2 / degrees for part, degrees in parts)
-    wide = min(two_sided(CONFIDENCE, freedom) * math.sqrt(variance), _WIDEST)
-    return ratio * math.exp(-wide), ratio * math.exp(wide)
-
-
-def _runs(rate: Rate) -> int:
-    return USUAL_RUNS if rate.runs is None else rate.runs
 
 
 def _ran(rows: Sequence[Result]) -> Sequence[Result]:

@@ -9,7 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from llmcli.measure.bench.compare import compare_results, interval, pool
+from llmcli.measure.bench.compare import compare_results
+from llmcli.measure.bench.noise import interval, pool
 from llmcli.measure.bench.student import two_sided
 from llmcli.reports.comparison import ComparisonReport, Rate, Result, Results
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from llmcli.errors import UsageError
-from llmcli.measure.bench.read import SETTINGS, read_results
+from llmcli.measure.bench.read import read_results
+from llmcli.measure.bench.row import SETTINGS
 from llmcli.reports.comparison import Results
 
 DATA = Path(__file__).parents[2] / "data" / "llama_bench"
