@@ -96,7 +96,7 @@ def _ratios(report: BenchReport) -> Iterator[RenderableType]:
 def _engines(rows: Sequence[BenchRow]) -> Iterator[str]:
     """What each engine is, and in what it holds the weights."""
     for ran in dict.fromkeys(row.ran for row in rows if row.ran is not None):
-        version = ran.version.removeprefix(ran.engine).strip()
+        version = ran.version if ran.version[:1].isdigit() else f"({ran.version})"
         yield f"{ran.engine} {version}: {ran.dtype}, {ran.bits_per_weight:.3g} bits a weight"
 
 
