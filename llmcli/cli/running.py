@@ -28,13 +28,15 @@ KERNELS = ("torch linear", "torch scaled_dot_product_attention")
 class Loaded:
     """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.
 
-    Fetching is in neither: it happens once. `peaks`: the most memory held during both.
+    Of that `open_s` for the headers. Fetching is in none of them: it happens once. `peaks`: the
+    most memory held during the first two.
     """
 
     model: Model
     import_s: float
     load_s: float
     peaks: tuple[PhasePeak, ...]
+    open_s: float
 
 
 def load_model(
@@ -86,7 +88,7 @@ def load_model(
         PhasePeak(phase="import", resident_bytes=importing.resident, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
-    return Loaded(model, imported - begin, load_s, peaks)
+    return Loaded(model, imported - begin, load_s, peaks, open_s)
 
 
 def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:

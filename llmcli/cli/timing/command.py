@@ -94,9 +94,10 @@ def _stages(loaded: Loaded) -> list[Stage]:
     random = loaded.model.random_seed is not None
     return [
         Stage(name="import torch", seconds=loaded.import_s),
+        Stage(name="read the headers", seconds=loaded.open_s),
         Stage(
             name="load the weights",
-            seconds=loaded.load_s,
+            seconds=loaded.load_s - loaded.open_s,
             nbytes=None if random else loaded.model.checkpoint.nbytes,
             peak=held.device_bytes if gpu else held.resident_bytes,
         ),
