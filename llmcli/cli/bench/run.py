@@ -19,7 +19,7 @@ from llmcli.reports.bench import Settings
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
     from llmcli.measure.bench.engine import Engine
-    from llmcli.measure.bench.ours import Loader
+    from llmcli.measure.bench.loader import Loader
     from llmcli.reports.ceilings import Ceilings
     from llmcli.reports.checks import ViewCheck
 
@@ -55,7 +55,7 @@ class Suppliers:
 
     def load(self, settings: Settings) -> Engine:
         """This program's engine. Raises what opening and loading the model do."""
-        from llmcli.measure.bench.ours import Loader
+        from llmcli.measure.bench.loader import Loader
 
         if self._loader is None:
             drawn = self._options.seed if self._options.random_weights else None

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import llmcli
 from llmcli import devices
 from llmcli.anatomy.counts import prefill_peak
-from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.generation.prefill import prefill
-from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.bench.refused import refuse, refuse_for
-from llmcli.model import Model, dtype_name
+from llmcli.measure.bench.loaded import ran_of
+from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.processor import has_bfloat16
-from llmcli.reports.bench import Ran, Settings
-from llmcli.weights import Progress
-
-# llama.cpp's words: of a cache, of a file's weights, of a backend
-CACHE_TYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_FILE_TYPES = {"float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16"}
-_BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 
 
 class Ours:
@@ -136,109 +124,3 @@ class Ours:
             torch.cuda.synchronize(device)
         elif device.type == "mps":
             torch.mps.synchronize()
-
-
-class Loader:
-    """The `load` of a sweep: settings to an engine.
-
-    The model stays for the next settings with the same one on the same device in the same
-    dtype. `open(name)` gives its checkpoint and the seconds that reading the headers took.
-    """
-
-    def __init__(
-        self,
-        open: Callable[[str], tuple[Checkpoint, float]],
-        *,
-        random_weights: int | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self._open = open
-        self._random_weights = random_weights
-        self._progress = progress
-        self._key: tuple[str, str, str] | None = None
-        self._model: Model | None = None
-        self._load_s = 0.0
-
-    @property
-    def model(self) -> Model | None:
-        """What is loaded now."""
-        return self._model
-
-    def model_for(self, settings: Settings) -> Model | None:
-        """What is loaded, if those settings are about it."""
-        return self._model if _key(settings) == self._key else None
-
-    def __call__(self, settings: Settings) -> Ours:
-        """Raises UsageError for what cannot be had, and what opening and loading raise."""
-        refuse(settings)
-        key = _key(settings)
-        if self._model is None or key != self._key:
-            self._load(*key)
-        self._key = key
-        model = self._model
-        assert model is not None
-        refuse_for(
-            settings,
-            cache_type=CACHE_TYPES[dtype_name(model.dtype)],
-            gpu=model.device.type in ("cuda", "mps"),
-            layers=len(model.config.layers),
-        )
-        return Ours(model, self._load_s, flash=settings.flash_attn != "off")
-
-    def close(self) -> None:
-        """Gives the model's memory back."""
-        had, self._model = self._model is not None, None
-        if had:
-            gc.collect()
-            torch.cuda.empty_cache()  # nothing where CUDA was never used
-
-    def _load(self, name: str, device: str, dtype: str) -> None:
-        self.close()
-        checkpoint, open_s = self._open(name)
-        begin = perf_counter()
-        if device == "meta":
-            self._model = load_shapes(checkpoint, dtype=dtype)
-        else:
-            self._model = load_checkpoint(
-                checkpoint,
-                device=device,
-                dtype=dtype,
-                random_weights=self._random_weights,
-                text=False,
-                progress=self._progress,
-            )
-        self._load_s = open_s + perf_counter() - begin
-
-
-def _key(settings: Settings) -> tuple[str, str, str]:
-    # llama-bench's `-ngl 0`: everything on the CPU
-    on_cpu = settings.device == "auto" and settings.n_gpu_layers == 0
-    return settings.model, "cpu" if on_cpu else settings.device, settings.dtype
-
-
-def ran_of(model: Model, load_s: float) -> Ran:
-    """What is said of a model that was loaded in so many seconds."""
-    numbers = sum(slot.numel() for slot in model.decoder.slots.values())
-    dtype, kind = dtype_name(model.dtype), model.device.type
-    layers = len(model.config.layers)
-    return Ran(
-        engine="llmcli",
-        version=llmcli.__version__,
-        model_type=f"{model.config.model_type} {_size(numbers)} {_FILE_TYPES[dtype]}",
-        model_size=model.weight_bytes,
-        model_n_params=numbers,
-        backend=_BACKENDS[kind],
-        device=str(model.device),
-        dtype=dtype,
-        type_k=CACHE_TYPES[dtype],
-        n_gpu_layers=layers + 1 if kind in ("cuda", "mps") else 0,  # the head counts as one
-        load_s=load_s,
-        bits_per_weight=8 * model.weight_bytes / numbers,
-    )
-
-
-def _size(numbers: int) -> str:
-    """`135M`, `1.5B`, `8B`: as models are called."""
-    if numbers < 1e9:
-        return f"{numbers / 1e6:.0f}M"
-    return f"{numbers / 1e9:.1f}".removesuffix(".0") + "B"

@@ -8,19 +8,14 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from time import sleep
 
-import torch
-
 from llmcli.config import ModelConfig
 from llmcli.measure.bench import counts, plan
 from llmcli.measure.bench.engine import Counted, Engine
-from llmcli.measure.bench.failure import Failure, failure
+from llmcli.measure.bench.lane import Lane, Load
 from llmcli.measure.bench.ratios import against
 from llmcli.measure.bench.run import Bench, Run
-from llmcli.measure.peaks import Peak
 from llmcli.reports.bench import BenchReport, BenchRow, EngineName, Settings, Test
 from llmcli.reports.ceilings import Ceilings
-
-Load = Callable[[Settings], Engine]
 
 
 def sweep(
@@ -49,9 +44,9 @@ def sweep(
     Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
     of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
     """
-    lanes = [_Lane(name="llmcli", load=load)]
+    lanes = [Lane(name="llmcli", load=load)]
     if peer is not None:
-        lanes.append(_Lane(name=peer_name, load=peer))
+        lanes.append(Lane(name=peer_name, load=peer))
     run = _Sweep(
         repetitions=repetitions,
         warmup=warmup,
@@ -74,57 +69,6 @@ def sweep(
 
 
 @dataclass
-class _Lane:
-    """One engine's place in a sweep: what is loaded in it, or why nothing is."""
-
-    name: EngineName
-    load: Load
-    settings: Settings | None = None
-    engine: Engine | None = None
-    bench: Bench | None = None
-    failed: Failure | None = None
-    runs: list[Run] = field(default_factory=list)
-    peak: int | None = None
-
-    def open(self, settings: Settings, seed: int) -> None:
-        """The engine for those settings: the one that is there where it serves them too."""
-        if self.settings is None:
-            self.failed = None
-            try:
-                self.engine = self.load(settings)
-            except Exception as error:
-                self.failed = failure(error)
-        self.settings = settings
-        if self.engine is not None:
-            self.bench = Bench(self.engine, settings, seed)
-
-    def close(self) -> None:
-        """Gives the engine back."""
-        engine, self.engine, self.bench, self.settings = self.engine, None, None, None
-        if engine is not None:
-            engine.close()
-
-    @property
-    def meta(self) -> bool:
-        """Whether there are only shapes: nothing to time."""
-        return self.engine is not None and self.engine.ran.device == "meta"
-
-    def attempt(self, action: Callable[[Bench], Run | None]) -> None:
-        """Does it unless something has failed, and keeps the run, the peak, or the failure."""
-        if self.bench is None or self.failed is not None:
-            return
-        with Peak(_gpu(self.bench.engine)) as peak:
-            try:
-                run = action(self.bench)
-            except Exception as error:
-                self.failed = failure(error)
-                self.bench.forget()
-                return
-        self.runs += [run] if run is not None else []
-        self.peak = max((n for n in (self.peak, peak.nbytes) if n is not None), default=None)
-
-
-@dataclass
 class _Sweep:
     """What is the same for all tests, and what has come of them so far."""
 
@@ -132,7 +76,7 @@ class _Sweep:
     warmup: bool
     delay_s: float
     seed: int
-    lanes: list[_Lane]
+    lanes: list[Lane]
     ceilings: Callable[[Engine], Ceilings | None]
     on_row: Callable[[BenchRow], None]
     on_progress: Callable[[str], None] | None
@@ -207,7 +151,7 @@ class _Sweep:
         for row in rows:
             self.on_row(row)
 
-    def _row(self, lane: _Lane, settings: Settings, test: Test, began: str) -> BenchRow:
+    def _row(self, lane: Lane, settings: Settings, test: Test, began: str) -> BenchRow:
         engine = lane.engine
         row = BenchRow(
             number=0,
@@ -253,9 +197,3 @@ def _room(tests: Sequence[Test]) -> int:
     depth = tests[0].depth
     alike = takewhile(lambda test: depth and test.depth == depth, tests[1:])
     return max(plan.needed(test) for test in (tests[0], *alike))
-
-
-def _gpu(engine: Engine) -> torch.device | None:
-    """The GPU whose memory counts, None where it is the process's."""
-    device = engine.ran.device
-    return torch.device(device) if device.startswith("cuda") else None

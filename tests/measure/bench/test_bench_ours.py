@@ -9,7 +9,8 @@ from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
-from llmcli.measure.bench.ours import Loader, Ours
+from llmcli.measure.bench.loader import Loader
+from llmcli.measure.bench.ours import Ours
 from llmcli.measure.bench.plan import all_tests
 from llmcli.measure.bench.sweep import sweep
 from llmcli.nn.decoder import Decoder

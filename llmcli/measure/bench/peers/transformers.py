@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
-from llmcli.measure.bench.ours import ran_of
+from llmcli.measure.bench.loaded import ran_of
 from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, without_weights
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.model import Model
