@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import llmcli.measure.ceilings
 import llmcli.measure.timing.checks
 import llmcli.measure.timing.report
 from llmcli.cli.prompts import LOOKED_AT
+from llmcli.nn.mlp import Mlp
 
 TEXT = "abcabcab"
 LAYERS = 2
@@ -154,6 +156,28 @@ def test_layers(timing):
     assert sum(line.startswith("layer ") for line in lines) == 2
     assert sum("in no layer" in line for line in lines) == 2
     assert not any(line.startswith("layer ") for line in timing(TEXT).out.splitlines())
+
+
+def test_a_slow_layer_stands_out(cli, monkeypatch):
+    """5 ms in the feed-forward part of layer 2 of 4, in both phases and nowhere else."""
+    plain = Mlp.__call__
+
+    def slow(self, x_BTD, step):
+        if self.name == "blocks.2.mlp":
+            sleep(0.005)
+        return plain(self, x_BTD, step)
+
+    monkeypatch.setattr(Mlp, "__call__", slow)
+    argv = ("-m", "tiny", TEXT, "--pairs", "3", "-n", "2", "--threads", "1", "--layers")
+    lines = cli("timing", *argv).out.splitlines()
+    rows = [line.split() for line in lines if re.match(r" +[0-3]  ", line)]
+    assert [row[0] for row in rows] == ["0", "1", "2", "3"] * 2
+    for row in rows:
+        slowest = [cell for cell in row[1:] if float(cell.rstrip("*")) >= 5]
+        assert len(slowest) == (2 if row[0] == "2" else 0), "the layer and its part"
+        assert [cell.endswith("*") for cell in slowest] in ([], [False, True])
+    names = next(line.split() for line in lines if line.lstrip().startswith("layer "))
+    assert all(row[names.index("ffn_up")].endswith("*") for row in rows if row[0] == "2")
 
 
 def test_unfused(document, timing):
