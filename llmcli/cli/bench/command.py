@@ -12,8 +12,8 @@ from llmcli.cli.bench.options import (
     BenchOutput,
     OurOptions,
     RunOptions,
+    SubjectOptions,
     SweptOptions,
-    TestOptions,
     UnusedOptions,
 )
 from llmcli.cli.bench.settings import Plan, model_names, planned, unused_names
@@ -56,7 +56,7 @@ class NothingRan(LlmcliError):
 
 
 def command(
-    tests: TestOptions,
+    tests: SubjectOptions,
     swept: SweptOptions,
     runs: RunOptions,
     ours: OurOptions,

@@ -22,7 +22,7 @@ def _option(panel: str, *names: str, metavar: str | None = None, help: str) -> A
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestOptions:
+class SubjectOptions:
     """What is measured, on which models."""
 
     model: Annotated[

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.cli.bench.lists import flags, numbers, pairs, words
-from llmcli.cli.bench.options import SweptOptions, TestOptions, UnusedOptions
+from llmcli.cli.bench.options import SubjectOptions, SweptOptions, UnusedOptions
 from llmcli.errors import UsageError
 from llmcli.measure.bench.plan import all_tests
 from llmcli.reports.bench import Settings, Test
@@ -39,7 +39,7 @@ class Plan:
 def planned(
     models: tuple[str, ...],
     threads: int,
-    asked: TestOptions,
+    asked: SubjectOptions,
     swept: SweptOptions,
     unused: UnusedOptions,
 ) -> Plan:
@@ -77,7 +77,7 @@ def planned(
     return Plan(configurations=found, tests=tests, default=default)
 
 
-def model_names(options: TestOptions) -> tuple[str, ...]:
+def model_names(options: SubjectOptions) -> tuple[str, ...]:
     """The models that are named, those of `-hf` last; none where the default one is meant."""
     named = [] if options.model is None else [*words("--model", options.model, "")]
     repositories = [] if options.hf_repo is None else [*words("--hf-repo", options.hf_repo, "")]
@@ -98,7 +98,7 @@ def unused_names(unused: UnusedOptions) -> list[str]:
     return ["--" + name.replace("_", "-") for name, given in vars(unused).items() if given]
 
 
-def _tests(asked: TestOptions) -> tuple[Test, ...]:
+def _tests(asked: SubjectOptions) -> tuple[Test, ...]:
     """At each depth all prompts, then all texts, then all of both; one of 0 tokens is default."""
     prompts = numbers("--n-prompt", asked.n_prompt, (512,))
     texts = numbers("--n-gen", asked.n_gen, (128,))

@@ -1,0 +1,182 @@
+"""The spelling of lists and ranges, and the configurations that come of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcli.cli.bench.lists import flags, numbers, pairs, words
+from llmcli.cli.bench.options import SubjectOptions, SweptOptions, UnusedOptions
+from llmcli.cli.bench.settings import model_names, planned, unused_names
+from llmcli.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, (512,)),
+        (["16"], (16,)),
+        (["16,32"], (16, 32)),
+        (["16", "32,8"], (16, 32, 8)),
+        (["1-4"], (1, 2, 3, 4)),
+        (["1-9+2"], (1, 3, 5, 7, 9)),
+        (["1-10+4"], (1, 5, 9)),
+        (["1-8*2"], (1, 2, 4, 8)),
+        (["1-9*2"], (1, 2, 4, 8)),
+        (["128-512*2,64,1-2"], (128, 256, 512, 64, 1, 2)),
+        (["5-5"], (5,)),
+        (["0"], (0,)),
+    ],
+)
+def test_numbers(given: Any, expected: tuple[int, ...]) -> None:
+    assert numbers("--n-prompt", given, (512,)) == expected
+
+
+def test_all_layers_are_minus_one() -> None:
+    assert numbers("--n-gpu-layers", ["-1", "0"], (), least=-1) == (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("x", "`-t` takes numbers, not `x`"),
+        ("", "`-t` takes numbers, not ``"),
+        ("1,,2", "`-t` takes numbers, not ``"),
+        ("1.5", "`-t` takes numbers, not `1.5`"),
+        ("1-4-2", "`-t` takes numbers, not `1-4-2`"),
+        ("1-4/2", "`-t` takes numbers, not `1-4/2`"),
+        ("²", "`-t` takes numbers, not `²`"),
+        ("4-1", "`-t 4-1` ends before it begins"),
+        ("1-4+0", "the steps of `-t 1-4+0` lead nowhere"),
+        ("1-4*1", "the steps of `-t 1-4*1` lead nowhere"),
+        ("0-8*2", "the steps of `-t 0-8*2` lead nowhere"),
+        ("1-999999999", "`-t 1-999999999` are more than 10,000 values"),
+        ("-1", "`-t` must be at least 0, not `-1`"),
+        ("9999999999", "`-t` must be at most 2147483647, not `9999999999`"),
+    ],
+)
+def test_what_are_no_numbers(given: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        numbers("-t", [given], ())
+    assert caught.value.message == message
+
+
+def test_pairs() -> None:
+    assert pairs("-pg", None) == ()
+    assert pairs("-pg", ["512,128", "16,0"]) == ((512, 128), (16, 0))
+    for wrong in ("512", "1,2,3", "1-2,3", "a,b"):
+        with pytest.raises(UsageError, match="`-pg`"):
+            pairs("-pg", [wrong])
+
+
+def test_flags_and_words() -> None:
+    assert flags("-mmp", None, True) == (True,)
+    assert flags("-mmp", ["0,1"], True) == (False, True)
+    with pytest.raises(UsageError, match="`-mmp` takes 0 or 1, not `yes`"):
+        flags("-mmp", ["yes"], True)
+    assert words("-ctk", ["f16,f32"], "auto") == ("f16", "f32")
+    with pytest.raises(UsageError, match="`-ctk` has no choice `f15`"):
+        words("-ctk", ["f15"], "auto", allowed=("f16",))
+    with pytest.raises(UsageError, match="`-m` has an empty value"):
+        words("-m", ["a,"], "")
+
+
+def plan(*, tests: Any = None, swept: Any = None, unused: Any = None, models: Any = ("m",)) -> Any:
+    return planned(
+        models,
+        2,
+        SubjectOptions(**(tests or {})),
+        SweptOptions(**(swept or {})),
+        UnusedOptions(**(unused or {})),
+    )
+
+
+def test_what_is_run_where_nothing_is_asked_for() -> None:
+    found = plan()
+    assert found.configurations == (found.default,)
+    assert [test.name for test in found.tests] == ["pp512", "tg128"]
+    assert found.default.n_threads == 2
+    assert (found.default.n_batch, found.default.n_ubatch) == (2048, 512)
+
+
+def test_tests_are_in_the_order_of_llama_bench() -> None:
+    asked = {"n_prompt": ["8,16"], "n_gen": ["4"], "n_pg": ["8,4"], "n_depth": ["0", "32"]}
+    assert [test.name for test in plan(tests=asked).tests] == [
+        "pp8", "pp16", "tg4", "pp8+tg4",
+        "pp8 @ d32", "pp16 @ d32", "tg4 @ d32", "pp8+tg4 @ d32",
+    ]  # fmt: skip
+    assert [test.name for test in plan(tests={"n_prompt": ["0"]}).tests] == ["tg128"]
+    with pytest.raises(UsageError, match="all tests have 0 tokens"):
+        plan(tests={"n_prompt": ["0"], "n_gen": ["0"], "n_pg": ["0,0"]})
+
+
+def test_every_combination_models_outermost_threads_innermost() -> None:
+    found = plan(models=("a", "b"), swept={"threads": ["1-2"], "batch_size": ["64,32"]})
+    assert [(s.model, s.n_batch, s.n_threads) for s in found.configurations] == [
+        ("a", 64, 1), ("a", 64, 2), ("a", 32, 1), ("a", 32, 2),
+        ("b", 64, 1), ("b", 64, 2), ("b", 32, 1), ("b", 32, 2),
+    ]  # fmt: skip
+
+
+def test_more_than_anybody_can_wait_for() -> None:
+    with pytest.raises(UsageError, match="these are 1,000,000 tests"):
+        plan(swept={"threads": ["1-1000"], "batch_size": ["1-1000"]}, tests={"n_gen": ["0"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("auto", "auto"), ("none", "cpu"), ("cpu", "cpu"), ("CUDA0", "cuda:0"),
+        ("cuda", "cuda"), ("cuda:1", "cuda:1"), ("Metal", "mps"), ("MTL0", "mps"),
+        ("meta", "meta"), ("CUDA0/CUDA1", "cuda0/cuda1"),
+    ],
+)  # fmt: skip
+def test_devices_by_our_names_and_by_those_of_llama_cpp(given: str, ours: str) -> None:
+    assert plan(swept={"device": [given]}).configurations[0].device == ours
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "field", "value"),
+    [
+        ("tensor_split", "3/1", "tensor_split", "3.00/1.00"),
+        ("tensor_split", "3;1", "tensor_split", "3.00/1.00"),
+        ("load_mode", "none", "use_mmap", False),
+        ("load_mode", "mmap+mlock", "use_mmap", True),
+        ("mmap", "0", "use_mmap", False),
+        ("direct_io", "1", "use_mmap", False),
+        ("poll", "100", "poll", 100),
+        ("cpu_mask", "0xF", "cpu_mask", "0xF"),
+        ("override_tensor", "ffn=CPU", "tensor_buft_overrides", "ffn=CPU"),
+        ("no_host", "1", "no_host", True),
+        ("n_cpu_moe", "3", "n_cpu_moe", 3),
+        ("split_mode", "row", "split_mode", "row"),
+        ("main_gpu", "1", "main_gpu", 1),
+    ],
+)
+def test_fields_of_options_without_effect(
+    option: str, given: str, field: str, value: object
+) -> None:
+    (only,) = plan(unused={option: [given]}).configurations
+    assert getattr(only, field) == value
+    assert unused_names(UnusedOptions(**{option: [given]})) == ["--" + option.replace("_", "-")]
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [("1", "on"), ("on", "on"), ("0", "off"), ("auto", "auto"), ("-1", "auto"), ("true", "on")],
+)
+def test_flash_attention(given: str, way: str) -> None:
+    assert plan(swept={"flash_attn": [given]}).configurations[0].flash_attn == way
+    with pytest.raises(UsageError, match="`--flash-attn` has no choice `x`"):
+        plan(swept={"flash_attn": ["x"]})
+
+
+def test_models_and_repositories() -> None:
+    assert model_names(SubjectOptions()) == ()
+    asked = SubjectOptions(model=["a,b"], hf_repo=["org/x,org/y"], hf_file=["x.gguf"])
+    assert model_names(asked) == ("a", "b", "hf:org/x/x.gguf", "hf:org/y")
+    with pytest.raises(UsageError, match="`--hf-repo org/x:Q4_K_M` names no file"):
+        model_names(SubjectOptions(hf_repo=["org/x:Q4_K_M"]))
+    with pytest.raises(UsageError, match="`--hf-file` goes with a `--hf-repo`"):
+        model_names(SubjectOptions(hf_file=["x.gguf"]))

@@ -1,0 +1,341 @@
+"""`llmcli bench`: llama-bench's options, what is written where, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from cli_tiny import write_tiny
+
+import llmcli
+from llmcli.cli.bench import build
+from llmcli.cli.bench.streams import Status
+from llmcli.cli.output import Output
+from llmcli.measure.bench.ours import Ours
+from llmcli.reports.bench_fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
+
+NAMES = [field.name for field in FIELDS]
+# the published list, by hand: what other programs look for
+PUBLISHED = [
+    "build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_filename",
+    "model_type", "model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads",
+    "cpu_mask", "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe",
+    "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
+    "tensor_buft_overrides", "use_mmap", "embeddings", "no_op_offload", "no_host", "n_prompt",
+    "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny(tmp_path_factory.mktemp("bench") / "m", weights=True))
+
+
+@pytest.fixture
+def bench(cli: Callable[..., Any], folder: str) -> Callable[..., Any]:
+    """Short tests on the small model, without ceilings."""
+
+    def run(*argv: str) -> Any:
+        sizes = [] if "-p" in argv or "--n_prompt" in argv else ["-p", "8", "-n", "3"]
+        model = [] if "-m" in argv else ["-m", folder]
+        dtype = [] if "--dtype" in argv else ["--dtype", "float32"]
+        return cli("bench", *model, *sizes, *dtype, "-r", "2", "-t", "1", "--no-ceilings", *argv)
+
+    return run
+
+
+def rows(result: Any) -> list[dict[str, Any]]:
+    assert result.code == 0, result.err
+    found: list[dict[str, Any]] = json.loads(result.out)
+    return found
+
+
+def test_the_fields_are_llama_bench_s_in_its_order() -> None:
+    assert NAMES == PUBLISHED
+
+
+def test_markdown(bench: Callable[..., Any]) -> None:
+    result = bench("-pg", "4,2", "-d", "0,5")
+    assert (result.code, result.err) == (0, "")
+    table, rest = result.out.split("\n\n", 1)
+    lines = table.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
+        "model", "size", "params", "backend", "threads", "dtype", "test", "t/s",
+    ]  # fmt: skip
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert [row[-2] for row in cells] == [
+        "pp8", "tg3", "pp4+tg2", "pp8 @ d5", "tg3 @ d5", "pp4+tg2 @ d5",
+    ]  # fmt: skip
+    assert all(re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", row[-1]) for row in cells)
+    assert {(row[3], row[4]) for row in cells} == {("CPU", "1")}
+    assert re.match(r"build: [0-9a-f]{8} \(\d+\)\n\n", rest) or llmcli.__version__ in rest
+    assert "|" not in rest  # what is ours looks like no row of the table
+    for heading in ("first token", "token p50", "memory", "load"):
+        assert heading in rest
+
+
+def test_columns_appear_where_they_vary(bench: Callable[..., Any]) -> None:
+    head = bench("-b", "4,8", "-ub", "4", "-fa", "on", "-mmp", "0", "-n", "0", "-p", "8").out
+    names = [cell.strip() for cell in head.splitlines()[0].split("|")[1:-1]]
+    assert names[4:-2] == ["threads", "n_batch", "n_ubatch", "fa", "mmap", "dtype"]
+
+
+def test_json_has_their_keys_then_ours(bench: Callable[..., Any], folder: str) -> None:
+    found = rows(bench("-o", "json"))
+    ours = [field.name for field in (*OURS, *OUR_SAMPLES)]
+    assert list(found[0]) == [*NAMES, *(field.name for field in SAMPLES), *ours]
+    for row in found:
+        assert not [name for name in NAMES if row[name] is None]
+        assert row["model_filename"] == folder
+        assert type(row["build_number"]) is int
+        datetime.strptime(row["test_time"], "%Y-%m-%dT%H:%M:%SZ")
+        assert type(row["cpu_strict"]) is type(row["use_mmap"]) is bool
+        assert type(row["flash_attn"]) is type(row["no_op_offload"]) is int
+
+
+def test_statistics_are_those_of_the_runs(bench: Callable[..., Any]) -> None:
+    for row in rows(bench("-r", "4", "-pg", "4,2", "-o", "json")):
+        tokens, times = row["n_prompt"] + row["n_gen"], row["samples_ns"]
+        rates = [1e9 * tokens / ns for ns in times]
+        assert len(times) == 4
+        assert row["samples_ts"] == pytest.approx(rates, abs=1e-6)
+        assert row["avg_ts"] == pytest.approx(fmean(rates), abs=1e-6)
+        assert row["stddev_ts"] == pytest.approx(stdev(rates), abs=1e-6)
+        assert row["avg_ns"] == int(fmean(times))
+        assert row["stddev_ns"] == int(stdev(times))
+        assert (row["ttft_ns"] is None) == (row["n_prompt"] == 0)
+        assert (row["token_p50_ns"] is None) == (row["n_gen"] == 0)
+
+
+def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
+    lines = bench("-o", "jsonl").out.splitlines()
+    assert [json.loads(line)["n_prompt"] for line in lines] == [8, 0]
+    text = bench("-o", "csv").out
+    assert text.splitlines()[0].split(",")[: len(NAMES)] == PUBLISHED
+    assert text.splitlines()[1].startswith('"')
+    table = list(csv.DictReader(io.StringIO(text)))
+    assert [row["n_gen"] for row in table] == ["0", "3"]
+    assert re.fullmatch(r"\d+\.\d{6}", table[0]["avg_ts"])
+    base = sqlite3.connect(":memory:")
+    for _ in range(2):  # what is in the tables stays
+        base.executescript(bench("-o", "sql").out)
+    found = base.execute(
+        "SELECT n_prompt, n_gen, avg_ts > 0, engine, ttft_ns IS NULL FROM llama_bench "
+        "JOIN llmcli_bench ON llama_bench.rowid = llama_bench_rowid"
+    ).fetchall()
+    assert found == [(8, 0, 1, "llmcli", 0), (0, 3, 1, "llmcli", 1)] * 2
+
+
+def test_two_formats_on_two_streams(bench: Callable[..., Any]) -> None:
+    result = bench("-o", "none", "-oe", "json")
+    assert result.out == ""
+    assert len(json.loads(result.err)) == 2
+
+
+def test_every_option_of_llama_bench_is_taken(bench: Callable[..., Any]) -> None:
+    result = bench(
+        "-p", "4", "-n", "0", "-pg", "2,1", "-d", "0", "-b", "64", "-ub", "32", "-ctk", "auto",
+        "-ctv", "f32", "-C", "0x3", "--cpu-strict", "0", "--poll", "50", "-ngl", "0", "-ncmoe",
+        "0", "-sm", "layer", "-mg", "0", "-nkvo", "0", "-fa", "off", "-dev", "none", "-mmp", "1",
+        "-embd", "0", "-ts", "1", "-ot", "x=CPU", "-nopo", "0", "--no-host", "0", "--numa",
+        "isolate", "--prio", "0", "--delay", "0", "-r", "1", "--no-warmup", "-o", "jsonl", "-oe",
+        "none", "-lm", "mmap", "-fitt", "1", "-fitc", "1", "-dio", "0", "--dtype", "float32",
+    )  # fmt: skip
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 6  # `-mmp 1`, `-lm mmap` and `-dio 0` are one list
+    (note,) = result.err.splitlines()  # one for all of them
+    assert note.startswith("note: `--cpu-mask`, `--cpu-strict`, `--poll`, `--n-cpu-moe`, ")
+    assert note.endswith("`--numa`, `--prio` have no effect here")
+
+
+def test_an_underscore_is_a_dash(bench: Callable[..., Any]) -> None:
+    result = bench("--n_prompt", "4", "--n_gen", "0", "--batch_size", "16", "-o", "jsonl")
+    assert json.loads(result.out)["n_batch"] == 16
+
+
+def test_progress_is_in_llama_bench_s_words(bench: Callable[..., Any]) -> None:
+    lines = bench("-d", "2", "--progress").err.splitlines()
+    assert lines == [
+        "llama-bench: benchmark 1/2: starting",
+        "llama-bench: benchmark 1/2: warmup prompt run",
+        "llama-bench: benchmark 1/2: depth run 1/2",
+        "llama-bench: benchmark 1/2: prompt run 1/2",
+        "llama-bench: benchmark 1/2: depth run 2/2 (cached)",
+        "llama-bench: benchmark 1/2: prompt run 2/2",
+        "llama-bench: benchmark 2/2: starting",
+        "llama-bench: benchmark 2/2: warmup generation run",
+        "llama-bench: benchmark 2/2: depth run 1/2 (cached)",
+        "llama-bench: benchmark 2/2: generation run 1/2",
+        "llama-bench: benchmark 2/2: depth run 2/2 (cached)",
+        "llama-bench: benchmark 2/2: generation run 2/2",
+    ]
+    assert "warmup" not in bench("--progress", "--no-warmup").err
+
+
+@pytest.mark.parametrize("format", ["md", "csv", "json", "jsonl", "sql"])
+def test_rows_are_written_as_they_are_measured(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    happened: list[str] = []
+    write, said = Output.write, Status.said
+
+    def recorded(self: Output, text: str, *, flush: bool = True) -> None:
+        happened.append("written" if flush else "kept back")
+        write(self, text, flush=flush)
+
+    def told(self: Status, words: str) -> None:
+        happened.append(words)
+        said(self, words)
+
+    monkeypatch.setattr(Output, "write", recorded)
+    monkeypatch.setattr(Status, "said", told)
+    assert bench("-o", format).code == 0
+    second = happened.index("benchmark 2/2: starting")
+    assert happened[second - 1] == "written"
+    assert happened[:second].count("written") >= 1 + (format in ("md", "csv", "json", "sql"))
+    assert "kept back" not in happened
+
+
+def test_what_cannot_run_is_a_row_and_the_others_are_run(bench: Callable[..., Any]) -> None:
+    result = bench("-ctk", "q8_0,auto", "-p", "8,500", "-n", "0", "-o", "json")
+    found = rows(result)
+    assert [(row["type_k"], row["n_prompt"], row["error_code"]) for row in found] == [
+        ("q8_0", 8, 2), ("q8_0", 500, 2), ("f32", 8, None), ("f32", 500, None),
+    ]  # fmt: skip
+    assert result.err == "note: 2 of 4 tests could not run\n"
+    assert found[0]["avg_ts"] == found[0]["avg_ns"] == 0
+    assert found[0]["samples_ns"] == []
+    assert not [name for name in NAMES if found[0][name] is None]
+    shown = bench("-ctk", "q8_0,auto").out
+    assert re.search(r"\| *pp8 \| error: a cache of `q8_0` .* \|\n", shown)
+    assert bench("-ctk", "q8_0,auto", "-o", "csv").out.count("has no kernel") == 2
+
+
+def test_where_nothing_could_run_the_code_is_that_of_the_first_row(
+    bench: Callable[..., Any], folder: str
+) -> None:
+    result = bench("-m", "./no-such.gguf", "-o", "json")
+    assert result.code == 3
+    assert [row["error_kind"] for row in json.loads(result.out)] == ["model_not_found"] * 2
+    assert result.err.startswith("error: there is no file or directory `./no-such.gguf`\nhint: ")
+    document = bench("-m", "./no-such.gguf", "--json")
+    assert document.code == 3
+    assert document.json()["schema"] == "llmcli.bench/1"
+    assert bench("-m", f"./no-such.gguf,{folder}", "-o", "none").code == 0
+
+
+@pytest.mark.parametrize("format", ["json", "csv", "md", "--json"])
+def test_an_interruption_keeps_what_was_measured(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    def interrupted(self: Ours, id: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ours, "step", interrupted)  # the first test has none
+    result = bench(*([format] if format == "--json" else ["-o", format]))
+    assert result.code == 130
+    assert result.err == "interrupted after 1 test\n"
+    if format == "json":
+        assert [row["n_prompt"] for row in json.loads(result.out)] == [8]
+    elif format == "--json":
+        found = result.json()
+        assert (found["interrupted"], len(found["rows"])) == (True, 1)
+    elif format == "csv":
+        assert len(result.out.splitlines()) == 2
+    else:
+        assert "pp8" in result.out.split("\nbuild: ")[0]
+
+
+def test_the_document(bench: Callable[..., Any], folder: str) -> None:
+    found = bench("--json", "--dtype", "float32,float64").json()
+    assert [model["weight_format"] for model in found["models"]] == ["float32", "float64"]
+    assert found["model"] == found["models"][0]
+    assert [row["number"] for row in found["rows"]] == [1, 2, 3, 4]
+    assert len(found["rows"][1]["samples_token_ns"]) == 3 * 2
+    assert found["environment"]["processor"]
+    assert found["ceilings"] is None
+
+
+def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder: str) -> None:
+    found = cli("bench", "-m", folder, "-p", "16", "-n", "0", "-r", "2", "--json").json()
+    (row,) = found["rows"]
+    assert found["ceilings"]["reads"]
+    assert 0 < row["roofline_share"] < 1
+    assert row["roofline_share"] == pytest.approx(row["roofline_ns"] / row["avg_ns"], rel=1e-3)
+
+
+def test_verbose(bench: Callable[..., Any], folder: str) -> None:
+    first, second = bench("-v").err.splitlines()
+    assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
+    assert re.fullmatch(rf"note: loaded {folder} in [\d.e-]+ s: float32 on cpu", second)
+    assert bench("-v", "--quiet").err == ""
+
+
+def test_devices(cli: Callable[..., Any]) -> None:
+    result = cli("bench", "--list-devices")
+    assert result.code == 0
+    assert result.out.startswith("Available devices:\n")
+    assert re.search(r"\n  CPU: .+ \(\d+ MiB, \d+ MiB free\)\n$", result.out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["-o", "json", "--json"], "`--json` and `-o json` are two formats for one stdout"),
+        (["-o", "xml"], "`--output` has no choice `xml`"),
+        (["--list-devices", "--json"], "`--list-devices` is for people"),
+        (["-p", "0", "-n", "0"], "all tests have 0 tokens"),
+        (["-p", "8-4"], "`--n-prompt 8-4` ends before it begins"),
+        (["-pg", "8"], "`-pg` takes two numbers, not `8`"),
+        (["-t", "0"], "`--threads` must be at least 1, not `0`"),
+        (["-r", "0"], "`--repetitions` must be between 1 and 1000000, not `0`"),
+        (["-ctk", "q9"], "`--cache-type-k` has no choice `q9`"),
+        (["--dtype", "f16"], "`--dtype` has no choice `f16`"),
+        (["-mmp", "2"], "`--mmap` takes 0 or 1, not `2`"),
+        (["-ts", "x"], "`--tensor-split` takes numbers, not `x`"),
+        (["-q"], "there is no option `-q`"),
+        (["-nope", "3"], "there is no option `-nope`"),
+        (["-ng", "99"], "there is no option `-ng`"),
+        (["--against", "vllm"], "`--against` has no choice `vllm`"),
+        (["extra"], "`extra` is one argument too many"),
+    ],
+)
+def test_what_is_refused_before_anything_is_measured(
+    cli: Callable[..., Any], argv: list[str], message: str
+) -> None:
+    result = cli("bench", "-m", "tiny", *argv)
+    assert result.code == 2
+    assert result.err.startswith(f"error: {message}")
+    assert len(result.err.splitlines()) == 2
+    if "--json" not in argv:
+        assert result.out == ""
+
+
+def test_a_command_of_two_words(cli: Callable[..., Any]) -> None:
+    assert cli("bench", "compare", "--help").out.startswith("usage: llmcli bench compare ")
+    assert "  bench compare " in cli("--help").out
+    wrong = cli("bench", "compair", "a", "b")
+    assert wrong.code == 2
+    assert wrong.err == (
+        "error: there is no command `bench compair`\nhint: did you mean `llmcli bench compare`?\n"
+    )
+    assert "see `llmcli bench compare --help`" in cli("bench", "compare").err
+
+
+def test_the_program_is_named_by_its_version_where_it_is_no_checkout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by = build.bencher()
+    assert re.fullmatch(r"[0-9a-f]{8}", by.build_commit) or by.build_number == 0
+    monkeypatch.setattr(build, "_git", lambda root, *words: "")
+    by = build.bencher()
+    assert (by.build_commit, by.build_number) == (llmcli.__version__, 0)
