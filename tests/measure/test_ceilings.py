@@ -10,6 +10,7 @@ import torch
 from llmcli import devices
 from llmcli.measure import caches as caches_module
 from llmcli.measure import ceilings as module
+from llmcli.measure import rates
 from llmcli.measure.caches import cpu_caches
 from llmcli.measure.ceilings import measure_ceilings
 from llmcli.measure.peaks import Peak, resident_bytes
@@ -71,9 +72,9 @@ def test_ceilings_of_this_processor(monkeypatch):
     assert sizes == [
         (1, "L2"), (2, "L2"), (4, "L3"), (8, "L3"), (21, "memory"), (32, "memory")
     ]  # fmt: skip
-    rates = [rate.bytes_per_s for rate in found.reads]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[-1] > 1e8
+    fast = [rate.bytes_per_s for rate in found.reads]
+    assert fast == sorted(fast, reverse=True)
+    assert fast[-1] > 1e8
     assert found.read(20 * MIB + 1) is found.reads[4]
     assert found.read(10**12) is found.reads[-1]
     assert [rate.dtype for rate in found.matrices] == ["float32", "bfloat16"]
@@ -85,7 +86,7 @@ def test_ceilings_of_this_processor(monkeypatch):
 def test_a_dtype_is_measured_once_and_float64_never_through_float32():
     one = measure_ceilings(CPU, torch.bfloat16, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
-    exact = module._matrix_rate(CPU, torch.float64, 0.02)
+    exact = rates.matrix_rate(CPU, torch.float64, 0.02)
     assert (exact.dtype, exact.way) == ("float64", "direct")
 
 
@@ -95,44 +96,53 @@ def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch):
     monkeypatch.setattr(devices, "available_bytes", lambda device: 100)
     assert module._working_sets(CPU, (("L3", 32 * MIB),), 10**10) == [MIB]
     sizes = []
-    monkeypatch.setattr(module, "_best_seconds", lambda *call: 1e-9)
-    module._fastest_product(lambda square: sizes.append(len(square)), CPU, 60.0)
+    monkeypatch.setattr(rates, "best_seconds", lambda *call: 1e-9)
+    rates._fastest_product(lambda square: sizes.append(len(square)), CPU, 60.0)
     assert sizes == [256]
     monkeypatch.setattr(devices, "available_bytes", lambda device: None)
     assert max(module._working_sets(CPU, (), 10**10)) == 256 * MIB
 
 
-@pytest.mark.parametrize("least", [MIB, 8 * MIB])
-def test_every_reader_reads_every_byte_as_often_as_is_counted(monkeypatch, least):
+@pytest.mark.parametrize(
+    ("least", "cached", "times"), [(MIB, True, 1), (8 * MIB, True, 8), (8 * MIB, False, 1)]
+)
+def test_every_reader_reads_every_byte_as_often_as_is_counted(monkeypatch, least, cached, times):
     """A larger number at any place of the set changes what each of them finds; none beyond it."""
     nbytes, seen, seconds = MIB, [], iter([4.0, 2.0, 8.0] * 9)
-    monkeypatch.setitem(module._LEAST_READ, "cpu", least)
+    monkeypatch.setitem(rates._LEAST_READ, "cpu", least)
 
-    def once(call, device, most):
+    def once(calls, device, most):
+        (call,) = calls
         seen.append(call())
         return next(seconds)
 
-    monkeypatch.setattr(module, "_best_seconds", once)
+    monkeypatch.setattr(rates, "best_seconds", once)
     numbers = torch.ones(2 * nbytes // 4)
-    rate = module._read_rate(numbers, nbytes, 1.0)
-    times = least // nbytes
+    rate = rates.read_rate(numbers, nbytes, 1.0, cached=cached)
     assert rate == pytest.approx(times * nbytes / 2.0)
     plain, seen[:] = [value.flatten().tolist() for value in seen], []
     assert [len(found) for found in plain] == [times, times, 1]
     for place in (0, nbytes // 8 - 1, nbytes // 8, nbytes // 4 - 1, nbytes // 4):
         numbers.fill_(1.0)[place] = 2.0
-        module._read_rate(numbers, nbytes, 1.0)
+        rates.read_rate(numbers, nbytes, 1.0, cached=cached)
         found, seen[:] = [value.flatten().tolist() for value in seen], []
         for one, other in zip(found, plain, strict=True):
             assert all((a != b) == (place < nbytes // 4) for a, b in zip(one, other, strict=True))
 
 
 def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch):
-    rates = iter((5.0, 7.0, 1.0, 3.0))
-    monkeypatch.setattr(module, "_read_rate", lambda *args: next(rates))
+    measured, cached = iter((5.0, 7.0, 1.0, 3.0)), []
+
+    def rate(*args, **named):
+        cached.append(named["cached"])
+        return next(measured)
+
+    monkeypatch.setattr(module, "read_rate", rate)
+    monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", 2 * MIB),))
     monkeypatch.setattr(module, "_working_sets", lambda *args: [MIB * n for n in (1, 2, 3, 4)])
     found = measure_ceilings(CPU, torch.float32, threads=1, seconds=0.02)
     assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
+    assert cached == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("narrow", "way"), [(16, "through float32"), (0.25, "direct")])
@@ -143,26 +153,55 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
         clock[0] += narrow if x.dtype == torch.bfloat16 else 1.0
         return linear(x, y)
 
-    def seconds(call, device, most):
+    def seconds(calls, device, most):
         begin = clock[0]
-        call()
+        calls[0]()
         return clock[0] - begin
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
-    monkeypatch.setattr(module, "_best_seconds", seconds)
-    found = module._matrix_rate(CPU, torch.bfloat16, 0.02)
+    monkeypatch.setattr(rates, "best_seconds", seconds)
+    found = rates.matrix_rate(CPU, torch.bfloat16, 0.02)
     assert found.way == way
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
 
 def test_the_best_repetition_counts(monkeypatch):
-    clock, costs = [0.0], iter((9.0, 0.5, 0.25, 0.75))  # the first one is the warm-up
-    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    clock, costs = [0.0], iter((0.01, 0.5, 0.25, 0.75, 0.5, 0.5, 9.0, 0.1))  # a warm-up first
+    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
 
     def call():
         clock[0] += next(costs)
 
-    assert module._best_seconds(call, CPU, 1.0) == 0.25
+    assert rates.best_seconds([call], CPU, 1.0) == 0.25
+    assert next(costs) == 9.0  # five in any case, and no more when the time is over
+
+
+def test_of_every_piece_the_best_repetition_counts(monkeypatch):
+    clock, costs = [0.0], iter((9.0, 9.0, 1.0, 8.0, 2.0, 4.0, 3.0, 2.0, 5.0, 6.0, 7.0, 3.0))
+    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
+
+    def call():
+        clock[0] += next(costs)
+
+    assert rates.best_seconds([call, call], CPU, 0.0) == 1.0 + 2.0
+
+
+def test_what_lies_in_memory_is_read_in_pieces_and_all_of_it(monkeypatch):
+    monkeypatch.setattr(rates, "_PIECE", MIB)
+    read = []
+
+    def once(calls, device, most):
+        read.append([float(call().sum()) for call in calls])
+        return 1.0
+
+    monkeypatch.setattr(rates, "best_seconds", once)
+    numbers = torch.arange(4 * MIB // 4, dtype=torch.float64).float() / MIB
+    assert rates.read_rate(numbers, 5 * MIB // 2, 1.0, cached=False) == 5 * MIB // 2
+    assert [len(found) for found in read] == [3, 3, 3]
+    assert sum(read[0]) == pytest.approx(float(numbers[: 5 * MIB // 8].sum()), rel=1e-5)
+    read.clear()
+    rates.read_rate(numbers, 5 * MIB // 2, 1.0, cached=True)
+    assert [len(found) for found in read] == [1, 1, 1]
 
 
 class FakeEvent:
@@ -193,9 +232,9 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
     )
     monkeypatch.setattr(torch, "cuda", fake)
     device = torch.device("cuda:0")
-    assert module._cuda_seconds(call, calls=4) == 0.5
+    assert rates._cuda_seconds(call, calls=4) == 0.5
     assert module.device_caches(device, 7) == (("L2", 50 * MIB),)
-    assert module._best_seconds(call, device, 0.0) == 0.5
+    assert rates.best_seconds([call], device, 0.0) == 0.5
 
 
 @pytest.mark.gpu

@@ -1,0 +1,152 @@
+"""How fast bytes are read and matrices multiplied: the best of many repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from llmcli import devices
+from llmcli.model import dtype_name
+from llmcli.reports.ceilings import MatrixRate
+
+CACHE = 64 << 20  # taken for the last cache where the system names none
+_SHARE = 8  # at most 1/8 of the free memory is taken
+_LEAST_READ = {"cpu": 8 << 20, "cuda": 1 << 30}  # bytes a call: starting it is in the time
+_PIECE = 16 << 20  # read at a time: some 0.5 ms
+_LEAST_TIMES = 5  # a call is repeated
+_MATRIX_S = 0.02  # what one product should take
+_SIZES = (256, 512, 1024, 2048, 4096, 8192)  # rows and columns of the matrices
+_MATRICES = 3 * 8 + 4  # bytes a place: the one in float32, and three of up to eight
+
+Call = Callable[[], object]
+
+
+def most_bytes(device: torch.device) -> int:
+    """Bytes that measuring may take; where nobody knows what is free, what is enough for most."""
+    free = devices.available_bytes(device)
+    return 4 * CACHE if free is None else free // _SHARE
+
+
+def read_rate(buffer: Tensor, nbytes: int, seconds: float, *, cached: bool) -> float:
+    """Bytes per second of the fastest reader over the first `nbytes` of the buffer.
+
+    `cached`: they lie in a cache, so that one call can read them several times. From memory it
+    would not: two threads at the same place are served by one reading.
+
+    Which one it is depends on the threads and the size: on two cores 1 MiB is read at 230 GB/s
+    by sums and at 80 by a product of a matrix with a vector, 128 MiB at 50 and 25.
+    """
+    kind = buffer.device.type
+    numbers = buffer[: nbytes // 4]
+    times = -(-_LEAST_READ.get(kind, nbytes) // nbytes) if cached else 1
+    # on a busy processor nobody is undisturbed for longer: all pieces are read in turns
+    pieces = torch.split(numbers, _PIECE // 4) if kind == "cpu" and not cached else (numbers,)
+    best = 0.0
+    for reader, rounds in ((_summing, times), (_comparing, times), (_multiplying, 1)):
+        calls = [reader(piece, rounds) for piece in pieces]
+        best = max(best, rounds * nbytes / best_seconds(calls, buffer.device, seconds / 3))
+    return best
+
+
+def _summing(numbers: Tensor, times: int) -> Call:
+    again = numbers.expand(times, -1)  # the same bytes, over and over in one call
+    return lambda: again.sum(1)
+
+
+def _comparing(numbers: Tensor, times: int) -> Call:
+    again = numbers.view(torch.int32).expand(times, -1)
+    return lambda: again.amax(1)
+
+
+def _multiplying(numbers: Tensor, times: int) -> Call:
+    left, right = numbers.view(2, -1)
+    return lambda: torch.dot(left, right)
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> MatrixRate:
+    """FLOPs per second of a product of two square matrices, directly or through float32."""
+    ways = [("direct", _product(dtype, None))]
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        # processors without such instructions are many times slower than in float32
+        ways.append(("through float32", _product(dtype, torch.float32)))
+    best, name = 0.0, ""
+    for way, product in ways:
+        rate = _fastest_product(product, device, seconds / len(ways))
+        if rate > best:
+            best, name = rate, way
+    return MatrixRate(dtype=dtype_name(dtype), flops_per_s=best, way=name)
+
+
+def _product(dtype: torch.dtype, through: torch.dtype | None) -> Callable[[Tensor], Call]:
+    """For a float32 matrix: what multiplies it with itself in `dtype`."""
+
+    def prepared(square: Tensor) -> Call:
+        narrow = square.to(dtype)
+        if through is None:
+            return lambda: torch.nn.functional.linear(narrow, narrow)
+        return lambda: torch.nn.functional.linear(narrow.to(through), narrow.to(through)).to(dtype)
+
+    return prepared
+
+
+def _fastest_product(
+    product: Callable[[Tensor], Call], device: torch.device, seconds: float
+) -> float:
+    """FLOPs per second: larger matrices as long as one product stays a fraction of the time."""
+    best, end, most = 0.0, perf_counter() + seconds, most_bytes(device)
+    for size in _SIZES:
+        if best and _MATRICES * size**2 > most:
+            break
+        call = product(torch.randn(size, size, device=device))
+        took = best_seconds([call], device, seconds / 4)
+        best = max(best, 2 * size**3 / took)
+        if 8 * took > min(_MATRIX_S, seconds / 2) or perf_counter() > end:
+            break
+    return best
+
+
+def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) -> float:
+    """What the calls take one after the other: the shortest time of each, added up.
+
+    After a warm-up they are repeated as long as that fits into `seconds`, and a few times in any
+    case: on a busy machine one of them may run undisturbed. On a GPU it is the device's own time,
+    of several calls in a row: it waits for the first one.
+    """
+    for call in calls:
+        call()
+    best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
+    timed = {"cuda": _cuda_seconds, "mps": _mps_seconds}.get(device.type, _seconds)
+    while done < _LEAST_TIMES or perf_counter() < end:
+        done += 1
+        best = [min(now, timed(call)) for now, call in zip(best, calls, strict=True)]
+    return sum(best)
+
+
+def _seconds(call: Call) -> float:
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
+def _mps_seconds(call: Call) -> float:
+    begin = perf_counter()
+    call()
+    torch.mps.synchronize()
+    return perf_counter() - begin
+
+
+def _cuda_seconds(call: Call, calls: int = 5) -> float:
+    """Seconds of one of `calls` calls in a row, between two events on the current stream."""
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / calls
