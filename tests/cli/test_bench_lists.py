@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from llmcli.cli.bench.lists import flags, numbers, pairs, words
-from llmcli.cli.bench.options import SubjectOptions, SweptOptions, UnusedOptions
-from llmcli.cli.bench.settings import model_names, planned, unused_names
+from llmcli.cli.bench.options import SubjectOptions, SweptOptions
+from llmcli.cli.bench.settings import model_names, planned
+from llmcli.cli.bench.unused import UnusedOptions, unused_names
 from llmcli.errors import UsageError
 
 

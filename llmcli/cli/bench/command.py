@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from llmcli.cli.bench.options import (
-    BenchOutput,
-    OurOptions,
-    RunOptions,
-    SubjectOptions,
-    SweptOptions,
-    UnusedOptions,
-)
-from llmcli.cli.bench.settings import Plan, model_names, planned, unused_names
+from llmcli.cli.bench.options import SubjectOptions, SweptOptions
+from llmcli.cli.bench.runs import BenchOutput, OurOptions, RunOptions
+from llmcli.cli.bench.settings import Plan, model_names, planned
+from llmcli.cli.bench.unused import UnusedOptions, unused_names
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
@@ -73,7 +67,9 @@ def command(
     out = Output("bench", output)
     _check(runs, ours, output)
     if runs.list_devices:
-        out.write("".join(_devices()))
+        from llmcli.cli.bench.devices import device_lines
+
+        out.write("".join(device_lines()))
         return
     if tests.hf_token:
         os.environ["HF_TOKEN"] = tests.hf_token
@@ -222,18 +218,3 @@ def _shown(plan: Plan, ours: OurOptions) -> Shown:
         cpu=False in found,
         engines=ours.against is not None,
     )
-
-
-def _devices() -> Iterator[str]:
-    """`CUDA0: name (MiB, MiB free)`, as llama-bench lists them; the CPU, too."""
-    from llmcli.measure.memory import machine_devices
-    from llmcli.reports.bench_fields import device_words
-
-    yield "Available devices:\n"
-    for device in machine_devices():
-        name = "CPU" if device.device == "cpu" else device_words(device.device)
-        sizes = [
-            f"{'unknown' if nbytes is None else nbytes // 2**20} MiB{word}"
-            for nbytes, word in ((device.total_bytes, ""), (device.free_bytes, " free"))
-        ]
-        yield f"  {name}: {device.name} ({', '.join(sizes)})\n"

@@ -1,23 +1,21 @@
-"""The options of llama-bench, by its names, and ours, which are long ones only."""
+"""What is measured: the options of llama-bench that take lists, by its names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from llmcli.cli.options import MODEL, OUTPUT, OutputOptions
-from llmcli.cli.params import Range
+from llmcli.cli.options import MODEL
 
-TESTS, SWEPT, RUNS, OURS = "Tests", "Swept (lists as for tests)", "Runs", "Beyond llama-bench"
-UNUSED = "Accepted without effect"
+TESTS, SWEPT = "Tests", "Swept (lists as for tests)"
 
-Format = Literal["csv", "json", "jsonl", "md", "sql", "none"]
 Texts = list[str] | None
 
 
-def _option(panel: str, *names: str, metavar: str | None = None, help: str) -> Any:
+def option(panel: str, *names: str, metavar: str | None = None, help: str) -> Any:
+    """One option under the heading `panel`."""
     return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=help)
 
 
@@ -27,7 +25,7 @@ class SubjectOptions:
 
     model: Annotated[
         Texts,
-        _option(
+        option(
             MODEL,
             "-m",
             "--model",
@@ -38,20 +36,20 @@ class SubjectOptions:
     ] = None
     hf_repo: Annotated[
         Texts,
-        _option(MODEL, "-hf", "-hfr", "--hf-repo", metavar="ORG/NAME", help="A model on the hub."),
+        option(MODEL, "-hf", "-hfr", "--hf-repo", metavar="ORG/NAME", help="A model on the hub."),
     ] = None
     hf_file: Annotated[
-        Texts, _option(MODEL, "-hff", "--hf-file", metavar="FILE", help="One file of --hf-repo.")
+        Texts, option(MODEL, "-hff", "--hf-file", metavar="FILE", help="One file of --hf-repo.")
     ] = None
     hf_token: Annotated[
         str | None,
-        _option(
+        option(
             MODEL, "-hft", "--hf-token", metavar="TOKEN", help="For the hub, instead of $HF_TOKEN."
         ),
     ] = None
     n_prompt: Annotated[
         Texts,
-        _option(
+        option(
             TESTS,
             "-p",
             "--n-prompt",
@@ -62,13 +60,13 @@ class SubjectOptions:
     ] = None
     n_gen: Annotated[
         Texts,
-        _option(
+        option(
             TESTS, "-n", "--n-gen", metavar="N", help="Texts of so many new tokens. [default: 128]"
         ),
     ] = None
     n_pg: Annotated[
         Texts,
-        _option(
+        option(
             TESTS,
             "-pg",
             metavar="PP,TG",
@@ -77,7 +75,7 @@ class SubjectOptions:
     ] = None
     n_depth: Annotated[
         Texts,
-        _option(
+        option(
             TESTS,
             "-d",
             "--n-depth",
@@ -93,7 +91,7 @@ class SweptOptions:
 
     batch_size: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-b",
             "--batch-size",
@@ -103,7 +101,7 @@ class SweptOptions:
     ] = None
     ubatch_size: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-ub",
             "--ubatch-size",
@@ -113,7 +111,7 @@ class SweptOptions:
     ] = None
     threads: Annotated[
         Texts,
-        _option(
+        option(
             MODEL,
             "-t",
             "--threads",
@@ -123,7 +121,7 @@ class SweptOptions:
     ] = None
     dtype: Annotated[
         Texts,
-        _option(
+        option(
             MODEL,
             "--dtype",
             metavar="DTYPE",
@@ -132,7 +130,7 @@ class SweptOptions:
     ] = None
     device: Annotated[
         Texts,
-        _option(
+        option(
             MODEL,
             "-dev",
             "--device",
@@ -143,7 +141,7 @@ class SweptOptions:
     ] = None
     cache_type_k: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-ctk",
             "--cache-type-k",
@@ -153,11 +151,11 @@ class SweptOptions:
     ] = None
     cache_type_v: Annotated[
         Texts,
-        _option(SWEPT, "-ctv", "--cache-type-v", metavar="TYPE", help="Values in the cache."),
+        option(SWEPT, "-ctv", "--cache-type-v", metavar="TYPE", help="Values in the cache."),
     ] = None
     n_gpu_layers: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-ngl",
             "--n-gpu-layers",
@@ -167,7 +165,7 @@ class SweptOptions:
     ] = None
     no_kv_offload: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-nkvo",
             "--no-kv-offload",
@@ -177,7 +175,7 @@ class SweptOptions:
     ] = None
     flash_attn: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-fa",
             "--flash-attn",
@@ -187,7 +185,7 @@ class SweptOptions:
     ] = None
     embeddings: Annotated[
         Texts,
-        _option(
+        option(
             SWEPT,
             "-embd",
             "--embeddings",
@@ -195,165 +193,3 @@ class SweptOptions:
             help="Embeddings instead of logits. [default: 0]",
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnusedOptions:
-    """llama-bench's options that change nothing here; those in its fields are kept for them."""
-
-    cpu_mask: Annotated[
-        Texts, _option(UNUSED, "-C", "--cpu-mask", metavar="HEX", help="Cores. [default: 0x0]")
-    ] = None
-    cpu_strict: Annotated[
-        Texts, _option(UNUSED, "--cpu-strict", metavar="0|1", help="Strict placement.")
-    ] = None
-    poll: Annotated[
-        Texts, _option(UNUSED, "--poll", metavar="0...100", help="Polling. [default: 50]")
-    ] = None
-    n_cpu_moe: Annotated[
-        Texts, _option(UNUSED, "-ncmoe", "--n-cpu-moe", metavar="N", help="Experts on the CPU.")
-    ] = None
-    split_mode: Annotated[
-        Texts,
-        _option(UNUSED, "-sm", "--split-mode", metavar="none|layer|row", help="Several GPUs."),
-    ] = None
-    main_gpu: Annotated[
-        Texts, _option(UNUSED, "-mg", "--main-gpu", metavar="I", help="The first GPU.")
-    ] = None
-    tensor_split: Annotated[
-        Texts, _option(UNUSED, "-ts", "--tensor-split", metavar="A/B", help="Share of each GPU.")
-    ] = None
-    override_tensor: Annotated[
-        Texts,
-        _option(
-            UNUSED, "-ot", "--override-tensor", metavar="NAME=TYPE;…", help="Places of tensors."
-        ),
-    ] = None
-    mmap: Annotated[
-        Texts, _option(UNUSED, "-mmp", "--mmap", metavar="0|1", help="Memory mapping.")
-    ] = None
-    load_mode: Annotated[
-        Texts, _option(UNUSED, "-lm", "--load-mode", metavar="MODE", help="How files are read.")
-    ] = None
-    direct_io: Annotated[
-        Texts, _option(UNUSED, "-dio", "--direct-io", metavar="0|1", help="Reading past caches.")
-    ] = None
-    no_op_offload: Annotated[
-        Texts, _option(UNUSED, "-nopo", "--no-op-offload", metavar="0|1", help="Host operations.")
-    ] = None
-    no_host: Annotated[
-        Texts, _option(UNUSED, "--no-host", metavar="0|1", help="No host buffers.")
-    ] = None
-    fit_target: Annotated[
-        Texts, _option(UNUSED, "-fitt", "--fit-target", metavar="MIB", help="Margin on the GPU.")
-    ] = None
-    fit_ctx: Annotated[
-        Texts, _option(UNUSED, "-fitc", "--fit-ctx", metavar="N", help="Least context with it.")
-    ] = None
-    rpc: Annotated[
-        str | None, _option(UNUSED, "-rpc", "--rpc", metavar="SERVERS", help="Remote devices.")
-    ] = None
-    numa: Annotated[str | None, _option(UNUSED, "--numa", metavar="MODE", help="Memory nodes.")] = (
-        None
-    )
-    prio: Annotated[
-        str | None, _option(UNUSED, "--prio", metavar="-1|0|1|2|3", help="Priority.")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How it is measured and shown."""
-
-    repetitions: Annotated[
-        int,
-        _option(RUNS, "-r", "--repetitions", metavar="N", help="Runs of each test."),
-        Range(1, 1_000_000),
-    ] = 5
-    delay: Annotated[
-        float,
-        _option(RUNS, "--delay", metavar="SECONDS", help="Pause before each test. [default: 0]"),
-        Range(0, 86_400),
-    ] = 0.0
-    no_warmup: Annotated[
-        bool, _option(RUNS, "--no-warmup", help="No runs before those that count.")
-    ] = False
-    output: Annotated[
-        Format | None,
-        _option(
-            RUNS,
-            "-o",
-            "--output",
-            metavar="FORMAT",
-            help="Format on stdout: csv, json, jsonl, md, sql or none. [default: md]",
-        ),
-    ] = None
-    output_err: Annotated[
-        Format,
-        _option(
-            RUNS,
-            "-oe",
-            "--output-err",
-            metavar="FORMAT",
-            help="Format on stderr, too. [default: none]",
-        ),
-    ] = "none"
-    progress: Annotated[
-        bool, _option(RUNS, "--progress", help="A line on stderr for every run.")
-    ] = False
-    verbose: Annotated[
-        bool, _option(RUNS, "-v", "--verbose", help="Machine, ceilings and loads on stderr.")
-    ] = False
-    list_devices: Annotated[
-        bool, _option(RUNS, "--list-devices", help="List the devices, and nothing else.")
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class OurOptions:
-    """What llama-bench has not."""
-
-    against: Annotated[
-        Literal["transformers", "llama.cpp"] | None,
-        _option(
-            OURS,
-            "--against",
-            metavar="ENGINE",
-            help="Measure transformers or llama.cpp on "
-            "the same weights, too, the runs of both in turns.",
-        ),
-    ] = None
-    random_weights: Annotated[
-        bool,
-        _option(
-            OURS,
-            "--random-weights",
-            help="The model from its configuration alone, its weights drawn with --seed.",
-        ),
-    ] = False
-    seed: Annotated[
-        int,
-        _option(OURS, "--seed", metavar="N", help="Seed of the random tokens. [default: 0]"),
-        Range(0, 2**63 - 1),
-    ] = 0
-    no_ceilings: Annotated[
-        bool,
-        _option(
-            OURS,
-            "--no-ceilings",
-            help="Do not measure what the machine can do at most, "
-            "which takes a second; the share of the roofline is left out.",
-        ),
-    ] = False
-    offline: Annotated[
-        bool, _option(OURS, "--offline", help="Use only what is on this machine.")
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOutput(OutputOptions):
-    """As everywhere, without `-q`: short options are llama-bench's."""
-
-    quiet: Annotated[bool, _option(OUTPUT, "--quiet", help="No progress, notes or warnings.")] = (
-        False
-    )

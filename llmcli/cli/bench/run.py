@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.bench.options import OurOptions
+from llmcli.cli.bench.runs import OurOptions
 from llmcli.cli.bench.streams import Status
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.headers import opened_headers

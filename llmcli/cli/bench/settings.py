@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmcli.cli.bench.lists import flags, numbers, pairs, words
-from llmcli.cli.bench.options import SubjectOptions, SweptOptions, UnusedOptions
+from llmcli.cli.bench.options import SubjectOptions, SweptOptions
+from llmcli.cli.bench.unused import UnusedOptions
 from llmcli.errors import UsageError
 from llmcli.measure.bench.plan import all_tests
 from llmcli.reports.bench import Settings, Test
@@ -91,11 +92,6 @@ def model_names(options: SubjectOptions) -> tuple[str, ...]:
             )
         named.append(f"hf:{repository}" + (f"/{file}" if file else ""))
     return tuple(named)
-
-
-def unused_names(unused: UnusedOptions) -> list[str]:
-    """The options without effect that were given, as they are spelled out."""
-    return ["--" + name.replace("_", "-") for name, given in vars(unused).items() if given]
 
 
 def _tests(asked: SubjectOptions) -> tuple[Test, ...]:
