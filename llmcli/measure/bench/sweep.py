@@ -94,7 +94,7 @@ class _Sweep:
         """All tests with those settings."""
         for lane in self.lanes:
             if lane.settings is not None and not plan.same_engine(lane.settings, settings):
-                self.close()  # all, before the next one is loaded: both may not fit
+                lane.close()  # all of them before one is loaded: old and new may not fit
         for lane in self.lanes:
             lane.open(settings, self.seed)
         for number, test in enumerate(tests):

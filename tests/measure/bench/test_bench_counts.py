@@ -7,7 +7,7 @@ from bench_engines import CEILINGS, settings
 from small_models import CONFIGS, llama
 
 from llmcli.anatomy.spec import Call
-from llmcli.anatomy.work import total_work
+from llmcli.anatomy.work import part_work, total_work
 from llmcli.measure.bench import counts
 from llmcli.reports.bench import Test as Case
 from llmcli.reports.ceilings import MatrixRate, ReadRate
@@ -56,8 +56,11 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
 
     assert least(1e9, 1e30) == pytest.approx(numbers)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
-    both = least(1e9, 1e9)
-    assert max(numbers, work.flops) < both < numbers + work.flops
+    both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
+    parts = part_work(config, Call(batch=1, tokens=1, past=0, phase="decode"), dtype="float32")
+    longer = sum(max(part.weights + part.cache, part.flops / 0.4) for *_, part in parts)
+    assert both == pytest.approx(longer)
+    assert max(numbers, work.flops / 0.4) + 100 < longer < numbers + work.flops / 0.4 - 100
 
 
 def test_reading_is_as_fast_as_what_one_call_reads_allows():

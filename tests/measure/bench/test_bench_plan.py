@@ -31,6 +31,7 @@ def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
     chosen = settings(n_batch=batch, n_ubatch=ubatch)
     assert plan.pieces(tokens, chosen) == pieces
     assert list(plan.calls(tokens, chosen)) == calls
+    assert plan.chunk(chosen) == min(batch, ubatch)
 
 
 def test_one_engine_serves_what_it_is_told_at_its_start():

@@ -64,7 +64,8 @@ def test_rows_come_in_order_and_as_they_are_measured():
         (1, "pp8", 1), (2, "tg4", 2), (3, "pp2+tg2", 3),
         (4, "pp8 @ d3", 4), (5, "tg4 @ d3", 4), (6, "pp2+tg2 @ d3", 4),
     ]  # fmt: skip
-    assert words(engine, "start")[3] == ("start", 11, 1, 512)  # the largest at that depth
+    rooms = [entry[1] for entry in words(engine, "start")]
+    assert rooms == [8, 4, 4, 11]  # the last is the largest at that depth
     assert [row.number for row in report.rows] == [1, 2, 3, 4, 5, 6]
     assert not report.interrupted
     stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
@@ -130,6 +131,18 @@ def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
     assert [len(row.samples_ns) for row in report.rows] == [2, 0, 2]
     assert report.rows[1].ran == engine.ran
     assert report.rows[1].avg_ts == report.rows[1].avg_ns == 0
+
+
+def test_after_a_failure_the_depth_is_read_again():
+    engine = FakeEngine()
+    engine._trouble = raises(
+        MemoryError(), lambda word, *of: (word, len(words(engine, "step"))) == ("step", 1)
+    )
+    tests = [Case(n_prompt=0, n_gen=n, depth=3) for n in (4, 2)]
+    report, _ = swept(lambda chosen: engine, tests=tests)
+    assert [bool(row.error) for row in report.rows] == [True, False]
+    assert [entry[1] for entry in words(engine, "start")] == [7, 5]
+    assert words(engine, "read") == [("read", 3, 0)] * 2
 
 
 def test_a_model_that_does_not_load_is_a_row_for_each_test():
