@@ -1,0 +1,170 @@
+"""The Markdown table to the character, and the second table in a wide and a narrow terminal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from llmcli.render.bench.as_csv import CsvWriter
+from llmcli.render.bench.markdown import MarkdownWriter, Shown
+from llmcli.render.bench.table import render_beside
+from llmcli.reports.bench import Against, BenchReport, BenchRow, Ran, Settings
+from llmcli.reports.bench import Test as Counts
+from llmcli.reports.bench_fields import Bencher, percentile
+from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
+from llmcli.reports.work import PartWork
+
+BY = Bencher(build_commit="1a2b3c4d", build_number=321, cpu_info="A CPU", gpu_info="")
+DEFAULT = Settings(
+    model="m", device="auto", dtype="auto", n_batch=2048, n_ubatch=512, n_threads=8,
+    type_k="auto", type_v="auto", n_gpu_layers=-1, flash_attn="auto", no_kv_offload=False,
+    embeddings=False, use_mmap=True,
+)  # fmt: skip
+RAN = Ran(
+    engine="llmcli", version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
+    model_n_params=6_738_415_616, backend="CUDA", device="cuda:0", dtype="bfloat16",
+    type_k="bf16", n_gpu_layers=33, load_s=1.5, bits_per_weight=4.5,
+)  # fmt: skip
+PROMPT = BenchRow(
+    number=1, settings=DEFAULT, test=Counts(n_prompt=512, n_gen=0, depth=0), engine="llmcli",
+    test_time="2026-01-02T03:04:05Z", ran=RAN, samples_ns=(200_000_000, 250_000_000),
+    first_ns=(200_000_000, 250_000_000), peak_memory_bytes=5 << 30, roofline_ns=90_000_000.0,
+    work=PartWork(flops=7_000_000_000_000, weights=10**9),
+)  # fmt: skip
+TEXT = replace(
+    PROMPT, number=2, test=Counts(n_prompt=0, n_gen=4, depth=1024), first_ns=(),
+    samples_ns=(100_000_000,), token_ns=(10_000_000, 20_000_000, 30_000_000, 40_000_000),
+)  # fmt: skip
+FAILED = replace(
+    PROMPT, ran=None, samples_ns=(), first_ns=(), work=None, roofline_ns=None,
+    error=(5, "out_of_memory", "no room | for\nit"),
+)  # fmt: skip
+
+
+def markdown(*rows: BenchRow, settings: tuple[Settings, ...] = (DEFAULT,), **more: bool) -> str:
+    where = {"gpu": True, "cpu": False} | more
+    writer = MarkdownWriter(by=BY, shown=Shown(settings=settings, default=DEFAULT, **where))
+    return writer.header() + "".join(map(writer.row, rows)) + writer.footer()
+
+
+def test_on_a_gpu_it_is_what_llama_bench_prints() -> None:
+    assert markdown(PROMPT, TEXT) == (
+        "| model                          |       size |     params | backend    | ngl |"
+        "            test |                  t/s |\n"
+        "| ------------------------------ | ---------: | ---------: | ---------- | --: |"
+        " --------------: | -------------------: |\n"
+        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  33 |"
+        "           pp512 |     2304.00 ± 362.04 |\n"
+        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  33 |"
+        "     tg4 @ d1024 |         40.00 ± 0.00 |\n"
+        "\n"
+        "build: 1a2b3c4d (321)\n"
+    )
+
+
+def columns(*settings: Settings, gpu: bool = False, engines: bool = False) -> list[str]:
+    text = markdown(settings=settings, gpu=gpu, cpu=not gpu, engines=engines)
+    return [cell.strip() for cell in text.splitlines()[0].split("|")[1:-1]][4:-2]
+
+
+def test_columns_are_those_that_vary_or_were_asked_for() -> None:
+    assert columns(DEFAULT) == ["threads"]
+    assert columns(DEFAULT, gpu=True) == ["ngl"]
+    assert columns(replace(DEFAULT, n_threads=2), gpu=True) == ["ngl", "threads"]
+    assert columns(replace(DEFAULT, n_batch=64)) == ["threads", "n_batch"]
+    assert columns(DEFAULT, replace(DEFAULT, type_k="f16"), engines=True) == [
+        "threads", "type_k", "engine",
+    ]  # fmt: skip
+    everything = replace(
+        DEFAULT, n_cpu_moe=1, cpu_mask="0x1", cpu_strict=True, poll=0, n_batch=1, n_ubatch=1,
+        type_k="f16", type_v="f16", main_gpu=1, split_mode="row", no_kv_offload=True,
+        flash_attn="on", device="cpu", tensor_split="1.00", tensor_buft_overrides="x=CPU",
+        use_mmap=False, embeddings=True, no_op_offload=True, no_host=True, dtype="float32",
+    )  # fmt: skip
+    assert columns(everything) == [
+        "n_cpu_moe", "threads", "cpu_mask", "cpu_strict", "poll", "n_batch", "n_ubatch",
+        "type_k", "type_v", "main_gpu", "sm", "nkvo", "fa", "dev", "ts", "ot", "mmap", "embd",
+        "nopo", "noh", "dtype",
+    ]  # fmt: skip
+
+
+def test_an_error_is_one_cell_of_one_row() -> None:
+    row = markdown(FAILED, settings=(DEFAULT,)).splitlines()[2]
+    assert row.count(" | ") == markdown(PROMPT).splitlines()[2].count(" | ")
+    assert row.endswith("| error: no room \\| for\\nit |")
+    assert row.startswith("| m   ")  # the model as it was named: none was loaded
+
+
+def test_a_row_of_shapes_alone_has_no_rate() -> None:
+    meta = replace(PROMPT, samples_ns=(), first_ns=(), meta=True)
+    assert markdown(meta).splitlines()[2].endswith("|              not run |")
+
+
+def test_sizes_below_a_gibibyte_and_a_billion() -> None:
+    small = replace(PROMPT, ran=replace(RAN, model_size=98_362_432, model_n_params=134_515_008))
+    assert "|  93.81 MiB |   134.52 M |" in markdown(small)
+
+
+def test_a_quote_in_a_value_is_doubled() -> None:
+    odd = replace(PROMPT, settings=replace(DEFAULT, model='a "b",c'))
+    assert ',"a ""b"",c",' in CsvWriter(BY).row(odd)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [((), 50, None), ((7,), 99, 7), ((1, 2, 3, 4), 50, 2.5), ((4, 1, 3, 2), 90, 3.7)],
+)
+def test_percentile(values: tuple[int, ...], percent: float, expected: float | None) -> None:
+    assert percentile(values, percent) == pytest.approx(expected)
+
+
+CEILINGS = Ceilings(
+    device="cuda:0", threads=8, reads=(ReadRate(nbytes=1 << 30, bytes_per_s=2e12, level="memory"),),
+    matrices=(MatrixRate(dtype="bfloat16", flops_per_s=7e14),), caches=(), seconds=1.0,
+)  # fmt: skip
+RATIO = Against(
+    test=TEXT.test, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
+    highest=3.0, order=("llmcli", "transformers") * 3,
+)  # fmt: skip
+
+
+def shown(width: int, *rows: BenchRow, **more: object) -> list[str]:
+    report = BenchReport(rows=rows, **more)  # type: ignore[arg-type]
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(render_beside(report, ("A CPU", "8 cores", "1 thread")))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_the_second_table() -> None:
+    lines = shown(140, PROMPT, TEXT, FAILED, ceilings=CEILINGS, against=(RATIO,))
+    assert (
+        " ".join(lines[1].split())
+        == "test first token token p50 p90 p99 FLOPs memory roofline load"
+    )
+    assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 5 GiB 40 % 1.50 s"
+    assert " ".join(lines[4].split()) == "tg4 @ d1024 25 ms 37 ms 39.7 ms 7 T 5 GiB 90 % 1.50 s"
+    text = "\n".join(lines)
+    assert "error" not in text  # the first table has it
+    assert "2.00×" in text
+    assert "memory 2 TB/s" in text
+    assert lines[-1] == "A CPU · 8 cores · 1 thread"
+
+
+def test_few_columns_keep_what_nobody_else_measures() -> None:
+    lines = shown(44, PROMPT, TEXT)
+    assert " ".join(lines[1].split()) == "test first token token p50"
+    assert max(map(len, lines)) <= 44
+
+
+def test_nothing_ran() -> None:
+    assert shown(80, FAILED) == []
+
+
+def test_configurations_are_told_apart() -> None:
+    other = replace(PROMPT, settings=replace(DEFAULT, n_threads=2, model="other"))
+    lines = shown(160, PROMPT, other)
+    assert lines[1].split()[:3] == ["model", "threads", "test"]
+    assert lines[4].split()[:3] == ["other", "2", "pp512"]
