@@ -56,7 +56,7 @@ def matrices(attention):
 
 
 def test_the_overview(attention, path):
-    result = attention(TEXT)
+    result = attention(TEXT, "--dtype", "float32")
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()

@@ -118,7 +118,8 @@ def test_generated_tokens_are_dumped_too(dump, tmp_path):
 
 def test_a_parameter_needs_no_prompt(dump, weighted, tmp_path):
     path = tmp_path / "w.safetensors"
-    result = dump("--name", "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight", "-o", path)
+    names = "blocks.0.attn.W_k,model.layers.1.mlp.up_proj.weight"
+    result = dump("--name", names, "-o", path, "--dtype", "float32")
     assert result.code == 0
     assert "tokens" not in result.out
     arrays, stored = load_file(path), load_file(weighted / "model.safetensors")

@@ -46,7 +46,7 @@ def wrong(monkeypatch):
 
 
 def test_a_grid_and_its_checks(lens, path):
-    result = lens("hello")
+    result = lens("hello", "--dtype", "float32")
     assert result.code == 0
     assert result.err == ""
     lines = result.out.splitlines()
@@ -60,7 +60,7 @@ def test_a_grid_and_its_checks(lens, path):
 
 
 def test_json_is_the_models_own_output(lens, path):
-    document = lens("hello", "--json", "-k", "3", "--mid").json()
+    document = lens("hello", "--json", "-k", "3", "--mid", "--dtype", "float32").json()
     assert document["schema"] == "llmcli.lens/1"
     assert [row["name"] for row in document["rows"]] == [
         "blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post", "blocks.1.resid_mid",

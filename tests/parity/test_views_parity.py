@@ -75,7 +75,9 @@ def view(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 
     def run(path: Path, command: str, *options: str) -> Any:
         capsys.readouterr()
-        code = main([command, "-m", str(path), *options, "--json"])
+        # without a dtype of their own: what is compared at float32's precision is computed in it
+        dtype = () if "--dtype" in options else ("--dtype", "float32")
+        code = main([command, "-m", str(path), *options, *dtype, "--json"])
         said, err = capsys.readouterr()
         assert code == 0, (err, said[-2000:])
         document = json.loads(said)
