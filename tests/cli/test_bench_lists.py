@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmcli.cli.bench import settings
 from llmcli.cli.bench.lists import flags, numbers, pairs, words
 from llmcli.cli.bench.options import SubjectOptions, SweptOptions
 from llmcli.cli.bench.settings import model_names, planned
@@ -42,8 +43,8 @@ def test_all_layers_are_minus_one() -> None:
     ("given", "message"),
     [
         ("x", "`-t` takes numbers, not `x`"),
-        ("", "`-t` takes numbers, not ``"),
-        ("1,,2", "`-t` takes numbers, not ``"),
+        ("", "`-t` has an empty value"),
+        ("1,,2", "`-t` has an empty value"),
         ("1.5", "`-t` takes numbers, not `1.5`"),
         ("1-4-2", "`-t` takes numbers, not `1-4-2`"),
         ("1-4/2", "`-t` takes numbers, not `1-4/2`"),
@@ -55,6 +56,8 @@ def test_all_layers_are_minus_one() -> None:
         ("1-999999999", "`-t 1-999999999` are more than 10,000 values"),
         ("-1", "`-t` must be at least 0, not `-1`"),
         ("9999999999", "`-t` must be at most 2147483647, not `9999999999`"),
+        ("9" * 20, f"`-t` must be at most 2147483647, not `{'9' * 18}…`"),
+        ("1-" + "9" * 5000, f"`-t` must be at most 2147483647, not `{'9' * 18}…`"),
     ],
 )
 def test_what_are_no_numbers(given: str, message: str) -> None:
@@ -67,8 +70,11 @@ def test_pairs() -> None:
     assert pairs("-pg", None) == ()
     assert pairs("-pg", ["512,128", "16,0"]) == ((512, 128), (16, 0))
     for wrong in ("512", "1,2,3", "1-2,3", "a,b"):
-        with pytest.raises(UsageError, match="`-pg`"):
+        with pytest.raises(UsageError, match="`-pg` takes two numbers") as caught:
             pairs("-pg", [wrong])
+        assert caught.value.hint == "write `-pg 512,128`, once for each pair"
+    with pytest.raises(UsageError, match="`-pg` must be at most 2147483647, not `99999"):
+        pairs("-pg", ["9" * 30 + ",1"])
 
 
 def test_flags_and_words() -> None:
@@ -123,6 +129,20 @@ def test_every_combination_models_outermost_threads_innermost() -> None:
 def test_more_than_anybody_can_wait_for() -> None:
     with pytest.raises(UsageError, match="these are 1,000,000 tests"):
         plan(swept={"threads": ["1-1000"], "batch_size": ["1-1000"]}, tests={"n_gen": ["0"]})
+
+
+def test_tests_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "all_tests", lambda *_: pytest.fail("made"))
+    with pytest.raises(UsageError, match="these are 199,970,001 tests"):
+        plan(tests={"n_prompt": ["0-9999"], "n_gen": ["1-9999"], "n_depth": ["1-9999"],
+                    "n_pg": ["4,4", "0,0"]}, swept={"threads": ["1"]})  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["batch_size", "ubatch_size"])
+def test_a_batch_of_nothing(option: str) -> None:
+    name = "--" + option.replace("_", "-")
+    with pytest.raises(UsageError, match=f"`{name}` must be at least 1, not `0`"):
+        plan(swept={option: ["0,64"]})
 
 
 @pytest.mark.parametrize(

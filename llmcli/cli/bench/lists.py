@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from llmcli.errors import UsageError
 
-_RANGE = re.compile(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?", re.ASCII)
+_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?", re.ASCII)
+_DIGITS = 18  # Python refuses to read thousands of them
 MOST = 10_000  # values of one option: nobody waits for more, and a typo is quickly that long
 LARGEST = 2**31 - 1
 _FLAGS = {"0": False, "1": True}
@@ -27,7 +28,7 @@ def numbers(
     found: list[int] = []
     for text in given:
         for part in text.split(","):
-            found += _range(option, part)
+            found += _range(option, part, most)
             if len(found) > MOST:
                 raise UsageError(f"`{option} {text}` are more than {MOST:,} values")
     for value in found:
@@ -37,13 +38,18 @@ def numbers(
     return tuple(found)
 
 
-def _range(option: str, part: str) -> list[int]:
+def _range(option: str, part: str, most: int) -> list[int]:
     match = _RANGE.fullmatch(part.strip())
+    if not part.strip():
+        raise UsageError(f"`{option}` has an empty value", hint=f"write `{option} 16,32`")
     if match is None:
         raise UsageError(
             f"`{option}` takes numbers, not `{part}`",
             hint=f"write `{option} 16,32`, `1-4`, `1-9+2` or `1-8*2`",
         )
+    for digits in filter(None, match.group(1, 2, 4)):
+        if len(digits) > _DIGITS:
+            raise UsageError(f"`{option}` must be at most {most}, not `{digits[:_DIGITS]}…`")
     first = int(match[1])
     last = first if match[2] is None else int(match[2])
     multiply, step = match[3] == "*", int(match[4] or 1)
@@ -71,10 +77,14 @@ def pairs(option: str, given: Given) -> tuple[tuple[int, int], ...]:
                 f"`{option}` takes two numbers, not `{text}`",
                 hint=f"write `{option} 512,128`, once for each pair",
             )
-        prompt, new = (numbers(option, [part], (), most=LARGEST) for part in parts)
-        if len(prompt) != 1 or len(new) != 1:
-            raise UsageError(f"`{option}` takes no ranges: `{text}`")
-        found.append((prompt[0], new[0]))
+        for part in parts:
+            if not re.fullmatch(r"\d+", part.strip(), re.ASCII):
+                raise UsageError(
+                    f"`{option}` takes two numbers and no ranges, not `{text}`",
+                    hint=f"write `{option} 512,128`, once for each pair",
+                )
+        (prompt,), (new,) = (numbers(option, [part], ()) for part in parts)
+        found.append((prompt, new))
     return tuple(found)
 
 

@@ -64,13 +64,7 @@ def planned(
         use_mmap=True,
     )
     axes = {"model": models, **_axes(swept, unused, default)}
-    tests = _tests(asked)
-    rows = math.prod(map(len, axes.values())) * len(tests)
-    if rows > MOST_ROWS:
-        raise UsageError(
-            f"these are {rows:,} tests, and no more than {MOST_ROWS:,} can be run",
-            hint="shorten the lists",
-        )
+    tests = _tests(asked, math.prod(map(len, axes.values())))
     found = tuple(
         replace(default, **dict(zip(axes, values, strict=True)))
         for values in itertools.product(*axes.values())
@@ -94,17 +88,27 @@ def model_names(options: SubjectOptions) -> tuple[str, ...]:
     return tuple(named)
 
 
-def _tests(asked: SubjectOptions) -> tuple[Test, ...]:
-    """At each depth all prompts, then all texts, then all of both; one of 0 tokens is default."""
+def _tests(asked: SubjectOptions, configurations: int) -> tuple[Test, ...]:
+    """At each depth all prompts, then all texts, then all of both; one of 0 tokens is none.
+
+    Counted before they are made: three lists of thousands are more than memory holds.
+    """
     prompts = numbers("--n-prompt", asked.n_prompt, (512,))
     texts = numbers("--n-gen", asked.n_gen, (128,))
     depths = numbers("--n-depth", asked.n_depth, (0,))
-    tests = all_tests(prompts, texts, pairs("-pg", asked.n_pg), depths)
-    if not tests:
+    both = pairs("-pg", asked.n_pg)
+    each = sum(map(bool, prompts)) + sum(map(bool, texts)) + sum(map(any, both))
+    rows = configurations * len(depths) * each
+    if rows > MOST_ROWS:
+        raise UsageError(
+            f"these are {rows:,} tests, and no more than {MOST_ROWS:,} can be run",
+            hint="shorten the lists",
+        )
+    if not rows:
         raise UsageError(
             "all tests have 0 tokens", hint="give `--n-prompt`, `--n-gen` or `-pg` a number"
         )
-    return tests
+    return all_tests(prompts, texts, both, depths)
 
 
 def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict[str, Any]:
@@ -127,8 +131,8 @@ def _axes(swept: SweptOptions, unused: UnusedOptions, default: Settings) -> dict
         "no_host": flags("--no-host", unused.no_host, False),
         "embeddings": flags("--embeddings", swept.embeddings, False),
         "no_op_offload": flags("--no-op-offload", unused.no_op_offload, False),
-        "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,)),
-        "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,)),
+        "n_batch": numbers("--batch-size", swept.batch_size, (default.n_batch,), least=1),
+        "n_ubatch": numbers("--ubatch-size", swept.ubatch_size, (default.n_ubatch,), least=1),
         "type_k": words("--cache-type-k", swept.cache_type_k, "auto", allowed=CACHE_TYPES),
         "type_v": words("--cache-type-v", swept.cache_type_v, "auto", allowed=CACHE_TYPES),
         "no_kv_offload": flags("--no-kv-offload", swept.no_kv_offload, False),
