@@ -1,0 +1,72 @@
+"""The least time in which a machine could do some work, part by part.
+
+A roofline (Williams, Waterman & Patterson 2009) with the ceilings of the machine at hand. What a
+step streams (weights and cached keys and values) comes from where all of it fits: from memory, or
+from the cache that holds the whole working set. Activations are made by one part and read by the
+next, and come from the cache that holds those of one part. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.anatomy.work import Works
+from llmcli.reports.ceilings import Ceilings
+from llmcli.reports.work import PartWork
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Least:
+    """Seconds in which a part's bytes arrive at best, and in which it is computed at best.
+
+    `level` is where most of the time of the bytes is spent: `memory`, or a cache.
+    """
+
+    moving: float
+    computing: float
+    level: str
+
+    @property
+    def seconds(self) -> float:
+        """Bytes arrive while others are computed with: the longer of both."""
+        return max(self.moving, self.computing)
+
+    @property
+    def nearest(self) -> str:
+        """The ceiling that this is: `compute`, or the level."""
+        return self.level if self.moving >= self.computing else COMPUTE
+
+
+def least(work: PartWork, calls: int, ceilings: Ceilings, *, dtype: str, working_set: int) -> Least:
+    """Of one part that is computed `calls` times, in `dtype`.
+
+    `working_set`: bytes that a whole step streams, weights and cache. Where the rate of products
+    in that dtype was not measured, computing takes no time.
+    """
+    streamed = ceilings.read(working_set)
+    own = ceilings.read(work.activations // max(1, calls))
+    matrix = ceilings.matrix(dtype)
+    streaming = (work.weights + work.cache) / streamed.bytes_per_s
+    passing = work.activations / own.bytes_per_s
+    return Least(
+        moving=streaming + passing,
+        computing=0.0 if matrix is None else work.flops / matrix.flops_per_s,
+        level=streamed.level if streaming >= passing else own.level,
+    )
+
+
+def least_seconds(
+    works: Works, calls: int, ceilings: Ceilings, *, dtype: str, working_set: int
+) -> float | None:
+    """Of all parts one after the other: `works` is the sum over `calls` forward calls.
+
+    None where the rate of products in that dtype was not measured.
+    """
+    if ceilings.matrix(dtype) is None:
+        return None
+    return sum(
+        least(work, calls, ceilings, dtype=dtype, working_set=working_set).seconds
+        for *_, work in works
+    )
