@@ -1,4 +1,8 @@
-"""Progress of long work on stderr: only on a terminal, only once it has taken a moment."""
+"""Progress of long work on stderr: only on a terminal, only once it has taken a moment.
+
+It is drawn when the work tells of itself and by no thread of its own, which would take the
+processor while something is timed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PATIENCE_S = 0.4  # what is over sooner needs no bar, and rich.progress costs 60 ms to import
+BETWEEN_S = 0.1  # from one drawing of a bar to the next
 
 
 class Progress:
@@ -35,7 +40,7 @@ class Progress:
         )
         self._screen = out.err
         self._wanted = out.err.animate and not out.quiet
-        self._begin = monotonic()
+        self._begin = self._drawn = monotonic()
         self._bar: RichProgress | None = None
         self._tasks: dict[str, TaskID] = {}
 
@@ -64,11 +69,16 @@ class Progress:
         if self._bar is None:
             self._bar = self._started()
         task = self._tasks.get(what)
+        fresh = task is None
         if task is None:
             for other in self._tasks.values():
                 self._bar.update(other, visible=False)
             task = self._tasks[what] = self._bar.add_task(what, total=total)
-        self._bar.update(task, completed=done, total=total)
+        now = monotonic()
+        due = now - self._drawn >= BETWEEN_S or done == total or fresh
+        if due:
+            self._drawn = now
+        self._bar.update(task, completed=done, total=total, refresh=due)
 
     def _erase_opening(self) -> None:
         if self._opening:
@@ -89,6 +99,7 @@ class Progress:
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
+            auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
         )

@@ -41,7 +41,8 @@ class PartTime:
     `seconds` on the device over all calls of the phase; `host_s` what the host took to start
     them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
     `work` is of all calls too. `bound` and `of_bound` say what it
-    waits for and which share of that ceiling it reaches, None where it does no counted work.
+    waits for and which share of the ceiling `nearest` it reaches, None where it does no counted
+    work. `operations` of PyTorch are started for it.
     """
 
     part: str
@@ -52,6 +53,8 @@ class PartTime:
     work: PartWork
     bound: Bound | None = None
     of_bound: float | None = None
+    nearest: str | None = None
+    operations: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class Span:
 class Overhead:
     """What looking costs: instrumented and bare runs in turns, seconds of each pair.
 
-    `ratios` are instrumented ÷ bare, pair by pair.
+    `ratios` are instrumented ÷ bare, pair by pair; `quartiles` the first and the third of them.
     """
 
     watched_s: tuple[float, ...]
@@ -83,6 +86,12 @@ class Overhead:
     median: float
     lowest: float
     highest: float
+    quartiles: tuple[float, float] = (float("-inf"), float("inf"))
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether looking costs less than what runs differ by: no cost is between the quartiles."""
+        return self.quartiles[0] <= 1 <= self.quartiles[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +102,8 @@ class PhaseTime:
     calls; `bare_s` the median without looking. `parts` has each (layer, part) in the order of
     the forward pass, `totals` each part over all layers, the gaps last: their seconds add up to
     `seconds`. `work` is of the whole phase. `peak` is the most memory held (resident, or the
-    GPU's where it runs on one).
+    GPU's where it runs on one). `gemv_s`, `gemm_s`: of the products with a weight matrix, by
+    whether the call that they are in gives one row or many.
     """
 
     name: Literal["prefill", "decode"]
@@ -109,6 +119,8 @@ class PhaseTime:
     overhead: Overhead
     peak: int | None
     spans: tuple[Span, ...] = ()
+    gemv_s: float = 0.0
+    gemm_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +141,7 @@ class TimingReport:
     """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
-    system does not say.
+    system does not say. `interrupted`: the phases are those that were finished.
     """
 
     prompt_tokens: int
@@ -145,3 +157,4 @@ class TimingReport:
     working_set: int
     checks: tuple[ViewCheck, ...]
     splits: tuple[SplitTime, ...] = field(default=())
+    interrupted: bool = False
