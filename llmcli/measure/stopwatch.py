@@ -81,7 +81,7 @@ class Stopwatch:
         """Of what took place: after a single new token there was no decoding."""
         for phase, peaks in self._peaks.items():
             if phase != "decode" or self._decoded:
-                yield _phase_peak(phase, peaks)
+                yield phase_peak(phase, peaks)
 
     def _timed(self, tokens: Iterator[T]) -> T | None:
         """The next token, None after the last one; `_spent` are its seconds."""
@@ -98,7 +98,7 @@ class Stopwatch:
         return peak
 
 
-def _phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
+def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
     """The most of all streams; unknown if it is of one of them."""
     return PhasePeak(
         phase=phase,
