@@ -151,7 +151,8 @@ def _report(exception: BaseException, argv: Sequence[str]) -> int:
         return exception.code if isinstance(exception.code, int) else 1
     error = as_error(exception)
     if isinstance(error, UsageError) and error.hint is None:
-        error.hint = f"see `llmcli {argv[0]} --help`" if argv else "see `llmcli --help`"
+        words = argv[:2] if list(argv[:2]) == ["bench", "compare"] else argv[:1]
+        error.hint = f"see `{' '.join(['llmcli', *words])} --help`"
     flags = argv[: argv.index("--")] if "--" in argv else argv
     json = "--json" in flags or "--stream-json" in flags
     if isinstance(error, Stopped):

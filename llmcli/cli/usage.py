@@ -36,11 +36,13 @@ def usage_error(exception: Any) -> UsageError:
 
 def _instead(words: list[str], context: Any) -> str:
     """What may have been meant by words that a command has no place for."""
-    model = next(filter(names_a_model, words), None)
+    parameters = () if context is None else context.command.params
+    takes_model = context is None or any(parameter.name == "model" for parameter in parameters)
+    model = next(filter(names_a_model, words), None) if takes_model else None
     if model is not None:
         return f"for that model write `-m {model}`; "
-    parameters = () if context is None else context.command.params
-    takes_text = any(parameter.param_type_name == "argument" for parameter in parameters)
+    # two arguments are two files
+    takes_text = [parameter.param_type_name for parameter in parameters].count("argument") == 1
     return "put a text of several words in quotes; " if takes_text else ""
 
 

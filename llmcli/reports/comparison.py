@@ -27,13 +27,14 @@ class Result:
     """One row as it was read. `test` is `pp512 @ d1024`; `rate` is None where it did not run.
 
     `facts` are settings by llama-bench's names, spelled alike whatever the format: yes is `1`,
-    sizes are `258.05 MiB`. `error` says why there is no rate.
+    sizes are `258.05 MiB`. `error` says why there is no rate, `doubt` what contradicts it.
     """
 
     test: str
     facts: Mapping[str, str]
     rate: Rate | None
     error: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import peer_reader as peer
 import pytest
 import test_schemas as schemas
+
+from llmcli.cli.bench import compare
+from llmcli.errors import UsageError
 
 DATA = Path(__file__).parents[1] / "data" / "llama_bench"
 BEFORE = str(DATA / "results.json")
@@ -27,8 +31,10 @@ def after(tmp_path: Path) -> Callable[..., str]:
     def write(*times: float, **changes: Any) -> str:
         rows = json.loads(Path(BEFORE).read_text())
         for row, factor in zip(rows, times, strict=False):
-            row["samples_ns"] = [ns * factor for ns in row["samples_ns"]]
-            row |= changes
+            row |= {"samples_ns": [ns * factor for ns in row["samples_ns"]]} | changes
+            rates = [1e9 * (row["n_prompt"] + row["n_gen"]) / ns for ns in row["samples_ns"]]
+            if rates and "avg_ts" not in changes:
+                row["avg_ts"] = fmean(rates)
         file = tmp_path / "after.json"
         file.write_text(json.dumps(rows[: len(times)]))
         return str(file)
@@ -241,3 +247,35 @@ def test_the_programs_that_read_llama_bench_read_a_real_run(ours: dict[str, str]
         assert peer.mistyped(base) == []
     rows = peer.from_markdown(Path(ours["md"]).read_text("utf-8"))
     assert [row["test"] for row in rows] == ["pp4", "tg2"]
+
+
+def test_a_file_whose_rows_have_all_failed(cli: Cli, after: Callable[..., str]) -> None:
+    path = after(1, 1, error="out of memory")
+    result = cli("bench", "compare", BEFORE, path)
+    assert result.code == 1
+    assert f"error: no row of `{path}` has a rate: all of them have failed\nhint: " in result.err
+
+
+def test_a_mean_that_its_runs_contradict_is_told(cli: Cli, after: Callable[..., str]) -> None:
+    path = after(1, 1, avg_ts=3.5)
+    told = cli("bench", "compare", BEFORE, path).err
+    assert told.startswith(f"note: row 1 of `{path}` says 3.5 tokens per second, and its runs 7")
+    assert told.endswith(": compared are the runs (and 1 more)\n")
+    assert cli("bench", "compare", BEFORE, path, "--quiet").err == ""
+    assert cli("bench", "compare", BEFORE, BEFORE).err == ""
+
+
+def test_hints_name_this_command(cli: Cli) -> None:
+    third = cli("bench", "compare", BEFORE, BEFORE, BEFORE)
+    assert third.code == 2
+    assert third.err.endswith("is one argument too many\nhint: see `llmcli bench compare --help`\n")
+
+
+def test_an_error_without_a_hint_of_its_own(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str, out: Any) -> Any:
+        raise UsageError("it cannot be")
+
+    monkeypatch.setattr(compare, "_read", fail)
+    assert cli("bench", "compare", "x", "y").err == (
+        "error: it cannot be\nhint: see `llmcli bench compare --help`\n"
+    )

@@ -69,7 +69,8 @@ def command(sides: CompareOptions, output: OutputOptions) -> None:
     out = Output("bench-compare", output)
     from llmcli.measure.bench.compare import compare_results
 
-    report = compare_results(_read(sides.first), _read(sides.second), slower_than=bound)
+    read = [_read(path, out) for path in (sides.first, sides.second)]
+    report = compare_results(*read, slower_than=bound)
     if out.json:
         out.document(_body(report), model=None, environment=environment())
     else:
@@ -96,7 +97,7 @@ def _share(text: str) -> float:
     return value / 100
 
 
-def _read(path: str) -> Results:
+def _read(path: str, out: Output) -> Results:
     from llmcli.measure.bench.read import read_results
 
     name = "stdin" if path == "-" else path
@@ -108,7 +109,12 @@ def _read(path: str) -> Results:
         data = sys.stdin.buffer.read(MOST + 1)
     if len(data) > MOST:
         raise UsageError(f"`{name}` is too large for results of a benchmark", hint=HINT)
-    return read_results(data, name)
+    results = read_results(data, name)
+    doubts = [row.doubt for row in results.rows if row.doubt]
+    if doubts:
+        more = f" (and {len(doubts) - 1} more)" if len(doubts) > 1 else ""
+        out.note(f"{doubts[0]}: compared are the runs{more}")
+    return results
 
 
 def _require(report: ComparisonReport) -> None:
@@ -116,6 +122,12 @@ def _require(report: ComparisonReport) -> None:
     from llmcli.render.bench.comparison import change, percent
 
     if not report.tests:
+        for side, source in (("a", report.a), ("b", report.b)):
+            if source.rows == sum(test.side == side and bool(test.error) for test in report.lone):
+                raise CheckFailed(
+                    f"no row of `{source.name}` has a rate: all of them have failed",
+                    hint="the errors are in its rows; run that benchmark again",
+                )
         raise CheckFailed(
             f"no test has a rate in `{report.a.name}` and in `{report.b.name}`",
             hint="the tests have to be the same, and so has every setting that varies in a file",

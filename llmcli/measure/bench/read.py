@@ -77,7 +77,8 @@ def _values(text: str, name: str) -> Iterator[Any]:
             what = "is cut off" if cut else f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
             raise UsageError(f"line {error.lineno} of `{name}` {what}", hint=HINT) from error
         except (ValueError, RecursionError) as error:  # 5,000 digits, or 5,000 brackets
-            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            deep = isinstance(error, RecursionError)
+            reason = "it is nested too deeply" if deep else "it has a number of thousands of digits"
             raise UsageError(f"`{name}` is not JSON: {reason}", hint=HINT) from error
         yield value
         while at < end and text[at].isspace():

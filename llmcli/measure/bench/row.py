@@ -24,6 +24,7 @@ SETTINGS = (
 )  # fmt: skip
 HINT = "give what llama-bench or `llmcli bench` has written with -o json, jsonl, csv, sql or md"
 _MOST_TOKENS = 10**12  # of a test: what is beyond these is a mistake
+_DOUBTFUL = 0.01  # between a mean and that of the runs
 _SLOWEST, _FASTEST = 1e-9, 1e15  # tokens per second
 
 
@@ -37,7 +38,18 @@ def to_result(row: Mapping[str, Any], where: str) -> Result:
     rate = None if error else _rate(row, test, where)
     if rate is None and not error:
         error = "not timed"
-    return Result(test=test.name, facts=facts, rate=rate, error=error)
+    doubt = _doubt(row, rate, where)
+    return Result(test=test.name, facts=facts, rate=rate, error=error, doubt=doubt)
+
+
+def _doubt(row: Mapping[str, Any], rate: Rate | None, where: str) -> str:
+    """Where a row's mean is not that of its runs, which are what is compared."""
+    if rate is None or row.get("avg_ts") is None:
+        return ""
+    mean = _number(row, "avg_ts", where)
+    if abs(mean - rate.mean) <= _DOUBTFUL * rate.mean:
+        return ""
+    return f"{where} says {mean:g} tokens per second, and its runs {rate.mean:g}"
 
 
 def _test(row: Mapping[str, Any], where: str) -> Test:
@@ -79,6 +91,8 @@ def _rate(row: Mapping[str, Any], test: Test, where: str) -> Rate | None:
     times = _samples(row, "samples_ns", where)
     if times:
         rates = [1e9 * test.tokens / ns for ns in times]
+    for one in rates:  # numbers near the largest that there is cannot be averaged
+        _checked(Rate(mean=one, std=0.0, runs=1), where)
     if rates:
         spread = stdev(rates) if len(rates) > 1 else 0.0
         return _checked(Rate(mean=fmean(rates), std=spread, runs=len(rates)), where)

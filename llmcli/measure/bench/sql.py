@@ -15,6 +15,7 @@ from llmcli.errors import UsageError
 
 TABLES = ("llama_bench", "test")  # llama-bench's, and what it was called until 2025
 EXTRAS, OWNER = "llmcli_bench", "llama_bench_rowid"  # ours, and the row that one of it belongs to
+HINT = "give what `-o sql` has written, or the database made from it"
 _STEPS = 50_000_000  # of SQLite's machine; a row takes about a hundred
 _PAGES = 1 << 16  # of 4 KiB
 _ALLOWED = {
@@ -43,6 +44,8 @@ def sql_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
 
 def database_rows(data: bytes, name: str) -> Iterator[dict[str, Any]]:
     """Rows of the table in a database file. Raises UsageError where it is none or broken."""
+    if len(data) < _size(data):  # SQLite takes what is missing for zeros
+        raise UsageError(f"`{name}` is cut off: {len(data):,} of {_size(data):,} bytes", hint=HINT)
     with closing(_memory()) as base:
         try:
             base.deserialize(data)
@@ -51,6 +54,16 @@ def database_rows(data: bytes, name: str) -> Iterator[dict[str, Any]]:
             raise _refused(error, name) from error
         rows = _rows(base, name)
     return iter(rows)
+
+
+def _size(data: bytes) -> int:
+    """Bytes of the whole database by its header: the size of a page, and how many there are."""
+    if len(data) < 100:
+        return 100
+    page = int.from_bytes(data[16:18], "big")  # 1 is 64 KiB
+    # the count holds where the program that wrote last has kept it
+    pages = int.from_bytes(data[28:32], "big") if data[24:28] == data[92:96] else 1
+    return (65536 if page == 1 else page) * pages
 
 
 def _memory() -> sqlite3.Connection:
@@ -88,7 +101,7 @@ def _rows(base: sqlite3.Connection, name: str) -> list[dict[str, Any]]:
         ]
         table = next((table for table in TABLES if table in tables), None)
         if table is None:
-            raise UsageError(f"`{name}` has no table `{TABLES[0]}`")
+            raise UsageError(f"`{name}` has no table `{TABLES[0]}`", hint=HINT)
         rows = {row["rowid"]: dict(row) for row in base.execute(f"SELECT rowid, * FROM {table}")}
         if EXTRAS in tables:
             for extra in base.execute(f"SELECT * FROM {EXTRAS}"):
@@ -101,8 +114,5 @@ def _rows(base: sqlite3.Connection, name: str) -> list[dict[str, Any]]:
 def _refused(error: Exception, name: str) -> UsageError:
     reason = str(error)
     if "authorized" in reason or "prohibited" in reason:
-        reason = "it has a statement that is neither CREATE TABLE nor INSERT"
-    return UsageError(
-        f"`{name}` cannot be read as SQL: {reason}",
-        hint="give what `-o sql` has written, or the database made from it",
-    )
+        reason = "it has more in it than CREATE TABLE and INSERT with plain values"
+    return UsageError(f"`{name}` cannot be read as SQL: {reason}", hint=HINT)

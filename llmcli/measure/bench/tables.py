@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmcli.errors import UsageError
+from llmcli.measure.bench.row import HINT
 
 # llama-bench's short headings of Markdown columns; every other column is called as its field
 _HEADINGS = {
@@ -57,7 +58,7 @@ def csv_rows(text: str, name: str) -> Iterator[dict[str, str]]:
                 yield dict(zip(heading, cells, strict=True))
     except csv.Error as error:
         line = before + table.line_num
-        raise UsageError(f"line {line} of `{name}` is not CSV: {error}") from error
+        raise UsageError(f"line {line} of `{name}` is not CSV: {error}", hint=HINT) from error
 
 
 def markdown_rows(text: str, name: str) -> Iterator[dict[str, Any]]:
@@ -89,12 +90,12 @@ def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
     # llama-bench does not mark a | in what it writes
     cells = [*cells[: len(heading) - 1], " | ".join(cells[len(heading) - 1 :])]
     if len(cells) != len(heading) or "test" not in heading:
-        raise UsageError(f"{where} does not have the cells of its table")
+        raise UsageError(f"{where} does not have the cells of its table", hint=HINT)
     fields = [_HEADINGS.get(head, head) for head in heading]
     row: dict[str, Any] = dict(zip(fields, cells, strict=True))
     test, speed = _TEST.fullmatch(row.pop("test")), row.pop("t/s")
     if test is None:
-        raise UsageError(f"{where} has no test such as pp512 in it")
+        raise UsageError(f"{where} has no test such as pp512 in it", hint=HINT)
     counts = [part or "0" for part in test.groups()]
     row |= zip(("n_prompt", "n_gen", "n_depth"), counts, strict=True)
     numbers = _SPEED.fullmatch(speed)
@@ -104,4 +105,4 @@ def _row(heading: list[str], cells: list[str], where: str) -> dict[str, Any]:
         return row | {"error": speed.removeprefix("error:").strip() or "error"}
     if speed == "not run":  # on the meta device nothing is computed
         return row | {"avg_ts": "0"}
-    raise UsageError(f"{where} has no rate such as `12.34 ± 0.56` in it")
+    raise UsageError(f"{where} has no rate such as `12.34 ± 0.56` in it", hint=HINT)

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "cut SQL": ((DATA / "results.sql").read_bytes()[:-40], "cannot be read as SQL"),
     "cut Markdown": ((DATA / "results.md").read_bytes()[:-70], "line 5 of `x`"),
     "deep": (b"[" * 200_000, "nested too deeply"),
-    "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON"),
+    "digits": (b'[{"n_prompt": ' + b"1" * 9000 + b"}]", "is not JSON: it has a number of"),
     "no rate": (b'[{"n_prompt": 1, "n_gen": 0}]', "row 1 of `x` has no `avg_ts`"),
     "no test": (b'[{"avg_ts": 1}]', "row 1 of `x` has no `n_prompt`"),
     "a null": (rows({}, {"n_gen": None}), "row 2 of `x` has no `n_gen`"),
@@ -179,6 +179,8 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "NaN": (rows({"avg_ts": float("nan")}), "`avg_ts` is no number: `nan`"),
     "infinity": (rows({"samples_ns": [1e999]}), "`samples_ns` is no number"),
     "no time": (rows({"samples_ns": [1, 0]}), "`samples_ns` has a run of `0`"),
+    "the largest rates": (rows({"samples_ts": [1e308] * 3}), "no test runs at `1e+308 ± 0`"),
+    "no time at all": (rows({"samples_ns": [5e-324] * 2}), "no test runs at `inf ± 0`"),
     "too little time": (rows({"samples_ns": [1e-300]}), "no test runs at"),
     "backwards": (rows({"avg_ts": -1.0}), "no test runs at `-1 ± 1`"),
     "too far apart": (rows({"stddev_ts": 1e300}), "no test runs at"),
@@ -195,6 +197,7 @@ def test_what_is_no_result_is_one_line(data: bytes, words: str) -> None:
         read_results(data, "x")
     assert words in error.value.message
     assert "\n" not in error.value.message
+    assert error.value.hint
     assert len(error.value.message) < 200
 
 
@@ -231,8 +234,9 @@ HOSTILE = {
 def test_sql_makes_tables_and_rows_and_nothing_else(text: str, tmp_path: Path) -> None:
     file = tmp_path / "made"
     begun = time.monotonic()
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         read_results(text.replace("{file}", str(file)).encode(), "x")
+    assert caught.value.hint
     assert not file.exists()
     assert time.monotonic() - begun < 30
 
@@ -256,6 +260,26 @@ def test_a_hostile_database(tmp_path: Path) -> None:
     for wrong in (data, data[:1000], b"SQLite format 3\0" + b"\xff" * 4096):
         with pytest.raises(UsageError):
             read_results(wrong, "x")
+
+
+@pytest.mark.parametrize("end", [50, 1000, 4096, 5000, 8191])
+def test_a_database_that_is_cut_off(end: int, tmp_path: Path) -> None:
+    file = tmp_path / "a.sqlite"
+    with sqlite3.connect(file) as base:
+        base.executescript(INSERT + "(1, 0, 2);")
+    whole = file.read_bytes()
+    assert (len(whole), len(read_results(whole, "x").rows)) == (8192, 1)
+    with pytest.raises(UsageError, match=r"`x` is cut off: [0-9,]+ of") as caught:
+        read_results(whole[:end], "x")
+    assert caught.value.hint
+
+
+def test_a_mean_that_its_runs_contradict() -> None:
+    runs = {"samples_ns": [8e8, 8e8]}  # 10 tokens per second
+    found = read_results(rows(runs, runs | {"avg_ts": 10.05}, runs | {"avg_ts": 12.0}), "x").rows
+    assert [row.doubt for row in found] == [
+        "", "", "row 3 of `x` says 12 tokens per second, and its runs 10",
+    ]  # fmt: skip
 
 
 def test_settings_hold_every_field_of_llama_bench_that_is_one() -> None:
