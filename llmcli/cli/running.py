@@ -46,13 +46,15 @@ def load_model(
     text: bool,
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
+    before: Callable[[Checkpoint], None] | None = None,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
 
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
     no error then. The headers are read before torch is imported: a name that does not exist
-    fails at once, and so does what `check(config)` refuses of the other options. Raises the
-    errors of `open_model`, `check` and `load_checkpoint`.
+    fails at once, and so does what `check(config)` refuses of the other options. `before` is
+    called when torch is there and nothing of the model but its headers. Raises the errors of
+    `open_model`, `check`, `before` and `load_checkpoint`.
     """
     options.check()
     with Progress(out) as progress:
@@ -71,6 +73,9 @@ def load_model(
     imported = perf_counter()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if before is not None:
+        before(checkpoint)
+    begun = perf_counter()
     with Progress(out, loading) as progress, Peak() as filling:
         model = load_checkpoint(
             checkpoint,
@@ -81,7 +86,7 @@ def load_model(
             text=text,
             progress=progress,
         )
-    load_s = open_s + perf_counter() - imported
+    load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     _check_context(options, model.config, out)
     peaks = (

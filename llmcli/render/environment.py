@@ -13,6 +13,7 @@ from rich.text import Text
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.reports.environment import Environment, EnvironmentReport, Setting
+from llmcli.reports.numbers import counted
 
 
 def render_environment(report: EnvironmentReport) -> RenderableType:
@@ -24,6 +25,15 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
     return Group(
         Text("machine", style=HEADING), _machine(report.environment), heading, Settings(settings)
     )
+
+
+def environment_words(environment: Environment) -> list[str]:
+    """What a measured result is worth nothing without, for a line."""
+    where = [environment.processor, counted(environment.cores, "core"), *environment.gpus]
+    software = [f"torch {environment.torch}", f"llmcli {environment.llmcli}"]
+    if environment.threads is not None:
+        software.insert(1, counted(environment.threads, "thread"))
+    return [one_line(words) for words in (*where, *software)]
 
 
 def _source(setting: Setting) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.encoding import ChatOptions, encode
+from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.files import whole_file, written
 from llmcli.cli.looking import require, room_for
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
@@ -15,6 +16,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.cli.running import KERNELS, Loaded, load_model
+from llmcli.cli.timing.before import Before, measuring
 from llmcli.cli.timing.document import timing_document
 from llmcli.cli.timing.options import TimingOptions
 from llmcli.errors import PromptTooLong
@@ -28,13 +30,16 @@ EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
 what is in none of them. A part lasts from the end of the one before it to its
-own, so that all of them add up to the wall time.
+own, so that all of them add up to the wall time. Rows for a router and for the
+state of a mixer come with the families that have them.
 
-Bound by: memory or a cache, where the bytes come from; compute; or calls, for
-parts with so little to do that starting their operations takes longer. Of it:
-the share of the nearest ceiling, as measured on this machine, that is reached.
+Of ceiling: the share that is reached of the nearest ceiling, as measured on
+this machine before the model is loaded. Bound by: that ceiling (memory, a
+cache, or compute) from half of it on; else calls, where starting the
+operations explains the time; else kernel, the code of the operations.
 
-FLOPs: matrix products, 2 a multiply-add, of the pairs that the mask leaves.
+FLOPs: matrix products, 2 a multiply-add; causal counts the pairs that the mask
+leaves, full square all of them.
 
 Examples:
 
@@ -45,6 +50,7 @@ Examples:
 """
 
 _HINT = "other programs may have taken the processor: run it again when they are done"
+_SHORT = LOOKED_AT[:24].rstrip() + " …"
 
 
 def command(
@@ -58,13 +64,19 @@ def command(
     """
     out = Output("timing", output)
     timing.check()
-    given = prompt_or_builtin(prompt, LOOKED_AT, out.note)
-    loaded = load_model(model, out, text=given.ids is None)
+    given = prompt_or_builtin(prompt, LOOKED_AT, lambda s: out.note(s.replace(LOOKED_AT, _SHORT)))
+    found: list[Before] = []
+    before = measuring(given, timing.new_tokens, model, out, found)
+    loaded = load_model(model, out, text=given.ids is None, before=before)
     begin = perf_counter()
     ids = _ids(given, timing, model, loaded.model)
     stages = [*_stages(loaded), Stage(name="tokenize", seconds=perf_counter() - begin)]
-    report = _measured(loaded, ids, stages[: None if given.ids is None else -1], timing, out)
+    stages = stages[: None if given.ids is None else -1]
+    _open(loaded.model, stages, out)
+    report = _measured(loaded.model, ids, found[0], stages, timing, out)
     _show(report, loaded.model, timing, out)
+    if report.interrupted:
+        raise _stopped(report, told=out.json)
     require(report.checks, _HINT)
 
 
@@ -73,8 +85,7 @@ def _ids(
 ) -> tuple[int, ...]:
     """The prompt's ids; raises UsageError where they and the new tokens do not fit."""
     ids = encode(given, ChatOptions(raw=True), model).ids
-    room = room_for(options, model)
-    new = 0 if timing.phase == "prefill" else timing.max_tokens
+    room, new = room_for(options, model), timing.new_tokens
     if len(ids) + new > room:
         left = room - len(ids)
         fewer = f"use at most {left} with --max-tokens, or " if left > 0 and new else ""
@@ -82,14 +93,13 @@ def _ids(
             f"the prompt of {len(ids)} tokens and {new} new ones do not fit the context of {room}",
             hint=f"{fewer}shorten the prompt",
         )
-    timing.check_trace(len(model.config.layers), new + -(-len(ids) // 512))
+    timing.check_trace(len(model.config.layers), len(ids))
     return ids
 
 
 def _stages(loaded: Loaded) -> list[Stage]:
     """What is done once in each process."""
-    peaks = {peak.phase: peak for peak in loaded.peaks}
-    held = peaks["load"]
+    held = next(peak for peak in loaded.peaks if peak.phase == "load")
     gpu = loaded.model.device.type == "cuda"
     random = loaded.model.random_seed is not None
     return [
@@ -104,63 +114,67 @@ def _stages(loaded: Loaded) -> list[Stage]:
     ]
 
 
-def _base(loaded: Loaded) -> int | None:
-    """What the process held before the model: nothing on a GPU."""
-    if loaded.model.device.type == "cuda":
-        return 0
-    return next(peak.resident_bytes for peak in loaded.peaks if peak.phase == "import")
+def _title(model: Model) -> str:
+    """What is timed; weights that were drawn take as long as others, and say nothing."""
+    from llmcli.render.stats import model_line
+
+    words = model_line(model.describe())
+    return words if model.random_seed is None else f"{words}, random weights"
+
+
+def _open(model: Model, stages: Sequence[Stage], out: Output) -> None:
+    """What is known before the runs, so that it is there if they are cut short."""
+    if out.json:
+        return
+    from llmcli.model import dtype_name
+    from llmcli.render.timing.view import render_opening
+
+    out.show(
+        render_opening(
+            _title(model), environment(kernels=KERNELS), stages,
+            weight_bytes=model.weight_bytes, dtype=dtype_name(model.dtype),
+        )
+    )  # fmt: skip
 
 
 def _measured(
-    loaded: Loaded, ids: Sequence[int], stages: Sequence[Stage], timing: TimingOptions, out: Output
+    model: Model,
+    ids: Sequence[int],
+    before: Before,
+    stages: Sequence[Stage],
+    timing: TimingOptions,
+    out: Output,
 ) -> TimingReport:
-    """The ceilings of this machine, then the runs, held against them."""
-    import torch
+    """The runs, held against the ceilings."""
+    from llmcli.measure.timing import measure_timing
 
-    from llmcli.measure.ceilings import measure_ceilings
-    from llmcli.measure.timing import measure_timing, working_set
-
-    model = loaded.model
-    new = 0 if timing.phase == "prefill" else timing.max_tokens
     with Progress(out) as progress:
-        ceilings = measure_ceilings(
-            model.device,
-            model.dtype,
-            threads=torch.get_num_threads(),
-            working_set=working_set(model, tokens=len(ids) + new),
-            progress=progress,
-        )
-        report = measure_timing(
+        return measure_timing(
             model,
             ids,
-            new_tokens=new,
+            new_tokens=timing.new_tokens,
             pairs=timing.pairs,
-            ceilings=ceilings,
+            ceilings=before.ceilings,
             stages=stages,
             phases=timing.phases,
-            base=_base(loaded),
+            base=before.base,
             unfused=timing.unfused,
             trace=timing.trace is not None,
             progress=progress,
         )
-    # measuring the ceilings took memory too, which no run would
-    peaks = [stage.peak for stage in report.stages] + [phase.peak for phase in report.phases]
-    return replace(report, peak=max((peak for peak in peaks if peak is not None), default=None))
 
 
 def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output) -> None:
     """The trace to its file, the report to the screen or as JSON."""
-    from llmcli.render.stats import model_line
-
     about, header = model.describe(), environment(kernels=KERNELS)
-    if timing.trace is not None:
-        _write_trace(timing.trace, report, model_line(about), about | asdict(header), out)
+    if timing.trace is not None and report.phases:
+        _write_trace(timing.trace, report, _title(model), about | asdict(header), out)
     if out.json:
         out.document(timing_document(report), model=about, environment=header)
     else:
         from llmcli.render.timing.view import render_timing
 
-        out.show(render_timing(report, model_line(about), layers=timing.layers))
+        out.show(render_timing(report, layers=timing.layers))
 
 
 def _write_trace(
@@ -173,3 +187,13 @@ def _write_trace(
             file.write(piece.encode())
     spans = sum(len(phase.spans) for phase in report.phases)
     out.note(written(path, f"{spans:,} spans, for ui.perfetto.dev or chrome://tracing"))
+
+
+def _stopped(report: TimingReport, *, told: bool) -> Stopped:
+    """The end of a run that was cut short: by Ctrl-C, or by what the signal was."""
+    where = f" after {report.phases[-1].name}" if report.phases else ""
+    try:
+        SIGNALS.check()
+    except KeyboardInterrupt as stop:
+        return Stopped(stop, told=told, where=where)
+    return Stopped(KeyboardInterrupt(), told=told, where=where)

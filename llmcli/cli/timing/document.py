@@ -11,8 +11,10 @@ from llmcli.reports.work import PartWork
 
 def timing_document(report: TimingReport) -> dict[str, Any]:
     """Everything that the view shows, and every part of every layer; the trace is a file."""
-    fields = {name: value for name, value in vars(report).items() if name != "checks"}
+    apart = ("checks", "interrupted")
+    fields = {name: value for name, value in vars(report).items() if name not in apart}
     return fields | {
+        "finish_reason": "interrupted" if report.interrupted else "complete",
         "phases": [_phase(phase) for phase in report.phases],
         "working_set_in": report.ceilings.read(report.working_set).level,
         "splits": [

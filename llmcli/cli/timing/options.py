@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.cli.files import check_size, kind_of_file
 from llmcli.cli.params import Range
 from llmcli.errors import UsageError
@@ -87,9 +88,15 @@ class TimingOptions:
                 hint="add --trace FILE.json, or leave it out",
             )
 
-    def check_trace(self, layers: int, calls: int) -> None:
-        """Raises UsageError or WriteFailed where the trace of so many calls gets too large."""
+    def check_trace(self, layers: int, tokens: int) -> None:
+        """Raises UsageError or WriteFailed where the trace of a run gets too large.
+
+        Of a prompt of so many `tokens`.
+        """
         if self.trace is not None:
+            calls = self.new_tokens
+            if "prefill" in self.phases:
+                calls += -(-tokens // PROMPT_CHUNK)
             smaller = "write fewer tokens with --max-tokens"
             nbytes = trace_size(layers, calls)
             check_size(self.trace, nbytes, force=self.force, smaller=smaller)
@@ -98,3 +105,8 @@ class TimingOptions:
     def phases(self) -> tuple[Literal["prefill", "decode"], ...]:
         """The phases that are timed."""
         return ("prefill", "decode") if self.phase == "both" else (self.phase,)
+
+    @property
+    def new_tokens(self) -> int:
+        """How many are written: none where only reading is timed."""
+        return 0 if self.phase == "prefill" else self.max_tokens

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.render.layout import Column, Rows
+from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING
 from llmcli.render.timing.numbers import digits_for, milliseconds
 from llmcli.reports.timing import PARTS, PhaseTime
@@ -100,19 +101,17 @@ def outliers(
     return found
 
 
-def layer_words(phase: PhaseTime) -> str:
-    """`30 layers of 1.02 ms, the slowest 7 with 1.31 ms`; empty without layers."""
+def layer_words(phase: PhaseTime) -> list[str]:
+    """`30 layers of 1.02 ms, slowest 7 with 1.31 ms`; nothing without layers."""
     tokens = phase.tokens if phase.name == "decode" else 1
     times: dict[int, float] = {}
     for part in phase.parts:
         if part.layer is not None:
             times[part.layer] = times.get(part.layer, 0.0) + part.seconds / tokens
     if len(times) < 2:
-        return ""
+        return []
     slowest = max(times, key=lambda layer: times[layer])
-    middle = median(times.values())
-    digits = digits_for([max(times.values())])
-    return (
-        f"{len(times)} layers of {milliseconds(middle, digits)} ms, the slowest is {slowest} with "
-        f"{milliseconds(times[slowest], digits)} ms"
-    )
+    return [
+        f"{len(times)} layers of {duration(median(times.values()))}, "
+        f"slowest {slowest} with {duration(times[slowest])}"
+    ]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from llmcli.render.stats import duration, size
 from llmcli.render.timing.numbers import percent, unit
 from llmcli.reports.ceilings import Ceilings
-from llmcli.reports.timing import TimingReport
+from llmcli.reports.timing import Stage, TimingReport
 
-_SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
+SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
 
 
-def stage_words(report: TimingReport) -> Iterator[str]:
-    """`import torch 1.20 s`, `weights 0.4 s (98.4 MB, 0.25 GB/s)`."""
-    for stage in report.stages:
-        words = f"{stage.name} {duration(stage.seconds)}"
+def stage_words(stages: Sequence[Stage], weight_bytes: int, dtype: str) -> Iterator[str]:
+    """`start-up: import torch 1.20 s`, `load the weights 0.4 s (98.4 MB of file → …)`."""
+    for at, stage in enumerate(stages):
+        words = f"{'' if at else 'start-up: '}{stage.name} {duration(stage.seconds)}"
         if stage.nbytes:
-            words += f" ({unit(stage.nbytes, 'B')}"
-            words += f", {unit(stage.nbytes / stage.seconds, 'B/s')})" if stage.seconds else ")"
+            became = f"{unit(stage.nbytes, 'B')} of file → {unit(weight_bytes, 'B')} {dtype}"
+            speed = f", {unit(stage.nbytes / stage.seconds, 'B/s')}" if stage.seconds else ""
+            words += f" ({became}{speed})"
         yield words
 
 
@@ -33,7 +34,7 @@ def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
         yield f"{level}{held} {unit(read.bytes_per_s, 'B/s')}"
     for matrix in ceilings.matrices:
         way = f" ({matrix.way})" if matrix.way else ""
-        yield f"{matrix.dtype} products{way} {unit(matrix.flops_per_s, 'FLOP/s')}"
+        yield f"{matrix.dtype} matrix products{way} {unit(matrix.flops_per_s, 'FLOP/s')}"
 
 
 def place_words(report: TimingReport) -> str:
@@ -51,12 +52,17 @@ def place_words(report: TimingReport) -> str:
 
 def beyond_words(report: TimingReport) -> str:
     """That a ceiling was not one, for parts that were faster; empty where none was."""
-    parts = [
+    return beyond(
         f"{part.part} ({phase.name})"
         for phase in report.phases
         for part in phase.totals
-        if part.of_bound is not None and part.of_bound > _SURELY
-    ]
+        if part.of_bound is not None and part.of_bound > SURELY
+    )
+
+
+def beyond(names: Iterable[str]) -> str:
+    """The same of parts or tests by their names, which can be none."""
+    parts = list(names)
     if not parts:
         return ""
     return (
@@ -66,24 +72,19 @@ def beyond_words(report: TimingReport) -> str:
 
 
 def memory_words(report: TimingReport) -> Iterator[str]:
-    """What was held before the model, at most in each stage and phase, and the estimate of it."""
-    if report.base is not None:
-        yield f"{size(report.base)} before the model"
-    for stage in report.stages:
-        if stage.peak is not None:
-            yield f"{stage.name} {size(stage.peak)}"
-    for phase in report.phases:
-        if phase.peak is not None:
-            yield f"{phase.name} {size(phase.peak)}"
-
-
-def estimate_words(report: TimingReport) -> str:
-    """`the model took 571 MiB, estimated 560 MiB (1.9 % less)`; empty where it is not known."""
-    if report.peak is None or report.base is None:
-        return f"estimated for the model {size(report.estimated)}"
-    taken = report.peak - report.base
-    if taken <= 0:
-        return f"estimated for the model {size(report.estimated)}"
+    """The most held before the model, in each stage and phase, and the estimate of it."""
+    what = "resident memory (RSS)" if report.ceilings.device == "cpu" else "memory of the device"
+    held = [("base", report.base)]
+    held += [("load", stage.peak) for stage in report.stages if stage.peak is not None]
+    held += [(phase.name, phase.peak) for phase in report.phases]
+    known = [f"{name} {size(nbytes)}" for name, nbytes in held if nbytes is not None]
+    if known:
+        yield f"peak {what}: {known[0]}"
+        yield from known[1:]
+    taken = (report.peak or 0) - (report.base or 0)
+    if report.peak is None or report.base is None or taken <= 0:
+        yield f"estimated for the model {size(report.estimated)}"
+        return
     off = report.estimated / taken - 1
     words = "exactly" if not off else f"{percent(abs(off))} {'more' if off > 0 else 'less'}"
-    return f"the model took {size(taken)}, estimated {size(report.estimated)} ({words})"
+    yield f"the model took {size(taken)}, estimated {size(report.estimated)} ({words})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.render.ladder import scaled
+from llmcli.reports.timing import PhaseTime
 
 
 def milliseconds(seconds: float, digits: int) -> str:
@@ -47,3 +48,8 @@ def speed(tokens_per_s: float) -> str:
     if tokens_per_s >= 100:
         return f"{tokens_per_s:,.0f} tok/s"
     return f"{tokens_per_s:.3g} tok/s"
+
+
+def a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
+    """Of decode what falls to one token, and the words for that; of prefill all."""
+    return (amount / phase.tokens, " a token") if phase.name == "decode" else (amount, "")

@@ -16,14 +16,14 @@ from llmcli.reports.timing import PartTime, PhaseTime
 from llmcli.reports.work import PartWork
 
 BAR = 20  # columns of a bar for all of the time
-CALLS = "calls"  # the bound of what waits for neither
-_BOUND = {"memory": "cyan", "compute": "green", CALLS: "yellow"}
+CALLS, KERNEL = "calls", "kernel"  # the bounds of what is near no ceiling
+_BOUND = {"memory": "cyan", "compute": "green", CALLS: "yellow", KERNEL: "magenta"}
 _CACHE = "blue"  # a bound that is the name of a cache
 
 
 @dataclass(frozen=True)
 class PartsTable:
-    """The parts over all layers, the gaps, and their sum. Of decode, work is that of a token."""
+    """The parts over all layers, the gaps, and their sum. Of decode everything is of a token."""
 
     phase: PhaseTime
 
@@ -45,10 +45,7 @@ class PartsTable:
         """What is missed least is the first to go: what a phase is not about goes earlier."""
         bytes_go, flops_go = (5, 6) if self._decode else (6, 5)
         columns = [Column("part", right=False)]
-        if self._decode:
-            columns += [Column("ms", first_to_go=8), Column("ms a token")]
-        else:
-            columns.append(Column("ms"))
+        columns.append(Column("ms a token" if self._decode else "ms"))
         if self._host:
             columns.append(Column("host ms", first_to_go=4))
         return [
@@ -60,7 +57,8 @@ class PartsTable:
             Column("GB/s", first_to_go=bytes_go),
             Column("GFLOP/s", first_to_go=flops_go),
             Column("bound by", right=False, first_to_go=3),
-            Column("of it", first_to_go=2),
+            Column("of ceiling", first_to_go=2),
+            Column("nearest", right=False, first_to_go=11),
         ]
 
     def _row(self, part: PartTime, bar: str) -> list[Text]:
@@ -75,6 +73,7 @@ class PartsTable:
             *self._work(part.work, part.seconds),
             Text(bound, style=_BOUND.get(bound, _CACHE) if bound else ""),
             Text("" if part.of_bound is None else percent(part.of_bound)),
+            Text(part.nearest or ""),
         ]
 
     def _sum(self) -> list[Text]:
@@ -89,19 +88,18 @@ class PartsTable:
             *self._work(phase.work, phase.seconds),
             Text(),
             Text("" if floor is None else percent(floor / phase.seconds)),
+            Text(),
         ]
         for cell in cells:
             cell.stylize(HEADING)
         return cells
 
     def _times(self, seconds: float, host_s: float) -> Iterator[Text]:
-        digits = digits_for([self.phase.seconds])
-        yield Text(milliseconds(seconds, digits))
-        if self._decode:
-            each = self.phase.seconds / self.phase.tokens
-            yield Text(milliseconds(seconds / self.phase.tokens, digits_for([each])))
+        tokens = self.phase.tokens if self._decode else 1
+        digits = digits_for([self.phase.seconds / tokens])
+        yield Text(milliseconds(seconds / tokens, digits))
         if self._host:
-            yield Text(milliseconds(host_s, digits))
+            yield Text(milliseconds(host_s / tokens, digits))
 
     def _work(self, work: PartWork, seconds: float) -> Iterator[Text]:
         tokens = self.phase.tokens if self._decode else 1

@@ -1,15 +1,16 @@
-"""Where the time goes: what was done once, each phase with its parts, the machine, the checks."""
+"""Where the time goes: what was found, then each phase with its parts, the machine, the checks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.render.checks import render_checks
+from llmcli.render.checks import GOOD, Marked, render_checks
+from llmcli.render.environment import environment_words
 from llmcli.render.layout import Dotted
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, one_line
@@ -17,16 +18,17 @@ from llmcli.render.timing.layers import layer_words, render_layers
 from llmcli.render.timing.machine import (
     beyond_words,
     ceiling_words,
-    estimate_words,
     memory_words,
     place_words,
     stage_words,
 )
-from llmcli.render.timing.numbers import percent, signed_percent, speed, unit
-from llmcli.render.timing.parts import CALLS, PartsTable, floor_s, shares_by_bound
+from llmcli.render.timing.numbers import a_token, signed_percent, unit
+from llmcli.render.timing.parts import PartsTable
+from llmcli.render.timing.summary import phase_summary
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.environment import Environment
 from llmcli.reports.numbers import counted
-from llmcli.reports.timing import PhaseTime, SplitTime, TimingReport
-from llmcli.reports.work import PartWork
+from llmcli.reports.timing import PhaseTime, SplitTime, Stage, TimingReport
 
 _INDENT = "  "
 _GLUE = "\ue000"  # between a number and its unit while lines are broken
@@ -46,125 +48,80 @@ class Sentence:
         yield Text(joined, style=self.style, no_wrap=True, overflow="ignore")
 
 
-def render_timing(report: TimingReport, title: str, *, layers: bool) -> RenderableType:
-    """All of it as text; `layers` adds a table of the parts of every layer to each phase."""
-    parts: list[RenderableType] = [Text(one_line(title), style=HEADING)]
-    if report.stages:
-        parts.append(Dotted(["once", *stage_words(report)], FAINT))
+def render_opening(
+    title: str,
+    environment: Environment,
+    stages: Sequence[Stage],
+    *,
+    weight_bytes: int,
+    dtype: str,
+) -> RenderableType:
+    """What is known before anything is timed: the model, the machine, what was done once.
+
+    `weight_bytes` of numbers in `dtype` are what the file became.
+    """
+    return Group(
+        Text(one_line(title), style=HEADING),
+        Dotted(environment_words(environment), FAINT),
+        Dotted(list(stage_words(stages, weight_bytes, dtype)), FAINT),
+    )
+
+
+def render_timing(report: TimingReport, *, layers: bool) -> RenderableType:
+    """What was timed as text; `layers` adds a table of the parts of every layer to each phase."""
+    parts: list[RenderableType] = []
+    if report.phases:
+        parts.append(Text())
+    for phase in report.phases:
+        parts += phase_summary(phase, report.batch)
     for phase in report.phases:
         parts += [Text(), *_phase(phase, report, layers)]
-    parts += [Text(), *_machine(report), Text(), render_checks(report.checks)]
+    parts += [Text(), *_machine(report), *_checks(report.checks)]
     return Group(*parts)
 
 
 def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[RenderableType]:
-    yield _headline(phase, report.batch)
-    yield from (Sentence(said, FAINT) for said in _looking(phase))
-    yield Text()
+    yield _looked(phase)
     yield PartsTable(phase)
-    if phase.name == "decode":
-        yield Text("FLOPs and bytes are those of a token", style=FAINT)
-    yield Text()
-    for words in (*_products(phase), _reads(phase), *_bounds(phase), _flops(phase)):
-        yield Sentence(words)
+    said = [] if layers else layer_words(phase)
+    yield Dotted([_flops(phase), _reads(phase), *said])
     yield from (Sentence(_pieces(split)) for split in report.splits if split.phase == phase.name)
     if layers:
         yield Text()
         yield render_layers(phase)
-    elif said := layer_words(phase):
-        yield Sentence(said)
 
 
-def _headline(phase: PhaseTime, batch: int) -> Dotted:
-    """What was done, and what it takes without anybody looking."""
-    did = "reading" if phase.name == "prefill" else "writing"
-    what = f"{did} {counted(phase.tokens, 'token')}"
-    if batch > 1:
-        what += f" of {batch} sequences"
-    if phase.past:
-        what += f" after {phase.past:,}"
-    if phase.name == "prefill" and phase.calls > 1:
-        what += f", {phase.calls} calls,"
-    took = [f"{phase.name}: {what} in {duration(phase.bare_s)}"]
-    if phase.name == "decode":
-        took.append(f"{duration(phase.bare_s / phase.tokens)} a token")
-    if phase.bare_s > 0:
-        took.append(speed(phase.tokens / phase.bare_s))
-    return Dotted(took, HEADING)
-
-
-def _looking(phase: PhaseTime) -> Iterator[str]:
-    """What the clocks cost: the run below took longer than the one above."""
+def _looked(phase: PhaseTime) -> Dotted:
+    """Which run the table is of, and what the clocks in it cost."""
     cost = phase.overhead
-    lowest, highest = signed_percent(cost.lowest), signed_percent(cost.highest)
-    yield (
-        f"looking costs {signed_percent(cost.median)} ({lowest} … {highest} in "
-        f"{counted(len(cost.ratios), 'pair')} of runs with and without)"
+    lower, upper = map(signed_percent, cost.quartiles)
+    noise = "within noise: " if cost.within_noise else ""
+    pairs = counted(len(cost.ratios), "pair")
+    return Dotted(
+        [
+            f"{phase.name} with clocks: {duration(phase.seconds)}",
+            f"looking costs {signed_percent(cost.median)} "
+            f"({noise}quartiles {lower} … {upper}, {pairs})",
+        ],
+        FAINT,
     )
-    gaps = phase.gaps_s / phase.seconds if phase.seconds else 0.0
-    yield f"the run below took {duration(phase.seconds)}, {percent(gaps)} of it in no part"
-
-
-def _products(phase: PhaseTime) -> list[str]:
-    """`GEMV: 121 a token, 78 % of the time`: products with a weight matrix, one row or many."""
-    words = []
-    for name, of in (("GEMV", "one row"), ("GEMM", "many rows")):
-        parts = [part for part in phase.totals if _count(part.work, name)]
-        if parts:
-            share = sum(part.seconds for part in parts) / phase.seconds
-            each, behind = _a_token(phase, _count(phase.work, name))
-            named = ", ".join(part.part for part in parts)
-            said = (
-                f"{name} ({of} times a weight matrix): {_whole(each)}{behind}, {percent(share)} of "
-                f"the time ({named})"
-            )
-            words.append((share, said))
-    return [said for _, said in sorted(words, reverse=True)]
-
-
-def _count(work: PartWork, name: str) -> int:
-    return work.gemv if name == "GEMV" else work.gemm
 
 
 def _reads(phase: PhaseTime) -> str:
     """What a token has to read; a prompt reads its weights once for all of its tokens."""
-    weights, _ = _a_token(phase, phase.work.weights)
-    cache, _ = _a_token(phase, phase.work.cache)
-    who = "a token" if phase.name == "decode" else "the prompt"
-    return f"{who} reads {unit(weights, 'B')} of weights and {unit(cache, 'B')} of cache"
-
-
-def _bounds(phase: PhaseTime) -> Iterator[str]:
-    """Which part waits for what, and how near all of them are to their ceilings."""
-    for bound, share, parts in shares_by_bound(phase):
-        why = ", which take longer to start than to do" if bound == CALLS else ""
-        yield f"bound by {bound} {percent(share)} of the time: {', '.join(parts)}{why}"
-    floor = floor_s(phase)
-    if floor is not None:
-        each, behind = _a_token(phase, floor)
-        yield (
-            f"at their ceilings all parts would take {duration(each)}{behind}, "
-            f"{percent(floor / phase.seconds)} of what they did"
-        )
+    weights, _ = a_token(phase, phase.work.weights)
+    cache, _ = a_token(phase, phase.work.cache)
+    return f"reads {unit(weights, 'B')} of weights, {unit(cache, 'B')} of cache"
 
 
 def _flops(phase: PhaseTime) -> str:
-    """Both conventions."""
-    causal, behind = _a_token(phase, phase.work.flops)
-    full, _ = _a_token(phase, phase.work.flops_full)
-    return (
-        f"{unit(causal, 'FLOP')}{behind} of the pairs that the causal mask leaves, "
-        f"{unit(full, 'FLOP')} of the full square"
-    )
-
-
-def _a_token(phase: PhaseTime, amount: float) -> tuple[float, str]:
-    """Of decode what falls to one token, and the words for that; of prefill all."""
-    return (amount / phase.tokens, " a token") if phase.name == "decode" else (amount, "")
-
-
-def _whole(count: float) -> str:
-    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+    """Both conventions where they differ."""
+    causal, behind = a_token(phase, phase.work.flops)
+    full, _ = a_token(phase, phase.work.flops_full)
+    one, other = unit(causal, "FLOP"), unit(full, "FLOP")
+    if one == other:
+        return f"{one}{behind}"
+    return f"{one}{behind} (causal), {other} (full square)"
 
 
 def _pieces(split: SplitTime) -> str:
@@ -181,7 +138,12 @@ def _machine(report: TimingReport) -> Iterator[RenderableType]:
     yield Sentence(place_words(report))
     if beyond := beyond_words(report):
         yield Sentence(beyond, "yellow")
-    held = list(memory_words(report))
-    if held:
-        yield Dotted(["memory at most", *held])
-    yield Sentence(estimate_words(report))
+    yield Dotted(list(memory_words(report)))
+
+
+def _checks(checks: Sequence[ViewCheck]) -> Iterator[RenderableType]:
+    """Those that hold in a line, by name; one that does not in full."""
+    names = [check.name.replace("_", " ") for check in checks if check.ok]
+    if names:
+        yield Marked(GOOD, f"{counted(len(names), 'check')}: {', '.join(names)}", FAINT)
+    yield render_checks([check for check in checks if not check.ok])
