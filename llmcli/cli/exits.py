@@ -199,8 +199,9 @@ def as_error(exception: BaseException) -> LlmcliError:
 
         return usage_error(exception)
     if _out_of_memory(exception):
+        said = f": {_first_line(exception)}" if str(exception).strip() else ""
         return OutOfMemory(
-            f"out of memory: {_first_line(exception)}",
+            f"out of memory{said}",
             hint="use a smaller model, --context-length or --dtype bfloat16",
         )
     if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:
@@ -243,6 +244,9 @@ def _out_of_memory(exception: BaseException) -> bool:
     if isinstance(exception, MemoryError):
         return True
     text = str(exception)
+    if isinstance(exception, ImportError):  # of a library, by the system's loader
+        none = "failed to map segment" in text or "Cannot allocate memory" in text
+        return none and "static TLS" not in text  # which is a table of the loader's
     return isinstance(exception, RuntimeError) and (
         type(exception).__name__ == "OutOfMemoryError"
         or "DefaultCPUAllocator" in text

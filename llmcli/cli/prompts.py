@@ -24,6 +24,7 @@ LOOKED_AT = (
     "In the beginning God created the heaven and the earth. And the earth was without form, "
     "and void; and darkness was upon the face of the deep."
 )
+MOST = 64 << 20  # bytes of a text: more than any context, and `/dev/zero` never ends
 NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,3`'
 
 
@@ -156,29 +157,36 @@ def stdin_is_given(stream: TextIO | None) -> bool:
 
 
 def read_stdin(stream: TextIO | None) -> str:
-    """All of stdin as text, less one trailing newline; raises UsageError where it is closed."""
+    """All of stdin as text, less one trailing newline.
+
+    Raises UsageError where it is closed, not UTF-8, or more than 64 MiB.
+    """
     if stream is None:
         raise UsageError(
             "stdin is closed, so `-` cannot be read", hint='give a text ("…") or `-f FILE`'
         )
     if stream.isatty():
         tell("note: reading the prompt from the terminal: end it with Ctrl-D")
-    return _decoded(stream.buffer.read(), "stdin")
+    return _decoded(stream.buffer.read(MOST + 1), "stdin")
 
 
 def read_text(path: str) -> str:
-    """A file as text, less one trailing newline; raises UsageError naming the file."""
+    """A file as text, less one trailing newline.
+
+    Raises UsageError naming the file where it cannot be read, is not UTF-8, or has more than
+    64 MiB.
+    """
     hint = "give the path of a file of text; a text itself goes in quotes, without an option"
-    return _decoded(read_bytes(path, hint), f"`{path}`")
+    return _decoded(read_bytes(path, hint, MOST + 1), f"`{path}`")
 
 
-def read_bytes(path: str, hint: str, most: int | None = None) -> bytes:
+def read_bytes(path: str, hint: str, most: int) -> bytes:
     """What is in a file, at most its first `most` bytes; raises UsageError with `hint`."""
     if not path:
         raise UsageError("the name of the file is empty", hint="give its path, or leave it out")
     try:
         with open(os.path.expanduser(path), "rb") as file:
-            return file.read() if most is None else file.read(most)
+            return file.read(most)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         system = error.strerror if isinstance(error, OSError) else None
         near = _near(path) if isinstance(error, FileNotFoundError) else ()
@@ -199,6 +207,11 @@ def _near(path: str) -> Sequence[str]:
 
 
 def _decoded(data: bytes, name: str) -> str:
+    if len(data) > MOST:
+        raise UsageError(
+            f"{name} has more than {MOST >> 20} MiB, which is too much text for a model",
+            hint="give a part of it, for example with `head -c 100000`",
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

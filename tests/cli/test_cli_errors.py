@@ -128,18 +128,28 @@ def raising(exception):
         (UsageError("wrong"), 2, "usage"),
         (NetworkError("no net"), 6, "network"),
         (MemoryError(), 5, "out_of_memory"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), 5, "out_of_memory"),
+        (ImportError("x.so: cannot apply additional memory protection after relocation: "
+                     "Cannot allocate memory"), 5, "out_of_memory"),
+        (ImportError("x.so: cannot allocate memory in static TLS block"), 1, "error"),
+        (ImportError("cannot import name `x`"), 1, "error"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate"), 5, "out_of_memory"),
         (OSError(28, "No space left on device"), 1, "write_failed"),
         (ZeroDivisionError("division by zero"), 1, "error"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (exits.Terminated(), 143, "interrupted"),
     ],
-)
+)  # fmt: skip
 def test_every_exception_has_an_exit_code_and_the_users_ones_a_hint(capsys, exception, code, kind):
     assert exits.run(raising(exception), ["x", "--json"]) == code
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["kind"]) == (code, kind)
     assert error["hint"] or kind == "interrupted"
+
+
+def test_memory_that_is_not_there_is_said_once():
+    assert exits.as_error(MemoryError()).message == "out of memory"
+    assert exits.as_error(MemoryError("so much")).message == "out of memory: so much"
 
 
 def test_torch_out_of_memory_is_recognized_without_importing_it():

@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from llmcli.cli import prompts
 from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.cli.prompts import (
     LOOKED_AT,
@@ -214,3 +218,26 @@ def test_every_refusal_says_what_to_do(text, options, monkeypatch):
     with pytest.raises(UsageError) as caught:
         prompt(text, **options)
     assert caught.value.hint
+
+
+def test_a_text_without_end_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr(prompts, "MOST", 1000)
+    file = tmp_path / "x"
+    file.write_bytes(b"a" * 1000)
+    assert prompt(file=str(file)) == "a" * 1000
+    file.write_bytes(b"a" * 1001)
+    for path in (str(file), "/dev/zero", "/dev/urandom"):
+        with pytest.raises(UsageError, match=f"`{path}` has more than 0 MiB") as caught:
+            prompt(file=path)
+        assert caught.value.hint
+
+
+def test_an_endless_pipe_is_refused():
+    """With a bound on memory, which reading all of it would meet first."""
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -v 3000000; yes | {sys.executable} -m llmcli tokens -m tiny -"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: stdin has more than 64 MiB, which is too much text")

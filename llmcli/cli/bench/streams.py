@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmcli.cli.exits import erase_line
 from llmcli.cli.output import Output
 from llmcli.cli.progress import PATIENCE_S
+from llmcli.errors import WriteFailed
 from llmcli.render.stats import duration
 from llmcli.render.theme import one_line
 from llmcli.reports.bench import BenchRow
@@ -56,25 +57,39 @@ class Streams:
         if self._stdout is not None:
             self._write(self._stdout.header())
         if self._stderr is not None:
-            _aside(self._stderr.header())
+            _second(self._stderr.header())
 
     def row(self, row: BenchRow) -> None:
-        """One row. Raises BrokenPipeError or WriteFailed where stdout takes no more."""
+        """One row. Raises BrokenPipeError or WriteFailed where a stream takes no more."""
         if self._stdout is not None:
             self._write(self._stdout.row(row))
         if self._stderr is not None:
-            _aside(self._stderr.row(row))
+            _second(self._stderr.row(row))
 
     def end(self) -> None:
         """What closes them."""
         if self._stdout is not None:
             self._write(self._stdout.footer())
         if self._stderr is not None:
-            _aside(self._stderr.footer())
+            _second(self._stderr.footer())
 
     def _write(self, text: str) -> None:
         if text:
             self._out.write(text)
+
+
+def _second(text: str) -> None:
+    """Rows on stderr, asked for: unlike progress they must not get lost unnoticed."""
+    if sys.stderr is None:
+        raise WriteFailed("could not write the rows of `-oe`: stderr is closed")
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise WriteFailed(f"could not write the rows of `-oe`: {reason}") from error
 
 
 def _aside(text: str) -> None:

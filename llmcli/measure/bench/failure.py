@@ -16,7 +16,8 @@ def failure(error: Exception) -> Failure:
         return error.code, error.kind, error.message
     first = next(iter(str(error).strip().splitlines()), "no message")
     if _out_of_memory(error):
-        return OutOfMemory.code, OutOfMemory.kind, f"out of memory: {first}"
+        said = f": {first}" if str(error).strip() else ""
+        return OutOfMemory.code, OutOfMemory.kind, f"out of memory{said}"
     return LlmcliError.code, LlmcliError.kind, f"internal error: {type(error).__name__}: {first}"
 
 
