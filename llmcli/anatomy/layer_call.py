@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from llmcli.anatomy.attention import entering
 from llmcli.anatomy.model import activations
 from llmcli.anatomy.places import Place, place_of
-from llmcli.anatomy.spec import DTYPE_BYTES, Call, TensorSpec
+from llmcli.anatomy.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.config import AttentionConfig, ModelConfig
 from llmcli.reports.work import PartWork
-
-Logits = Literal["last", "all"]
 
 _PRODUCTS = ("qkv", "out", "ffn_up", "ffn_down", "head")  # one product with weights each
 # what an activation is computed from; those that are not there are not read
@@ -64,7 +61,7 @@ class LayerCall:
                 yield place, self._cached()
         rows = call.batch * call.tokens
         last = call.batch * (1 if self.logits == "last" else call.tokens)
-        for part in _PRODUCTS:
+        for part in _PRODUCTS[: -1 if self.logits == "none" else None]:
             single = (last if part == "head" else rows) == 1
             place = (part, None if part == "head" else 0)
             yield place, PartWork(gemv=int(single), gemm=int(not single))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from llmcli.anatomy.attention import (
     attention_activations,
     attention_parameters,
@@ -17,7 +15,7 @@ from llmcli.anatomy.embedding import (
 )
 from llmcli.anatomy.mlp import mlp_activations, mlp_parameters
 from llmcli.anatomy.norm import norm_activations, norm_formula, norm_parameters
-from llmcli.anatomy.spec import Call, Phase, TensorSpec
+from llmcli.anatomy.spec import Call, Logits, Phase, TensorSpec
 from llmcli.config import LayerConfig, ModelConfig, NormConfig
 
 
@@ -42,13 +40,14 @@ def activations(
     tokens: int,
     past: int,
     phase: Phase,
-    logits: Literal["all", "last"] = "all",
+    logits: Logits = "all",
     dtype: str | None = None,
 ) -> tuple[TensorSpec, ...]:
     """Every activation that one forward call emits, in execution order.
 
     `batch` sequences bring `tokens` new positions each after `past` cached ones; with
-    `logits="last"` only the last position goes through the final norm and the head.
+    `logits="last"` only the last position goes through the final norm and the head, with `none`
+    no position does.
     """
     call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
     return tuple(spec for spec in _executed(config, call, logits) if spec.written)
@@ -77,7 +76,7 @@ def calculated(
     tokens: int,
     past: int,
     phase: Phase,
-    logits: Literal["all", "last"] = "all",
+    logits: Logits = "all",
     dtype: str | None = None,
 ) -> tuple[TensorSpec, ...]:
     """`activations` and `unwritten` together, in execution order."""
@@ -105,10 +104,12 @@ def _norm_parameters(
     return norm_parameters(prefix, "D", config.width, formula, bias=norm.bias, layer=index)
 
 
-def _executed(config: ModelConfig, call: Call, logits: Literal["all", "last"]) -> list[TensorSpec]:
+def _executed(config: ModelConfig, call: Call, logits: Logits) -> list[TensorSpec]:
     specs = list(embedding_activations(config.embedding, config.width, call))
     for index, layer in enumerate(config.layers):
         specs += _block_activations(config, layer, index, call)
+    if logits == "none":
+        return specs
     last = call.tokens if logits == "all" else 1
     specs += norm_activations(
         config.final_norm, "ln_final", ("H", "H′"), config.width, call, layer=None, tokens=last

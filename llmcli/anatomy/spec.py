@@ -23,6 +23,7 @@ from typing import Literal
 
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
+Logits = Literal["all", "last", "none"]  # of which tokens final norm and head are computed
 
 DTYPE_BYTES = {
     "float64": 8,

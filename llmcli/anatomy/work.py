@@ -15,16 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.anatomy.layer_call import LayerCall, Logits, keys_read
+from llmcli.anatomy.layer_call import LayerCall, keys_read
 from llmcli.anatomy.model import parameters
 from llmcli.anatomy.places import Place, part_of, place_of
-from llmcli.anatomy.spec import DTYPE_BYTES, Call
+from llmcli.anatomy.spec import DTYPE_BYTES, Call, Logits
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.reports.work import PartWork
 
 __all__ = [
-    "added", "decode_work", "keys_read", "part_of", "part_work", "place_of", "prompt_work",
-    "total_work",
+    "added", "calls_work", "decode_calls", "decode_work", "keys_read", "part_of", "part_work",
+    "place_of", "prompt_calls", "prompt_work", "total_work",
 ]  # fmt: skip
 
 Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
@@ -43,7 +43,26 @@ def part_work(
     `dtype` is what is computed in, and what activations and the cache are kept in.
     `weight_bytes`: bytes of each parameter by its name (default: all are of `dtype`).
     """
-    return _summed(config, (call,), dtype, logits, weight_bytes)
+    return calls_work(config, ((call, logits),), dtype=dtype, weight_bytes=weight_bytes)
+
+
+def prompt_calls(
+    *, batch: int, tokens: int, past: int = 0, chunk: int = PROMPT_CHUNK
+) -> Iterator[tuple[Call, Logits]]:
+    """The forward calls that read `batch` prompts of `tokens` tokens, `chunk` at a time.
+
+    Only the last one has logits (`generation.prefill`).
+    """
+    for start in range(0, tokens, chunk):
+        size = min(chunk, tokens - start)
+        call = Call(batch=batch, tokens=size, past=past + start, phase="prefill")
+        yield call, "last" if start + size == tokens else "none"
+
+
+def decode_calls(*, batch: int, tokens: int, past: int) -> Iterator[tuple[Call, Logits]]:
+    """Those that write `tokens` tokens after `past` ones, one a call."""
+    for later in range(tokens):
+        yield Call(batch=batch, tokens=1, past=past + later, phase="decode"), "last"
 
 
 def prompt_work(
@@ -54,15 +73,11 @@ def prompt_work(
     past: int = 0,
     chunk: int = PROMPT_CHUNK,
     dtype: str,
-    logits: Logits = "last",
     weight_bytes: Mapping[str, int] | None = None,
 ) -> Works:
     """The same of a whole prompt, read `chunk` tokens at a time: the sum over those calls."""
-    calls = (
-        Call(batch=batch, tokens=min(chunk, tokens - start), past=past + start, phase="prefill")
-        for start in range(0, tokens, chunk)
-    )
-    return _summed(config, calls, dtype, logits, weight_bytes)
+    calls = prompt_calls(batch=batch, tokens=tokens, past=past, chunk=chunk)
+    return calls_work(config, calls, dtype=dtype, weight_bytes=weight_bytes)
 
 
 def decode_work(
@@ -75,10 +90,8 @@ def decode_work(
     weight_bytes: Mapping[str, int] | None = None,
 ) -> Works:
     """The same of `tokens` tokens after `past` ones, one a call: the sum over those calls."""
-    calls = (
-        Call(batch=batch, tokens=1, past=past + later, phase="decode") for later in range(tokens)
-    )
-    return _summed(config, calls, dtype, "last", weight_bytes)
+    calls = decode_calls(batch=batch, tokens=tokens, past=past)
+    return calls_work(config, calls, dtype=dtype, weight_bytes=weight_bytes)
 
 
 def total_work(
@@ -98,26 +111,28 @@ def added(works: Works) -> PartWork:
     return sum((work for *_, work in works), PartWork())
 
 
-def _summed(
+def calls_work(
     config: ModelConfig,
-    calls: Iterable[Call],
+    calls: Iterable[tuple[Call, Logits]],
+    *,
     dtype: str,
-    logits: Logits,
-    weight_bytes: Mapping[str, int] | None,
+    weight_bytes: Mapping[str, int] | None = None,
 ) -> Works:
-    """Layers that are alike are counted once; their weights may differ in size."""
+    """The same of several calls: the sum over them."""
+    # layers that are alike are counted once; their weights may differ in size
     alike = {layer: replace(config, layers=(layer,)) for layer in dict.fromkeys(config.layers)}
     sums: dict[LayerConfig, dict[Place, PartWork]] = {}
-    number = looked_up = positions = 0
-    for call in calls:
+    number = heads = looked_up = positions = 0
+    for call, logits in calls:
         number += 1
+        heads += logits != "none"
         looked_up += call.batch * call.tokens
         positions += call.tokens
         for layer, single in alike.items():
             seen = sums.setdefault(layer, {})
             for place, work in LayerCall(single, replace(call, dtype=dtype), logits).works():
                 seen[place] = seen.get(place, PartWork()) + work
-    weights = _weights(config, weight_bytes, dtype, number, looked_up, positions)
+    weights = _weights(config, weight_bytes, dtype, number, heads, looked_up, positions)
     return tuple(
         (part, layer, work + PartWork(weights=weights[part, layer]))
         for part, layer, work in _unrolled(config, sums)
@@ -142,20 +157,25 @@ def _weights(
     weight_bytes: Mapping[str, int] | None,
     dtype: str,
     calls: int,
+    heads: int,
     looked_up: int,
     positions: int,
 ) -> Counter[Place]:
-    """Bytes of parameters that each part reads: all of them in each call, or rows of a table."""
+    """Bytes of parameters that each part reads: all of them in each call, or rows of a table.
+
+    `heads` of the calls have logits.
+    """
     found: Counter[Place] = Counter()
     for spec in parameters(config):
         nbytes = (
             spec.count * DTYPE_BYTES[dtype] if weight_bytes is None else weight_bytes[spec.name]
         )
         if spec.name == "embed.W" and config.head.tied:
-            found["head", None] += nbytes * calls
+            found["head", None] += nbytes * heads
         elif spec.name in ("embed.W", "pos_embed.W"):
             rows = looked_up if spec.name == "embed.W" else positions
             found["embed", None] += nbytes * rows // spec.shape[0]
         else:
-            found[place_of(spec.name)] += nbytes * calls
+            place = place_of(spec.name)
+            found[place] += nbytes * (heads if place[1] is None else calls)
     return found

@@ -33,9 +33,11 @@ def prefill(
     """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`.
 
     At most `chunk` tokens of each sequence are in one forward call, which bounds what attention
-    needs. `on_prefill(done, total)` hears of the tokens read after each call, `clock` and `tap` of
+    needs. Final norm and head are computed where a prompt ends: what other calls would say, nobody
+    hears. `on_prefill(done, total)` hears of the tokens read after each call, `clock` and `tap` of
     every activation in it. Raises ValueError where the prompts do not fit the state.
     """
+    last_layer = len(decoder.blocks) - 1
     last_PV: Tensor | None = None
     before = state.lengths
     totals = [past + len(prompt) for past, prompt in zip(before, prompts, strict=True)]
@@ -45,7 +47,8 @@ def prefill(
         lengths = [len(part) for part in parts]
         width = max(lengths)
         ids_PT = torch.tensor([part + [0] * (width - len(part)) for part in parts])
-        logits_PV = decoder(
+        ending = [row for row, prompt in enumerate(prompts) if start < len(prompt) <= start + chunk]
+        out = decoder(
             ids_PT.to(decoder.device),
             state,
             lengths=lengths,
@@ -53,12 +56,13 @@ def prefill(
             tap=tap,
             clock=clock,
             logits="last",
-        )[:, 0]
-        if last_PV is None:
-            last_PV = logits_PV
-        else:  # prompts that ended in an earlier chunk have nothing new to say
-            rows = [row for row, length in enumerate(lengths) if length]
-            last_PV[rows] = logits_PV[rows]
+            until=None if ending else last_layer,
+        )
+        if ending:
+            if last_PV is None:
+                last_PV = out[:, 0]  # the rows of longer prompts are filled in later
+            else:
+                last_PV[ending] = out[ending, 0]
         done += sum(lengths)
         if on_prefill is not None:
             on_prefill(done, total)

@@ -15,10 +15,12 @@ from llmcli.anatomy.counts import count_parameters
 from llmcli.anatomy.spec import Call
 from llmcli.anatomy.work import (
     added,
+    calls_work,
     decode_work,
     part_of,
     part_work,
     place_of,
+    prompt_calls,
     prompt_work,
     total_work,
 )
@@ -26,6 +28,7 @@ from llmcli.generation.prefill import prefill
 from llmcli.ladder.count import count
 from llmcli.nn.decoder import Decoder
 from llmcli.reports.timing import PARTS
+from llmcli.reports.work import PartWork
 
 CALLS = [(1, 9, 0), (2, 5, 11), (1, 1, 0), (1, 1, 12), (3, 1, 20), (1, 3, 6)]
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -86,6 +89,23 @@ def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name)
             decoder(torch.zeros(2, 1, dtype=torch.long, device="meta"), state, logits="last")
     written = added(decode_work(config, batch=2, tokens=6, past=17, dtype="float32"))
     assert written.flops_full == counter.get_total_flops()
+
+
+@every_family
+def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
+    config = family(name)
+    sizes = dict(batch=2, tokens=17, dtype="float32")
+    whole, pieces = (dict_of(prompt_work(config, chunk=n, **sizes)) for n in (17, 5))
+    for place in (("norm", None), ("head", None)):
+        assert pieces[place] == whole[place] != PartWork()
+    assert pieces["head", None].gemm == 1
+    assert pieces["qkv", 0].weights == 4 * whole["qkv", 0].weights
+    assert pieces["norm", 0].weights == 4 * whole["norm", 0].weights
+    calls = list(prompt_calls(batch=2, tokens=17, past=3, chunk=5))
+    assert [(call.past, call.tokens) for call, _ in calls] == [(3, 5), (8, 5), (13, 5), (18, 2)]
+    assert [logits for _, logits in calls] == ["none", "none", "none", "last"]
+    before = calls_work(config, calls[:-1], dtype="float32")
+    assert {part for part, layer, _ in before if layer is None} == {"embed"}
 
 
 @every_family
@@ -214,11 +234,14 @@ def test_activations_are_written_once_and_read_where_they_are_needed():
 
 
 @settings(max_examples=40)
-@given(models(), st.sampled_from(CALLS), st.sampled_from(["last", "all"]))
+@given(models(), st.sampled_from(CALLS), st.sampled_from(["last", "all", "none"]))
 def test_parts_come_in_the_order_in_which_a_clock_hears_of_them(config, shape, logits):
     decoder, state, ids = ready(config, *shape)
     heard = []
-    decoder(ids, state, logits=logits, clock=heard.append)
+    if logits == "none":
+        decoder(ids, state, until=len(config.layers) - 1, clock=heard.append)
+    else:
+        decoder(ids, state, logits=logits, clock=heard.append)
     places = dict.fromkeys(map(place_of, heard))
     expected = [place for place in places if place[0] != "gaps"]
     parts = part_work(config, a_call(*shape), dtype="float32", logits=logits)
@@ -232,18 +255,22 @@ def test_parts_come_in_the_order_in_which_a_clock_hears_of_them(config, shape, l
 def test_a_phase_is_the_sum_of_its_calls(config, batch, tokens, past, chunk):
     def summed(calls):
         sums = {}
-        for call in calls:
-            for part, layer, work in part_work(config, a_call(*call), dtype="float32"):
+        for *call, logits in calls:
+            for part, layer, work in part_work(
+                config, a_call(*call), dtype="float32", logits=logits
+            ):
                 place = part, layer
                 sums[place] = sums[place] + work if place in sums else work
         return sums
 
     pieces = [
-        (batch, min(chunk, tokens - start), past + start) for start in range(0, tokens, chunk)
+        (batch, min(chunk, tokens - start), past + start, "none")
+        for start in range(0, tokens, chunk)
     ]
+    pieces[-1] = (*pieces[-1][:3], "last")
     read = prompt_work(config, batch=batch, tokens=tokens, past=past, chunk=chunk, dtype="float32")
     assert dict_of(read) == summed(pieces)
-    steps = [(batch, 1, past + later) for later in range(tokens)]
+    steps = [(batch, 1, past + later, "last") for later in range(tokens)]
     written = decode_work(config, batch=batch, tokens=tokens, past=past, dtype="float32")
     assert dict_of(written) == summed(steps)
 

@@ -61,6 +61,7 @@ class FakeState:
 
 class FakeDecoder:
     device = torch.device("cpu")
+    blocks = (None, None)
 
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
@@ -85,8 +86,10 @@ class FakeDecoder:
         tap: None = None,
         clock: None = None,
         logits: str,
+        until: int | None = None,
     ) -> torch.Tensor:
         assert logits == "last"
+        assert until in (None, len(self.blocks) - 1)
         batch, width = ids.shape
         assert batch == len(state.rows)
         self.calls.append((batch, width))
@@ -99,6 +102,8 @@ class FakeDecoder:
             self.scores(row) if n else torch.full((VOCAB,), float("nan"))  # nothing new: garbage
             for row, n in zip(state.rows, lengths, strict=True)
         ]
+        if until is not None:  # a stream, which nobody may take for logits
+            return torch.full((batch, width, 3), float("nan"))
         return torch.stack(rows)[:, None]
 
 

@@ -42,6 +42,54 @@ def test_chunks_of_a_prompt_beyond_the_trained_length(model):
         torch.testing.assert_close(last[row], whole, rtol=1e-9, atol=1e-9)
 
 
+def chunk_by_chunk(decoder, prompts, state, chunk):
+    """Logits of every call, those of the call in which a prompt ends being its own."""
+    found = torch.full((len(prompts), decoder.config.vocab), float("nan"), dtype=decoder.dtype)
+    totals = list(map(len, prompts))
+    for start in range(0, max(totals), chunk):
+        parts = [prompt[start : start + chunk] for prompt in prompts]
+        width = max(map(len, parts))
+        ids = torch.tensor([part + [0] * (width - len(part)) for part in parts])
+        lengths = list(map(len, parts))
+        logits = decoder(ids, state, lengths=lengths, totals=totals, logits="last")
+        for row, length in enumerate(lengths):
+            if length:
+                found[row] = logits[row, 0]
+    return found
+
+
+@pytest.mark.parametrize("lengths", [(30,), (7,), (14,), (3, 30, 8), (14, 9), (7, 7, 21)])
+def test_logits_are_those_of_calls_that_all_have_some_bit_for_bit(model, lengths):
+    prompts = [[(3 * row + 5 * i) % 50 for i in range(n)] for row, n in enumerate(lengths)]
+    states = [model.decoder.new_state(len(prompts), 40) for _ in range(2)]
+    last = prefill(model.decoder, prompts, states[0], chunk=7)
+    assert torch.equal(last, chunk_by_chunk(model.decoder, prompts, states[1], 7))
+    for one, other in zip(states[0].layers, states[1].layers, strict=True):
+        assert torch.equal(one.k, other.k)
+        assert torch.equal(one.v, other.v)
+    assert states[0].lengths == states[1].lengths == list(lengths)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads"), [((30,), [4]), ((7,), [0]), ((14,), [1]), ((3, 30, 8), [0, 1, 4])]
+)
+def test_norm_and_head_are_computed_where_a_prompt_ends_and_nowhere_else(model, lengths, heads):
+    prompts = [[1] * n for n in lengths]
+    heard = []
+    state = model.decoder.new_state(len(prompts), 40)
+    prefill(model.decoder, prompts, state, chunk=7, clock=heard.append)
+    calls = [[]]
+    for name in heard:
+        if name == "step":
+            calls.append([])
+        calls[-1].append(name)
+    calls = calls[1:]
+    assert len(calls) == -(-max(lengths) // 7)
+    for number, names in enumerate(calls):
+        ends = ["ln_final.out", "logits_raw", "logits"] if number in heads else []
+        assert [name for name in names if name.startswith(("ln_final", "logits"))] == ends
+
+
 def test_scores_do_not_depend_on_the_chunks(model, monkeypatch):
     ids = list(range(30))
     found = []

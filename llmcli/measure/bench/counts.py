@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.spec import Call
-from llmcli.anatomy.work import Works, added, decode_work, part_work
+from llmcli.anatomy.spec import Call, Logits
+from llmcli.anatomy.work import Works, added, calls_work, decode_work, total_work
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.measure.bench import plan
+from llmcli.measure.roofline import least_seconds
 from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.bench import Settings, Test
 from llmcli.reports.ceilings import Ceilings
@@ -21,26 +22,30 @@ def work(config: ModelConfig, dtype: str, test: Test, settings: Settings) -> Par
     return sum((added(works) for _, works in _phases(config, dtype, test, settings)), PartWork())
 
 
+def working_set(config: ModelConfig, dtype: str, test: Test) -> int:
+    """Bytes that the last step of a run reads again: the weights, and the keys and values.
+
+    What is not larger than a cache stays in it from one step to the next.
+    """
+    call = Call(batch=1, tokens=1, past=plan.needed(test) - 1, phase="decode")
+    reads = total_work(config, call, dtype=dtype)
+    return reads.weights + reads.cache
+
+
 def roofline_ns(
     config: ModelConfig, dtype: str, test: Test, settings: Settings, ceilings: Ceilings
 ) -> float | None:
-    """The least time of one run: each part waits for its weights and keys or for its products.
+    """The least time of one run, each part waiting for its bytes or for its products.
 
-    What waits longer counts, part by part; activations are left out, as if they never left a
-    cache. The rate of reading is that for all that one call reads. None where the rate of
-    products in that dtype was not measured.
+    See `measure.roofline`. None where the rate of products in that dtype was not measured.
     """
-    matrix = ceilings.matrix(dtype)
-    if matrix is None:
-        return None
-    seconds = 0.0
-    for calls, works in _phases(config, dtype, test, settings):
-        one_call = sum(part.weights + part.cache for *_, part in works) // calls
-        rate = ceilings.read(one_call).bytes_per_s
-        for *_, part in works:
-            reading = (part.weights + part.cache) / rate
-            seconds += max(reading, part.flops / matrix.flops_per_s)
-    return 1e9 * seconds
+    reads = working_set(config, dtype, test)
+    seconds = [
+        least_seconds(works, calls, ceilings, dtype=dtype, working_set=reads)
+        for calls, works in _phases(config, dtype, test, settings)
+    ]
+    known = [one for one in seconds if one is not None]
+    return 1e9 * sum(known) if len(known) == len(seconds) else None
 
 
 def memory_bytes(config: ModelConfig, dtype: str, test: Test, settings: Settings) -> int:
@@ -64,18 +69,15 @@ def _phases(
     config: ModelConfig, dtype: str, test: Test, settings: Settings
 ) -> tuple[tuple[int, Works], ...]:
     """Each call that reads the prompt, then all that write tokens: (how many calls, work)."""
-    reading = tuple(plan.calls(test.n_prompt, settings))
+    reading = tuple(plan.calls(test.n_prompt, settings, test.depth))
     return _counted(config, dtype, test, reading)
 
 
 @lru_cache(maxsize=8)  # asked for twice for a row, and takes half a millisecond a token
 def _counted(
-    config: ModelConfig, dtype: str, test: Test, reading: tuple[tuple[int, int], ...]
+    config: ModelConfig, dtype: str, test: Test, reading: tuple[tuple[Call, Logits], ...]
 ) -> tuple[tuple[int, Works], ...]:
-    found = []
-    for past, tokens in reading:
-        call = Call(batch=1, tokens=tokens, past=test.depth + past, phase="prefill")
-        found.append((1, part_work(config, call, dtype=dtype)))
+    found = [(1, calls_work(config, (call,), dtype=dtype)) for call in reading]
     if test.n_gen:
         past = test.depth + test.n_prompt
         works = decode_work(config, batch=1, tokens=test.n_gen, past=past, dtype=dtype)

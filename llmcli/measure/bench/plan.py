@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from llmcli.anatomy.spec import Call, Logits
+from llmcli.anatomy.work import prompt_calls
 from llmcli.reports.bench import Settings, Test
 
 
@@ -41,13 +43,12 @@ def pieces(tokens: int, settings: Settings) -> list[int]:
     return [settings.n_batch] * whole + [rest] * (rest > 0)
 
 
-def calls(tokens: int, settings: Settings) -> Iterator[tuple[int, int]]:
-    """(tokens before it, its tokens) of every forward call that reads a prompt."""
-    done = 0
+def calls(tokens: int, settings: Settings, depth: int = 0) -> Iterator[tuple[Call, Logits]]:
+    """The forward calls that read a prompt after `depth` tokens; each piece ends with logits."""
+    past = depth
     for piece in pieces(tokens, settings):
-        for start in range(0, piece, chunk(settings)):
-            yield done + start, min(chunk(settings), piece - start)
-        done += piece
+        yield from prompt_calls(batch=1, tokens=piece, past=past, chunk=chunk(settings))
+        past += piece
 
 
 def needed(test: Test) -> int:

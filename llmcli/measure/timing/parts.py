@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,6 +13,7 @@ from llmcli.reports.timing import PARTS, PartTime, Span
 from llmcli.reports.work import PartWork
 
 GAPS = "gaps"
+STEP = "step"  # the first mark of a forward call
 Place = tuple[str, int | None]
 
 
@@ -21,7 +22,7 @@ class Piece:
     """Some time without a pause in one part of one layer: marks of the same place are one piece.
 
     `call` numbers the forward calls from 0: the choice of a token belongs to the call that reads
-    it, what follows the last call to that. `begin` counts from the beginning of the run.
+    it, what follows a call to that. `begin` counts from the beginning of the run.
     """
 
     place: Place
@@ -45,18 +46,17 @@ def place(name: str) -> Place:
 
 def pieces(marks: Marks) -> Iterator[Piece]:
     """The pieces of a run, one after the other: each begins where the one before it ends."""
-    at, call, open_ = 0.0, 0, None
-    last = max(0, marks.names.count("logits") - 1)
+    at, call, before, open_ = 0.0, -1, "", None
     for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
-        here, now = place(name), min(call, last)
-        if open_ is not None and (open_.place, open_.call) == (here, now):
+        here = place(name)
+        call += name == SAMPLE or (name == STEP and before != SAMPLE)
+        if open_ is not None and (open_.place, open_.call) == (here, call):
             open_ = replace(open_, seconds=open_.seconds + seconds, host_s=open_.host_s + host_s)
         else:
             if open_ is not None:
                 yield open_
-            open_ = Piece(place=here, call=now, begin=at, seconds=seconds, host_s=host_s)
-        at += seconds
-        call += name == "logits"
+            open_ = Piece(place=here, call=call, begin=at, seconds=seconds, host_s=host_s)
+        at, before = at + seconds, name
     if open_ is not None:
         yield open_
 
@@ -123,10 +123,10 @@ def spans(phase: str, run: Sequence[Piece]) -> Iterator[Span]:
                 )  # fmt: skip
 
 
-def expected_marks(names: Sequence[str], calls: int, *, chooses: bool) -> tuple[str, ...]:
-    """The marks that a run of `calls` forward calls makes, whose activations are `names`."""
-    call = ((SAMPLE,) if chooses else ()) + ("step", *filter(_is_marked, names))
-    return call * calls + (END,)
+def expected_marks(calls: Iterable[Sequence[str]], *, chooses: bool) -> tuple[str, ...]:
+    """The marks that a run makes, with the names of the activations of each forward call."""
+    first = (SAMPLE, STEP) if chooses else (STEP,)
+    return (*(mark for names in calls for mark in (*first, *filter(_is_marked, names))), END)
 
 
 def _is_marked(name: str) -> bool:

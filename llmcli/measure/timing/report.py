@@ -10,9 +10,16 @@ from statistics import median
 import torch
 
 from llmcli.anatomy import activations
-from llmcli.anatomy.counts import PROMPT_CHUNK, memory_need
-from llmcli.anatomy.spec import Call
-from llmcli.anatomy.work import Works, added, decode_work, prompt_work, total_work
+from llmcli.anatomy.counts import memory_need
+from llmcli.anatomy.spec import Call, Logits
+from llmcli.anatomy.work import (
+    Works,
+    added,
+    calls_work,
+    decode_calls,
+    prompt_calls,
+    total_work,
+)
 from llmcli.measure.timing.bounds import Roof
 from llmcli.measure.timing.checks import timing_checks
 from llmcli.measure.timing.parts import (
@@ -42,41 +49,40 @@ class Plan:
     tokens: int
     new_tokens: int
 
-    def calls(self, phase: PhaseName) -> Iterator[Call]:
+    def calls(self, phase: PhaseName) -> Iterator[tuple[Call, Logits]]:
         """The forward calls of a phase."""
         if phase == "decode":
-            for later in range(self.new_tokens):
-                yield Call(batch=self.batch, tokens=1, past=self.tokens + later, phase=phase)
-        else:
-            for past in range(0, self.tokens, PROMPT_CHUNK):
-                tokens = min(PROMPT_CHUNK, self.tokens - past)
-                yield Call(batch=self.batch, tokens=tokens, past=past, phase=phase)
+            return decode_calls(batch=self.batch, tokens=self.new_tokens, past=self.tokens)
+        return prompt_calls(batch=self.batch, tokens=self.tokens)
 
     def works(self, phase: PhaseName) -> Works:
         """What each part in each layer takes in all of them, with the bytes that weights have."""
-        config, batch, tokens, dtype = self.model.config, self.batch, self.tokens, self.dtype
         weights = {name: slot.nbytes for name, slot in self.model.decoder.slots.items()}
-        if phase == "prefill":
-            return prompt_work(
-                config, batch=batch, tokens=tokens, dtype=dtype, weight_bytes=weights
-            )
-        return decode_work(
-            config, batch=batch, tokens=self.new_tokens, past=tokens, dtype=dtype,
-            weight_bytes=weights,
-        )  # fmt: skip
+        return calls_work(
+            self.model.config, self.calls(phase), dtype=self.dtype, weight_bytes=weights
+        )
 
     def flops(self, phase: PhaseName) -> int:
         """Of all its calls, added up from each as a whole."""
         return sum(
-            total_work(self.model.config, call, dtype=self.dtype).flops
-            for call in self.calls(phase)
+            total_work(self.model.config, call, dtype=self.dtype, logits=logits).flops
+            for call, logits in self.calls(phase)
         )
 
     def marks(self, phase: PhaseName) -> tuple[str, ...]:
         """The marks that a run of it makes."""
-        names = activations(self.model.config, batch=1, tokens=1, past=0, phase=phase)
-        count = sum(1 for _ in self.calls(phase))
-        return expected_marks([spec.name for spec in names], count, chooses=phase == "decode")
+        names = {
+            logits: [
+                spec.name
+                for spec in activations(
+                    self.model.config, batch=1, tokens=1, past=0, phase=phase, logits=logits
+                )
+            ]
+            for logits in {logits for _, logits in self.calls(phase)}
+        }
+        return expected_marks(
+            (names[logits] for _, logits in self.calls(phase)), chooses=phase == "decode"
+        )
 
     @property
     def dtype(self) -> str:

@@ -17,13 +17,15 @@ from llmcli.reports.work import PartWork
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
 def test_work_is_that_of_every_call(name):
     config, test = CONFIGS[name], Case(n_prompt=11, n_gen=3, depth=5)
-    calls = [("prefill", 5, 4), ("prefill", 9, 2), ("prefill", 11, 4), ("prefill", 15, 1)]
-    calls += [("decode", 16, 1), ("decode", 17, 1), ("decode", 18, 1)]
+    calls = [("prefill", 5, 4, "none"), ("prefill", 9, 2, "last")]  # 6 at a time: two batches,
+    calls += [("prefill", 11, 4, "none"), ("prefill", 15, 1, "last")]  # each ends with logits
+    calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
     parts = [
         total_work(
-            config, Call(batch=1, tokens=tokens, past=past, phase=phase), dtype="bfloat16"
+            config, Call(batch=1, tokens=tokens, past=past, phase=phase), dtype="bfloat16",
+            logits=logits,
         )
-        for phase, past, tokens in calls
+        for phase, past, tokens, logits in calls
     ]  # fmt: skip
     found = counts.work(config, "bfloat16", test, settings(n_batch=6, n_ubatch=4))
     assert found == sum(parts, PartWork())
@@ -44,7 +46,6 @@ def test_a_depth_is_not_counted_but_read():
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
     config, test = llama(), Case(n_prompt=0, n_gen=1, depth=0)
     work = counts.work(config, "float32", test, settings())
-    numbers = work.weights + work.cache
 
     def least(bytes_per_s, flops_per_s):
         ceilings = dataclasses.replace(
@@ -54,16 +55,16 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
         )
         return counts.roofline_ns(config, "float32", test, settings(), ceilings)
 
-    assert least(1e9, 1e30) == pytest.approx(numbers)  # a byte takes a nanosecond
+    assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
     parts = part_work(config, Call(batch=1, tokens=1, past=0, phase="decode"), dtype="float32")
-    longer = sum(max(part.weights + part.cache, part.flops / 0.4) for *_, part in parts)
+    longer = sum(max(part.bytes, part.flops / 0.4) for *_, part in parts)
     assert both == pytest.approx(longer)
-    assert max(numbers, work.flops / 0.4) + 100 < longer < numbers + work.flops / 0.4 - 100
+    assert max(work.bytes, work.flops / 0.4) + 100 < longer < work.bytes + work.flops / 0.4 - 100
 
 
-def test_reading_is_as_fast_as_what_one_call_reads_allows():
+def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from_their_own():
     config = llama()
 
     def least(tokens, nbytes):
@@ -78,13 +79,26 @@ def test_reading_is_as_fast_as_what_one_call_reads_allows():
         test = Case(n_prompt=0, n_gen=tokens, depth=0)
         return counts.roofline_ns(config, "float32", test, settings(), ceilings)
 
-    one = counts.work(config, "float32", Case(n_prompt=0, n_gen=1, depth=0), settings())
-    numbers = one.weights + one.cache
-    assert least(1, numbers) == pytest.approx(numbers / 4)
-    assert least(1, numbers - 1) == pytest.approx(numbers)
+    test = Case(n_prompt=0, n_gen=1, depth=0)
+    one = counts.work(config, "float32", test, settings())
+    streamed = one.weights + one.cache
+    assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
+    # what a part passes on still fits
+    assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
     two = counts.work(config, "float32", Case(n_prompt=0, n_gen=2, depth=0), settings())
-    assert least(2, numbers + 1000) == pytest.approx((two.weights + two.cache) / 4)
+    assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
+
+
+def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
+    config = llama()
+    empty, full = (
+        counts.working_set(config, "float32", Case(n_prompt=p, n_gen=g, depth=d))
+        for p, g, d in ((0, 1, 0), (8, 3, 20))
+    )
+    one = counts.work(config, "float32", Case(n_prompt=0, n_gen=1, depth=0), settings())
+    assert empty == one.weights + one.cache
+    assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():

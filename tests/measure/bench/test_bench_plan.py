@@ -18,10 +18,10 @@ def test_at_each_depth_prompts_then_generations_then_pairs():
 @pytest.mark.parametrize(
     ("tokens", "batch", "ubatch", "pieces", "calls"),
     [
-        (10, 100, 100, [10], [(0, 10)]),
-        (10, 100, 4, [10], [(0, 4), (4, 4), (8, 2)]),
-        (10, 6, 4, [6, 4], [(0, 4), (4, 2), (6, 4)]),
-        (12, 6, 100, [6, 6], [(0, 6), (6, 6)]),  # no more than n_batch at a time
+        (10, 100, 100, [10], [(0, 10, "last")]),
+        (10, 100, 4, [10], [(0, 4, "none"), (4, 4, "none"), (8, 2, "last")]),
+        (10, 6, 4, [6, 4], [(0, 4, "none"), (4, 2, "last"), (6, 4, "last")]),
+        (12, 6, 100, [6, 6], [(0, 6, "last"), (6, 6, "last")]),  # n_batch at a time at most
         (0, 6, 4, [], []),
     ],
 )
@@ -30,7 +30,10 @@ def test_a_prompt_is_read_in_batches_and_those_in_micro_batches(
 ):
     chosen = settings(n_batch=batch, n_ubatch=ubatch)
     assert plan.pieces(tokens, chosen) == pieces
-    assert list(plan.calls(tokens, chosen)) == calls
+    for depth in (0, 5):
+        found = list(plan.calls(tokens, chosen, depth))
+        assert [(call.past - depth, call.tokens, logits) for call, logits in found] == calls
+        assert all(call.phase == "prefill" and call.batch == 1 for call, _ in found)
     assert plan.chunk(chosen) == min(batch, ubatch)
 
 

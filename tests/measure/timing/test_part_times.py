@@ -77,6 +77,15 @@ def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_la
     assert run[-1].call == 1
 
 
+def test_calls_of_a_prompt_without_logits_are_calls_too():
+    run = list(pieces(marks(*CALL[:-3], *CALL[:-3], *CALL, "end")))
+    assert {piece.call for piece in run} == {0, 1, 2}
+    assert [piece.call for piece in run if piece.place[0] == "embed"] == [0, 1, 2]
+    assert [piece.call for piece in run if piece.place == ("head", None)] == [2]
+    assert run[-1].call == 2
+    assert sum(piece.seconds for piece in run) == 3 * len(CALL) - 6 + 1
+
+
 def test_spans_lie_in_their_call_and_follow_each_other():
     found = list(spans("decode", list(pieces(marks("sample", *CALL, "sample", *CALL, "end")))))
     calls = [span for span in found if span.part is None]
@@ -98,5 +107,6 @@ def test_what_only_a_tap_is_shown_is_not_expected():
     names = ("blocks.0.ln1.scale", "blocks.0.ln1.out", "blocks.0.attn.q", "blocks.0.attn.k",
              "blocks.0.attn.q_rot", "blocks.0.attn.k_rot", "blocks.0.attn.q_norm")  # fmt: skip
     marked = ("step", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.k_rot")
-    assert expected_marks(names, 1, chooses=False) == (*marked, "end")
-    assert expected_marks(names, 2, chooses=True) == (*("sample", *marked) * 2, "end")
+    assert expected_marks([names], chooses=False) == (*marked, "end")
+    assert expected_marks([names] * 2, chooses=True) == (*("sample", *marked) * 2, "end")
+    assert expected_marks([names[1:2], names], chooses=False) == (*marked[:2], *marked, "end")

@@ -104,7 +104,10 @@ def test_a_long_prompt_is_several_calls():
     assert not red(report) - {"adds_up"}
     assert prefill.calls == 2
     assert {span.call for span in prefill.spans} == {0, 1}
-    assert next(p for p in prefill.totals if p.part == "head").calls == 2
+    calls = {part.part: part.calls for part in prefill.totals}
+    assert (calls["embed"], calls["head"]) == (2, 1)  # only the end of a prompt says what is next
+    layers = 2 * len(small("window").config.layers)
+    assert {calls[part] for part in ("qkv", "attention", "out", "ffn_down")} == {layers}
 
 
 def test_pairs_begin_with_either_run_in_turns(monkeypatch):
