@@ -63,6 +63,14 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "mps" or processor.has_bfloat16()
 
 
+def wait_for(device: torch.device) -> None:
+    """Returns when the device has done all that was started; a CPU has when a call returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def available_bytes(device: torch.device) -> int | None:
     """Free memory of `device` in bytes, within a container's limit; None where unknown."""
     if device.type == "cuda":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.text import PhasePeak
 from llmcli.reports.work import PartWork
 
 EngineName = Literal["llmcli", "transformers", "llama.cpp"]
@@ -72,7 +74,9 @@ class Ran:
     """What the engine says of itself and of the model that it has loaded.
 
     `type_k`, `backend`, `device` are those in force. `model_size` are bytes of the weights as
-    they are computed with, `bits_per_weight` of the same.
+    they are computed with, `bits_per_weight` of the same. `load_s` is None where nothing was
+    loaded (then all this is known from the model's headers) or where loading it was no reading
+    of a file. `base_bytes` were resident before it was loaded, `load_peak` the most during it.
     """
 
     engine: EngineName
@@ -85,8 +89,10 @@ class Ran:
     dtype: str
     type_k: str
     n_gpu_layers: int
-    load_s: float
+    load_s: float | None
     bits_per_weight: float
+    base_bytes: int | None = None
+    load_peak: PhasePeak | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +100,14 @@ class BenchRow:
     """One test of one configuration by one engine: its runs, or why there are none.
 
     `samples_ns` has a run each. `first_ns` are the times to the first logits of runs that read a
-    prompt; `token_ns` those of every single generated token, run after run. `peak_memory_bytes`
-    is the most that this process (or its GPU) held during the test. `work` is of one run.
-    `error` is (exit code, kind, message) of a row that could not run.
+    prompt; `token_ns` those of every single generated token, run after run. `work` is of one run.
+    `error` is (exit code, kind, message) of a row that could not run; its `ran` is what is known
+    of the model from its headers, None where they cannot be read.
+
+    `peak_memory_bytes` is the most that this process (or its GPU) held during the test, `peaks`
+    the most of `load`, `prefill` (what is read: the depth, prompts) and `decode`. There are none
+    where two engines share the process. `estimated_memory_bytes`: what a test of which only
+    shapes were computed would take. `against`: of our row, where a peer ran the same test.
     """
 
     number: int
@@ -109,10 +120,13 @@ class BenchRow:
     first_ns: tuple[int, ...] = ()
     token_ns: tuple[int, ...] = ()
     peak_memory_bytes: int | None = None
+    peaks: tuple[PhasePeak, ...] = ()
+    estimated_memory_bytes: int | None = None
     work: PartWork | None = None
     roofline_ns: float | None = None
     error: tuple[int, str, str] | None = None
     meta: bool = False
+    against: Against | None = None
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
@@ -151,7 +165,8 @@ class BenchRow:
 class Against:
     """The same test by two engines, run in turns: ours ÷ theirs in tokens per second, pairwise.
 
-    `order` is that of the runs, `number` that of our row.
+    `quartiles` are the first and the third of the ratios, `of_means` is the ratio of the mean
+    rates that the rows have. `order` is that of the runs, `number` that of our row.
     """
 
     test: Test
@@ -162,17 +177,25 @@ class Against:
     highest: float
     order: tuple[EngineName, ...]
     number: int = 0
+    quartiles: tuple[float, float] = (0.0, math.inf)
+    of_means: float | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether runs differ by more than the engines do: 1 lies between the quartiles."""
+        return self.quartiles[0] <= 1 <= self.quartiles[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
     """All rows in the order in which they were measured.
 
-    `checks`: whether the two engines of a comparison compute the same model.
+    `ceilings`: one for each device, number of threads and dtype. `checks`: whether the two
+    engines of a comparison compute the same model.
     """
 
     rows: tuple[BenchRow, ...]
     against: tuple[Against, ...] = field(default=())
-    ceilings: Ceilings | None = None
+    ceilings: tuple[Ceilings, ...] = field(default=())
     interrupted: bool = False
     checks: tuple[ViewCheck, ...] = field(default=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from llmcli.config import ModelConfig
@@ -29,6 +30,9 @@ class Engine(Protocol):
 
         Raises OutOfMemory where it does not fit, UsageError where it cannot be had.
         """
+
+    def computing(self) -> AbstractContextManager[object]:
+        """What the calls of a run are made in: entered once, since entering takes time too."""
 
     def read(self, ids: Sequence[int]) -> None:
         """Reads a prompt behind what is there; the logits of its last token are computed."""

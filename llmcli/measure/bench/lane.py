@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from llmcli.measure.bench.engine import Engine
 from llmcli.measure.bench.failure import Failure, failure
+from llmcli.measure.bench.held import Held
 from llmcli.measure.bench.run import Bench, Run
 from llmcli.measure.peaks import Peak
-from llmcli.reports.bench import EngineName, Settings
+from llmcli.reports.bench import BenchRow, EngineName, Settings
 
 Load = Callable[[Settings], Engine]
 
 
 @dataclass
 class Lane:
-    """An engine with its settings, or `failed`; the runs and the peak of the test at hand."""
+    """An engine with its settings, or `failed`; the runs and the peak of the test at hand.
+
+    `alone`: no other engine is in this process, whose memory would be in every peak.
+    """
 
     name: EngineName
     load: Load
+    alone: bool = True
     settings: Settings | None = None
     engine: Engine | None = None
     bench: Bench | None = None
@@ -51,6 +56,34 @@ class Lane:
     def meta(self) -> bool:
         """Whether there are only shapes: nothing to time."""
         return self.engine is not None and self.engine.ran.device == "meta"
+
+    def begin(self) -> None:
+        """Another test: nothing of the one before is left."""
+        self.runs, self.peak = [], None
+        if self.bench is not None:
+            self.failed = None
+            self.bench.held = Held(_gpu(self.bench.engine))
+
+    def measured(self, row: BenchRow) -> BenchRow:
+        """The row with what the engine says of itself, the runs, and the memory if it is known."""
+        if self.engine is None:
+            return row
+        ran = self.engine.ran
+        row = replace(row, ran=ran, engine=ran.engine, meta=self.meta)
+        if not self.alone:
+            row = replace(row, ran=replace(ran, base_bytes=None, load_peak=None))
+        if self.failed is not None or self.bench is None:
+            return row
+        row = replace(
+            row,
+            samples_ns=tuple(run.total for run in self.runs),
+            first_ns=tuple(run.first for run in self.runs if run.first is not None),
+            token_ns=tuple(ns for run in self.runs for ns in run.tokens),
+        )
+        if self.meta or not self.alone:
+            return row
+        load = () if ran.load_peak is None else (ran.load_peak,)
+        return replace(row, peak_memory_bytes=self.peak, peaks=load + self.bench.held.peaks)
 
     def attempt(self, action: Callable[[Bench], Run | None]) -> None:
         """Does it unless something has failed, and keeps the run, the peak, or the failure."""

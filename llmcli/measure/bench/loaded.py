@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import torch
+
 import llmcli
 from llmcli.model import Model, dtype_name
 from llmcli.reports.bench import Ran
+from llmcli.reports.llama_words import CACHE_OF, FILE_OF
+from llmcli.reports.text import PhasePeak
 
-# llama.cpp's words: of a cache, of a file's weights, of a backend
-CACHE_TYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_FILE_TYPES = {"float64": "all F64", "float32": "all F32", "float16": "F16", "bfloat16": "BF16"}
 _BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "meta": "meta"}
 
 
-def ran_of(model: Model, load_s: float) -> Ran:
-    """What is said of a model that was loaded in so many seconds."""
+def ran_of(
+    model: Model,
+    load_s: float | None,
+    *,
+    base: int | None = None,
+    peak: PhasePeak | None = None,
+    on: torch.device | None = None,
+) -> Ran:
+    """What is said of a model that was loaded in so many seconds.
+
+    `base`, `peak`: bytes held before that and in it. `on`: where a model of which there are only
+    shapes was to be loaded.
+    """
+    device = on or model.device
     numbers = sum(slot.numel() for slot in model.decoder.slots.values())
-    dtype, kind = dtype_name(model.dtype), model.device.type
+    dtype, kind = dtype_name(model.dtype), device.type
     layers = len(model.config.layers)
     return Ran(
         engine="llmcli",
         version=llmcli.__version__,
-        model_type=f"{model.config.model_type} {_size(numbers)} {_FILE_TYPES[dtype]}",
+        model_type=f"{model.config.model_type} {_size(numbers)} {FILE_OF[dtype]}",
         model_size=model.weight_bytes,
         model_n_params=numbers,
         backend=_BACKENDS[kind],
-        device=str(model.device),
+        device=str(device),
         dtype=dtype,
-        type_k=CACHE_TYPES[dtype],
+        type_k=CACHE_OF[dtype],
         n_gpu_layers=layers + 1 if kind in ("cuda", "mps") else 0,  # the head counts as one
         load_s=load_s,
         bits_per_weight=8 * model.weight_bytes / numbers,
+        base_bytes=base,
+        load_peak=peak,
     )
+
+
+def bos_of(model: Model) -> int | None:
+    """The id that its tokenizer puts in front of a text, None where it puts none."""
+    tokenizer = model.tokenizer
+    return tokenizer.bos_id if tokenizer is not None and tokenizer.add_bos else None
 
 
 def _size(numbers: int) -> str:

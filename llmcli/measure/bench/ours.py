@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from llmcli import devices
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.generation.prefill import prefill
-from llmcli.measure.bench.loaded import ran_of
+from llmcli.measure.bench.kernels import attention
+from llmcli.measure.bench.loaded import bos_of
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.processor import has_bfloat16
+from llmcli.reports.bench import Ran
 
 
 class Ours:
     """The decoder with one sequence's cache. On a GPU every call waits until it is done."""
 
-    def __init__(self, model: Model, load_s: float, *, flash: bool = True) -> None:
+    def __init__(self, model: Model, ran: Ran, *, flash: bool = True) -> None:
         self._model = model
         self._flash = flash
         self._state: State | None = None
         self._chunk = 0
-        self.ran = ran_of(model, load_s)
+        self.ran = ran
 
     @property
     def config(self) -> ModelConfig:
@@ -41,9 +42,8 @@ class Ours:
 
     @property
     def bos(self) -> int | None:
-        """The tokenizer's, where it puts one in front of a text."""
-        tokenizer = self._model.tokenizer
-        return tokenizer.bos_id if tokenizer is not None and tokenizer.add_bos else None
+        """See `bos_of`."""
+        return bos_of(self._model)
 
     def start(self, tokens: int, threads: int, chunk: int) -> None:
         """An empty cache; the threads are PyTorch's and stay so.
@@ -69,19 +69,21 @@ class Ours:
         self._chunk = chunk
         self._state = self._model.decoder.new_state(1, tokens)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """With the kernel of attention that was asked for."""
+        return attention(flash=self._flash)
+
     def read(self, ids: Sequence[int]) -> None:
         """Prompt tokens, `chunk` of them in a forward call."""
-        with self._kernel():
-            prefill(self._model.decoder, [ids], self._cache, chunk=self._chunk)
-        self._wait()
+        prefill(self._model.decoder, [ids], self._cache, chunk=self._chunk)
+        devices.wait_for(self._model.device)
 
     def step(self, id: int) -> None:
         """One token."""
         # made on the device: a copy from the host would wait for all that runs there
         id_BT = torch.full((1, 1), id, device=self._model.device)
-        with self._kernel():
-            self._model.decoder(id_BT, self._cache, logits="last")
-        self._wait()
+        self._model.decoder(id_BT, self._cache, logits="last")
+        devices.wait_for(self._model.device)
 
     def rewind(self, tokens: int) -> None:
         """Back to the first `tokens`."""
@@ -113,14 +115,3 @@ class Ours:
         if self._state is None:
             raise ValueError("the engine has not been started")
         return self._state
-
-    def _kernel(self) -> AbstractContextManager[None]:
-        """Without fused attention: scores of all pairs, as they stand in the formula."""
-        return nullcontext() if self._flash else sdpa_kernel(SDPBackend.MATH)
-
-    def _wait(self) -> None:
-        device = self._model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()

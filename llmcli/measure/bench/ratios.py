@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
-from llmcli.reports.bench import Against, EngineName, Test
+from llmcli.measure.ratios import paired
+from llmcli.reports.bench import Against, BenchRow, EngineName
 
 
-def against(
-    test: Test,
-    peer: EngineName,
-    ours_ns: Sequence[int],
-    theirs_ns: Sequence[int],
-    order: Sequence[EngineName],
-    number: int,
-) -> Against:
-    """Ours ÷ theirs in tokens per second of each pair, their median and their range.
-
-    `order` is that in which the runs were made, `number` that of our row.
-    """
-    ratios = tuple(theirs / ours for ours, theirs in zip(ours_ns, theirs_ns, strict=True))
+def against(ours: BenchRow, theirs: BenchRow, order: Sequence[EngineName]) -> Against:
+    """Ours ÷ theirs in tokens per second of each pair of runs, which `order` lists as made."""
+    ratios = paired(theirs.samples_ns, ours.samples_ns)
     return Against(
-        test=test,
-        peer=peer,
-        ratios=ratios,
-        median=median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
+        test=ours.test,
+        peer=theirs.engine,
+        ratios=ratios.values,
+        median=ratios.median,
+        lowest=ratios.lowest,
+        highest=ratios.highest,
+        quartiles=ratios.quartiles,
+        of_means=ours.avg_ts / theirs.avg_ts,
         order=tuple(order),
-        number=number,
+        number=ours.number,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llmcli.errors import UsageError
 from llmcli.reports.bench import Settings
+from llmcli.reports.llama_words import CACHE_OF, FLASH
 
-_PLAIN = ("auto", "f64", "f32", "f16", "bf16")  # formats that a cache is kept in
-_FLASH = ("auto", "on", "off")
+_PLAIN = ("auto", *CACHE_OF.values())  # formats that a cache is kept in
 
 
 def refuse(settings: Settings) -> None:
@@ -14,7 +14,7 @@ def refuse(settings: Settings) -> None:
     for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
         if kind not in _PLAIN:
             raise UsageError(f"a cache of `{kind}` ({name}) has no kernel in this version")
-    if settings.flash_attn not in _FLASH:
+    if settings.flash_attn not in FLASH:
         raise UsageError(f"`{settings.flash_attn}` is not a way of flash attention")
     if settings.embeddings:
         raise UsageError("embeddings instead of logits cannot be benchmarked")
@@ -23,8 +23,16 @@ def refuse(settings: Settings) -> None:
             raise UsageError(f"{name} is `{number}`, it must be 1 or more")
 
 
-def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int) -> None:
-    """The same of a model that is loaded: its cache has one type, it lies on one device."""
+def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, flash: bool) -> None:
+    """The same of a model that is loaded: its cache has one type, it lies on one device.
+
+    `flash`: there is a kernel of attention for it that keeps no scores.
+    """
+    if settings.flash_attn == "on" and not flash:
+        raise UsageError(
+            f"there is no flash attention in {cache_type} on this device",
+            hint="leave out `-fa`, or try --dtype bfloat16",
+        )
     for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
         if kind not in ("auto", cache_type):
             raise UsageError(

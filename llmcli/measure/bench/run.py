@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,8 @@ from time import perf_counter_ns
 from llmcli.errors import OutOfMemory
 from llmcli.measure.bench import plan
 from llmcli.measure.bench.engine import Engine
+from llmcli.measure.bench.held import Held
+from llmcli.measure.quiet import quiet
 from llmcli.reports.bench import Settings, Test
 
 Said = Callable[[str], None]
@@ -18,7 +19,7 @@ Said = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Nanoseconds of one repetition.
+    """Nanoseconds of one repetition, `total` of reading and writing together.
 
     `first` until the prompt's last logits are there, None without a prompt; `tokens` of each
     generated one.
@@ -32,11 +33,13 @@ class Run:
 class Bench:
     """An engine with the settings of one configuration; keeps a depth that was read once.
 
-    What it reads is drawn from `seed` and the name of the run.
+    What it reads is drawn from `seed` and the name of the run. `held`: the memory that the test
+    at hand takes.
     """
 
     def __init__(self, engine: Engine, settings: Settings, seed: int) -> None:
         self.engine = engine
+        self.held = Held()
         self._settings = settings
         self._seed = seed
         self._room = 0
@@ -57,6 +60,10 @@ class Bench:
                 self._start(plan.needed(test))
         if not warmup:
             return
+        with self.engine.computing():
+            self._warm_up(test, said)
+
+    def _warm_up(self, test: Test, said: Said) -> None:
         keep = self._filled  # the warm-up goes behind it: what is there need not be read again
         self.engine.rewind(keep)
         if test.n_prompt:
@@ -65,12 +72,16 @@ class Bench:
             self.engine.rewind(keep)
         if test.n_gen:
             said("warmup generation run")
-            self.engine.step(self._ids("warm-up", 1)[0])
+            with self.held.phase("decode"):
+                self.engine.step(self._ids("warm-up", 1)[0])
             self.engine.rewind(keep)
 
     def repeat(self, test: Test, number: int, of: int, said: Said) -> Run:
         """Repetition `number` (from 0) on an empty memory, or one with the depth in it."""
-        counted = f"{number + 1}/{of}"
+        with self.engine.computing():
+            return self._repeat(test, number, f"{number + 1}/{of}", said)
+
+    def _repeat(self, test: Test, number: int, counted: str, said: Said) -> Run:
         if test.depth:
             cached = self._filled == test.depth
             said(f"depth run {counted}" + (" (cached)" if cached else ""))
@@ -83,13 +94,8 @@ class Bench:
         said(f"{'prompt' if test.n_prompt else 'generation'} run {counted}")
         prompt = self._ids(f"{test.name} {number}", test.n_prompt)
         written = self._ids(f"{test.name} {number} after", test.n_gen)
-        enabled = gc.isenabled()
-        gc.disable()  # a collection takes longer than a token
-        try:
+        with quiet():
             return self._timed(self._split(prompt), written)
-        finally:
-            if enabled:
-                gc.enable()
 
     def forget(self) -> None:
         """After an error nothing is known of the memory: the next test begins with a new one."""
@@ -97,16 +103,22 @@ class Bench:
 
     def _timed(self, prompt: list[list[int]], written: list[int]) -> Run:
         read, step = self.engine.read, self.engine.step
-        begin = perf_counter_ns()
-        for piece in prompt:
-            read(piece)
-        marks = [perf_counter_ns() if prompt else begin]
-        for id in written:
-            step(id)
-            marks.append(perf_counter_ns())
+        first, marks = None, [0]
+        if prompt:
+            with self.held.phase("prefill"):
+                begin = perf_counter_ns()
+                for piece in prompt:
+                    read(piece)
+                first = perf_counter_ns() - begin
+        if written:  # reading the marks of the memory is in neither time
+            with self.held.phase("decode"):
+                marks = [perf_counter_ns()]
+                for id in written:
+                    step(id)
+                    marks.append(perf_counter_ns())
         return Run(
-            total=marks[-1] - begin,
-            first=marks[0] - begin if prompt else None,
+            total=(first or 0) + marks[-1] - marks[0],
+            first=first,
             tokens=tuple(after - before for before, after in pairwise(marks)),
         )
 
@@ -116,8 +128,9 @@ class Bench:
         self._room = room
 
     def _read(self, ids: list[int]) -> None:
-        for piece in self._split(ids):
-            self.engine.read(piece)
+        with self.held.phase("prefill"):
+            for piece in self._split(ids):
+                self.engine.read(piece)
 
     def _split(self, ids: list[int]) -> list[list[int]]:
         found, done = [], 0

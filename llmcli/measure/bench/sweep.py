@@ -14,7 +14,7 @@ from llmcli.measure.bench.engine import Counted, Engine
 from llmcli.measure.bench.lane import Lane, Load
 from llmcli.measure.bench.ratios import against
 from llmcli.measure.bench.run import Bench, Run
-from llmcli.reports.bench import BenchReport, BenchRow, EngineName, Settings, Test
+from llmcli.reports.bench import BenchReport, BenchRow, EngineName, Ran, Settings, Test
 from llmcli.reports.ceilings import Ceilings
 
 
@@ -29,24 +29,27 @@ def sweep(
     load: Load,
     peer: Load | None = None,
     peer_name: EngineName = "transformers",
-    ceilings: Callable[[Engine], Ceilings | None],
+    ceilings: Callable[[Engine, int], Ceilings | None],
     on_row: Callable[[BenchRow], None],
     on_progress: Callable[[str], None] | None = None,
+    known: Callable[[Settings], Ran | None] = lambda settings: None,
 ) -> BenchReport:
     """Every test of every configuration, in that order; each row is handed out when it is there.
 
     An engine is kept while the configurations differ in what it is told at `start` only. With a
     `peer` both engines are loaded and their runs take turns, who begins changing each time; a
-    row of ours comes before the peer's of the same test. `ceilings(engine)` is asked once for
-    every model, device, dtype and number of threads, with the engine loaded. `delay_s` passes
-    before each test. `on_progress` hears what llama-bench says, `benchmark 1/4: prompt run 1/5`.
+    row of ours comes before the peer's of the same test. `ceilings(engine, working set)` is asked
+    once for every device, dtype and number of threads, with the engine loaded and the bytes that
+    the last step of the longest test reads. `known(settings)` is what the headers say of a model
+    that was not loaded. `delay_s` passes before each test. `on_progress` hears what llama-bench
+    says, `benchmark 1/4: prompt run 1/5`.
 
     Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
     of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
     """
-    lanes = [Lane(name="llmcli", load=load)]
+    lanes = [Lane(name="llmcli", load=load, alone=peer is None)]
     if peer is not None:
-        lanes.append(Lane(name=peer_name, load=peer))
+        lanes.append(Lane(name=peer_name, load=peer, alone=False))
     run = _Sweep(
         repetitions=repetitions,
         warmup=warmup,
@@ -56,6 +59,8 @@ def sweep(
         ceilings=ceilings,
         on_row=on_row,
         on_progress=on_progress,
+        known=known,
+        longest=max(tests, key=plan.needed, default=None),
         total=len(configurations) * len(tests),
     )
     try:
@@ -77,13 +82,15 @@ class _Sweep:
     delay_s: float
     seed: int
     lanes: list[Lane]
-    ceilings: Callable[[Engine], Ceilings | None]
+    ceilings: Callable[[Engine, int], Ceilings | None]
     on_row: Callable[[BenchRow], None]
     on_progress: Callable[[str], None] | None
+    known: Callable[[Settings], Ran | None]
+    longest: Test | None
     total: int
     report: BenchReport = field(default_factory=lambda: BenchReport(rows=()))
     done: int = 0
-    asked: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
+    asked: dict[tuple[str, str, int], Ceilings | None] = field(default_factory=dict)
 
     def close(self) -> None:
         """Gives the engines back."""
@@ -110,23 +117,27 @@ class _Sweep:
         if self.on_progress is not None:
             self.on_progress(f"benchmark {self.done}/{self.total}: {what}")
 
+    def _said(self, bench: Bench) -> Callable[[str], None]:
+        """Which engine it is, where there are two: `prompt run 1/5 (transformers)`."""
+        if len(self.lanes) == 1:
+            return self._say
+        return lambda what: self._say(f"{what} ({bench.engine.ran.engine})")
+
     def _runs(self, test: Test, room: int) -> list[EngineName]:
         """Warm-ups, then the repetitions of all engines in turns: the order they were made in."""
         order: list[EngineName] = []
         for lane in self.lanes:
-            lane.runs, lane.peak = [], None
-            if lane.engine is not None:
-                lane.failed = None
+            lane.begin()
             warmup = self.warmup or lane.meta  # so that the shapes are really computed
 
             def prepare(bench: Bench, warmup: bool = warmup) -> None:
-                bench.prepare(test, room, warmup=warmup, said=self._say)
+                bench.prepare(test, room, warmup=warmup, said=self._said(bench))
 
             lane.attempt(prepare)
         for number in range(self.repetitions):
 
             def repeat(bench: Bench, number: int = number) -> Run:
-                return bench.repeat(test, number, self.repetitions, self._say)
+                return bench.repeat(test, number, self.repetitions, self._said(bench))
 
             for lane in self.lanes[:: 1 if number % 2 == 0 else -1]:
                 if not lane.meta:
@@ -143,53 +154,58 @@ class _Sweep:
         ]
         pairs = self.report.against
         if len(rows) == 2 and all(row.samples_ns for row in rows):
-            one, other = rows
-            pairs += (
-                against(test, other.engine, one.samples_ns, other.samples_ns, order, one.number),
-            )
+            pair = against(rows[0], rows[1], order)
+            rows[0], pairs = replace(rows[0], against=pair), (*pairs, pair)
         self.report = replace(self.report, rows=self.report.rows + tuple(rows), against=pairs)
         for row in rows:
             self.on_row(row)
 
     def _row(self, lane: Lane, settings: Settings, test: Test, began: str) -> BenchRow:
-        engine = lane.engine
         row = BenchRow(
             number=0,
             settings=settings,
             test=test,
-            engine=lane.name if engine is None else engine.ran.engine,
+            engine=lane.name,
             test_time=began,
-            ran=None if engine is None else engine.ran,
-            meta=lane.meta,
             error=lane.failed,
         )
-        if engine is None or lane.failed is not None:
+        engine = lane.engine
+        if engine is None:
+            return replace(row, ran=self._known(lane))
+        row = lane.measured(row)
+        if lane.failed is not None or not isinstance(engine, Counted):
             return row
-        row = replace(
-            row,
-            samples_ns=tuple(run.total for run in lane.runs),
-            first_ns=tuple(run.first for run in lane.runs if run.first is not None),
-            token_ns=tuple(ns for run in lane.runs for ns in run.tokens),
-            peak_memory_bytes=lane.peak,
-        )
-        return self._counted(row, engine, engine.config) if isinstance(engine, Counted) else row
+        return self._counted(row, engine, engine.config)
+
+    def _known(self, lane: Lane) -> Ran | None:
+        """What the headers say of a model that this engine did not load, whichever it is."""
+        assert lane.settings is not None
+        found = self.known(lane.settings)
+        if found is None or lane.name == found.engine:
+            return found
+        return replace(found, engine=lane.name, version="")
 
     def _counted(self, row: BenchRow, engine: Engine, config: ModelConfig) -> BenchRow:
         """With what is known from the configuration; on the device `meta` it is all there is."""
         assert row.ran is not None
-        dtype = row.ran.dtype
-        key = (row.settings.model, row.ran.device, dtype, row.settings.n_threads)
-        if key not in self.asked:
-            self.asked[key] = self.ceilings(engine)
-        ceilings = self.asked[key]
-        if ceilings is not None:
-            self.report = replace(self.report, ceilings=ceilings)
-            least = counts.roofline_ns(config, dtype, row.test, row.settings, ceilings)
-            row = replace(row, roofline_ns=least)
+        device, dtype = row.ran.device, row.ran.dtype
+        settings, test = row.settings, row.test
+        row = replace(row, work=counts.work(config, dtype, test, settings))
         if row.meta:
-            need = counts.memory_bytes(config, dtype, row.test, row.settings)
-            row = replace(row, peak_memory_bytes=need)
-        return replace(row, work=counts.work(config, dtype, row.test, row.settings))
+            need = counts.memory_bytes(config, dtype, test, settings)
+            row = replace(row, estimated_memory_bytes=need)
+        key = (device, dtype, settings.n_threads)
+        if key not in self.asked:
+            assert self.longest is not None
+            reads = counts.working_set(config, dtype, self.longest)
+            self.asked[key] = found = self.ceilings(engine, reads)
+            if found is not None:
+                self.report = replace(self.report, ceilings=(*self.report.ceilings, found))
+        ceilings = self.asked[key]
+        if ceilings is None:
+            return row
+        least = counts.roofline_ns(config, dtype, test, settings, ceilings)
+        return replace(row, roofline_ns=least)
 
 
 def _room(tests: Sequence[Test]) -> int:

@@ -1,5 +1,7 @@
 """An engine that computes nothing: it writes down what it is asked and turns a clock of its own."""
 
+from contextlib import contextmanager
+
 from llmcli.measure.bench import run
 from llmcli.reports.bench import Ran, Settings
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
@@ -67,6 +69,7 @@ class FakeEngine:
         self.log = [] if log is None else log
         self.held = None
         self.room = 0
+        self.inside = 0
         self._trouble = trouble or (lambda word, *about: None)
         self._slow = slow
 
@@ -78,6 +81,14 @@ class FakeEngine:
         self.held, self.room = None, 0
         self._did("start", tokens, threads, chunk)
         self.held, self.room = [], tokens
+
+    @contextmanager
+    def computing(self):
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
     def read(self, ids):
         self._did("read", len(ids), len(self.held))
@@ -100,6 +111,7 @@ class FakeEngine:
 
     def _add(self, ids):
         assert self.held is not None, "not started"
+        assert self.inside == 1, "every run is made in one context"
         assert all(0 <= id < self.vocab for id in ids)
         self.held += ids
         assert len(self.held) <= self.room, "no room"

@@ -9,6 +9,7 @@ from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.measure.bench.loaded import ran_of
 from llmcli.measure.bench.loader import Loader
 from llmcli.measure.bench.ours import Ours
 from llmcli.measure.bench.plan import all_tests
@@ -56,7 +57,8 @@ def test_it_computes_the_logits_of_the_last_token_in_chunks(folder, calls, monke
     engine.rewind(len(IDS))
     engine.step(9)
     assert [made[:2] for made in calls] == [(4, 0), (4, 4), (1, 8), (1, 9), (1, 9)]
-    assert all(out.shape == (1, 1, 97) for *_, out in calls)  # no row but the last
+    # only the last piece of a prompt has logits, and of them only the last row
+    assert [tuple(out.shape) for *_, out in calls] == [(1, 4, 32)] * 2 + [(1, 1, 97)] * 3
     last, seven, nine = (out[0, 0] for *_, out in calls[2:])
     monkeypatch.undo()
     torch.testing.assert_close(last, reference(folder, IDS)[-1])
@@ -71,9 +73,10 @@ def test_attention_without_the_fused_kernel_computes_the_same(folder, calls):
     for way in ("on", "off", "auto"):
         engine = loader(folder)(settings(flash_attn=way))
         engine.start(len(IDS) + 1, 1, 4)
-        engine.read(IDS)
-        engine.step(7)
-        outs.append(torch.cat([out[0] for *_, out in calls]))
+        with engine.computing():
+            engine.read(IDS)
+            engine.step(7)
+        outs.append(torch.cat([out[0].flatten() for *_, out in calls]))
         calls.clear()
     torch.testing.assert_close(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
@@ -94,8 +97,9 @@ def test_only_off_takes_the_fused_kernel_away(folder, monkeypatch):
     for way, fast in (("on", True), ("off", False)):
         engine = loader(folder)(settings(flash_attn=way))
         engine.start(9, 1, 4)
-        engine.read(IDS[:5])
-        engine.step(7)
+        with engine.computing():
+            engine.read(IDS[:5])
+            engine.step(7)
         assert set(seen) == {fast}
         seen.clear()
 
@@ -173,7 +177,7 @@ def test_on_a_gpu_all_layers_are_there_or_none():
     from llmcli.measure.bench.refused import refuse_for
 
     def ask(**asked):
-        refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4)
+        refuse_for(settings(**asked), cache_type="f16", gpu=True, layers=4, flash=True)
 
     ask(n_gpu_layers=99)
     ask(n_gpu_layers=5)
@@ -230,7 +234,9 @@ def test_meta_needs_no_weights_and_computes_shapes(folder, calls):
     engine.start(12, 1, 4)
     engine.read(IDS)
     engine.step(1)
-    assert [(out.device.type, tuple(out.shape)) for *_, out in calls] == [("meta", (1, 1, 97))] * 4
+    shapes = [(1, 4, 32), (1, 4, 32), (1, 1, 97), (1, 1, 97)]  # the last piece alone has logits
+    assert [tuple(out.shape) for *_, out in calls] == shapes
+    assert {out.device.type for *_, out in calls} == {"meta"}
 
 
 def test_shapes_are_of_the_dtype_that_the_device_would_have(folder):
@@ -254,7 +260,7 @@ def test_a_whole_sweep(folder):
         delay_s=0.0,
         seed=1,
         load=loader(folder),
-        ceilings=lambda engine: None,
+        ceilings=lambda engine, reads: None,
         on_row=rows.append,
     )
     assert report.rows == tuple(rows)
@@ -275,11 +281,12 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
         bos_id, add_bos = 11, True
 
     model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32")
-    assert Ours(model, 0.0).bos is None
+    engine = Ours(model, ran_of(model, 0.0))
+    assert engine.bos is None
     model.tokenizer = Tokenizer()
-    assert Ours(model, 0.0).bos == 11
+    assert engine.bos == 11
     Tokenizer.add_bos = False
-    assert Ours(model, 0.0).bos is None
+    assert engine.bos is None
 
 
 @pytest.mark.gpu
@@ -296,7 +303,7 @@ def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
         [settings(device="cuda:0"), settings(device="cuda:0", n_gpu_layers=1)],
         all_tests([6], [3], [], [0, 4]),
         repetitions=2, warmup=True, delay_s=0.0, seed=1, load=loader(folder),
-        ceilings=lambda engine: None, on_row=rows.append,
+        ceilings=lambda engine, reads: None, on_row=rows.append,
     )  # fmt: skip
     assert [bool(row.error) for row in rows] == [False] * 4 + [True] * 4
     assert all(row.peak_memory_bytes >= row.ran.model_size for row in rows[:4])

@@ -8,6 +8,7 @@ from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, wo
 from small_models import llama
 
 from llmcli.errors import CheckpointError, OutOfMemory
+from llmcli.measure.bench import counts
 from llmcli.measure.bench import sweep as module
 from llmcli.measure.bench.plan import all_tests
 from llmcli.measure.bench.sweep import sweep
@@ -20,7 +21,7 @@ def swept(load, *, configurations=None, tests=(PP, TG), on_row=None, **other):
     """(the report, the rows as they were handed out)."""
     rows = []
     options = {
-        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1, "ceilings": lambda e: None,
+        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1, "ceilings": lambda e, reads: None,
     } | other  # fmt: skip
     report = sweep(
         configurations or [settings()], tests, load=load, on_row=on_row or rows.append, **options
@@ -105,6 +106,7 @@ def test_the_old_engines_are_closed_before_a_new_one_is_loaded():
     ("error", "told"),
     [
         (OutOfMemory("too much"), (5, "out_of_memory", "too much")),
+        (MemoryError(), (5, "out_of_memory", "out of memory")),
         (MemoryError("all of it"), (5, "out_of_memory", "out of memory: all of it")),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate\nmore"),
@@ -288,14 +290,16 @@ class Counting(FakeEngine):
 def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
     asked = []
 
-    def ceilings(engine):
-        asked.append(engine)
+    def ceilings(engine, reads):
+        asked.append(reads)
         return CEILINGS
 
     chosen = [settings(), settings(n_ubatch=3), settings(n_threads=2)]
     report, rows = swept(lambda c: Counting(), configurations=chosen, ceilings=ceilings)
     assert len(asked) == 2  # for each number of threads
-    assert report.ceilings == CEILINGS
+    longest = counts.working_set(Counting.config, "float32", PP)
+    assert asked == [longest] * 2
+    assert report.ceilings == (CEILINGS,) * 2
     assert all(row.work.flops > 0 and row.roofline_ns > 0 for row in rows)
     _, rows = swept(lambda c: Counting())
     assert all(row.work.flops > 0 and row.roofline_ns is None for row in rows)
@@ -310,9 +314,10 @@ def test_on_the_device_meta_nothing_is_timed():
             self.ran = ran(device="meta")
 
     engine = Shapes()
-    _, rows = swept(lambda c: engine, ceilings=lambda e: CEILINGS, repetitions=5)
+    _, rows = swept(lambda c: engine, ceilings=lambda e, reads: CEILINGS, repetitions=5)
     assert all(row.meta and not row.samples_ns and row.error is None for row in rows)
-    assert all(row.roofline_ns > 0 and row.peak_memory_bytes > 0 for row in rows)
+    assert all(row.roofline_ns > 0 and row.estimated_memory_bytes > 0 for row in rows)
+    assert all(row.peak_memory_bytes is None and not row.peaks for row in rows)  # not measured
     assert words(engine, "read") == [("read", 8, 0)]  # shapes are computed once: it would run
     assert len(words(engine, "step")) == 1
     engine = Shapes()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
-from llmcli.measure.bench.peers.llama_words import FLASH, Log, cache_type
+from llmcli.measure.bench.peers.llama_words import Log, cache_type
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.model import Model
 from llmcli.reports.bench import Ran, Settings
+from llmcli.reports.llama_words import FLASH
 
 _LAYERS_ALL = 999  # as many as there are
 _BACKENDS = {"cuda": "CUDA", "mps": "Metal"}
@@ -102,6 +104,10 @@ class LlamaCpp:
             )
         self._memory = self._lib.llama_get_memory(self._context)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """Nothing: its context has the kernel."""
+        return nullcontext()
+
     def read(self, ids: Sequence[int]) -> None:
         """At most `n_batch` tokens a call."""
         most = int(self._lib.llama_n_batch(self._context))
@@ -124,8 +130,12 @@ class LlamaCpp:
             )
 
     def rewind(self, tokens: int) -> None:
-        """Removes what lies behind."""
-        self._lib.llama_memory_seq_rm(self._memory, -1, tokens, -1)
+        """Removes what lies behind; raises UsageError for a memory that cannot forget a part."""
+        if not self._lib.llama_memory_seq_rm(self._memory, -1, tokens, -1):
+            raise UsageError(
+                f"llama.cpp cannot go back to the first {tokens} tokens of this model's memory",
+                hint="leave out `-d` or `--against`",
+            )
 
     def logits(self) -> Tensor:
         """Of the last token, `[V]` float32."""

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from llmcli.errors import UsageError
+from llmcli.reports.llama_words import CACHE_OF, CACHE_TYPES
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 
@@ -29,20 +30,14 @@ class Log:
         return f": {self._last}" if self._last else ""
 
 
-# enum ggml_type, as far as llama-bench's -ctk and -ctv go
-_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
-    "bf16": 30,
-}  # fmt: skip
-FLASH = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
-_OURS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "auto": "f16"}
+_DEFAULT = "f16"  # of a cache, where nothing is said
 
 
 def cache_type(asked: str) -> tuple[str, int]:
     """(name, number) of a cache's type; `auto` is f16, as it is there by default."""
-    name = _OURS.get(asked, asked)
-    if name not in _TYPES:
+    name = _DEFAULT if asked == "auto" else CACHE_OF.get(asked, asked)
+    if name not in CACHE_TYPES:
         raise UsageError(
-            f"llama.cpp has no cache of type `{asked}`", hint=f"one of {', '.join(_TYPES)}"
+            f"llama.cpp has no cache of type `{asked}`", hint=f"one of {', '.join(CACHE_TYPES)}"
         )
-    return name, _TYPES[name]
+    return name, CACHE_TYPES[name]

@@ -39,7 +39,7 @@ def open_peer(name: EngineName, ours: Model, settings: Settings) -> PeerEngine:
     if name == "transformers":
         from llmcli.measure.bench.peers.transformers import open_transformers
 
-        return open_transformers(ours)
+        return open_transformers(ours, settings)
     from llmcli.measure.bench.peers.llama_cpp import open_llama_cpp
 
     return open_llama_cpp(ours, settings)

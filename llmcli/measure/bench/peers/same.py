@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import random
 
 import torch
 
+from llmcli.measure.bench import plan
 from llmcli.measure.bench.peers.open import PeerEngine
 from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
@@ -24,11 +24,8 @@ def compare(ours: Model, peer: PeerEngine, *, threads: int, seed: int = 0) -> Vi
     The check's value is KL(ours ‖ theirs) of the token after them, in nats; NaN where one of them
     computes NaN. The peer's memory is empty afterwards. Raises what `PeerEngine.start` does.
     """
-    draw = random.Random(seed)
     tokens = min(_TOKENS, ours.config.context)
-    ids = [draw.randrange(ours.config.vocab) for _ in range(tokens)]
-    if peer.bos is not None:
-        ids[0] = peer.bos
+    ids = plan.ids(seed, "same model", tokens, ours.config.vocab, peer.bos)
     peer.start(tokens, threads, tokens)
     peer.read(ids)
     given = torch.tensor([ids], device=ours.device)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
-from llmcli.measure.bench.loaded import ran_of
+from llmcli.measure.bench.kernels import attention
+from llmcli.measure.bench.loaded import bos_of, ran_of
 from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, without_weights
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.model import Model
-from llmcli.reports.bench import Ran
+from llmcli.reports.bench import Ran, Settings
 
 _OLDEST = 5
 
@@ -30,11 +33,13 @@ class Transformers:
     is exact; the mask still hides it.
     """
 
-    def __init__(self, model: Any, ours: Model, version: str, load_s: float) -> None:
+    def __init__(
+        self, model: Any, ours: Model, version: str, load_s: float | None, *, flash: bool
+    ) -> None:
         self._model = model
         self._device = ours.device
-        text = ours.tokenizer
-        self._bos = text.bos_id if text is not None and text.add_bos else None
+        self._flash = flash
+        self._bos = bos_of(ours)
         self._config = ours.config
         self._chunk = 1
         self._tokens = 0
@@ -91,23 +96,27 @@ class Transformers:
         self._cache = DynamicCache()
         self._tokens = 0
 
+    def computing(self) -> AbstractContextManager[None]:
+        """With the kernel of attention that ours has, too."""
+        return attention(flash=self._flash)
+
     def read(self, ids: Sequence[int]) -> None:
         """Some tokens at a time; the head computes the last token's row only."""
         for start in range(0, len(ids), self._chunk):
-            self._forward(ids[start : start + self._chunk])
-        self._wait()
+            part = list(ids[start : start + self._chunk])
+            self._forward(torch.tensor([part]).to(self._device))
+        devices.wait_for(self._device)
 
     def step(self, id: int) -> None:
         """One token."""
-        self._forward((id,))
-        self._wait()
+        self._forward(torch.full((1, 1), id, device=self._device))  # as ours makes it
+        devices.wait_for(self._device)
 
     @torch.inference_mode()
-    def _forward(self, ids: Sequence[int]) -> None:
-        given = torch.tensor([list(ids)], device=self._device)
-        out = self._model(given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+    def _forward(self, ids_BT: Tensor) -> None:
+        out = self._model(ids_BT, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._logits = out.logits
-        self._tokens += len(ids)
+        self._tokens += ids_BT.shape[1]
 
     def rewind(self, tokens: int) -> None:
         """Cuts the cache; only a negative number means the same in all versions of `crop`."""
@@ -129,16 +138,11 @@ class Transformers:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
 
+def open_transformers(ours: Model, settings: Settings) -> Transformers:
+    """transformers' model in our dtype on our device, its attention by the kernel asked for.
 
-def open_transformers(ours: Model) -> Transformers:
-    """transformers' model in our dtype on our device; its time to load is that of the weights.
-
+    Its time to load is that of a directory that it reads itself, None where it is filled.
     Raises UsageError where it is not installed or has no such model, OutOfMemory.
     """
     try:
@@ -162,7 +166,7 @@ def open_transformers(ours: Model) -> Transformers:
             bare = without_weights(ours)
             start = time.perf_counter()
             model = read_model(ours) if reads_itself(ours) else filled(bare, ours)
-            load_s = time.perf_counter() - start
+            load_s = time.perf_counter() - start if reads_itself(ours) else None
     except LlmcliError:
         raise
     except (MemoryError, torch.OutOfMemoryError):
@@ -175,4 +179,5 @@ def open_transformers(ours: Model) -> Transformers:
         raise UsageError(
             f"transformers cannot load `{ours.name}`: {words}", hint="leave out `--against`"
         ) from None
-    return Transformers(model, ours, transformers.__version__, load_s)
+    flash = settings.flash_attn != "off"
+    return Transformers(model, ours, transformers.__version__, load_s, flash=flash)
