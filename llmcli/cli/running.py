@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -11,7 +12,7 @@ from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.errors import UsageError
+from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.peaks import Peak, highest_bytes
 from llmcli.reports.text import PhasePeak
 
@@ -64,6 +65,7 @@ def load_model(
 
         check(translate(checkpoint)[0])
     loading = f"loading {checkpoint.name} …"
+    need_directory()
     begin = perf_counter()
     with Progress(out, loading), SIGNALS.abrupt(), Peak() as importing:
         import torch
@@ -94,6 +96,17 @@ def load_model(
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
+
+
+def need_directory() -> None:
+    """Raises LlmcliError where the current directory is gone: torch ends the process there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise LlmcliError(
+            "the current directory is not there any more",
+            hint="change to another one with `cd`, then run this command again",
+        ) from error
 
 
 def open_checkpoint_of(options: ModelOptions, out: Output) -> Checkpoint:

@@ -169,6 +169,18 @@ def test_closed_streams(tiny):
     assert shell('"$PY" -m llmcli tokens - <&-', tiny).returncode == 2
 
 
+@pytest.mark.parametrize("argv", ["generate -n 2 x", "timing x", "bench -p 4 -n 0 -r 1"])
+def test_a_directory_that_is_gone(argv, tiny, tmp_path):
+    gone = f"mkdir '{tmp_path}/x' && cd '{tmp_path}/x' && rmdir '{tmp_path}/x' && "
+    run = "'import sys; from llmcli.cli.app import script; script()'"
+    done = shell(f'{gone} PYTHONPATH="{ROOT}" "$PY" -c {run} {argv} -m tiny </dev/null', tiny)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == [
+        "error: the current directory is not there any more",
+        "hint: change to another one with `cd`, then run this command again",
+    ]
+
+
 def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
     (tmp_path / "f").write_text("ab\n")
     for command in (
