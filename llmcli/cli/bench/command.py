@@ -14,7 +14,7 @@ from llmcli.cli.bench.unused import UnusedOptions, unused_names
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import KERNELS
+from llmcli.cli.running import KERNELS, need_directory
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.numbers import counted
@@ -75,6 +75,7 @@ def command(
         os.environ["HF_TOKEN"] = tests.hf_token
     models = model_names(tests)
     planned(models or ("",), 1, tests, swept, unused)  # refused before anything is imported
+    need_directory()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
     found = models or (_default_model(ours, out),)
