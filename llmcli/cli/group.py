@@ -97,7 +97,9 @@ class Root(TyperGroup):
         with SIGNALS.abrupt():
             module = import_module(entry.module)
             settings = getattr(module, "CONTEXT", {})
-            return build(cmd_name, module.command, getattr(module, "EPILOG", ""), settings)
+            found = build(cmd_name, module.command, getattr(module, "EPILOG", ""), settings)
+            found.elsewhere = getattr(module, "ELSEWHERE", {})  # for `params.unknown_option`
+            return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with our message: raises UsageError with the closest names."""

@@ -171,7 +171,10 @@ def unknown_option(word: str, ctx: Any) -> UsageError:
         close = [long for long in known if long.startswith(name)]
         # what is asked of the root is most likely an option of a command
         close = close or get_close_matches(name, known, 3, 0.6 if ctx.parent else 0.8)
-    if close:
+    elsewhere = getattr(ctx.command, "elsewhere", {})
+    if name in elsewhere:  # what other commands of ours call it
+        hint = elsewhere[name]
+    elif close:
         hint = f"did you mean {' or '.join(f'`{long}`' for long in close[:3])}?"
     elif ctx.parent is None:
         hint = "options follow the command: `llmcli COMMAND [OPTIONS]`"

@@ -13,9 +13,10 @@ from statistics import fmean
 from typing import Literal
 
 from llmcli.reports.bench import BenchRow
+from llmcli.reports.text import PhasePeak
 
-Kind = Literal["text", "integer", "boolean", "real", "integers", "reals"]
-Value = str | int | bool | float | tuple[int, ...] | tuple[float, ...] | None
+Kind = Literal["text", "integer", "boolean", "real", "integers", "reals", "texts"]
+Value = str | int | bool | float | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,23 @@ def device_words(device: str) -> str:
 
 
 def backend(row: BenchRow) -> str:
-    """`CPU`, `CUDA` …: of the engine, or what was asked for where none came to run."""
-    if row.ran is not None:
-        return row.ran.backend
+    """`CPU`, `CUDA` …: of the engine, or what was asked for where none came to run.
+
+    `CPU,transformers` of a peer, as llama-bench joins several: a reader that groups rows by
+    llama-bench's fields never takes two engines for one.
+    """
     kind = row.settings.device.partition(":")[0]
-    return {"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU")
+    found = {"cuda": "CUDA", "mps": "Metal", "meta": "meta"}.get(kind, "CPU")
+    if row.ran is not None:
+        found = row.ran.backend
+    return found if row.engine == "llmcli" else f"{found},{row.engine}"
+
+
+def _commit(row: BenchRow, by: Bencher) -> str:
+    """Of the engine: a peer's version, or its name where it did not come to say one."""
+    if row.engine == "llmcli":
+        return by.build_commit
+    return (row.ran.version if row.ran is not None else "") or row.engine
 
 
 def _model_type(row: BenchRow) -> str:
@@ -74,7 +87,7 @@ def _model_type(row: BenchRow) -> str:
 
 
 def _type(row: BenchRow, asked: str) -> str:
-    return asked if row.ran is None else row.ran.type_k
+    return asked if asked != "auto" or row.ran is None else row.ran.type_k
 
 
 def _rounded(value: float | None) -> int | None:
@@ -82,12 +95,31 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _first(row: BenchRow) -> int | None:
-    return round(fmean(row.first_ns)) if row.first_ns else None
+    """Cut off as `avg_ns` is, which it equals where nothing but a prompt is read."""
+    return int(fmean(row.first_ns)) if row.first_ns else None
+
+
+def _held(phase: str) -> tuple[Field, Field]:
+    """The most that was held during a phase: resident, and on a GPU."""
+
+    def found(row: BenchRow) -> PhasePeak | None:
+        return next((peak for peak in row.peaks if peak.phase == phase), None)
+
+    def resident(row: BenchRow, by: Bencher) -> int | None:
+        return None if (peak := found(row)) is None else peak.resident_bytes
+
+    def device(row: BenchRow, by: Bencher) -> int | None:
+        return None if (peak := found(row)) is None else peak.device_bytes
+
+    return (
+        Field(f"{phase}_resident_bytes", "integer", resident),
+        Field(f"{phase}_device_bytes", "integer", device),
+    )
 
 
 FIELDS: tuple[Field, ...] = (
-    Field("build_commit", "text", lambda row, by: by.build_commit),
-    Field("build_number", "integer", lambda row, by: by.build_number),
+    Field("build_commit", "text", _commit),
+    Field("build_number", "integer", lambda row, by: by.build_number * (row.engine == "llmcli")),
     Field("cpu_info", "text", lambda row, by: by.cpu_info),
     Field("gpu_info", "text", lambda row, by: by.gpu_info),
     Field("backends", "text", lambda row, by: backend(row)),
@@ -103,11 +135,7 @@ FIELDS: tuple[Field, ...] = (
     Field("poll", "integer", lambda row, by: row.settings.poll),
     Field("type_k", "text", lambda row, by: _type(row, row.settings.type_k)),
     Field("type_v", "text", lambda row, by: _type(row, row.settings.type_v)),
-    Field(
-        "n_gpu_layers",
-        "integer",
-        lambda row, by: (row.ran or row.settings).n_gpu_layers,
-    ),
+    Field("n_gpu_layers", "integer", lambda row, by: row.settings.n_gpu_layers),
     Field("n_cpu_moe", "integer", lambda row, by: row.settings.n_cpu_moe),
     Field("split_mode", "text", lambda row, by: row.settings.split_mode),
     Field("main_gpu", "integer", lambda row, by: row.settings.main_gpu),
@@ -141,6 +169,7 @@ OURS: tuple[Field, ...] = (
     Field("engine_version", "text", lambda row, by: row.ran.version if row.ran else None),
     Field("device", "text", lambda row, by: (row.ran or row.settings).device),
     Field("dtype", "text", lambda row, by: (row.ran or row.settings).dtype),
+    Field("gpu_layers", "integer", lambda row, by: row.ran.n_gpu_layers if row.ran else None),
     Field("bits_per_weight", "real", lambda row, by: row.ran.bits_per_weight if row.ran else None),
     Field("load_s", "real", lambda row, by: row.ran.load_s if row.ran else None),
     # lists are in JSON alone, and a mean with its deviation says little without their number
@@ -150,11 +179,17 @@ OURS: tuple[Field, ...] = (
     Field("token_p90_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 90))),
     Field("token_p99_ns", "integer", lambda row, by: _rounded(percentile(row.token_ns, 99))),
     Field("peak_memory_bytes", "integer", lambda row, by: row.peak_memory_bytes),
+    Field("base_bytes", "integer", lambda row, by: row.ran.base_bytes if row.ran else None),
+    *_held("load"),
+    *_held("prefill"),
+    *_held("decode"),
+    Field("estimated_memory_bytes", "integer", lambda row, by: row.estimated_memory_bytes),
     Field("flops", "integer", lambda row, by: row.work.flops if row.work else None),
     Field("flops_full", "integer", lambda row, by: row.work.flops_full if row.work else None),
     Field("bytes", "integer", lambda row, by: row.work.bytes if row.work else None),
     Field("roofline_ns", "integer", lambda row, by: _rounded(row.roofline_ns)),
     Field("roofline_share", "real", lambda row, by: row.roofline_share),
+    Field("against_ratio", "real", lambda row, by: row.against.median if row.against else None),
     Field("meta", "boolean", lambda row, by: row.meta),
     Field("error_code", "integer", lambda row, by: row.error[0] if row.error else None),
     Field("error_kind", "text", lambda row, by: row.error[1] if row.error else None),
@@ -163,4 +198,6 @@ OURS: tuple[Field, ...] = (
 
 OUR_SAMPLES: tuple[Field, ...] = (
     Field("samples_ttft_ns", "integers", lambda row, by: row.first_ns),
+    Field("against_ratios", "reals", lambda row, by: row.against.ratios if row.against else ()),
+    Field("against_order", "texts", lambda row, by: row.against.order if row.against else ()),
 )

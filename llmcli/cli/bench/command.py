@@ -7,26 +7,30 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from llmcli.cli.bench.ending import finish, machine_words
 from llmcli.cli.bench.options import SubjectOptions, SweptOptions
 from llmcli.cli.bench.runs import BenchOutput, OurOptions, RunOptions
 from llmcli.cli.bench.settings import Plan, model_names, planned
 from llmcli.cli.bench.unused import UnusedOptions, unused_names
-from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.exits import SIGNALS
+from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import KERNELS, need_directory
-from llmcli.errors import LlmcliError, UsageError
-from llmcli.measure.environment import environment
-from llmcli.reports.numbers import counted
+from llmcli.cli.running import need_directory
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.cli.bench.run import Suppliers
     from llmcli.render.bench.markdown import Shown
-    from llmcli.reports.bench import BenchReport, BenchRow
-    from llmcli.reports.bench_fields import Bencher
+    from llmcli.reports.bench import BenchRow
 
 CONTEXT = {"token_normalize_func": lambda name: name.replace("_", "-")}  # as llama-bench does
 PACKAGES = {"transformers": "transformers", "llama.cpp": "llama_cpp"}
+# options of our other commands: what takes their place here
+ELSEWHERE = {
+    "--max-tokens": "did you mean `-n`, new tokens of a test?",
+    "--pairs": "did you mean `-r`, runs of each test?",
+    "--context-length": "the cache is as long as a test: `-d` tokens that are in it, `-p` and `-n`",
+}
 EPILOG = """
 Examples:
 
@@ -37,16 +41,6 @@ Examples:
   llmcli bench --against transformers
   llmcli bench compare before.json after.json --fail-if-slower 5%
 """
-
-
-class NothingRan(LlmcliError):
-    """No test of a sweep could run: ends as the first of them did. `told`: stdout says so."""
-
-    told = True
-
-    def __init__(self, error: tuple[int, str, str], hint: str | None) -> None:
-        super().__init__(error[2], hint=hint)
-        self.code, self.kind = error[0], error[1]
 
 
 def command(
@@ -78,7 +72,7 @@ def command(
     need_directory()
     with Progress(out, "starting …"), SIGNALS.abrupt():
         import torch
-    found = models or (_default_model(ours, out),)
+    found = models or (_default_model(ours, runs, out),)
     plan = planned(found, torch.get_num_threads(), tests, swept, unused)
     _note_unused(unused, out)
     _measure(plan, runs, ours, out)
@@ -89,6 +83,7 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
     from llmcli.cli.bench.build import bencher
     from llmcli.cli.bench.run import Suppliers
     from llmcli.cli.bench.streams import Status, Streams, make_writer
+    from llmcli.measure.bench.plan import needed
     from llmcli.measure.bench.sweep import sweep
 
     by, shown = bencher(), _shown(plan, ours)
@@ -97,14 +92,17 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
     status = Status(out, lines=runs.progress)
     shapes = all(settings.device == "meta" for settings in plan.configurations)
     if runs.verbose:
-        out.note(", ".join(_machine()))
+        out.note(", ".join(machine_words()))
 
     def on_row(row: BenchRow) -> None:
         status.erase()
         SIGNALS.check()
         streams.row(row)
 
-    with Suppliers(ours, out, status, verbose=runs.verbose, shapes=shapes) as suppliers:
+    longest = max(needed(test) for test in plan.tests)
+    with Suppliers(
+        ours, out, status, verbose=runs.verbose, shapes=shapes, longest=longest
+    ) as suppliers:
         streams.begin()
         report = sweep(
             plan.configurations,
@@ -119,54 +117,12 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
             ceilings=suppliers.ceilings,
             on_row=on_row,
             on_progress=status.said,
+            known=suppliers.known,
         )
         status.erase()
         streams.end()
         report = replace(report, checks=suppliers.checks)
-        _finish(report, format, by, suppliers, out)
-
-
-def _finish(
-    report: BenchReport, format: str, by: Bencher, suppliers: Suppliers, out: Output
-) -> None:
-    """The second table or the document, and how the command ends."""
-    from llmcli.cli.bench.streams import failures
-
-    if out.json:
-        from llmcli.cli.bench.document import bench_document
-
-        models = list(suppliers.models.values())
-        body = bench_document(report, by, models)
-        header = environment(kernels=KERNELS)
-        out.document(body, model=models[0] if models else None, environment=header)
-    elif format == "md":
-        from llmcli.render.bench.table import render_beside
-
-        out.show(render_beside(report, _machine()))
-    if report.interrupted:
-        try:
-            SIGNALS.check()
-        except KeyboardInterrupt as stop:
-            raise Stopped(stop, told=out.json, where=_after(report)) from stop
-        raise Stopped(KeyboardInterrupt(), told=out.json, where=_after(report))
-    errors = [row.error for row in report.rows if row.error is not None]
-    if errors and len(errors) == len(report.rows):
-        raise NothingRan(errors[0], suppliers.hints.get(errors[0][2]))
-    if errors:
-        out.note(failures(report.rows))
-
-
-def _machine() -> list[str]:
-    """What a result is worth nothing without, in a line."""
-    found = environment(kernels=KERNELS)
-    where = [found.processor, counted(found.cores, "core"), *found.gpus]
-    with_what = [f"torch {found.torch}", counted(found.threads or 0, "thread"), *found.kernels]
-    return [*where, *with_what, f"llmcli {found.llmcli}"]
-
-
-def _after(report: BenchReport) -> str:
-    rows = len(report.rows)
-    return f" after {rows} test{'s' * (rows != 1)}" if rows else ""
+        finish(report, format, by, suppliers, ours, out)
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
@@ -178,6 +134,7 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
         )
     if output.json and runs.list_devices:
         raise UsageError("`--list-devices` is for people and goes without `--json`")
+    ModelOptions(quantize=ours.quantize).check()
     if ours.against is not None and find_spec(PACKAGES[ours.against]) is None:
         package = {"llama.cpp": "llama-cpp-python"}.get(ours.against, ours.against)
         raise UsageError(
@@ -186,12 +143,26 @@ def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:
         )
 
 
-def _default_model(ours: OurOptions, out: Output) -> str:
-    """The name of the model where none is named; fetched if it has to be, `tiny` if it cannot."""
+def _default_model(ours: OurOptions, runs: RunOptions, out: Output) -> str:
+    """The name of the model where none is named; fetched if it has to be, `tiny` if it cannot.
+
+    An array of rows is one, too, where that is interrupted.
+    """
     from llmcli.checkpoints.locate import find
 
-    with Progress(out) as progress:
-        return find(None, offline=ours.offline, progress=progress, note=out.note)[0]
+    try:
+        with Progress(out) as progress:
+            return find(
+                None,
+                revision=ours.revision,
+                offline=ours.offline,
+                progress=progress,
+                note=out.note,
+            )[0]
+    except KeyboardInterrupt:
+        if runs.output == "json":
+            out.write("[]\n")
+        raise
 
 
 def _note_unused(unused: UnusedOptions, out: Output) -> None:

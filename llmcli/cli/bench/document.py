@@ -22,10 +22,14 @@ def bench_document(
             row_object(row, by) | {"number": row.number, "samples_token_ns": row.token_ns}
             for row in report.rows
         ],
-        "against": [vars(pair) | {"test": pair.test.name} for pair in report.against],
-        "ceilings": None if report.ceilings is None else _ceilings(report.ceilings),
+        "against": [
+            vars(pair) | {"test": pair.test.name, "undecided": pair.undecided}
+            for pair in report.against
+        ],
+        "ceilings": [_ceilings(ceilings) for ceilings in report.ceilings],
         "checks": checks_document(report.checks),
         "interrupted": report.interrupted,
+        "finish_reason": "interrupted" if report.interrupted else "complete",
     }
 
 

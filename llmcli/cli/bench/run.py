@@ -14,7 +14,7 @@ from llmcli.cli.headers import opened_headers
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.errors import LlmcliError
-from llmcli.reports.bench import Settings
+from llmcli.reports.bench import Ran, Settings
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -28,11 +28,19 @@ class Suppliers:
     """`load`, `peer` and `ceilings` of one sweep.
 
     `models` are those that were loaded, as documents describe them; `hints` what an error's line
-    is followed by. A context manager: headers that were fetched for shapes alone go at its end.
+    is followed by. `longest`: tokens of the longest test. A context manager: headers that were
+    fetched for shapes alone go at its end.
     """
 
     def __init__(
-        self, options: OurOptions, out: Output, status: Status, *, verbose: bool, shapes: bool
+        self,
+        options: OurOptions,
+        out: Output,
+        status: Status,
+        *,
+        verbose: bool,
+        shapes: bool,
+        longest: int,
     ) -> None:
         self.models: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.hints: dict[str, str] = {}
@@ -41,6 +49,7 @@ class Suppliers:
         self._status = status
         self._verbose = verbose
         self._shapes = shapes
+        self._longest = longest
         self._stack = ExitStack()
         self._loader: Loader | None = None
         self._same: dict[tuple[str, str, str], ViewCheck] = {}
@@ -59,7 +68,9 @@ class Suppliers:
 
         if self._loader is None:
             drawn = self._options.seed if self._options.random_weights else None
-            self._loader = Loader(self._open, random_weights=drawn, progress=self._status)
+            self._loader = Loader(
+                self._open, headers=self._headers, random_weights=drawn, progress=self._status
+            )
         try:
             engine = self._loader(settings)
         except LlmcliError as error:
@@ -69,10 +80,16 @@ class Suppliers:
         model = self._loader.model
         key = (settings.model, engine.ran.device, engine.ran.dtype)
         if model is not None and key not in self.models:
+            if model.config.embedding.positions is None:  # beyond learned ones nothing runs
+                self._note_length(settings.model, model.config.context)
             self.models[key] = model.describe()
-            self._tell(f"loaded {settings.model} in {engine.ran.load_s:.3g} s: "
+            self._tell(f"loaded {settings.model} in {engine.ran.load_s or 0:.3g} s: "
                        f"{engine.ran.dtype} on {engine.ran.device}")  # fmt: skip
         return engine
+
+    def known(self, settings: Settings) -> Ran | None:
+        """What the headers say of a model that could not be loaded, if they are here."""
+        return None if self._loader is None else self._loader.known(settings)
 
     def peer(self, settings: Settings) -> Engine:
         """The engine of `--against` with the same weights, compared with ours once."""
@@ -107,9 +124,10 @@ class Suppliers:
         """Whether the two engines compute the same, once for each model, device and dtype."""
         return tuple(self._same.values())
 
-    def ceilings(self, engine: Engine) -> Ceilings | None:
+    def ceilings(self, engine: Engine, working_set: int) -> Ceilings | None:
         """What the machine can do at most with the threads and numbers of `engine`.
 
+        `working_set`: bytes that a step of its longest test reads again and again.
         Of shapes alone: what it could do with such a model on the device that it would take.
         """
         if self._options.no_ceilings:
@@ -118,20 +136,26 @@ class Suppliers:
 
         from llmcli.devices import DTYPES, resolve_device
         from llmcli.measure.ceilings import measure_ceilings
+        from llmcli.render.timing.machine import ceiling_words
 
         meta = engine.ran.device == "meta"
-        return measure_ceilings(
+        found = measure_ceilings(
             resolve_device("auto" if meta else engine.ran.device),
             DTYPES[engine.ran.dtype],
             threads=torch.get_num_threads(),
-            working_set=engine.ran.model_size,
+            working_set=working_set,
             progress=self._status,
         )
+        where = f"{found.device}, {engine.ran.dtype}"
+        self._tell(f"ceilings ({where}): {', '.join(ceiling_words(found))}")
+        return found
 
     def _open(self, name: str) -> tuple[Checkpoint, float]:
         """The checkpoint, and the seconds that its headers took once they were there."""
         if self._shapes:
-            options = ModelOptions(model=name, offline=self._options.offline)
+            options = ModelOptions(
+                model=name, revision=self._options.revision, offline=self._options.offline
+            )
             begin = perf_counter()
             checkpoint, _ = self._stack.enter_context(opened_headers(options, self._out))
             return checkpoint, perf_counter() - begin
@@ -139,10 +163,33 @@ class Suppliers:
         from llmcli.checkpoints.locate import find
 
         name, path = find(
-            name, offline=self._options.offline, progress=self._status, note=self._out.note
+            name,
+            revision=self._options.revision,
+            offline=self._options.offline,
+            progress=self._status,
+            note=self._out.note,
         )
         begin = perf_counter()
         return open_checkpoint(path, name=name), perf_counter() - begin
+
+    def _headers(self, name: str) -> Checkpoint:
+        """The checkpoint of a model that is not to be loaded: nothing is fetched for it."""
+        from llmcli.checkpoints import open_checkpoint
+        from llmcli.checkpoints.locate import find
+
+        if self._shapes:
+            return self._open(name)[0]
+        name, path = find(name, revision=self._options.revision, offline=True)
+        return open_checkpoint(path, name=name)
+
+    def _note_length(self, name: str, trained: int) -> None:
+        """Once a model: speed is speed there too, but nobody reads so long a text with it."""
+        if self._longest > trained and not any(known == name for known, *_ in self.models):
+            self._status.erase()
+            self._out.note(
+                f"tests of {self._longest:,} tokens go beyond the {trained:,} that `{name}` "
+                "was trained with"
+            )
 
     def _remember(self, error: LlmcliError) -> None:
         if error.hint:

@@ -98,6 +98,14 @@ class OurOptions:
             "which takes a second; the share of the roofline is left out.",
         ),
     ] = False
+    revision: Annotated[
+        str | None,
+        option(OURS, "--revision", metavar="REV", help="Branch, tag or commit on the hub."),
+    ] = None
+    quantize: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        option(OURS, "--quantize", metavar="FORMAT", help="Weight format: auto or none."),
+    ] = "auto"
     offline: Annotated[
         bool, option(OURS, "--offline", help="Use only what is on this machine.")
     ] = False

@@ -6,6 +6,7 @@ from llmcli.errors import UsageError
 from llmcli.reports.bench import Settings
 from llmcli.reports.llama_words import CACHE_OF, FLASH
 
+_DTYPES = {kind: dtype for dtype, kind in CACHE_OF.items()}
 _PLAIN = ("auto", *CACHE_OF.values())  # formats that a cache is kept in
 
 
@@ -37,7 +38,8 @@ def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, f
         if kind not in ("auto", cache_type):
             raise UsageError(
                 f"a cache of `{kind}` ({name}) beside arithmetic in {cache_type} has no kernel "
-                "in this version"
+                "in this version",
+                hint=f"leave out `-ct{name[-1]}`, or compute in it too: `--dtype {_DTYPES[kind]}`",
             )
     if gpu and settings.no_kv_offload:
         raise UsageError("a cache on the CPU of a model on a GPU cannot be had")

@@ -26,7 +26,10 @@ def _jsonable(value: Value) -> Any:
 
 
 class JsonWriter:
-    """A bare array. It is closed by `footer`, so it is valid after an interruption too."""
+    """A bare array. It is closed by `footer`, so it is valid after an interruption too.
+
+    Without a row it is `[]`.
+    """
 
     def __init__(self, by: Bencher) -> None:
         self._by = by
@@ -34,20 +37,20 @@ class JsonWriter:
 
     def header(self) -> str:
         """The bracket that opens."""
-        return "[\n"
+        return "["
 
     def row(self, row: BenchRow) -> str:
         """One element, with the comma before it."""
-        comma, self._first = "" if self._first else ",\n", False
+        before, self._first = "\n" if self._first else ",\n", False
         lines = [
             f"    {json.dumps(name)}: {json.dumps(value)}"
             for name, value in row_object(row, self._by).items()
         ]
-        return comma + "  {\n" + ",\n".join(lines) + "\n  }"
+        return before + "  {\n" + ",\n".join(lines) + "\n  }"
 
     def footer(self) -> str:
         """The bracket that closes."""
-        return "\n]\n"
+        return "]\n" if self._first else "\n]\n"
 
 
 class JsonLinesWriter:

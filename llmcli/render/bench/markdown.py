@@ -11,7 +11,7 @@ from llmcli.reports.bench import BenchRow, Settings
 from llmcli.reports.bench_fields import FIELDS, OURS, Bencher, backend
 
 _BY_NAME = {item.name: item for item in (*FIELDS, *OURS)}
-_SHORT = {
+SHORT = {
     "n_gpu_layers": "ngl", "split_mode": "sm", "n_threads": "threads", "no_kv_offload": "nkvo",
     "flash_attn": "fa", "use_mmap": "mmap", "embeddings": "embd", "no_op_offload": "nopo",
     "no_host": "noh", "devices": "dev", "tensor_split": "ts", "tensor_buft_overrides": "ot",
@@ -21,7 +21,9 @@ _WIDTHS = {
     "model": -30, "t/s": 20, "size": 10, "params": 10, "n_gpu_layers": 3, "n_threads": 7,
     "n_batch": 7, "n_ubatch": 8, "type_k": 6, "type_v": 6, "split_mode": 5, "flash_attn": 2,
     "devices": -12, "use_mmap": 4, "test": 15, "no_op_offload": 4, "no_host": 4,
+    "engine": -12,
 }  # fmt: skip
+_BOTH = -17  # `CUDA,transformers`
 # (field, attribute of Settings): columns that are shown where they vary or were asked for
 _OPTIONAL = (
     ("n_cpu_moe", "n_cpu_moe"), ("n_threads", "n_threads"), ("cpu_mask", "cpu_mask"),
@@ -71,14 +73,14 @@ class MarkdownWriter:
 
     def header(self) -> str:
         """The names, and the line that says how columns are aligned."""
-        names = [_cell(name, _SHORT.get(name, name)) for name in self._fields]
-        widths = [_width(name) for name in self._fields]
+        names = [self._cell(name, SHORT.get(name, name)) for name in self._fields]
+        widths = [self._width(name) for name in self._fields]
         lines = ["-" * (abs(width) - 1) + (":" if width > 0 else "-") for width in widths]
         return _line(names) + _line(lines)
 
     def row(self, row: BenchRow) -> str:
         """One line."""
-        return _line([_cell(name, self._text(name, row)) for name in self._fields])
+        return _line([self._cell(name, self._text(name, row)) for name in self._fields])
 
     def footer(self) -> str:
         """The program's commit and number."""
@@ -99,6 +101,16 @@ class MarkdownWriter:
             return _params(int(row.ran.model_n_params)) if row.ran else ""
         known = _BY_NAME["model_type" if name == "model" else name]
         return plain(known, known.value(row, self.by))
+
+    def _width(self, name: str) -> int:
+        """llama-bench's, but that a backend is named with a peer's engine where there is one."""
+        return _BOTH if name == "backend" and self.shown.engines else _width(name)
+
+    def _cell(self, name: str, text: str) -> str:
+        """A bar in it would begin the next cell, and a line break the next row."""
+        text = one_line(text).replace("|", "\\|")
+        width = self._width(name)
+        return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
 
 
 def rate(row: BenchRow) -> str:
@@ -124,13 +136,6 @@ def _width(name: str) -> int:
     width = max(len(name), 10)
     known = _BY_NAME.get(name)
     return -width if known is None or known.kind == "text" else width
-
-
-def _cell(name: str, text: str) -> str:
-    """A bar in it would begin the next cell, and a line break the next row."""
-    text = one_line(text).replace("|", "\\|")
-    width = _width(name)
-    return f"{text:<{-width}}" if width < 0 else f"{text:>{width}}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -33,8 +33,8 @@ def ceiling_words(ceilings: Ceilings) -> Iterator[str]:
         held = f" ({size(sizes[level])})" if level in sizes else ""
         yield f"{level}{held} {unit(read.bytes_per_s, 'B/s')}"
     for matrix in ceilings.matrices:
-        way = f" ({matrix.way})" if matrix.way else ""
-        yield f"{matrix.dtype} matrix products{way} {unit(matrix.flops_per_s, 'FLOP/s')}"
+        way = f" ({matrix.way})" if matrix.way not in ("", "direct") else ""
+        yield f"{matrix.dtype} matrix products {unit(matrix.flops_per_s, 'FLOP/s')}{way}"
 
 
 def place_words(report: TimingReport) -> str:

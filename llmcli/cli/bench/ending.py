@@ -1,0 +1,80 @@
+"""How a benchmark ends: the second table or the document, the notes, and the exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmcli.cli.bench.runs import OurOptions
+from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.output import Output
+from llmcli.cli.running import KERNELS
+from llmcli.errors import LlmcliError
+from llmcli.measure.environment import environment
+
+if TYPE_CHECKING:
+    from llmcli.cli.bench.run import Suppliers
+    from llmcli.reports.bench import BenchReport
+    from llmcli.reports.bench_fields import Bencher
+
+
+class NothingRan(LlmcliError):
+    """No test of a sweep could run: ends as the first of them did. `told`: stdout says so."""
+
+    told = True
+
+    def __init__(self, error: tuple[int, str, str], hint: str | None) -> None:
+        super().__init__(error[2], hint=hint)
+        self.code, self.kind = error[0], error[1]
+
+
+def finish(
+    report: BenchReport,
+    format: str,
+    by: Bencher,
+    suppliers: Suppliers,
+    ours: OurOptions,
+    out: Output,
+) -> None:
+    """The second table or the document, and how the command ends."""
+    from llmcli.cli.bench.streams import failures
+
+    if out.json:
+        from llmcli.cli.bench.document import bench_document
+
+        models = list(suppliers.models.values())
+        body = bench_document(report, by, models)
+        header = environment(kernels=KERNELS)
+        out.document(body, model=models[0] if models else None, environment=header)
+    elif format == "md":
+        from llmcli.render.bench.table import render_beside
+
+        weights = f"random weights (seed {ours.seed})" if ours.random_weights else ""
+        out.show(render_beside(report, machine_words(), weights=weights))
+    else:
+        from llmcli.render.bench.footer import against_notes
+
+        for words in against_notes(report):
+            out.note(words)
+    if report.interrupted:
+        try:
+            SIGNALS.check()
+        except KeyboardInterrupt as stop:
+            raise Stopped(stop, told=out.json, where=_after(report)) from stop
+        raise Stopped(KeyboardInterrupt(), told=out.json, where=_after(report))
+    errors = [row.error for row in report.rows if row.error is not None]
+    if errors and len(errors) == len(report.rows):
+        raise NothingRan(errors[0], suppliers.hints.get(errors[0][2]))
+    if errors:
+        out.note(failures(report.rows))
+
+
+def machine_words() -> list[str]:
+    """What a result is worth nothing without, in a line."""
+    from llmcli.render.environment import environment_words
+
+    return environment_words(environment(kernels=KERNELS))
+
+
+def _after(report: BenchReport) -> str:
+    rows = len(report.rows)
+    return f" after {rows} test{'s' * (rows != 1)}" if rows else ""
