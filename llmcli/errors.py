@@ -150,6 +150,35 @@ class NotFinite(LlmcliError):
         super().__init__(message, hint=hint or found)
 
 
+def as_out_of_memory(exception: BaseException, *, hint: str | None = None) -> OutOfMemory | None:
+    """The same in our words where Python, CUDA, the CPU's allocator or its loader have no memory.
+
+    None for anything else. Imports no torch to know its errors.
+    """
+    text = str(exception)
+    if isinstance(exception, ImportError):  # of a library, by the system's loader
+        none = "failed to map segment" in text or "Cannot allocate memory" in text
+        found = none and "static TLS" not in text  # which is a table of the loader's
+    else:
+        found = isinstance(exception, MemoryError) or (
+            isinstance(exception, RuntimeError)
+            and (
+                type(exception).__name__ == "OutOfMemoryError"
+                or "DefaultCPUAllocator" in text
+                or "out of memory" in text
+            )
+        )
+    if not found:
+        return None
+    said = f": {first_line(exception)}" if text.strip() else ""
+    return OutOfMemory(f"out of memory{said}", hint=hint)
+
+
+def first_line(exception: BaseException) -> str:
+    """Of its message, `no message` where it has none."""
+    return next(iter(str(exception).strip().splitlines()), "no message")
+
+
 def _some(names: Sequence[str], show: int = 2) -> str:
     listed = ", ".join(f"`{name}`" for name in names[:show])
     return listed if len(names) <= show else f"{listed} and {len(names) - show} more"

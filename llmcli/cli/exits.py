@@ -18,7 +18,13 @@ from typing import TextIO
 
 from llmcli.cli.spelling import ERRORS
 from llmcli.cli.wrap import columns, wrapped
-from llmcli.errors import LlmcliError, OutOfMemory, UsageError, WriteFailed
+from llmcli.errors import (
+    LlmcliError,
+    UsageError,
+    WriteFailed,
+    as_out_of_memory,
+    first_line,
+)
 
 # what a write to stdout fails with; typer writes the help itself, past our own `Output`
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
@@ -198,16 +204,13 @@ def as_error(exception: BaseException) -> LlmcliError:
         from llmcli.cli.usage import usage_error
 
         return usage_error(exception)
-    if _out_of_memory(exception):
-        said = f": {_first_line(exception)}" if str(exception).strip() else ""
-        return OutOfMemory(
-            f"out of memory{said}",
-            hint="use a smaller model, --context-length or --dtype bfloat16",
-        )
+    hint = "use a smaller model, --context-length or --dtype bfloat16"
+    if (found := as_out_of_memory(exception, hint=hint)) is not None:
+        return found
     if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:
         return WriteFailed(f"could not write the output: {os.strerror(exception.errno).lower()}")
     name = type(exception).__name__
-    return LlmcliError(f"internal error: {name}: {_first_line(exception)}", hint=TRACEBACK_HINT)
+    return LlmcliError(f"internal error: {name}: {first_line(exception)}", hint=TRACEBACK_HINT)
 
 
 def tell(line: str) -> None:
@@ -237,26 +240,6 @@ def _write_error(error: LlmcliError) -> None:
             print(json.dumps(document), flush=True)
     except OSError:  # the pipe is closed or the disk full: the exit code still tells
         pass
-
-
-def _out_of_memory(exception: BaseException) -> bool:
-    """Python's, CUDA's and the CPU allocator's ways to say it, without importing torch."""
-    if isinstance(exception, MemoryError):
-        return True
-    text = str(exception)
-    if isinstance(exception, ImportError):  # of a library, by the system's loader
-        none = "failed to map segment" in text or "Cannot allocate memory" in text
-        return none and "static TLS" not in text  # which is a table of the loader's
-    return isinstance(exception, RuntimeError) and (
-        type(exception).__name__ == "OutOfMemoryError"
-        or "DefaultCPUAllocator" in text
-        or "out of memory" in text
-    )
-
-
-def _first_line(exception: BaseException) -> str:
-    text = str(exception).strip()
-    return text.splitlines()[0] if text else "no message"
 
 
 def _tolerate(stream: TextIO | None) -> None:

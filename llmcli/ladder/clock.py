@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-import torch
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.reports.ladder import Spread
 
 
@@ -16,8 +16,7 @@ def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
     """What `call` returns, and the seconds until it was there: a GPU is waited for."""
     begin = perf_counter()
     out = call()
-    if out.is_cuda:
-        torch.cuda.synchronize(out.device)
+    devices.wait_for(out.device)
     return out, perf_counter() - begin
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.errors import LlmcliError, OutOfMemory
+from llmcli.errors import LlmcliError, as_out_of_memory, first_line
 
 Failure = tuple[int, str, str]  # exit code, kind, one line
 
@@ -12,23 +12,8 @@ def failure(error: Exception) -> Failure:
 
     Anything else is a bug here or in a peer: exit 1, the exception named.
     """
-    if isinstance(error, LlmcliError):
-        return error.code, error.kind, error.message
-    first = next(iter(str(error).strip().splitlines()), "no message")
-    if _out_of_memory(error):
-        said = f": {first}" if str(error).strip() else ""
-        return OutOfMemory.code, OutOfMemory.kind, f"out of memory{said}"
-    return LlmcliError.code, LlmcliError.kind, f"internal error: {type(error).__name__}: {first}"
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Python's, CUDA's and the CPU allocator's ways to say it."""
-    text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and (
-            type(error).__name__ == "OutOfMemoryError"
-            or "DefaultCPUAllocator" in text
-            or "out of memory" in text
-        )
-    )
+    known = error if isinstance(error, LlmcliError) else as_out_of_memory(error)
+    if known is None:
+        words = f"internal error: {type(error).__name__}: {first_line(error)}"
+        return LlmcliError.code, LlmcliError.kind, words
+    return known.code, known.kind, known.message

@@ -21,7 +21,8 @@ def swept(load, *, configurations=None, tests=(PP, TG), on_row=None, **other):
     """(the report, the rows as they were handed out)."""
     rows = []
     options = {
-        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1, "ceilings": lambda e, reads: None,
+        "repetitions": 2, "warmup": False, "delay_s": 0.0, "seed": 1,
+        "ceilings": lambda e, reads: None,
     } | other  # fmt: skip
     report = sweep(
         configurations or [settings()], tests, load=load, on_row=on_row or rows.append, **options
