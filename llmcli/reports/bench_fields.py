@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Literal
 
 from llmcli.reports.bench import BenchRow
+from llmcli.reports.llama_words import FLASH
 from llmcli.reports.text import PhasePeak
 
 Kind = Literal["text", "integer", "boolean", "real", "integers", "reals", "texts"]
@@ -36,9 +37,6 @@ class Field:
     name: str
     kind: Kind
     value: Callable[[BenchRow, Bencher], Value]
-
-
-FLASH = {"auto": -1, "off": 0, "on": 1}  # llama-bench writes its enumeration
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

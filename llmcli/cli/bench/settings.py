@@ -15,12 +15,12 @@ from llmcli.cli.bench.unused import UnusedOptions
 from llmcli.errors import UsageError
 from llmcli.measure.bench.plan import all_tests
 from llmcli.reports.bench import Settings, Test
+from llmcli.reports.llama_words import CACHE_OF
+from llmcli.reports.llama_words import CACHE_TYPES as CACHE_NUMBERS
 
 MOST_ROWS = 100_000
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-CACHE_TYPES = (
-    "auto", "f64", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl",
-)  # fmt: skip
+CACHE_TYPES = ("auto", *dict.fromkeys((*CACHE_OF.values(), *CACHE_NUMBERS)))
 _FLASH = {
     "on": ("on", "enabled", "true", "1"),
     "off": ("off", "disabled", "false", "0"),

@@ -16,6 +16,8 @@ from typing import Protocol, cast
 
 import torch
 
+from llmcli.devices import wait_for
+
 END = "end"  # what the last mark of a run is called
 
 
@@ -138,14 +140,6 @@ class EventClock:
 def clock_for(device: torch.device) -> RunClock:
     """The clock of that device: its own events, or the host's time where the host computes."""
     return HostClock() if device.type == "cpu" else EventClock.on(device)
-
-
-def wait_for(device: torch.device) -> None:
-    """Returns when the device has done all that was started."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def _names(names: list[str]) -> tuple[str, ...]:
