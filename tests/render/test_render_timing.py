@@ -21,26 +21,47 @@ from llmcli.render.timing.numbers import (
     speed,
     unit,
 )
-from llmcli.render.timing.view import render_timing
+from llmcli.render.timing.view import render_opening, render_timing
 from llmcli.reports.ceilings import ReadRate
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.environment import Environment
 
 TITLE = "m (float32 on cpu)"
-COLUMNS = ["part", "ms", "ms a token", "share", "", "FLOPs", "bytes", "GB/s", "GFLOP/s",
-           "bound by", "of it"]  # fmt: skip
+COLUMNS = ["part", "ms a token", "share", "", "FLOPs", "bytes", "GB/s", "GFLOP/s",
+           "bound by", "of ceiling", "nearest"]  # fmt: skip
+MACHINE = Environment(
+    llmcli="1.0", python="3.12.0", platform="Linux", processor="A Processor", cores=4,
+    features=("avx2",), memory_bytes=8 << 30, gpus=(), driver=None, torch="2.9", cuda=None,
+    threads=2, kernels=("torch linear",),
+)  # fmt: skip
 
 
 def shown(report=None, width=200, layers=False, title=TITLE, **console):
-    file = io.StringIO()
+    """All that a run prints: what is known before it, and what was measured."""
+    file, report = io.StringIO(), report or timing_report()
     screen = Console(file=file, width=width, highlight=False, **console)
-    screen.print(render_timing(report or timing_report(), title, layers=layers), crop=False)
+    screen.print(opening(report, title), render_timing(report, layers=layers), crop=False)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
+def opening(report, title):
+    return render_opening(
+        title, MACHINE, report.stages, weight_bytes=report.weight_bytes, dtype=report.dtype
+    )
+
+
 def phase_lines(lines, name):
-    first = next(at for at, line in enumerate(lines) if line.startswith(f"{name}: "))
-    ends = [at for at, line in enumerate(lines) if line.startswith(("decode: ", "ceilings of"))]
+    """The table of a phase and what is said below it."""
+    first = next(at for at, line in enumerate(lines) if line.startswith(f"{name} with clocks"))
+    ends = [at for at, line in enumerate(lines) if line.startswith(("decode with", "ceilings of"))]
     return lines[first : next(at for at in ends if at > first)]
+
+
+def summary(lines, name):
+    """The answer of a phase: its headline and what is below it."""
+    first = next(at for at, line in enumerate(lines) if line.startswith(f"{name}: "))
+    ends = [at for at, line in enumerate(lines) if at > first and not line.startswith("  ")]
+    return lines[first : ends[0]]
 
 
 def rows(lines, first="part"):
@@ -63,11 +84,12 @@ def test_every_part_with_its_time_and_the_sum_of_them():
     for phase in report.phases:
         table = rows(phase_lines(lines, phase.name))
         assert list(table) == [part.part for part in phase.totals] + ["all"]
+        tokens = phase.tokens if phase.name == "decode" else 1
         printed = [float(cells[1]) for cells in table.values()]
-        assert printed[-1] == pytest.approx(phase.seconds * 1e3, abs=5e-4)
+        assert printed[-1] == pytest.approx(phase.seconds / tokens * 1e3, abs=5e-4)
         assert sum(printed[:-1]) == pytest.approx(printed[-1], abs=5e-4 * len(printed))
         for part in phase.totals:
-            assert f"{part.seconds * 1e3:.3f}" == table[part.part][1]
+            assert f"{part.seconds / tokens * 1e3:.3f}" == table[part.part][1]
             assert percent(part.seconds / phase.seconds) in table[part.part]
         assert table["gaps"][0] == "gaps"
 
@@ -77,58 +99,79 @@ def test_rates_and_what_a_part_waits_for():
     decode = report.phases[1]
     qkv = next(part for part in decode.totals if part.part == "qkv")
     cells = rows(phase_lines(shown(report), "decode"))["qkv"]
-    assert cells[-6:] == ["8 M", "16 MB", "20", "10", "memory", "75 %"]
+    assert cells[-7:] == ["8 M", "16 MB", "20", "10", "memory", "75 %", "memory"]
+    assert rows(phase_lines(shown(report), "decode"))["norm"][-3:] == ["calls", "4.0 %", "memory"]
     assert qkv.work.flops / 8 == 8e6
     assert qkv.work.bytes / qkv.seconds == pytest.approx(20.02e9, rel=1e-3)
-    assert rows(phase_lines(shown(report), "prefill"))["qkv"][-6:-4] == ["96 M", "16.2 MB"]
+    assert rows(phase_lines(shown(report), "prefill"))["qkv"][-7:-5] == ["96 M", "16.2 MB"]
     assert rows(phase_lines(shown(report), "decode"))["rope"][-1] == "█", "no work, no rates"
 
 
-def test_headlines_say_what_it_takes_when_nobody_looks():
+def test_what_is_known_before_anything_is_timed():
     lines = shown()
-    assert lines[0] == TITLE
-    assert lines[1] == (
-        "once · import torch 1.20 s · read the headers 21 ms · "
-        "load the weights 400 ms (100 MB, 250 MB/s) · tokenize 1.1 ms"
-    )
-    prefill, decode = phase_lines(lines, "prefill"), phase_lines(lines, "decode")
-    assert prefill[0] == "prefill: reading 12 tokens in 5.58 ms · 2,150 tok/s"
-    assert decode[0] == ("decode: writing 8 tokens after 12 in 45 ms · 5.63 ms a token · 178 tok/s")
-    assert decode[1] == (
-        "looking costs +1.4 % (−0.4 % … +3.2 % in 10 pairs of runs with and without)"
-    )
-    assert decode[2] == "the run below took 45.7 ms, 0.7 % of it in no part"
+    assert lines[:3] == [
+        TITLE,
+        "A Processor · 4 cores · torch 2.9 · 2 threads · llmcli 1.0",
+        "start-up: import torch 1.20 s · read the headers 21 ms · load the weights 400 ms "
+        "(100 MB of file → 84 MB float32, 250 MB/s) · tokenize 1.1 ms",
+    ]
+    assert lines[3] == ""
 
 
-def test_one_line_answers_what_share_of_decode_is_gemv():
+def test_the_answer_comes_first():
     lines = shown()
-    assert (
-        "GEMV (one row times a weight matrix): 17 a token, 81 % of the time "
-        "(qkv, out, ffn_up, ffn_down, head)"
-    ) in phase_lines(lines, "decode")
-    prefill = phase_lines(lines, "prefill")
-    gemm = next(line for line in prefill if line.startswith("GEMM"))
-    assert gemm == (
-        "GEMM (many rows times a weight matrix): 16, 64 % of the time (qkv, out, ffn_up, ffn_down)"
+    assert lines[4:12] == summary(lines, "prefill") + summary(lines, "decode")
+    assert summary(lines, "decode") == [
+        "decode: 8 tokens after 12 · 178 tok/s · 5.63 ms a token",
+        "  most time in ffn_up 28 % · head 18 % · qkv 14 %",
+        "  GEMV (one row times a weight matrix): 17 a token, 81 % of the time",
+        "  bound by memory 81 % · calls 13 % (starting operations) · "
+        "61 % of the ceilings, which allow 3.48 ms a token",
+    ]
+    assert summary(lines, "prefill")[:3] == [
+        "prefill: 12 tokens · 2,150 tok/s · 5.58 ms",
+        "  most time in ffn_up 28 % · head 18 % · qkv 14 %",
+        "  GEMM (many rows times one): 16, 64 % of the time · "
+        "GEMV (one row times a weight matrix): 1, 18 % of the time",
+    ]
+
+
+def test_a_kernel_that_is_near_nothing_is_said_to_be():
+    report = timing_report()
+    totals = tuple(
+        replace(part, bound="kernel", of_bound=0.2) if part.bound == "memory" else part
+        for part in report.phases[1].totals
     )
-    assert prefill[prefill.index(gemm) + 1] == (
-        "GEMV (one row times a weight matrix): 1, 18 % of the time (head)"
-    )
-    assert "a token reads 84 MB of weights and 200 kB of cache" in lines
-    assert "bound by memory 81 % of the time: qkv, out, ffn_up, ffn_down, head" in lines
-    assert any(
-        line.startswith("bound by calls 13 % of the time: norm, attention") for line in lines
+    lines = shown(replace(report, phases=(replace(report.phases[1], totals=totals),)))
+    assert summary(lines, "decode")[-1].startswith(
+        "  bound by kernel 81 % (far from any ceiling) · calls 13 %"
     )
 
 
-def test_both_conventions_of_flops():
+def test_what_looking_costs():
+    report = timing_report()
+    assert phase_lines(shown(report), "decode")[0] == (
+        "decode with clocks: 45.7 ms · looking costs +1.4 % (quartiles +0.5 % … +2.3 %, 10 pairs)"
+    )
+    cost = replace(report.phases[1].overhead, quartiles=(0.98, 1.02))
+    unsure = replace(report, phases=(replace(report.phases[1], overhead=cost),))
+    assert phase_lines(shown(unsure), "decode")[0].endswith(
+        "looking costs +1.4 % (within noise: quartiles −2.0 % … +2.0 %, 10 pairs)"
+    )
+
+
+def test_reads_and_both_conventions_of_flops():
     lines = shown()
-    assert (
-        "397 MFLOP of the pairs that the causal mask leaves, 400 MFLOP of the full square"
-    ) in phase_lines(lines, "prefill")
-    assert (
-        "42.2 MFLOP a token of the pairs that the causal mask leaves, 42.5 MFLOP of the full square"
-    ) in phase_lines(lines, "decode")
+    assert phase_lines(lines, "prefill")[-2] == (
+        "397 MFLOP (causal), 400 MFLOP (full square) · "
+        "reads 84 MB of weights, 2.4 MB of cache · 4 layers of 1.15 ms, slowest 0 with 1.15 ms"
+    )
+    decode = next(line for line in phase_lines(lines, "decode") if "MFLOP" in line)
+    assert decode.startswith("42.2 MFLOP a token (causal), 42.5 MFLOP (full square) · reads 84 MB")
+    report = timing_report()
+    work = replace(report.phases[1].work, flops_full=report.phases[1].work.flops)
+    alike = shown(replace(report, phases=(replace(report.phases[1], work=work),)))
+    assert any(line.startswith("42.2 MFLOP a token · reads ") for line in alike)
 
 
 def test_a_delay_in_one_layer_is_seen_there_and_nowhere_else():
@@ -138,7 +181,8 @@ def test_a_delay_in_one_layer_is_seen_there_and_nowhere_else():
     assert [name for name, cells in table.items() if any("*" in cell for cell in cells)] == ["2"]
     assert [cell for cell in table["2"] if "*" in cell] == ["5.400*"]
     assert "* more than 1.5 times the median of the layers" in lines
-    assert "4 layers of 1.150 ms, the slowest is 2 with 6.150 ms" in shown(report)
+    prefill = phase_lines(shown(report), "prefill")
+    assert any(line.endswith("4 layers of 1.15 ms, slowest 2 with 6.15 ms") for line in prefill)
     for phase in report.phases:
         parts = sorted({part.part for part in phase.parts})
         found = outliers(times_by_layer(phase), range(LAYERS), parts)
@@ -181,8 +225,9 @@ def headings(width):
 def test_columns_go_in_an_order_that_is_chosen():
     everything = [name for name in COLUMNS if name]
     assert headings(200) == everything
-    assert headings(60) == ["part", "ms a token", "share", "GB/s", "bound by", "of it"]
-    assert headings(40) == ["part", "ms a token", "share", "of it"]
+    assert headings(100) == everything[:-1]
+    assert headings(60) == ["part", "ms a token", "share", "bound by", "of ceiling"]
+    assert headings(40) == ["part", "ms a token", "share"]
     before = set(everything)
     for width in range(140, 39, -1):
         kept = headings(width)
@@ -212,20 +257,20 @@ def test_without_colours_and_with_ascii_alone():
     assert "█" in "".join(plain)
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
     screen = Console(file=ascii_only, width=140, highlight=False)
-    screen.print(render_timing(timing_report(), TITLE, layers=False))
+    screen.print(render_timing(timing_report(), layers=False))
     ascii_only.flush()
     text = ascii_only.buffer.getvalue().decode()
     bars = [line for line in text.splitlines() if line.startswith("ffn_up")]
     assert ["#" in bar and "?" not in bar for bar in bars] == [True, True]
-    assert "ok parts and gaps add up" in text
+    assert "ok 1 check: adds up" in text
 
 
 def test_what_the_machine_can_do_and_where_a_step_reads():
     lines = shown()
     assert (
         "ceilings of this machine (cpu, 2 threads) · memory 20 GB/s · L3 (32 MiB) 60 GB/s · "
-        "L2 (2 MiB) 120 GB/s · float32 products (direct) 200 GFLOP/s · "
-        "bfloat16 products (through float32) 150 GFLOP/s"
+        "L2 (2 MiB) 120 GB/s · float32 matrix products 200 GFLOP/s · "
+        "bfloat16 matrix products 150 GFLOP/s (through float32)"
     ) in lines
     assert (
         "a step's 84.4 MB come from memory at 20 GB/s: no cache holds them (at most 32 MiB)"
@@ -259,17 +304,17 @@ def test_parts_beyond_their_ceiling_are_told():
 
 
 def test_memory_of_every_phase_and_the_estimate():
-    lines = shown()
-    assert (
-        "memory at most · 200 MiB before the model · load the weights 650 MiB · prefill 700 MiB · "
-        "decode 700 MiB"
-    ) in lines
-    assert "the model took 500 MiB, estimated 490 MiB (2.0 % less)" in lines
-    assert "the model took 500 MiB, estimated 500 MiB (exactly)" in shown(
-        timing_report(estimated=500 << 20)
-    )
-    assert "estimated for the model 490 MiB" in shown(timing_report(peak=None))
-    assert "estimated for the model 490 MiB" in shown(timing_report(base=None))
+    known = "base 200 MiB · load 650 MiB · prefill 700 MiB · decode 700 MiB"
+    taken = "the model took 500 MiB, estimated"
+    assert f"peak resident memory (RSS): {known} · {taken} 490 MiB (2.0 % less)" in shown()
+    exact = shown(timing_report(estimated=500 << 20))
+    assert any(line.endswith(f"{taken} 500 MiB (exactly)") for line in exact)
+    for unknown in ({"peak": None}, {"base": None}):
+        lines = shown(timing_report(**unknown))
+        assert any(line.endswith("estimated for the model 490 MiB") for line in lines)
+    gpu = replace(CEILINGS, device="cuda:0")
+    assert any(line.startswith("peak memory of the device: ") for line in shown(
+        timing_report(ceilings=gpu)))  # fmt: skip
 
 
 def test_pieces_of_what_is_fused():
@@ -289,18 +334,35 @@ def test_a_device_behind_its_host_has_the_host_s_time_too():
     assert not any("host ms" in line for line in shown())
 
 
-def test_checks_are_in_the_footer_and_turn_red():
-    assert shown()[-1] == "✓ parts and gaps add up to the wall time · 0.001 of 0.02 allowed"
+def test_checks_that_hold_are_named_in_a_line_and_one_that_does_not_turns_red():
+    good = timing_report().checks[0]
+    assert shown()[-1] == "✓ 1 check: adds up"
+    other = replace(good, name="marks")
+    assert shown(timing_report(checks=(good, other)))[-1] == "✓ 2 checks: adds up, marks"
     bad = ViewCheck(name="adds_up", words="parts add up", value=0.5, tolerance=0.02, where="decode")
-    last = shown(timing_report(checks=(bad,)))[-1]
-    assert last == "✗ not so: parts add up · 0.5 of 0.02 allowed · worst at decode"
+    assert shown(timing_report(checks=(bad, other)))[-2:] == [
+        "✓ 1 check: marks",
+        "✗ not so: parts add up · 0.5 of 0.02 allowed · worst at decode",
+    ]
 
 
 def test_several_sequences_and_a_long_prompt():
     report = timing_report(batch=4)
     long = replace(report.phases[0], calls=3, tokens=4800)
     lines = shown(replace(report, phases=(long,)))
-    assert "prefill: reading 4,800 tokens of 4 sequences, 3 calls, in 5.58 ms" in lines[3]
+    assert lines[4].startswith("prefill: 4,800 tokens of 4 sequences in 3 calls · ")
+
+
+def test_what_was_finished_before_an_interruption():
+    """The ceilings and the memory are there without any phase."""
+    report = timing_report(phases=(), checks=(), splits=(), interrupted=True)
+    lines = shown(report)
+    assert lines[3] == ""
+    assert lines[4].startswith("ceilings of this machine")
+    assert not any("✓" in line or "with clocks" in line for line in lines)
+    one = shown(timing_report(phases=timing_report().phases[:1], interrupted=True))
+    assert [line for line in one if line.startswith("decode")] == []
+    assert len(summary(one, "prefill")) == 4
 
 
 def test_a_title_with_control_characters_is_one_line():

@@ -76,6 +76,7 @@ def part_time(part: str, layer: int | None, calls: int, rows: int, slow: float) 
     return PartTime(
         part=part, layer=layer, seconds=seconds, host_s=seconds, calls=calls,
         work=sum([one] * calls, PartWork()), bound=waits, of_bound=reached,
+        nearest=None if reached is None else "memory",
     )  # fmt: skip
 
 
@@ -131,6 +132,11 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
                 )
             )  # fmt: skip
     seconds = sum(time.seconds for time in parts)
+    products = {"gemv": 0.0, "gemm": 0.0}
+    for time in parts:
+        for kind in products:
+            if getattr(time.work, kind):
+                products[kind] += time.seconds
     ratios = tuple(1 + 0.004 * at for at in range(-1, 9))
     return PhaseTime(
         name="prefill" if name == "prefill" else "decode", tokens=tokens, past=past, calls=calls,
@@ -138,9 +144,10 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
         gaps_s=gaps.seconds, work=sum((time.work for time in parts), PartWork()),
         overhead=Overhead(
             watched_s=tuple(seconds * ratio for ratio in ratios), bare_s=(seconds,) * len(ratios),
-            ratios=ratios, median=1.014, lowest=0.996, highest=1.032,
+            ratios=ratios, median=1.014, lowest=0.996, highest=1.032, quartiles=(1.005, 1.023),
         ),
         peak=700 << 20, spans=spans(name, calls, slow),
+        gemv_s=products["gemv"], gemm_s=products["gemm"],
     )  # fmt: skip
 
 

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.text import Text
+from rich.console import RenderableType
 
-from llmcli.render.layout import Dotted, filled
 from llmcli.render.stats import duration
 from llmcli.render.theme import HEADING
+from llmcli.render.timing.lines import Dots, below
 from llmcli.render.timing.numbers import a_token, percent, speed
 from llmcli.render.timing.parts import CALLS, KERNEL, floor_s, shares_by_bound
 from llmcli.reports.numbers import counted
 from llmcli.reports.timing import PhaseTime
 
-_INDENT = "  "
 _LARGEST = 3  # parts that are named
 _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 
 
-@dataclass(frozen=True)
-class Below:
-    """Parts joined by dots two columns to the right; lines break between them."""
-
-    parts: Sequence[str]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = filled(self.parts, max(1, options.max_width - len(_INDENT)))
-        yield Text("\n".join(_INDENT + line for line in lines))
-
-
 def phase_summary(phase: PhaseTime, batch: int) -> Iterator[RenderableType]:
     """How fast it is when nobody looks, where its time goes, and what holds it up."""
-    yield Dotted([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
-    yield Below(list(_largest(phase)))
-    yield Below(product_words(phase))
-    yield Below(list(_bounds(phase)))
+    yield Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
+    yield below(list(_largest(phase)))
+    yield below(product_words(phase))
+    yield below(list(_bounds(phase)))
 
 
 def _what(phase: PhaseTime, batch: int) -> str:

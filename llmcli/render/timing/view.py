@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmcli.render.checks import GOOD, Marked, render_checks
 from llmcli.render.environment import environment_words
-from llmcli.render.layout import Dotted
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.render.timing.layers import layer_words, render_layers
+from llmcli.render.timing.lines import Dots, Sentence
 from llmcli.render.timing.machine import (
     beyond_words,
     ceiling_words,
@@ -29,23 +27,6 @@ from llmcli.reports.checks import ViewCheck
 from llmcli.reports.environment import Environment
 from llmcli.reports.numbers import counted
 from llmcli.reports.timing import PhaseTime, SplitTime, Stage, TimingReport
-
-_INDENT = "  "
-_GLUE = "\ue000"  # between a number and its unit while lines are broken
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """Words that break between them; further lines begin two columns to the right."""
-
-    words: str
-    style: str = ""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        glued = Text(re.sub(r"(?<=\d) (?=[%kMGTmB])", _GLUE, self.words))
-        lines = glued.wrap(console, max(8, options.max_width - len(_INDENT)))
-        joined = f"\n{_INDENT}".join(line.plain.rstrip() for line in lines).replace(_GLUE, " ")
-        yield Text(joined, style=self.style, no_wrap=True, overflow="ignore")
 
 
 def render_opening(
@@ -62,8 +43,8 @@ def render_opening(
     """
     return Group(
         Text(one_line(title), style=HEADING),
-        Dotted(environment_words(environment), FAINT),
-        Dotted(list(stage_words(stages, weight_bytes, dtype)), FAINT),
+        Dots(environment_words(environment), FAINT),
+        Dots(list(stage_words(stages, weight_bytes, dtype)), FAINT),
     )
 
 
@@ -84,20 +65,20 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     yield _looked(phase)
     yield PartsTable(phase)
     said = [] if layers else layer_words(phase)
-    yield Dotted([_flops(phase), _reads(phase), *said])
+    yield Dots([_flops(phase), _reads(phase), *said])
     yield from (Sentence(_pieces(split)) for split in report.splits if split.phase == phase.name)
     if layers:
         yield Text()
         yield render_layers(phase)
 
 
-def _looked(phase: PhaseTime) -> Dotted:
+def _looked(phase: PhaseTime) -> Dots:
     """Which run the table is of, and what the clocks in it cost."""
     cost = phase.overhead
     lower, upper = map(signed_percent, cost.quartiles)
     noise = "within noise: " if cost.within_noise else ""
     pairs = counted(len(cost.ratios), "pair")
-    return Dotted(
+    return Dots(
         [
             f"{phase.name} with clocks: {duration(phase.seconds)}",
             f"looking costs {signed_percent(cost.median)} "
@@ -134,11 +115,11 @@ def _machine(report: TimingReport) -> Iterator[RenderableType]:
     where = report.ceilings.device
     if where == "cpu":
         where = f"{where}, {threads}"
-    yield Dotted([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
+    yield Dots([f"ceilings of this machine ({where})", *ceiling_words(report.ceilings)])
     yield Sentence(place_words(report))
     if beyond := beyond_words(report):
         yield Sentence(beyond, "yellow")
-    yield Dotted(list(memory_words(report)))
+    yield Dots(list(memory_words(report)))
 
 
 def _checks(checks: Sequence[ViewCheck]) -> Iterator[RenderableType]:
