@@ -13,7 +13,7 @@ from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
-from llmcli.measure.peaks import Peak, highest_bytes
+from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Loaded:
     """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.
 
     Of that `open_s` for the headers. Fetching is in none of them: it happens once. `peaks`: the
-    most memory held during the first two.
+    memory held before loading, and the most while loading.
     """
 
     model: Model
@@ -67,7 +67,7 @@ def load_model(
     loading = f"loading {checkpoint.name} …"
     need_directory()
     begin = perf_counter()
-    with Progress(out, loading), SIGNALS.abrupt(), Peak() as importing:
+    with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
         from llmcli.loading import load_checkpoint
@@ -77,6 +77,7 @@ def load_model(
         torch.set_num_threads(options.threads)
     if before is not None:
         before(checkpoint)
+    base = resident_bytes()
     begun = perf_counter()
     with Progress(out, loading) as progress, Peak() as filling:
         model = load_checkpoint(
@@ -92,7 +93,7 @@ def load_model(
     SIGNALS.check()
     _check_context(options, model.config, out)
     peaks = (
-        PhasePeak(phase="import", resident_bytes=importing.resident, device_bytes=None),
+        PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)

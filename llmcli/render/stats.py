@@ -14,9 +14,6 @@ from llmcli.render.theme import CONFIDENCE, FAINT
 from llmcli.reports.environment import Environment
 from llmcli.reports.text import Timings
 
-_PHASES = {
-    "import": "import of torch", "load": "load", "prefill": "prompt", "decode": "generation",
-}  # fmt: skip
 _SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
@@ -76,7 +73,7 @@ def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
         ("  of the process", [(peak.phase, peak.resident_bytes) for peak in timings.peaks]),
         ("  on the GPU", [(peak.phase, peak.device_bytes) for peak in timings.peaks]),
     ):
-        known = [f"{_PHASES[phase]} {size(nbytes)}" for phase, nbytes in sizes if nbytes]
+        known = [f"{phase} {size(nbytes)}" for phase, nbytes in sizes if nbytes]
         if known:
             yield label, SEPARATOR.join(known)
 

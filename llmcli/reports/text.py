@@ -108,7 +108,7 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePeak:
-    """The most bytes held during `import` (of torch), `load`, `prefill` or `decode`.
+    """The most bytes held during `load`, `prefill` or `decode`; `base`: those before `load`.
 
     `resident_bytes` of the process, everything that it holds included; None where the system
     does not say. `device_bytes` of tensors on a GPU, None on a CPU.

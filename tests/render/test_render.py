@@ -70,14 +70,14 @@ def test_full_statistics_say_where_values_come_from():
 
 def test_full_statistics_have_the_peak_of_every_phase_that_is_known():
     peaks = (
-        PhasePeak(phase="import", resident_bytes=230 * 2**20, device_bytes=None),
+        PhasePeak(phase="base", resident_bytes=230 * 2**20, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=None, device_bytes=300 * 2**20),
         PhasePeak(phase="prefill", resident_bytes=700 * 2**20, device_bytes=2**30),
     )
     text = shown(stats.full_stats(replace(TIMINGS, peaks=peaks), {}, None, "m"))
     assert "peak memory       432 MiB" in text
-    assert "  of the process  import of torch 230 MiB · prompt 700 MiB" in text
-    assert "  on the GPU      load 300 MiB · prompt 1 GiB" in text
+    assert "  of the process  base 230 MiB · prefill 700 MiB" in text
+    assert "  on the GPU      load 300 MiB · prefill 1 GiB" in text
 
 
 @pytest.mark.parametrize(
