@@ -14,72 +14,98 @@ from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.measure.stopwatch import Stopwatch
 
 MIB, PAGE = 2**20, 4096
-NEAR = 4 * MIB  # what the interpreter and the kernel's counts may differ by
 resets = pytest.mark.skipif(not module._set_back(), reason="the mark cannot be set back here")
 
 
-def hold(mebibytes):
-    """Takes memory from the system, writes every page of it, and gives it back."""
-    with mmap(-1, mebibytes * MIB) as memory:  # malloc would keep some for later
-        for start in range(0, mebibytes * MIB, PAGE):
-            memory[start] = 1
+class FakeProcess:
+    """What a system says of a process: what it holds now, and the most since it was asked."""
+
+    def __init__(self, held):
+        self.now = self.most = held
+
+    def hold(self, mebibytes):
+        """Takes so much, and gives it back."""
+        self.most = max(self.most, self.now + mebibytes * MIB)
+
+    def set_back(self):
+        self.most = self.now
+        return True
 
 
-@resets
-def test_a_peak_is_what_was_held_inside_and_neither_before_nor_after():
-    hold(300)
-    before = resident_bytes()
+@pytest.fixture
+def process(monkeypatch):
+    fake = FakeProcess(100 * MIB)
+    monkeypatch.setattr(module, "_MARKS", module._Marks())
+    monkeypatch.setattr(module, "_set_back", fake.set_back)
+    monkeypatch.setattr(module, "_mark", lambda: fake.most)
+    monkeypatch.setattr(module, "resident_bytes", lambda: fake.now)
+    return fake
+
+
+def test_a_peak_is_what_was_held_inside_and_neither_before_nor_after(process):
+    process.hold(300)
     with Peak() as peak:
-        hold(100)
-    hold(200)
-    assert peak.nbytes == peak.resident == pytest.approx(before + 100 * MIB, abs=NEAR)
+        process.hold(100)
+    process.hold(200)
+    assert peak.nbytes == peak.resident == 200 * MIB
     assert peak.device is None
 
 
-@resets
-def test_an_inner_peak_takes_nothing_from_the_outer_one():
-    before = resident_bytes()
+def test_an_inner_peak_takes_nothing_from_the_outer_one(process):
     with Peak() as outer:
-        hold(150)
+        process.hold(150)
         with Peak() as small:
-            hold(50)
+            process.hold(50)
         with Peak() as none:
             pass
     with Peak() as later:
-        hold(20)
-    assert outer.nbytes == pytest.approx(before + 150 * MIB, abs=NEAR)
-    assert small.nbytes == pytest.approx(before + 50 * MIB, abs=NEAR)
-    assert none.nbytes == pytest.approx(before, abs=NEAR)
-    assert later.nbytes == pytest.approx(before + 20 * MIB, abs=NEAR)
+        process.hold(20)
+    found = [peak.nbytes for peak in (outer, small, none, later)]
+    assert found == [250 * MIB, 150 * MIB, 100 * MIB, 120 * MIB]
 
 
-@resets
-def test_an_open_peak_is_the_most_so_far_and_an_error_closes_it():
-    before = resident_bytes()
+def test_an_open_peak_is_the_most_so_far_and_an_error_closes_it(process):
     peak, seen = Peak(), []
 
     def fails():
         with peak:
             seen.append(peak.nbytes)
-            hold(60)
+            process.hold(60)
             seen.append(peak.nbytes)
             raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
         fails()
-    assert seen == [pytest.approx(size, abs=NEAR) for size in (before, before + 60 * MIB)]
-    hold(120)
-    assert peak.nbytes == pytest.approx(before + 60 * MIB, abs=NEAR)
+    assert seen == [100 * MIB, 160 * MIB]
+    process.hold(120)
+    assert peak.nbytes == 160 * MIB
 
 
-@resets
-def test_the_highest_of_all_is_remembered_when_the_mark_is_set_back():
-    before = resident_bytes()
-    hold(400)
+def test_the_highest_of_all_is_remembered_when_the_mark_is_set_back(process):
+    process.hold(400)
     for _ in range(2):
         with Peak():
             pass
-    assert before + 400 * MIB - NEAR < highest_bytes() < memory_bytes()
+    assert process.most == 100 * MIB
+    assert highest_bytes() == 500 * MIB
+
+
+@resets
+def test_the_system_tells_what_was_held_in_between():
+    """Half of what is taken may be given back by others in this process meanwhile."""
+    with Peak() as outer:
+        with Peak() as before:
+            pass
+        with Peak() as inner, mmap(-1, 256 * MIB) as memory:  # malloc would keep some for later
+            for start in range(0, 256 * MIB, PAGE):
+                memory[start] = 1
+        with Peak() as after:
+            pass
+    assert 128 * MIB < inner.nbytes - before.nbytes < 384 * MIB
+    assert 128 * MIB < inner.nbytes - after.nbytes < 384 * MIB
+    assert outer.nbytes >= inner.nbytes
+    assert inner.nbytes <= highest_bytes() < memory_bytes()
+    assert 0 < resident_bytes() < memory_bytes()
 
 
 def test_without_a_mark_that_can_be_set_back_a_peak_is_known_only_if_it_is_the_highest(monkeypatch):
@@ -166,49 +192,34 @@ class Tick:
     index: int
 
 
-@dataclass(eq=False)
-class Like:
-    """Equal to a PhasePeak of that phase with about so many resident bytes."""
-
-    phase: str
-    nbytes: int
-
-    def __eq__(self, other):
-        near = pytest.approx(self.nbytes, abs=NEAR)
-        return other.phase == self.phase and other.resident_bytes == near
-
-
-def engine(*mebibytes):
+def engine(process, *mebibytes):
     """A token for each, after having held so much."""
     for index, size in enumerate(mebibytes):
-        hold(size)
+        process.hold(size)
         yield Tick(index)
 
 
-@resets
-def test_the_stopwatch_tells_the_prompts_peak_from_the_decodings():
-    before = resident_bytes()
+def said(watch):
+    return [(peak.phase, peak.resident_bytes) for peak in watch.timings().peaks]
+
+
+def test_the_stopwatch_tells_the_prompts_peak_from_the_decodings(process):
     watch = Stopwatch()
     for sizes in ((80, 10, 10), (20, 40, 10)):  # two batches, one after the other
-        for _ in watch.watch(engine(*sizes), prompt_tokens=1):
+        for _ in watch.watch(engine(process, *sizes), prompt_tokens=1):
             pass
-    assert watch.timings().peaks == (
-        Like("prefill", before + 80 * MIB),
-        Like("decode", before + 40 * MIB),
-    )
+    assert said(watch) == [("prefill", 180 * MIB), ("decode", 140 * MIB)]
 
 
-@resets
-def test_a_run_that_is_cut_short_has_the_peaks_so_far():
-    before = resident_bytes()
+def test_a_run_that_is_cut_short_has_the_peaks_so_far(process):
     watch = Stopwatch()
-    tokens = watch.watch(engine(10, 90, 10), prompt_tokens=1)
+    tokens = watch.watch(engine(process, 10, 90, 10), prompt_tokens=1)
     next(tokens)
     next(tokens)
-    assert watch.timings().peaks[1] == Like("decode", before + 90 * MIB)
+    assert said(watch)[1] == ("decode", 190 * MIB)
 
 
-def test_after_a_single_token_there_was_no_decoding():
+def test_after_a_single_token_there_was_no_decoding(process):
     watch = Stopwatch()
-    assert len(list(watch.watch(engine(1), prompt_tokens=1))) == 1
+    assert len(list(watch.watch(engine(process, 1), prompt_tokens=1))) == 1
     assert [peak.phase for peak in watch.timings().peaks] == ["prefill"]
