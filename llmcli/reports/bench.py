@@ -101,7 +101,8 @@ class BenchRow:
 
     `samples_ns` has a run each. `first_ns` are the times to the first logits of runs that read a
     prompt; `token_ns` those of every single generated token, run after run. `work` is of one run.
-    `error` is (exit code, kind, message) of a row that could not run; its `ran` is what is known
+    `error` is (exit code, kind, message) of a row that could not run, `hint` what can be done
+    about it; its `ran` is what is known
     of the model from its headers, None where they cannot be read.
 
     `peak_memory_bytes` is the most that this process (or its GPU) held during the test, `peaks`
@@ -125,6 +126,7 @@ class BenchRow:
     work: PartWork | None = None
     roofline_ns: float | None = None
     error: tuple[int, str, str] | None = None
+    hint: str | None = None
     meta: bool = False
     against: Against | None = None
 

@@ -61,9 +61,9 @@ def finish(
         except KeyboardInterrupt as stop:
             raise Stopped(stop, told=out.json, where=_after(report)) from stop
         raise Stopped(KeyboardInterrupt(), told=out.json, where=_after(report))
-    errors = [row.error for row in report.rows if row.error is not None]
+    errors = [(row.error, row.hint) for row in report.rows if row.error is not None]
     if errors and len(errors) == len(report.rows):
-        raise NothingRan(errors[0], suppliers.hints.get(errors[0][2]))
+        raise NothingRan(*errors[0])
     if errors:
         out.note(failures(report.rows))
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class Suppliers:
     """`load`, `peer` and `ceilings` of one sweep.
 
-    `models` are those that were loaded, as documents describe them; `hints` what an error's line
-    is followed by. `longest`: tokens of the longest test. A context manager: headers that were
-    fetched for shapes alone go at its end.
+    `models` are those that were loaded, as documents describe them. `longest`: tokens of the
+    longest test. A context manager: headers that were fetched for shapes alone go at its end.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class Suppliers:
         longest: int,
     ) -> None:
         self.models: dict[tuple[str, str, str], dict[str, Any]] = {}
-        self.hints: dict[str, str] = {}
         self._options = options
         self._out = out
         self._status = status
@@ -71,11 +69,7 @@ class Suppliers:
             self._loader = Loader(
                 self._open, headers=self._headers, random_weights=drawn, progress=self._status
             )
-        try:
-            engine = self._loader(settings)
-        except LlmcliError as error:
-            self._remember(error)
-            raise
+        engine = self._loader(settings)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         model = self._loader.model
         key = (settings.model, engine.ran.device, engine.ran.dtype)
@@ -99,11 +93,7 @@ class Suppliers:
         model = None if self._loader is None else self._loader.model_for(settings)
         if model is None or self._options.against is None:
             raise LlmcliError("the model could not be loaded")
-        try:
-            engine = open_peer(self._options.against, model, settings)
-        except LlmcliError as error:
-            self._remember(error)
-            raise
+        engine = open_peer(self._options.against, model, settings)
         key = (settings.model, engine.ran.device, dtype_name(model.dtype))
         if key not in self._same:
             same = compare(model, engine, threads=settings.n_threads, seed=self._options.seed)
@@ -190,10 +180,6 @@ class Suppliers:
                 f"tests of {self._longest:,} tokens go beyond the {trained:,} that `{name}` "
                 "was trained with"
             )
-
-    def _remember(self, error: LlmcliError) -> None:
-        if error.hint:
-            self.hints[error.message] = error.hint
 
     def _tell(self, words: str) -> None:
         if self._verbose:

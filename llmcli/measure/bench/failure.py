@@ -17,3 +17,12 @@ def failure(error: Exception) -> Failure:
         words = f"internal error: {type(error).__name__}: {first_line(error)}"
         return LlmcliError.code, LlmcliError.kind, words
     return known.code, known.kind, known.message
+
+
+def hint_for(error: Exception) -> str | None:
+    """What can be done about it, where that is known."""
+    if isinstance(error, LlmcliError):
+        return error.hint
+    hint = "use a smaller model, shorter tests (`-p`, `-d`, `-ub`) or --dtype bfloat16"
+    known = as_out_of_memory(error, hint=hint)
+    return None if known is None else known.hint

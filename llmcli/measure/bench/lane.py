@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from llmcli.measure.bench.engine import Engine
-from llmcli.measure.bench.failure import Failure, failure
+from llmcli.measure.bench.failure import Failure, failure, hint_for
 from llmcli.measure.bench.held import Held
 from llmcli.measure.bench.run import Bench, Run
 from llmcli.measure.peaks import Peak
@@ -31,20 +31,30 @@ class Lane:
     engine: Engine | None = None
     bench: Bench | None = None
     failed: Failure | None = None
+    hint: str | None = None
     runs: list[Run] = field(default_factory=list)
     peak: int | None = None
 
-    def open(self, settings: Settings, seed: int) -> None:
-        """The engine for those settings: the one that is there where it serves them too."""
+    def open(self, settings: Settings, seed: int, *, beside: Lane | None = None) -> None:
+        """The engine for those settings: the one that is there where it serves them too.
+
+        Where the one `beside` was not loaded there is nothing to compare with: this fails alike.
+        """
         if self.settings is None:
-            self.failed = None
-            try:
-                self.engine = self.load(settings)
-            except Exception as error:
-                self.failed = failure(error)
+            self.failed, self.hint = None, None
+            if beside is not None and beside.engine is None:
+                self.failed, self.hint = beside.failed, beside.hint
+            else:
+                self._load(settings)
         self.settings = settings
         if self.engine is not None:
             self.bench = Bench(self.engine, settings, seed)
+
+    def _load(self, settings: Settings) -> None:
+        try:
+            self.engine = self.load(settings)
+        except Exception as error:
+            self.failed, self.hint = failure(error), hint_for(error)
 
     def close(self) -> None:
         """Gives the engine back."""
@@ -93,7 +103,7 @@ class Lane:
             try:
                 run = action(self.bench)
             except Exception as error:
-                self.failed = failure(error)
+                self.failed, self.hint = failure(error), hint_for(error)
                 self.bench.forget()
                 return
         self.runs += [run] if run is not None else []

@@ -55,7 +55,8 @@ class Ours:
         if positions is not None and tokens > positions:
             raise UsageError(
                 f"a test of {tokens} tokens does not fit the {positions} positions that "
-                "the model has learned"
+                "the model has learned",
+                hint=f"`-d`, `-p` and `-n` of a test are {positions} tokens at most",
             )
         if self._model.device.type != "meta":
             devices.require_memory(

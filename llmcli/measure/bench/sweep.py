@@ -102,8 +102,10 @@ class _Sweep:
         for lane in self.lanes:
             if lane.settings is not None and not plan.same_engine(lane.settings, settings):
                 lane.close()  # all of them before one is loaded: old and new may not fit
-        for lane in self.lanes:
-            lane.open(settings, self.seed)
+        ours, *others = self.lanes
+        ours.open(settings, self.seed)
+        for lane in others:
+            lane.open(settings, self.seed, beside=ours)
         for number, test in enumerate(tests):
             if self.delay_s:
                 sleep(self.delay_s)
@@ -168,6 +170,7 @@ class _Sweep:
             engine=lane.name,
             test_time=began,
             error=lane.failed,
+            hint=lane.hint if lane.failed is not None else None,
         )
         engine = lane.engine
         if engine is None:

@@ -7,7 +7,7 @@ import pytest
 from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, words
 from small_models import llama
 
-from llmcli.errors import CheckpointError, OutOfMemory
+from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure.bench import counts
 from llmcli.measure.bench import sweep as module
 from llmcli.measure.bench.plan import all_tests
@@ -134,6 +134,23 @@ def test_a_test_that_fails_is_a_row_and_the_others_are_run(word, error, told):
     assert [len(row.samples_ns) for row in report.rows] == [2, 0, 2]
     assert report.rows[1].ran == engine.ran
     assert report.rows[1].avg_ts == report.rows[1].avg_ns == 0
+
+
+def test_what_can_be_done_stands_beside_an_error():
+    engine = FakeEngine()
+    engine._trouble = raises(UsageError("no", hint="do that"), lambda word, *of: word == "step")
+    report, _ = swept(lambda chosen: engine, tests=[TG, PP])
+    assert [row.hint for row in report.rows] == ["do that", None]
+    engine._trouble = raises(MemoryError(), lambda word, *of: word == "read")
+    report, _ = swept(lambda chosen: engine, tests=[PP, TG])
+    assert "shorter tests" in report.rows[0].hint
+    assert report.rows[1].hint is None
+
+    def load(chosen):
+        raise UsageError("not that one", hint="another one")
+
+    report, _ = swept(load, tests=[TG])
+    assert [row.hint for row in report.rows] == ["another one"]
 
 
 def test_after_a_failure_the_depth_is_read_again():
