@@ -114,6 +114,8 @@ complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_su
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l random-weights -d 'The model from its configuration alone, its weights drawn with --seed'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l seed -x -d 'Seed of the random tokens'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l no-ceilings -d 'Do not measure what the machine can do at most, which takes a second'
+complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l revision -x -d 'Branch, tag or commit on the hub'
+complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l quantize -x -a 'auto none' -d 'Weight format'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l offline -d 'Use only what is on this machine'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -s C -l cpu-mask -x -d 'Cores'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -l cpu-strict -x -a '0 1' -d 'Strict placement'
@@ -139,7 +141,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_su
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -s h -l help -d 'Show this message and exit'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from compare' -a compare -d 'Two results of bench or llama-bench side by side.'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -F
-complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -l fail-if-slower -x -d 'Exit 1 where a test of B is slower than A\'s by more than that (such as 5%), or has failed'
+complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -l fail-if-slower -x -d 'Exit 1 where a test of B is slower than A\'s by more than that (such as 5%), within noise or not, or has failed'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from compare' -l debug -d 'Tracebacks with error messages'

@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from datetime import datetime
+from importlib import import_module
 from statistics import fmean, stdev
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_markdown(bench: Callable[..., Any]) -> None:
     assert {(row[3], row[4]) for row in cells} == {("CPU", "1")}
     assert re.match(r"build: [0-9a-f]{8} \(\d+\)\n\n", rest) or llmcli.__version__ in rest
     assert "|" not in rest  # what is ours looks like no row of the table
-    for heading in ("first token", "token p50", "memory", "load"):
+    for heading in ("first token", "token p50", "peak RSS", "base ", "load "):
         assert heading in rest
 
 
@@ -113,6 +114,8 @@ def test_statistics_are_those_of_the_runs(bench: Callable[..., Any]) -> None:
         assert row["avg_ns"] == int(fmean(times))
         assert row["stddev_ns"] == int(stdev(times))
         assert (row["ttft_ns"] is None) == (row["n_prompt"] == 0)
+        if row["n_gen"] == 0:  # the same times: cut off alike
+            assert (row["ttft_ns"], row["samples_ttft_ns"]) == (row["avg_ns"], times)
         assert (row["token_p50_ns"] is None) == (row["n_gen"] == 0)
 
 
@@ -211,7 +214,11 @@ def test_what_cannot_run_is_a_row_and_the_others_are_run(bench: Callable[..., An
     assert [(row["type_k"], row["n_prompt"], row["error_code"]) for row in found] == [
         ("q8_0", 8, 2), ("q8_0", 500, 2), ("f32", 8, None), ("f32", 500, None),
     ]  # fmt: skip
-    assert result.err == "note: 2 of 4 tests could not run\n"
+    beyond, missing = result.err.splitlines()
+    assert beyond.startswith("note: tests of 500 tokens go beyond the 128 that `")
+    assert missing == "note: 2 of 4 tests could not run"
+    assert [row["model_n_params"] for row in found] == [found[-1]["model_n_params"]] * 4
+    assert [row["dtype"] for row in found] == ["float32"] * 4  # of the headers, where none ran
     assert found[0]["avg_ts"] == found[0]["avg_ns"] == 0
     assert found[0]["samples_ns"] == []
     assert not [name for name in NAMES if found[0][name] is None]
@@ -249,10 +256,89 @@ def test_an_interruption_keeps_what_was_measured(
     elif format == "--json":
         found = result.json()
         assert (found["interrupted"], len(found["rows"])) == (True, 1)
+        assert found["finish_reason"] == "interrupted"
     elif format == "csv":
         assert len(result.out.splitlines()) == 2
     else:
         assert "pp8" in result.out.split("\nbuild: ")[0]
+
+
+@pytest.mark.parametrize("when", ["default", "load"])
+def test_an_array_without_a_row_is_one(
+    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    if when == "default":
+        monkeypatch.setattr(import_module("llmcli.checkpoints.locate"), "find", interrupted)
+    else:
+        monkeypatch.setattr(import_module("llmcli.checkpoints"), "open_checkpoint", interrupted)
+    model = [] if when == "default" else ["-m", folder]
+    result = cli("bench", *model, "-p", "8", "-n", "0", "-o", "json")
+    assert (result.code, result.out) == (130, "[]\n")
+
+
+def test_memory_by_phase(bench: Callable[..., Any]) -> None:
+    reading, writing = rows(bench("-o", "json"))
+    for row in (reading, writing):
+        assert 0 < row["base_bytes"] <= row["load_resident_bytes"]
+        assert row["load_device_bytes"] is None
+        assert row["estimated_memory_bytes"] is None
+    assert reading["prefill_resident_bytes"] > 0
+    assert reading["decode_resident_bytes"] is None
+    assert writing["decode_resident_bytes"] > 0
+
+
+def test_layers_on_a_gpu_are_what_was_asked_for(bench: Callable[..., Any]) -> None:
+    found = rows(bench("-ngl", "-1,0,99", "-n", "0", "-p", "4", "-o", "json", "-dev", "cpu"))
+    assert [(row["n_gpu_layers"], row["gpu_layers"]) for row in found] == [(-1, 0), (0, 0), (99, 0)]
+
+
+def test_beyond_the_trained_length_is_said_once_a_model(
+    bench: Callable[..., Any], folder: str
+) -> None:
+    result = bench("-p", "120", "-n", "0", "-d", "0,9", "--dtype", "float32,float64", "-o", "none")
+    note = f"note: tests of 129 tokens go beyond the 128 that `{folder}` was trained with\n"
+    assert (result.code, result.err) == (0, note)
+    assert bench("-p", "120", "-n", "0", "-d", "8", "-o", "none").err == ""
+
+
+def test_the_weight_format_that_there_is(bench: Callable[..., Any]) -> None:
+    assert bench("--quantize", "none", "-o", "none").code == 0
+    wrong = bench("--quantize", "int8", "-o", "none")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert wrong.err.startswith("error: there are no kernels for `--quantize int8` yet\n")
+
+
+def test_a_revision_is_one_of_the_hub(
+    cli: Callable[..., Any], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locate = import_module("llmcli.checkpoints.locate")
+    asked = []
+    find = locate.find
+
+    def found(spec: str | None, *, revision: str | None = None, **more: Any) -> Any:
+        asked.append(revision)
+        return find(spec, **more)
+
+    monkeypatch.setattr(locate, "find", found)
+    result = cli("bench", "-m", folder, "--revision", "v2", "-p", "4", "-n", "0", "-o", "none",
+                 "--no-ceilings")  # fmt: skip
+    assert (result.code, asked) == (0, ["v2"])
+
+
+def test_what_a_cache_can_be_is_hinted_at(bench: Callable[..., Any]) -> None:
+    result = bench("-ctk", "f16", "-o", "none")
+    assert result.code == 2
+    assert result.err.splitlines()[-1] == (
+        "hint: leave out `-ctk`, or compute in it too: `--dtype float16`"
+    )
+
+
+def test_random_weights_are_said(bench: Callable[..., Any]) -> None:
+    assert "random weights (seed 7) · base " in bench("--random-weights", "--seed", "7").out
+    assert "random weights" not in bench().out
 
 
 def test_the_document(bench: Callable[..., Any], folder: str) -> None:
@@ -262,21 +348,24 @@ def test_the_document(bench: Callable[..., Any], folder: str) -> None:
     assert [row["number"] for row in found["rows"]] == [1, 2, 3, 4]
     assert len(found["rows"][1]["samples_token_ns"]) == 3 * 2
     assert found["environment"]["processor"]
-    assert found["ceilings"] is None
+    assert (found["ceilings"], found["finish_reason"]) == ([], "complete")
 
 
 def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder: str) -> None:
     found = cli("bench", "-m", folder, "-p", "16", "-n", "0", "-r", "2", "--json").json()
     (row,) = found["rows"]
-    assert found["ceilings"]["reads"]
+    (ceilings,) = found["ceilings"]
+    assert ceilings["reads"]
     assert 0 < row["roofline_share"] < 1
     assert row["roofline_share"] == pytest.approx(row["roofline_ns"] / row["avg_ns"], rel=1e-3)
 
 
-def test_verbose(bench: Callable[..., Any], folder: str) -> None:
+def test_verbose(bench: Callable[..., Any], cli: Callable[..., Any], folder: str) -> None:
     first, second = bench("-v").err.splitlines()
     assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)
     assert re.fullmatch(rf"note: loaded {folder} in [\d.e-]+ s: float32 on cpu", second)
+    ceilings = cli("bench", "-m", folder, "-p", "4", "-n", "0", "-v", "-o", "none").err
+    assert re.search(r"\nnote: ceilings \(cpu, \w+\): memory .+B/s, .+FLOP/s", ceilings)
     assert bench("-v", "--quiet").err == ""
 
 
@@ -302,6 +391,10 @@ def test_devices(cli: Callable[..., Any]) -> None:
         (["--dtype", "f16"], "`--dtype` has no choice `f16`"),
         (["-mmp", "2"], "`--mmap` takes 0 or 1, not `2`"),
         (["-ts", "x"], "`--tensor-split` takes numbers, not `x`"),
+        (["--context-length", "9"], "there is no option `--context-length`\nhint: the cache is"),
+        (["--max-tokens", "9"], "there is no option `--max-tokens`\nhint: did you mean `-n`"),
+        (["--max_tokens=9"], "there is no option `--max-tokens`\nhint: did you mean `-n`"),
+        (["--pairs", "9"], "there is no option `--pairs`\nhint: did you mean `-r`"),
         (["-q"], "there is no option `-q`"),
         (["-nope", "3"], "there is no option `-nope`"),
         (["-ng", "99"], "there is no option `-ng`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,18 @@ def test_both_engines_rows_and_the_ratio_of_runs_in_turns(cli: Cli, folder: str)
     assert theirs["engine_version"] == transformers.__version__
     for key in ("model_size", "model_n_params", "bits_per_weight", "type_k", "dtype", "flops"):
         assert ours[key] == theirs[key], key
+    assert (ours["backends"], theirs["backends"]) == ("CPU", "CPU,transformers")
+    assert (theirs["build_commit"], theirs["build_number"]) == (transformers.__version__, 0)
+    assert ours["build_commit"] != theirs["build_commit"]
+    for key in ("peak_memory_bytes", "base_bytes", "prefill_resident_bytes"):
+        assert (ours[key], theirs[key]) == (None, None), key  # one process, two engines
     pair = found["against"][0]
+    assert ours["against_ratio"] == pytest.approx(pair["median"], abs=1e-6)
+    assert ours["against_ratios"] == pytest.approx(pair["ratios"], abs=1e-6)
+    assert ours["against_order"] == pair["order"]
+    assert (theirs["against_ratio"], theirs["against_ratios"]) == (None, [])
+    assert pair["of_means"] == pytest.approx(ours["avg_ts"] / theirs["avg_ts"], rel=1e-6)
+    assert pair["undecided"] == (pair["quartiles"][0] <= 1 <= pair["quartiles"][1])
     assert (pair["test"], pair["peer"], pair["number"]) == ("pp12", "transformers", 1)
     assert pair["order"] == [
         "llmcli", "transformers", "transformers", "llmcli", "llmcli", "transformers",
@@ -52,12 +64,35 @@ def test_on_the_screen_the_engines_are_named_with_their_bits(cli: Cli, folder: s
 
     result = cli("bench", "-m", folder, "--against", "transformers", *SHORT)
     assert (result.code, result.err) == (0, "")
-    assert "| llmcli     |" in result.out
+    table = result.out.split("\n\n")[0].splitlines()
+    assert len({len(line) for line in table}) == 1  # no name is wider than its column
+    assert "| llmcli       |" in result.out
     assert "| transformers |" in result.out
-    assert "llmcli ÷ transformers, tokens/s of runs in turns" in result.out
+    assert "llmcli ÷ transformers in tokens/s: the median of pairwise ratios" in result.out
     words = " ".join(result.out.split())
     assert f"transformers {transformers.__version__}: float32, 32 bits a weight" in words
     assert "transformers predicts the same after 32 random tokens, KL in nats" in words
+
+
+def test_beside_a_format_of_rows_the_ratio_is_a_note(cli: Cli, folder: str) -> None:
+    result = cli("bench", "-m", folder, "--against", "transformers", *SHORT, "-o", "jsonl")
+    assert len(result.out.splitlines()) == 4
+    reading, writing, same = result.err.splitlines()
+    words = r"[\d.]+×, the median of 3 pairs \([\d.]+× … [\d.]+×\): (faster|slower|undecided)"
+    assert re.fullmatch(rf"note: llmcli ÷ transformers, pp12: {words}", reading)
+    assert re.fullmatch(rf"note: llmcli ÷ transformers, tg3: {words}", writing)
+    assert "transformers predicts the same after 32 random tokens, KL in nats: " in same
+
+
+def test_progress_names_the_engine(cli: Cli, folder: str) -> None:
+    argv = ("bench", "-m", folder, "--against", "transformers", "-p", "4", "-n", "0", "-r", "2",
+            "--no-ceilings", "-o", "csv", "--progress")  # fmt: skip
+    lines = [line for line in cli(*argv).err.splitlines() if "prompt run" in line]
+    assert [line.removeprefix("llama-bench: benchmark 1/1: ") for line in lines] == [
+        "warmup prompt run (llmcli)", "warmup prompt run (transformers)",
+        "prompt run 1/2 (llmcli)", "prompt run 1/2 (transformers)",
+        "prompt run 2/2 (transformers)", "prompt run 2/2 (llmcli)",
+    ]  # fmt: skip
 
 
 def test_a_model_that_is_not_the_same_is_said(

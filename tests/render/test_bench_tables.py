@@ -55,9 +55,9 @@ def test_on_a_gpu_it_is_what_llama_bench_prints() -> None:
         "            test |                  t/s |\n"
         "| ------------------------------ | ---------: | ---------: | ---------- | --: |"
         " --------------: | -------------------: |\n"
-        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  33 |"
+        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  -1 |"
         "           pp512 |     2304.00 ± 362.04 |\n"
-        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  33 |"
+        "| llama 7B Q4_0                  |   3.56 GiB |     6.74 B | CUDA       |  -1 |"
         "     tg4 @ d1024 |         40.00 ± 0.00 |\n"
         "\n"
         "build: 1a2b3c4d (321)\n"
@@ -126,31 +126,87 @@ CEILINGS = Ceilings(
 )  # fmt: skip
 RATIO = Against(
     test=TEXT.test, peer="transformers", ratios=(1.0, 2.0, 3.0), median=2.0, lowest=1.0,
-    highest=3.0, order=("llmcli", "transformers") * 3,
+    highest=3.0, quartiles=(1.5, 2.5), of_means=1.9, number=2,
+    order=("llmcli", "transformers") * 3,
 )  # fmt: skip
+CPU = replace(RAN, backend="CPU", device="cpu", n_gpu_layers=0)
 
 
-def shown(width: int, *rows: BenchRow, **more: object) -> list[str]:
+def shown(width: int, *rows: BenchRow, weights: str = "", **more: object) -> list[str]:
     report = BenchReport(rows=rows, **more)  # type: ignore[arg-type]
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(render_beside(report, ("A CPU", "8 cores", "1 thread")))
+        console.print(render_beside(report, ("A CPU", "8 cores", "1 thread"), weights=weights))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def test_the_second_table() -> None:
-    lines = shown(140, PROMPT, TEXT, FAILED, ceilings=CEILINGS, against=(RATIO,))
-    assert (
-        " ".join(lines[1].split())
-        == "test first token token p50 p90 p99 FLOPs memory roofline load"
-    )
-    assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 5 GiB 40 % 1.50 s"
-    assert " ".join(lines[4].split()) == "tg4 @ d1024 25 ms 37 ms 39.7 ms 7 T 5 GiB 90 % 1.50 s"
+    lines = shown(140, PROMPT, TEXT, FAILED, ceilings=(CEILINGS,), against=(RATIO,))
+    heading = "test first token token p50 p90 p99 FLOPs peak GPU roofline"
+    assert " ".join(lines[1].split()) == heading
+    assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 5 GiB 40 %"
+    assert " ".join(lines[4].split()) == "tg4 @ d1024 25 ms 37 ms 39.7 ms 7 T 5 GiB 90 %"
     text = "\n".join(lines)
     assert "error" not in text  # the first table has it
-    assert "2.00×" in text
-    assert "memory 2 TB/s" in text
+    assert "ceilings (cuda:0, 8 threads, bfloat16) · memory 2 TB/s" in text
+    assert "load 1.50 s" in text
     assert lines[-1] == "A CPU · 8 cores · 1 thread"
+
+
+def test_peaks_estimates_and_both_counts() -> None:
+    work = PartWork(flops=7_000_000_000_000, flops_full=9_000_000_000_000, weights=10**9)
+    row = replace(PROMPT, ran=replace(CPU, base_bytes=3 << 28), work=work)
+    lines = shown(140, row)
+    assert " ".join(lines[1].split()) == "test first token FLOPs full square peak RSS roofline"
+    assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 9 T 5 GiB 40 %"
+    assert "base 768 MiB (RSS before the model) · load 1.50 s" in lines
+    meta = replace(
+        PROMPT, samples_ns=(), first_ns=(), peak_memory_bytes=None, meta=True, work=None,
+        estimated_memory_bytes=3 << 30, ran=replace(CPU, device="meta", load_s=None),
+    )  # fmt: skip
+    lines = shown(140, meta)
+    assert " ".join(lines[1].split()) == "test needs at least"
+    assert " ".join(lines[3].split()) == "pp512 3 GiB 90 ms"
+
+
+def test_whose_weights_are_random() -> None:
+    assert "random weights (seed 3) · load 1.50 s" in shown(
+        99, PROMPT, weights="random weights (seed 3)"
+    )
+    assert "random" not in "\n".join(shown(99, PROMPT))
+
+
+def test_ratios_have_a_verdict_and_that_of_the_means() -> None:
+    theirs = replace(TEXT, number=3, engine="transformers", ran=replace(RAN, engine="transformers"))
+    close = replace(RATIO, test=PROMPT.test, quartiles=(0.9, 2.5), number=1)
+    slow = replace(RATIO, median=0.5, lowest=0.4, highest=0.6, quartiles=(0.45, 0.55))
+    lines = shown(140, PROMPT, TEXT, theirs, against=(close, RATIO, slow))
+    at = lines.index("llmcli ÷ transformers in tokens/s: the median of pairwise ratios")
+    assert " ".join(lines[at + 1].split()) == "test median lowest highest pairs of the means"
+    assert [" ".join(line.split()) for line in lines[at + 3 : at + 6]] == [
+        "pp512 2.00× 1.00× 3.00× 3 1.90× undecided",
+        "tg4 @ d1024 2.00× 1.00× 3.00× 3 1.90× faster",
+        "tg4 @ d1024 0.50× 0.40× 0.60× 3 1.90× slower",
+    ]
+    assert "both engines are in this process: neither has a peak memory of its own" in lines
+
+
+def test_more_than_a_ceiling_is_a_ceiling_that_was_not_one() -> None:
+    right = "faster than their ceiling"
+    fast = replace(PROMPT, roofline_ns=1.2 * PROMPT.avg_ns)
+    said = [line for line in shown(200, fast, TEXT) if right in line]
+    assert said[0].startswith("faster than their ceiling: pp512; something else took the machine")
+    near = replace(PROMPT, roofline_ns=1.09 * PROMPT.avg_ns)
+    assert right not in "\n".join(shown(200, near))
+
+
+def test_each_device_and_dtype_has_its_ceilings() -> None:
+    other = replace(
+        CEILINGS, device="cpu", threads=1, matrices=(MatrixRate(dtype="float32", flops_per_s=1e11),)
+    )
+    text = "\n".join(shown(140, PROMPT, ceilings=(CEILINGS, other)))
+    assert "ceilings (cuda:0, 8 threads, bfloat16) · memory 2 TB/s" in text
+    assert "ceilings (cpu, 1 thread, float32) · memory 2 TB/s" in text
 
 
 def test_few_columns_keep_what_nobody_else_measures() -> None:
@@ -168,3 +224,22 @@ def test_configurations_are_told_apart() -> None:
     lines = shown(160, PROMPT, other)
     assert lines[1].split()[:3] == ["model", "threads", "test"]
     assert lines[4].split()[:3] == ["other", "2", "pp512"]
+
+
+def test_whatever_varies_tells_them_apart() -> None:
+    varied = replace(
+        DEFAULT, device="cpu", type_k="f32", type_v="f32", no_kv_offload=True, use_mmap=False,
+        embeddings=True, poll=0, split_mode="row",
+    )  # fmt: skip
+    lines = shown(300, PROMPT, replace(PROMPT, number=2, settings=varied))
+    assert lines[1].split()[:9] == [
+        "dev", "type_k", "type_v", "nkvo", "embd", "mmap", "poll", "sm", "test",
+    ]  # fmt: skip
+    assert lines[4].split()[:9] == ["none", "f32", "f32", "1", "1", "0", "0", "row", "pp512"]
+    pair = replace(RATIO, number=1)
+    lines = shown(300, PROMPT, replace(PROMPT, number=2, settings=varied),
+                  against=(pair, replace(pair, number=2)))  # fmt: skip
+    at = next(place for place, line in enumerate(lines) if "÷" in line)
+    assert [line.split()[0] for line in lines[at + 1 : at + 5] if "─" not in line] == [
+        "dev", "auto", "none",
+    ]  # fmt: skip
