@@ -1,9 +1,9 @@
 """What this machine can do at most: how fast bytes are read, how fast matrices are multiplied.
 
 Measured with PyTorch's own fastest readers and products and the threads of the run, since a
-datasheet says nothing of a virtual machine. Everything is the best of many repetitions: what
-comes in between makes a machine slower, never faster. Reading alone is measured: a copy would
-count every byte twice.
+datasheet says nothing of a virtual machine. Rates are the best of many repetitions: what comes in
+between makes a machine slower, never faster. Reading alone is measured: a copy would count every
+byte twice.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from llmcli.measure.caches import cpu_caches
-from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate
-from llmcli.reports.ceilings import Ceilings, ReadRate
+from llmcli.measure.cpu_caches import cpu_caches
+from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
+from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
 from llmcli.weights import Progress
 
-MEMORY = "memory"
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start
 _BLOCK = 1 << 20  # of random bytes, repeated: GPUs are faster with zeros
@@ -36,6 +35,8 @@ def measure_ceilings(
     progress: Progress | None = None,
 ) -> Ceilings:
     """Read rates by working set, and the matrix rates of `dtype` and bfloat16, in `seconds`.
+
+    And what starting an operation in `dtype` takes.
 
     Sets of half and all of each cache that the `threads` have together, of `working_set` bytes
     (what a run reads again and again), and of so much that no cache holds it. No larger set reads
@@ -59,6 +60,7 @@ def measure_ceilings(
         for done, one in enumerate(dtypes, len(sizes)):
             report(what, done, steps)
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
+        start_s = start_seconds(device, dtype)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the run that is looked at finds the memory as it was
     return Ceilings(
@@ -71,6 +73,7 @@ def measure_ceilings(
         matrices=tuple(products),
         caches=caches,
         seconds=perf_counter() - begin,
+        start_s=start_s,
     )
 
 

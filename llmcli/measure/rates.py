@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -19,6 +20,9 @@ _PIECE = 16 << 20  # read at a time: some 0.5 ms
 _LEAST_TIMES = 5  # a call is repeated
 _MATRIX_S = 0.02  # what one product should take
 _SIZES = (256, 512, 1024, 2048, 4096, 8192)  # rows and columns of the matrices
+_STARTED = 20  # operations of a kind in a row, so that a GPU works while more are started
+_STARTINGS = 51  # of which the median is taken
+_BETWEEN = 4 << 20  # bytes that are read before: the weights of a product
 _MATRICES = 3 * 8 + 4  # bytes a place: the one in float32, and three of up to eight
 
 Call = Callable[[], object]
@@ -108,6 +112,30 @@ def _fastest_product(
     return best
 
 
+def start_seconds(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of an operation with next to nothing to do: a product with a row of eight, a sum.
+
+    On a CPU with caches full of something else, as they are when weights have passed through
+    them. The median, since it stands for what usually is the least, not for what may be reached.
+    """
+    row = torch.zeros(1, 8, dtype=dtype, device=device)
+    square = torch.zeros(8, 8, dtype=dtype, device=device)
+    other = torch.zeros(_BETWEEN // 4 if device.type == "cpu" else 1, device=device)
+    pairs = 1 if device.type == "cpu" else _STARTED
+
+    def several() -> None:
+        for _ in range(pairs):
+            torch.nn.functional.linear(row, square)
+            torch.add(row, row)
+
+    timed, found = _TIMED.get(device.type, _seconds), []
+    several()
+    for _ in range(_STARTINGS):
+        other.sum()
+        found.append(timed(several) / (2 * pairs))
+    return median(found)
+
+
 def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) -> float:
     """What the calls take one after the other: the shortest time of each, added up.
 
@@ -118,7 +146,7 @@ def best_seconds(calls: Sequence[Call], device: torch.device, seconds: float) ->
     for call in calls:
         call()
     best, end, done = [float("inf")] * len(calls), perf_counter() + seconds, 0
-    timed = {"cuda": _cuda_seconds, "mps": _mps_seconds}.get(device.type, _seconds)
+    timed = _TIMED.get(device.type, _seconds)
     while done < _LEAST_TIMES or perf_counter() < end:
         done += 1
         best = [min(now, timed(call)) for now, call in zip(best, calls, strict=True)]
@@ -134,7 +162,7 @@ def _seconds(call: Call) -> float:
 def _mps_seconds(call: Call) -> float:
     begin = perf_counter()
     call()
-    torch.mps.synchronize()
+    devices.wait_for(torch.device("mps"))
     return perf_counter() - begin
 
 
@@ -150,3 +178,6 @@ def _cuda_seconds(call: Call, calls: int = 5) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1000 / calls
+
+
+_TIMED = {"cuda": _cuda_seconds, "mps": _mps_seconds}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MEMORY = "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,9 @@ class Ceilings:
     """Measured on one device with the threads of the run; `seconds` is what measuring took.
 
     `caches`: (level, bytes) of those that the threads share or have together, smallest first.
-    `reads` go from the smallest working set to the largest, the last one being memory.
+    `reads` go from the smallest working set to the largest, which is memory where there was room
+    for so much. `start_s`: starting an operation with nothing to do, median; 0 where nobody
+    measured it.
     """
 
     device: str
@@ -40,11 +44,24 @@ class Ceilings:
     matrices: tuple[MatrixRate, ...]
     caches: tuple[tuple[str, int], ...]
     seconds: float
+    start_s: float = 0.0
 
     def read(self, nbytes: int) -> ReadRate:
-        """The rate for a working set of that size: the smallest measured one that holds it."""
-        return next((rate for rate in self.reads if nbytes <= rate.nbytes), self.reads[-1])
+        """The rate for a working set of that size: of the smallest measured one that holds it.
+
+        Of a larger one than all of them it is the rate of the largest; where that was in a cache
+        and this is not, the level says `memory, not measured`, and the rate is more than it can be.
+        """
+        held = next((rate for rate in self.reads if nbytes <= rate.nbytes), None)
+        if held is not None:
+            return held
+        last, level = self.reads[-1], self._level(nbytes)
+        return last if last.level == level else replace(last, level=f"{level}, not measured")
 
     def matrix(self, dtype: str) -> MatrixRate | None:
         """The rate of products in that dtype, None where it was not measured."""
         return next((rate for rate in self.matrices if rate.dtype == dtype), None)
+
+    def _level(self, nbytes: int) -> str:
+        """Where so many bytes lie."""
+        return next((name for name, size in self.caches if nbytes <= size), MEMORY)

@@ -15,9 +15,9 @@ PARTS = (
     "residual", "head", "sample", "gaps",
 )  # fmt: skip
 
-# What a part waits for: `memory` or a cache (`L3`), `compute`, or `calls`, where it takes more
-# than twice the time that either would, and yet little: starting operations costs more than doing
-# them.
+# What a part waits for: `memory`, a cache (`L3`) or `compute` where it reaches at least half of
+# that ceiling; else `calls`, where starting its operations explains at least half of the rest; else
+# `kernel`: neither ceiling is near and it is not the starting, but the operations' own code.
 Bound = str
 
 
@@ -42,7 +42,7 @@ class PartTime:
     them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
     `work` is of all calls too. `bound` and `of_bound` say what it
     waits for and which share of the ceiling `nearest` it reaches, None where it does no counted
-    work. `operations` of PyTorch are started for it.
+    work. `operations` of PyTorch are started for it, views among them.
     """
 
     part: str
@@ -99,11 +99,12 @@ class PhaseTime:
     """Reading the prompt, or writing tokens after it: one instrumented run, the median of many.
 
     `seconds` is the wall time of that run, `tokens` how many it read or wrote in `calls` forward
-    calls; `bare_s` the median without looking. `parts` has each (layer, part) in the order of
-    the forward pass, `totals` each part over all layers, the gaps last: their seconds add up to
-    `seconds`. `work` is of the whole phase. `peak` is the most memory held (resident, or the
-    GPU's where it runs on one). `gemv_s`, `gemm_s`: of the products with a weight matrix, by
-    whether the call that they are in gives one row or many.
+    calls; `bare_s` the median without looking (of an even number of runs the lower one of the two
+    in the middle, with and without; of hundreds the nearest that was kept). `parts` has each
+    (layer, part) in the order of the forward pass, `totals` each part over all layers, the gaps
+    last: their seconds add up to `seconds`. `work` is of the whole phase. `peak` is the most
+    memory held (resident, or the GPU's where it runs on one). `gemv_s`, `gemm_s`: seconds of the
+    products with a weight matrix, by whether the call that they are in gives one row or many.
     """
 
     name: Literal["prefill", "decode"]
@@ -141,7 +142,8 @@ class TimingReport:
     """All of it. `estimated`: `info`'s estimate of the bytes of this run, beside what was held.
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
-    system does not say. `interrupted`: the phases are those that were finished.
+    system does not say. `interrupted`: the phases are those of which pairs
+    of runs were finished.
     """
 
     prompt_tokens: int

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from llmcli import devices
-from llmcli.measure import caches as caches_module
 from llmcli.measure import ceilings as module
+from llmcli.measure import cpu_caches as caches_module
 from llmcli.measure import rates
-from llmcli.measure.caches import cpu_caches
 from llmcli.measure.ceilings import measure_ceilings
+from llmcli.measure.cpu_caches import cpu_caches
 from llmcli.measure.peaks import Peak, resident_bytes
+from llmcli.reports.ceilings import Ceilings, ReadRate
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -72,6 +73,7 @@ def test_ceilings_of_this_processor(monkeypatch):
     assert sizes == [
         (1, "L2"), (2, "L2"), (4, "L3"), (8, "L3"), (21, "memory"), (32, "memory")
     ]  # fmt: skip
+    assert found.start_s > 0
     fast = [rate.bytes_per_s for rate in found.reads]
     assert fast == sorted(fast, reverse=True)
     assert fast[-1] > 1e8
@@ -81,6 +83,35 @@ def test_ceilings_of_this_processor(monkeypatch):
     assert all(rate.flops_per_s > 1e8 and rate.way for rate in found.matrices)
     assert [step[1:] for step in steps] == [(done, 8) for done in range(8)]
     assert peak.nbytes is None or peak.nbytes < before + 200 * MIB
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "level", "rate"),
+    [(MIB, "L2", 9.0), (2 * MIB, "L3", 5.0), (5 * MIB, "L3", 5.0), (99 * MIB, "memory", 1.0)],
+)
+def test_a_set_is_read_where_it_fits(nbytes, level, rate):
+    reads = (ReadRate(nbytes=MIB, bytes_per_s=9.0, level="L2"),
+             ReadRate(nbytes=5 * MIB, bytes_per_s=5.0, level="L3"),
+             ReadRate(nbytes=32 * MIB, bytes_per_s=1.0, level="memory"))  # fmt: skip
+    found = ceilings(reads).read(nbytes)
+    assert (found.level, found.bytes_per_s) == (level, rate)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "level"),
+    [(2 * MIB, "L3"), (5 * MIB, "L3"), (9 * MIB, "memory, not measured")],
+)
+def test_no_cache_is_claimed_for_more_than_it_holds(nbytes, level):
+    """Where there was no room for a set that no cache holds."""
+    found = ceilings((ReadRate(nbytes=4 * MIB, bytes_per_s=5.0, level="L3"),)).read(nbytes)
+    assert (found.level, found.bytes_per_s) == (level, 5.0)
+    small = ceilings((ReadRate(nbytes=MIB, bytes_per_s=9.0, level="L2"),)).read(nbytes)
+    assert small.level == {"L3": "L3, not measured"}.get(level, level)
+
+
+def ceilings(reads):
+    return Ceilings(device="cpu", threads=1, reads=reads, matrices=(), seconds=0.0,
+                    caches=(("L2", MIB), ("L3", 8 * MIB)))  # fmt: skip
 
 
 def test_a_dtype_is_measured_once_and_float64_never_through_float32():
@@ -176,6 +207,28 @@ def test_the_best_repetition_counts(monkeypatch):
     assert next(costs) == 9.0  # five in any case, and no more when the time is over
 
 
+def test_the_start_of_an_operation_is_the_median_of_a_product_and_a_sum(monkeypatch):
+    clock, costs = [0.0], iter((9.0, *[1.0] * 25, *[3.0] * 26))  # a warm-up first
+    monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
+    started = []
+
+    def operation(name, seconds):
+        real = getattr(torch, name)
+
+        def run(x, y):
+            clock[0] += seconds()
+            started.append((name, x.dtype))
+            return real(x, y)
+
+        return run
+
+    monkeypatch.setattr(torch, "add", operation("add", lambda: 1.0))
+    product = operation("mm", lambda: next(costs))
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    assert rates.start_seconds(CPU, torch.bfloat16) == (3.0 + 1.0) / 2
+    assert started == [("mm", torch.bfloat16), ("add", torch.bfloat16)] * 52
+
+
 def test_of_every_piece_the_best_repetition_counts(monkeypatch):
     clock, costs = [0.0], iter((9.0, 9.0, 1.0, 8.0, 2.0, 4.0, 3.0, 2.0, 5.0, 6.0, 7.0, 3.0))
     monkeypatch.setattr(rates, "perf_counter", lambda: clock[0])
@@ -248,3 +301,4 @@ def test_ceilings_of_a_real_gpu():
     assert found.reads[-1].bytes_per_s > 5e10
     assert found.matrices[0].flops_per_s > 1e12
     assert found.seconds < 10
+    assert 1e-7 < found.start_s < 1e-4

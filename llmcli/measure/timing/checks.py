@@ -9,7 +9,10 @@ from llmcli.measure.timing.run import PhaseName, Runs
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.timing import PhaseTime
 
-_APART = 0.02  # of the wall time
+_APART = 0.02  # of the wall time …
+_APART_S = 50e-6  # … or so many seconds of a short run: what begins and ends it is in none
+_ESTIMATE = 0.1  # of the estimated bytes …
+_SLACK = 16 << 20  # … and what libraries and the allocator keep
 
 
 def timing_checks(
@@ -18,7 +21,12 @@ def timing_checks(
     expected: Mapping[PhaseName, Sequence[str]],
     flops: Mapping[PhaseName, int],
 ) -> tuple[ViewCheck, ...]:
-    """The footer. `expected`: the marks of each phase; `flops`: of its calls, by the anatomy."""
+    """The footer. `expected`: the marks of each phase; `flops`: of its calls, by the anatomy.
+
+    Nothing is said of no phases.
+    """
+    if not phases:
+        return ()
     return (
         _adds_up(phases),
         _marks({name: run.median.marks for name, run in runs.items()}, expected),
@@ -27,17 +35,35 @@ def timing_checks(
     )
 
 
+def memory_check(base: int | None, peak: int | None, estimated: int) -> tuple[ViewCheck, ...]:
+    """That the model took what `info` says; nothing where it is not known what was held."""
+    if base is None or peak is None:
+        return ()
+    return (
+        ViewCheck(
+            name="memory",
+            words="the model took the memory that info estimates, up to 10 % and 16 MiB",
+            value=abs(peak - base - estimated) / estimated,
+            tolerance=_ESTIMATE + _SLACK / estimated,
+        ),
+    )
+
+
 def _adds_up(phases: Sequence[PhaseTime]) -> ViewCheck:
+    """Of the phase that is nearest to what is allowed, or furthest beyond it."""
     off = {
-        phase.name: abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1)
+        phase.name: (
+            abs(sum(part.seconds for part in phase.totals) / phase.seconds - 1),
+            max(_APART, _APART_S / phase.seconds),
+        )
         for phase in phases
     }
-    worst = max(off, key=lambda name: off[name])
+    worst = max(off, key=lambda name: off[name][0] / off[name][1])
     return ViewCheck(
         name="adds_up",
-        words="parts and gaps add up to the wall time, which another clock measured",
-        value=off[worst],
-        tolerance=_APART,
+        words="parts and gaps add up to the wall time, which was measured around the run",
+        value=off[worst][0],
+        tolerance=off[worst][1],
         where=worst if len(off) > 1 else "",
     )
 

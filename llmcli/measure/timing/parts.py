@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from llmcli.anatomy.places import Place
 from llmcli.anatomy.work import Works, place_of
 from llmcli.measure.timing.clock import END, Marks
 from llmcli.measure.timing.run import SAMPLE
@@ -14,7 +15,6 @@ from llmcli.reports.work import PartWork
 
 GAPS = "gaps"
 STEP = "step"  # the first mark of a forward call
-Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,9 @@ def pieces(marks: Marks) -> Iterator[Piece]:
         yield open_
 
 
-def part_times(run: Sequence[Piece], works: Works) -> tuple[PartTime, ...]:
+def part_times(
+    run: Sequence[Piece], works: Works, operations: Mapping[Place, int]
+) -> tuple[PartTime, ...]:
     """Each (part, layer) that was timed: in the order of `works`, then tokens' choice, then gaps.
 
     Work that was never timed is not there, nor is a part without a moment.
@@ -82,6 +84,7 @@ def part_times(run: Sequence[Piece], works: Works) -> tuple[PartTime, ...]:
             seconds=seconds[where],
             host_s=host_s[where],
             calls=calls[where],
+            operations=operations.get(where, 0),
             work=work.get(where, PartWork()),
         )
         for where in (*work, *rest)
@@ -98,6 +101,7 @@ def over_layers(parts: Sequence[PartTime]) -> tuple[PartTime, ...]:
             seconds=sum(part.seconds for part in own),
             host_s=sum(part.host_s for part in own),
             calls=sum(part.calls for part in own),
+            operations=sum(part.operations for part in own),
             work=sum((part.work for part in own), PartWork()),
         )
         for name in PARTS

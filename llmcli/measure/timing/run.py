@@ -21,7 +21,10 @@ from llmcli.generation.picker import Picker
 from llmcli.generation.prefill import prefill
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.peaks import Peak
-from llmcli.measure.timing.clock import Marks, RunClock, clock_for, wait_for
+from llmcli.measure.quiet import quiet
+from llmcli.measure.timing.clock import Marks, RunClock, clock_for
+from llmcli.measure.timing.kept import Kept, Watched
+from llmcli.measure.timing.operations import OperationCount
 from llmcli.model import Model
 from llmcli.nn.step import Tap
 
@@ -39,19 +42,12 @@ class Out:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """A run with a clock: its wall time, measured around it by another one, and its marks."""
-
-    wall_s: float
-    marks: Marks
-
-
-@dataclass(frozen=True, kw_only=True)
 class Runs:
     """All runs of one phase: seconds of each pair, the median watched run, and what was computed.
 
     `unlike` counts the numbers (logits and ids) in which a watched run differs from the first bare
-    one. `peak`: the most bytes held during that first run.
+    one. `peak`: the most bytes held during that first run. `operations`: marks with operations in
+    the place of seconds. `interrupted`: there are the pairs that were whole.
     """
 
     watched_s: tuple[float, ...]
@@ -60,6 +56,8 @@ class Runs:
     out: Out
     unlike: int
     peak: int | None
+    operations: Marks
+    interrupted: bool
 
 
 class Job:
@@ -128,7 +126,8 @@ def run_pairs(
 ) -> Runs:  # fmt: skip
     """A bare and a watched run to warm up, then `pairs` of both, each first in every other pair.
 
-    `clock`: for tests; the device's own without. Raises NotFinite.
+    `clock`: for tests; the device's own without. Raises NotFinite, and KeyboardInterrupt where no
+    pair is whole by then.
     """
     clock = clock_for(job.model.device) if clock is None else clock
     words = "timing the prompt" if phase == "prefill" else "timing the new tokens"
@@ -138,25 +137,46 @@ def run_pairs(
         first, _ = _bare(job, phase)
     job.check_finite(first)
     unlike = _unlike(first, _watched(job, phase, clock)[0])
+    with OperationCount() as count:
+        operations = _watched(job, phase, count)[1].marks
     bare_s: list[float] = []
-    watched: list[Watched] = []
-    for pair in range(pairs):
-        _tell(progress, words, pair + 1, pairs)
-        for looks in (False, True) if pair % 2 == 0 else (True, False):
-            if looks:
-                out, run = _watched(job, phase, clock)
-                watched.append(run)
-                unlike += _unlike(first, out)
-            else:
-                bare_s.append(_bare(job, phase)[1])
+    watched_s: list[float] = []
+    kept, interrupted = Kept(pairs), False
+    try:
+        for pair in range(pairs):
+            _tell(progress, words, pair + 1, pairs)
+            bare, run, off = _pair(job, phase, clock, first, bare_first=pair % 2 == 0)
+            kept.add(run)
+            unlike += off
+            bare_s.append(bare)
+            watched_s.append(run.wall_s)
+    except KeyboardInterrupt:
+        if not watched_s:
+            raise
+        interrupted = True
     return Runs(
-        watched_s=tuple(run.wall_s for run in watched),
-        bare_s=tuple(bare_s),
-        median=sorted(watched, key=lambda run: run.wall_s)[(len(watched) - 1) // 2],
+        watched_s=tuple(watched_s),
+        bare_s=tuple(bare_s[: len(watched_s)]),
+        median=kept.median,
         out=first,
         unlike=unlike,
         peak=peak.nbytes,
+        operations=operations,
+        interrupted=interrupted,
     )
+
+
+def _pair(
+    job: Job, phase: PhaseName, clock: RunClock, first: Out, *, bare_first: bool
+) -> tuple[float, Watched, int]:
+    """Seconds of the bare run, the watched one, and in how many numbers this one differs."""
+    if bare_first:
+        bare = _bare(job, phase)[1]
+        out, run = _watched(job, phase, clock)
+    else:
+        out, run = _watched(job, phase, clock)
+        bare = _bare(job, phase)[1]
+    return bare, run, _unlike(first, out)
 
 
 def _tell(progress: Progress | None, words: str, done: int, pairs: int) -> None:
@@ -167,21 +187,23 @@ def _tell(progress: Progress | None, words: str, done: int, pairs: int) -> None:
 
 def _bare(job: Job, phase: PhaseName) -> tuple[Out, float]:
     job.ready(phase)
-    wait_for(job.model.device)
-    begin = perf_counter()
-    out = job.run(phase, None)
-    wait_for(job.model.device)
-    return out, perf_counter() - begin
+    devices.wait_for(job.model.device)
+    with quiet():
+        begin = perf_counter()
+        out = job.run(phase, None)
+        devices.wait_for(job.model.device)
+        return out, perf_counter() - begin
 
 
 def _watched(job: Job, phase: PhaseName, clock: RunClock) -> tuple[Out, Watched]:
     job.ready(phase)
-    wait_for(job.model.device)
-    begin = perf_counter()
-    clock.start()
-    out = job.run(phase, clock)
-    clock.stop()
-    wall_s = perf_counter() - begin
+    devices.wait_for(job.model.device)
+    with quiet():
+        begin = perf_counter()
+        clock.start()
+        out = job.run(phase, clock)
+        clock.stop()
+        wall_s = perf_counter() - begin
     return out, Watched(wall_s=wall_s, marks=clock.marks())
 
 

@@ -17,6 +17,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName, Progress
 from llmcli.model import Model
@@ -139,9 +140,10 @@ def measure_splits(
 def _seconds(job: Job, phase: PhaseName, splitter: Splitter) -> dict[str, float]:
     """Of each piece, over all layers and calls of one run."""
     job.ready(phase)
-    splitter.clock.start()
-    job.run(phase, None, tap=splitter.tap)
-    splitter.clock.stop()
+    with quiet():
+        splitter.clock.start()
+        job.run(phase, None, tap=splitter.tap)
+        splitter.clock.stop()
     marks, seconds = splitter.clock.marks(), dict[str, float]()
     for name, spent in zip(marks.names, marks.seconds, strict=True):
         seconds[name] = seconds.get(name, 0.0) + spent

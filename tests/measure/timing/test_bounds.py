@@ -1,5 +1,7 @@
 """What a part waits for: by hand, at each of the ceilings."""
 
+from dataclasses import replace
+
 import pytest
 from timed_models import CEILINGS
 
@@ -10,11 +12,21 @@ from llmcli.reports.work import PartWork
 MEMORY, L3, L2 = 200 << 20, 8 << 20, 1 << 19
 
 
-def bounded(work, seconds, *, working_set=MEMORY, calls=1, host_s=None, dtype="float32"):
-    roof = Roof(ceilings=CEILINGS, dtype=dtype, working_set=working_set, apart=host_s is not None)
-    part = roof.bounded(PartTime(
-        part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls, work=work,
+def roofed(
+    work, seconds, *, working_set=MEMORY, calls=1, operations=1, host_s=None, dtype="float32",
+    ceilings=CEILINGS,
+):  # fmt: skip
+    roof = Roof(ceilings=ceilings, dtype=dtype, working_set=working_set, apart=host_s is not None)
+    return roof.bounded(PartTime(
+        part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls,
+        operations=operations, work=work,
     ))  # fmt: skip
+
+
+def bounded(work, seconds, **rest):
+    part = roofed(work, seconds, **rest)
+    assert (part.bound is None) == (part.nearest is None)
+    assert part.bound in (part.nearest, "calls", "kernel")
     return part.bound, part.of_bound and pytest.approx(part.of_bound)
 
 
@@ -48,20 +60,35 @@ def test_both_kinds_of_bytes_take_their_time_one_after_the_other():
     assert bounded(work, 0.0102, calls=10) == ("memory", 0.0101 / 0.0102)
 
 
-def test_what_takes_little_and_has_less_to_do_waits_for_calls():
-    work = PartWork(weights=10**5, activations=100)
-    assert bounded(work, 40e-6) == ("calls", (10e-6 + 1e-9) / 40e-6)
-    assert bounded(work, 15e-6)[0] == "memory"  # it is near enough to the ceiling
+@pytest.mark.parametrize(
+    ("work", "ceiling"),
+    [
+        (PartWork(weights=10**8), "memory"),  # 10 ms each
+        (PartWork(flops=10**9), "compute"),
+    ],
+)
+def test_from_half_of_a_ceiling_on_it_is_what_a_part_waits_for(work, ceiling):
+    assert bounded(work, 0.0199) == (ceiling, 0.01 / 0.0199)
+    assert bounded(work, 0.0201) == ("kernel", 0.01 / 0.0201)
+    assert bounded(work, 0.0199, operations=10**6)[0] == ceiling
 
 
-def test_where_nothing_is_to_be_done_it_is_calls_on_a_busy_machine_too():
-    assert bounded(PartWork(activations=10**5), 0.001) == ("calls", 0.001)  # 1 µs
-    assert bounded(PartWork(activations=10**6), 0.001) == ("L2", 0.01)
+def test_below_it_is_calls_where_their_start_explains_half_of_the_rest():
+    """10 ms of 30 are the least; 2 µs an operation."""
+    work = PartWork(weights=10**8)
+    assert bounded(work, 0.03, operations=5001) == ("calls", 1 / 3)
+    assert bounded(work, 0.03, operations=4999) == ("kernel", 1 / 3)
 
 
-def test_what_takes_long_keeps_its_ceiling_however_far_it_is():
-    assert bounded(PartWork(weights=10**6), 0.01) == ("memory", 0.01)
-    assert bounded(PartWork(flops=10**7), 0.01) == ("compute", 0.01)
+def test_a_tenth_of_a_ceiling_is_not_bound_by_it():
+    """A product that is computed badly: little of it is its start."""
+    part = roofed(PartWork(flops=10**10), 1.0, operations=100)
+    assert (part.bound, part.nearest, part.of_bound) == ("kernel", "compute", 0.1)
+
+
+def test_without_a_measured_start_nothing_is_said_to_be_one():
+    ceilings = replace(CEILINGS, start_s=0.0)
+    assert roofed(PartWork(weights=10), 0.1, operations=10**6, ceilings=ceilings).bound == "kernel"
 
 
 def test_a_gpu_that_waits_for_the_host_waits_for_calls():

@@ -19,6 +19,7 @@ CEILINGS = Ceilings(
     matrices=(MatrixRate(dtype="float32", flops_per_s=1e11, way="direct"),),
     caches=(("L2", 1 << 20), ("L3", 16 << 20)),
     seconds=0.0,
+    start_s=2e-6,
 )
 
 

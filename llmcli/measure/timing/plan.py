@@ -1,0 +1,94 @@
+"""What is run to be timed, and what the anatomy says of it: calls, work, marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from llmcli.anatomy import activations
+from llmcli.anatomy.places import Place
+from llmcli.anatomy.spec import Call, Logits
+from llmcli.anatomy.work import (
+    Works,
+    calls_work,
+    decode_calls,
+    part_work,
+    prompt_calls,
+    total_work,
+)
+from llmcli.measure.timing.parts import expected_marks
+from llmcli.measure.timing.run import PhaseName
+from llmcli.model import Model, dtype_name
+from llmcli.reports.work import PartWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is run: the model, `batch` prompts of `tokens` tokens each, and the new ones."""
+
+    model: Model
+    batch: int
+    tokens: int
+    new_tokens: int
+
+    def calls(self, phase: PhaseName) -> Iterator[tuple[Call, Logits]]:
+        """The forward calls of a phase."""
+        if phase == "decode":
+            return decode_calls(batch=self.batch, tokens=self.new_tokens, past=self.tokens)
+        return prompt_calls(batch=self.batch, tokens=self.tokens)
+
+    def works(self, phase: PhaseName) -> Works:
+        """What each part in each layer takes in all of them, with the bytes that weights have."""
+        weights = {name: slot.nbytes for name, slot in self.model.decoder.slots.items()}
+        return calls_work(
+            self.model.config, self.calls(phase), dtype=self.dtype, weight_bytes=weights
+        )
+
+    def flops(self, phase: PhaseName) -> int:
+        """Of all its calls, added up from each as a whole."""
+        return sum(
+            total_work(self.model.config, call, dtype=self.dtype, logits=logits).flops
+            for call, logits in self.calls(phase)
+        )
+
+    def marks(self, phase: PhaseName) -> tuple[str, ...]:
+        """The marks that a run of it makes."""
+        names = {
+            logits: [
+                spec.name
+                for spec in activations(
+                    self.model.config, batch=1, tokens=1, past=0, phase=phase, logits=logits
+                )
+            ]
+            for logits in {logits for _, logits in self.calls(phase)}
+        }
+        return expected_marks(
+            (names[logits] for _, logits in self.calls(phase)), chooses=phase == "decode"
+        )
+
+    def products(self, phase: PhaseName) -> tuple[Mapping[Place, PartWork], ...]:
+        """For each of its calls what the parts with a weight matrix take."""
+        found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
+        for call, logits in self.calls(phase):
+            if (call.tokens, logits) not in found:  # what the cache holds changes none of them
+                works = part_work(self.model.config, call, dtype=self.dtype, logits=logits)
+                found[call.tokens, logits] = {
+                    (part, layer): work for part, layer, work in works if work.gemv or work.gemm
+                }
+        return tuple(found[call.tokens, logits] for call, logits in self.calls(phase))
+
+    @property
+    def dtype(self) -> str:
+        """The arithmetic, as reports have it."""
+        return dtype_name(self.model.dtype)
+
+
+def working_set(model: Model, *, tokens: int, batch: int = 1) -> int:
+    """Bytes that one step after `tokens` tokens streams: weights, and keys and values it reads.
+
+    What is not larger than a cache stays in it from one step to the next.
+    """
+    weights = {name: slot.nbytes for name, slot in model.decoder.slots.items()}
+    call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
+    work = total_work(model.config, call, dtype=dtype_name(model.dtype), weight_bytes=weights)
+    return work.weights + work.cache
