@@ -71,11 +71,12 @@ def test_a_bound(cli: Cli, after: Callable[..., str], bound: str, code: int) -> 
     slower = after(1, 1, 1.25)
     result = cli("bench", "compare", BEFORE, slower, "--fail-if-slower", bound)
     assert result.code == code
-    assert ("✗ not so: no test of B is more than" in result.out) is bool(code)
+    assert ("✗ 1 test is more than" in result.out) is bool(code)
     if code:
         error, hint = result.err.splitlines()
-        assert error.startswith("error: slower than `--fail-if-slower")
-        assert "pp512+tg128 @ d1024 is 20 % slower" in error
+        assert error.startswith("error: 1 test is more than ")
+        assert error.endswith(" % slower: pp512+tg128 @ d1024 (0.800)")
+        assert error.removeprefix("error: ") in result.out
         assert hint.startswith("hint: ")
     else:
         assert "✓ no test of B is more than" in result.out
@@ -85,7 +86,22 @@ def test_a_bound(cli: Cli, after: Callable[..., str], bound: str, code: int) -> 
 def test_a_failed_bound_says_whether_it_is_noise(cli: Cli, after: Callable[..., str]) -> None:
     result = cli("bench", "compare", BEFORE, after(1.001), "--fail-if-slower", "0%")
     assert result.code == 1
-    assert "pp512 is 0.0999 % slower (within noise)" in result.err
+    error, hint = result.err.splitlines()
+    assert error == "error: 1 test is more than 0 % slower: pp512 (0.999, within noise)"
+    assert hint == "hint: more repetitions (`-r`) make the noise smaller"
+
+
+def test_one_that_failed_in_b_fails(cli: Cli, tmp_path: Path) -> None:
+    rows = json.loads(Path(BEFORE).read_text())
+    rows[1] |= {"error": "it does not fit", "samples_ns": []}
+    b = tmp_path / "b.json"
+    b.write_text(json.dumps(rows))
+    result = cli("bench", "compare", BEFORE, str(b), "--fail-if-slower", "50%")
+    assert result.code == 1
+    assert "✗ 1 test has failed: tg128" in result.out
+    error, hint = result.err.splitlines()
+    assert error == "error: 1 test has failed: tg128"
+    assert hint.endswith("why one has failed")
 
 
 def test_what_failed_in_b_fails(cli: Cli, after: Callable[..., str]) -> None:
@@ -164,6 +180,7 @@ def test_help(cli: Cli) -> None:
     assert result.code == 0
     assert "usage: llmcli bench compare [OPTIONS] A B" in result.out
     assert "--fail-if-slower PERCENT" in result.out
+    assert "within noise or not" in " ".join(result.out.split())
 
 
 # the document

@@ -31,6 +31,8 @@ FAST = ComparedTest(
 SLOW = replace(FAST, test="tg128", b=Rate(mean=50.0, std=1, runs=5), ratio=0.5, low=0.4, high=0.6)
 NOISY = replace(FAST, test="tg128 @ d1024", b=FAST.a, ratio=0.99, low=0.9, high=1.1)
 ONCE = replace(FAST, test="pp8", b=Rate(mean=120.0, std=0, runs=1), ratio=1.2, low=None, high=None)
+LUCKLESS = replace(NOISY, test="pp16", ratio=0.785, low=0.7)
+ONLY = replace(ONCE, ratio=0.5)
 LOST = LoneTest(side="b", test="tg9", settings=(), rate=None, error="it does not fit", other=FAST.a)
 ALONE = LoneTest(side="a", test="pp9", settings=(("n_threads", "8"),), rate=FAST.a)
 REPORT = ComparisonReport(
@@ -107,10 +109,14 @@ def test_a_mean_whose_runs_nobody_knows_is_told() -> None:
     ("tests", "lone", "mark"),
     [
         ((FAST, NOISY), (ALONE,), "✓ no test of B is more than 5 % slower"),
-        ((FAST, SLOW), (), "✗ not so: no test of B is more than 5 % slower, and none has failed · "
-         "tg128 0.500"),
-        ((FAST,), (LOST,), "and none has failed · tg9 failed"),
-        ((), (ALONE,), "✗ not so: a test has a rate in A and in B"),
+        ((FAST, SLOW), (), "✗ 1 test is more than 5 % slower: tg128 (0.500)\n"),
+        ((LUCKLESS, SLOW, ONLY), (), "✗ 3 tests are more than 5 % slower: pp16 (0.785, within "
+         "noise), tg128 (0.500), pp8 (0.500, noise unknown)\n"),
+        ((FAST,), (LOST,), "✗ 1 test has failed: tg9\n"),
+        ((SLOW,), (LOST, LOST), "slower: tg128 (0.500) · 2 tests have failed: tg9, tg9\n"),
+        ((SLOW,) * 7, (), "✗ 7 tests are more than 5 % slower: " + "tg128 (0.500), " * 5
+         + "2 more\n"),
+        ((), (ALONE,), "✗ no test has a rate in A and in B"),
     ],
 )  # fmt: skip
 def test_the_footer_turns_red(

@@ -33,9 +33,6 @@ MOST = 32 << 20  # bytes of a file, some ten thousand rows
 HINT = "give a file that llama-bench or `llmcli bench` has written, or `-` for stdin"
 
 
-_NOISE = {"noise": " (within noise)", "unknown": " (noise unknown)", "slower": "", "faster": ""}
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """The two sides, and what is too slow."""
@@ -51,7 +48,7 @@ class CompareOptions:
             metavar="PERCENT",
             rich_help_panel="Comparison",
             help="Exit 1 where a test of B is slower than A's by more than that (such as 5%), "
-            "or has failed.",
+            "within noise or not, or has failed.",
         ),
     ] = None
 
@@ -119,7 +116,7 @@ def _read(path: str, out: Output) -> Results:
 
 def _require(report: ComparisonReport) -> None:
     """Raises CheckFailed for what the last line of the view says."""
-    from llmcli.render.bench.comparison import change, percent
+    from llmcli.render.bench.comparison import NOTHING_IN_COMMON, failures
 
     if not report.tests:
         for side, source in (("a", report.a), ("b", report.b)):
@@ -129,18 +126,17 @@ def _require(report: ComparisonReport) -> None:
                     hint="the errors are in its rows; run that benchmark again",
                 )
         raise CheckFailed(
-            f"no test has a rate in `{report.a.name}` and in `{report.b.name}`",
+            f"{NOTHING_IN_COMMON} in `{report.a.name}` and in `{report.b.name}`",
             hint="the tests have to be the same, and so has every setting that varies in a file",
         )
     if report.ok:
         return
-    told = [f"{test.test} is {change(test)}{_NOISE[test.verdict]}" for test in report.too_slow]
-    told += [f"{test.test} has failed" for test in report.broken]
-    more = f", and {len(told) - 3} more" if len(told) > 3 else ""
+    unsure = any(test.verdict != "slower" for test in report.too_slow)
     raise CheckFailed(
-        f"slower than `--fail-if-slower {percent(report.slower_than or 0)}` allows: "
-        f"{'; '.join(told[:3])}{more}",
-        hint="more repetitions (`-r`) make the noise smaller",
+        failures(report),
+        hint="more repetitions (`-r`) make the noise smaller"
+        if unsure
+        else "the result shows every test, and why one has failed",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from llmcli.errors import UsageError
 from llmcli.reports.bench import Test
 from llmcli.reports.comparison import Rate, Result
+from llmcli.reports.llama_words import count_words, size_words
 
 # What makes a test what it is, by llama-bench's names and then ours; n_prompt, n_gen and n_depth
 # are in the test's own name. A file need not have all of them.
@@ -139,16 +140,8 @@ def _spelled(field: str, value: Any) -> str:
     if field in ("model_size", "model_n_params") and re.fullmatch(r"\d{1,18}", text):
         if int(text) == 0:  # no model was loaded
             return ""
-        return (_size if field == "model_size" else _amount)(int(text))
+        return (size_words if field == "model_size" else count_words)(int(text))
     return text
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
-
-
-def _amount(count: int) -> str:
-    return f"{count / 1e9:.2f} B" if count >= 10**9 else f"{count / 1e6:.2f} M"
 
 
 def build_of(row: Mapping[str, Any]) -> str:

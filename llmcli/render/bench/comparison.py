@@ -21,8 +21,12 @@ from llmcli.reports.comparison import (
 from llmcli.reports.numbers import counted
 
 _STYLES: dict[Verdict, str] = {"faster": "green", "slower": "red", "noise": FAINT, "unknown": FAINT}
-_NAMED = 5  # settings that a side does not say
+_DOUBTS: dict[Verdict, str] = {
+    "faster": "", "slower": "", "noise": ", within noise", "unknown": ", noise unknown",
+}  # fmt: skip
+_NAMED = 5  # settings that a side does not say, tests that are too slow
 _LONGEST = 100  # characters of what a file says in words
+NOTHING_IN_COMMON = "no test has a rate"
 NOISE = (
     "noise: the ratio's 95 % interval from the spread of the runs (Welch); what changes from one "
     "session to the next is not in it"
@@ -54,6 +58,31 @@ def change(test: ComparedTest) -> str:
     if test.ratio == 1:
         return "equal"
     return f"{percent(abs(test.ratio - 1))} {'faster' if test.ratio > 1 else 'slower'}"
+
+
+def failures(report: ComparisonReport) -> str:
+    """`1 test is more than 5 % slower: pp16 (0.785, within noise) · 1 test has failed: tg9`."""
+    found = []
+    if report.too_slow:
+        count, bound = len(report.too_slow), percent(report.slower_than or 0)
+        named = _first(
+            f"{test.test} ({test.ratio:.3f}{_DOUBTS[test.verdict]})" for test in report.too_slow
+        )
+        are = "is" if count == 1 else "are"
+        found.append(f"{counted(count, 'test')} {are} more than {bound} slower: {named}")
+    if report.broken:
+        count = len(report.broken)
+        have = "has" if count == 1 else "have"
+        named = _first(test.test for test in report.broken)
+        found.append(f"{counted(count, 'test')} {have} failed: {named}")
+    return SEPARATOR.join(found)
+
+
+def _first(names: Iterable[str]) -> str:
+    """All but very many, which the table has too."""
+    listed = list(names)
+    more = len(listed) - _NAMED
+    return ", ".join([*listed[:_NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
 def _parts(report: ComparisonReport) -> Iterator[RenderableType]:
@@ -152,16 +181,14 @@ def _footer(report: ComparisonReport) -> Iterator[RenderableType]:
         text = f"where a file does not say how many runs there were, {report.assumed_runs} are "
         yield Dotted([f"{text}assumed, llama-bench's default"], FAINT)
     if not report.tests:
-        yield Marked(BAD, "not so: a test has a rate in A and in B", WRONG)
+        yield Marked(BAD, f"{NOTHING_IN_COMMON} in A and in B", WRONG)
     if report.slower_than is None:
         return
-    bound = f"no test of B is more than {percent(report.slower_than)} slower, and none has failed"
     if report.too_slow or report.broken:
-        wrong = [f"{test.test} {test.ratio:.3f}" for test in report.too_slow]
-        wrong += [f"{test.test} failed" for test in report.broken]
-        yield Marked(BAD, SEPARATOR.join([f"not so: {bound}", *wrong]), WRONG)
+        yield Marked(BAD, failures(report), WRONG)
     elif report.tests:
-        yield Marked(GOOD, bound, FAINT)
+        bound = percent(report.slower_than)
+        yield Marked(GOOD, f"no test of B is more than {bound} slower, and none has failed", FAINT)
 
 
 def _clipped(text: str) -> str:

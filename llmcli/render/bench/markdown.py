@@ -9,6 +9,7 @@ from llmcli.render.bench.as_csv import plain
 from llmcli.render.theme import one_line
 from llmcli.reports.bench import BenchRow, Settings
 from llmcli.reports.bench_fields import FIELDS, OURS, Bencher, backend
+from llmcli.reports.llama_words import count_words, size_words
 
 _BY_NAME = {item.name: item for item in (*FIELDS, *OURS)}
 SHORT = {
@@ -96,9 +97,9 @@ class MarkdownWriter:
         if name in ("size", "params") and row.ran is None:
             return ""
         if name == "size":
-            return _size(int(row.ran.model_size)) if row.ran else ""
+            return size_words(int(row.ran.model_size)) if row.ran else ""
         if name == "params":
-            return _params(int(row.ran.model_n_params)) if row.ran else ""
+            return count_words(int(row.ran.model_n_params)) if row.ran else ""
         known = _BY_NAME["model_type" if name == "model" else name]
         return plain(known, known.value(row, self.by))
 
@@ -118,16 +119,6 @@ def rate(row: BenchRow) -> str:
     if row.error is not None:
         return f"error: {row.error[2]}"
     return f"{row.avg_ts:.2f} ± {row.stddev_ts:.2f}" if row.samples_ns else "not run"
-
-
-def _size(nbytes: int) -> str:
-    if nbytes < 2**30:
-        return f"{nbytes / 2**20:.2f} MiB"
-    return f"{nbytes / 2**30:.2f} GiB"
-
-
-def _params(count: int) -> str:
-    return f"{count / 1e6:.2f} M" if count < 10**9 else f"{count / 1e9:.2f} B"
 
 
 def _width(name: str) -> int:
