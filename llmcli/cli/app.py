@@ -11,7 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from llmcli.cli import early  # first, for what follows takes its time
 from llmcli.cli.exits import SIGNALS, run
+
+early.over()
 
 
 def script() -> NoReturn:
