@@ -184,8 +184,8 @@ class Against:
 
     @property
     def undecided(self) -> bool:
-        """Whether runs differ by more than the engines do: 1 lies between the quartiles."""
-        return self.quartiles[0] <= 1 <= self.quartiles[1]
+        """Whether runs differ by more than the engines do: 1 lies within the ratios."""
+        return self.lowest <= 1 <= self.highest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -328,6 +328,23 @@ def test_a_revision_is_one_of_the_hub(
     assert (result.code, asked) == (0, ["v2"])
 
 
+def test_nothing_is_fetched_for_a_row_that_cannot_run(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locate = import_module("llmcli.checkpoints.locate")
+    asked = []
+    find = locate.find
+
+    def found(spec: str | None, *, offline: bool = False, **more: Any) -> Any:
+        asked.append(offline)
+        return find(spec, offline=offline, **more)
+
+    monkeypatch.setattr(locate, "find", found)
+    result = bench("-ctk", "q8_0", "-o", "json")
+    assert (result.code, asked) == (2, [True])
+    assert all(row["model_n_params"] > 0 for row in json.loads(result.out))
+
+
 def test_what_a_cache_can_be_is_hinted_at(bench: Callable[..., Any]) -> None:
     result = bench("-ctk", "f16", "-o", "none")
     assert result.code == 2

@@ -178,17 +178,21 @@ def test_whose_weights_are_random() -> None:
 
 def test_ratios_have_a_verdict_and_that_of_the_means() -> None:
     theirs = replace(TEXT, number=3, engine="transformers", ran=replace(RAN, engine="transformers"))
-    close = replace(RATIO, test=PROMPT.test, quartiles=(0.9, 2.5), number=1)
+    close = replace(RATIO, test=PROMPT.test, lowest=0.99, number=1)
+    fast = replace(RATIO, lowest=1.01)
     slow = replace(RATIO, median=0.5, lowest=0.4, highest=0.6, quartiles=(0.45, 0.55))
-    lines = shown(140, PROMPT, TEXT, theirs, against=(close, RATIO, slow))
+    lines = shown(140, PROMPT, TEXT, theirs, against=(close, fast, slow))
     at = lines.index("llmcli ÷ transformers in tokens/s: the median of pairwise ratios")
     assert " ".join(lines[at + 1].split()) == "test median lowest highest pairs of the means"
     assert [" ".join(line.split()) for line in lines[at + 3 : at + 6]] == [
-        "pp512 2.00× 1.00× 3.00× 3 1.90× undecided",
-        "tg4 @ d1024 2.00× 1.00× 3.00× 3 1.90× faster",
+        "pp512 2.00× 0.99× 3.00× 3 1.90× undecided",
+        "tg4 @ d1024 2.00× 1.01× 3.00× 3 1.90× faster",
         "tg4 @ d1024 0.50× 0.40× 0.60× 3 1.90× slower",
     ]
-    assert "both engines are in this process: neither has a peak memory of its own" in lines
+    shared = "both engines are in this process: neither has a peak memory of its own"
+    assert shared in lines
+    assert shared in shown(140, PROMPT, replace(FAILED, engine="transformers"))
+    assert shared not in shown(140, PROMPT, TEXT)
 
 
 def test_more_than_a_ceiling_is_a_ceiling_that_was_not_one() -> None:

@@ -25,7 +25,7 @@ def footer(
     """Lines of words, after an empty one. `rows` are those that ran."""
     rans = list(dict.fromkeys(row.ran for row in rows if row.ran is not None))
     lines = [[*([weights] if weights else []), *_loaded(rans)]]
-    if report.against:
+    if any(row.engine != "llmcli" for row in report.rows):  # also one that could not run
         lines += [[*_engines(rans)], [SHARED]]
     lines += [[f"ceilings ({_where(found)})", *ceiling_words(found)] for found in report.ceilings]
     faster = [row for row in rows if (row.roofline_share or 0) > SURELY]
