@@ -365,6 +365,26 @@ def test_the_size_of_a_trace_is_that_of_the_phases_in_it():
     assert refused["both"] == pytest.approx(3 * refused["decode"], rel=0.01)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_trace_that_cannot_be_written_costs_no_measurement(timing, tmp_path):
+    file = tmp_path / "run.json"
+    file.symlink_to("/dev/full")
+    shown = timing(TEXT, "--trace", str(file))
+    assert shown.code == 1
+    assert "prefill" in shown.out
+    assert f"could not write `{file}`: no space left on device" in shown.err
+    said = timing(TEXT, "--trace", str(file), "--json")
+    assert (said.code, said.json()["schema"]) == (1, "llmcli.timing/1")
+
+
+def test_what_does_not_fit_says_what_helps(timing):
+    one = timing("x", "--context-length", "1", "-n", "1", "-q").err.splitlines()
+    assert one == [
+        "error: the prompt of 1 token and 1 new one do not fit the context of 1",
+        "hint: give a larger --context-length, or shorten the prompt",
+    ]
+
+
 def test_a_trace_is_told(timing, tmp_path):
     file = tmp_path / "run.json"
     result = timing(TEXT, "--trace", str(file))
@@ -383,7 +403,7 @@ def test_a_trace_is_told(timing, tmp_path):
         (["--phase", "prefil"], 2, "did you mean `prefill`?"),
         (["-n", "249"], 2, "the prompt of 8 tokens and 249 new ones do not fit the context of 256"),
         (["--context-length", "10"], 2, "and 3 new ones do not fit the context of 10"),
-        (["--context-length", "7", "--phase", "prefill"], 2, "8 tokens"),
+        (["--context-length", "7", "--phase", "prefill"], 2, "prompt of 8 tokens does not fit"),
         (["--ids", "1"], 2, "`--ids` goes without PROMPT"),
     ],
 )
@@ -411,6 +431,7 @@ def test_a_large_trace_is_asked_for(timing, tmp_path, monkeypatch):
 
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(timing, monkeypatch):
     monkeypatch.setattr(llmcli.measure.timing.checks, "_APART", -1.0)
+    monkeypatch.setattr(llmcli.measure.timing.checks, "_APART_S", -1.0)
     result = timing(TEXT)
     assert result.code == 1
     assert "✗ not so: parts and gaps add up to the wall time" in result.out

@@ -21,6 +21,7 @@ from llmcli.cli.timing.document import timing_document
 from llmcli.cli.timing.options import TimingOptions
 from llmcli.errors import PromptTooLong
 from llmcli.measure.environment import environment
+from llmcli.reports.numbers import counted
 from llmcli.reports.timing import Stage, TimingReport
 
 if TYPE_CHECKING:
@@ -89,9 +90,12 @@ def _ids(
     if len(ids) + new > room:
         left = room - len(ids)
         fewer = f"use at most {left} with --max-tokens, or " if left > 0 and new else ""
+        positions = model.config.embedding.positions
+        larger = "give a larger --context-length, or " if room < (positions or room + 1) else ""
+        both = counted(len(ids), "token") + (f" and {counted(new, 'new one')} do" if new else " does")
         raise PromptTooLong(
-            f"the prompt of {len(ids)} tokens and {new} new ones do not fit the context of {room}",
-            hint=f"{fewer}shorten the prompt",
+            f"the prompt of {both} not fit the context of {room}",
+            hint=f"{fewer}{larger}shorten the prompt",
         )
     timing.check_trace(len(model.config.layers), len(ids))
     return ids
@@ -165,16 +169,16 @@ def _measured(
 
 
 def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output) -> None:
-    """The trace to its file, the report to the screen or as JSON."""
+    """The report to the screen or as JSON, then the trace, which a full disk may refuse."""
     about, header = model.describe(), environment(kernels=KERNELS)
-    if timing.trace is not None and report.phases:
-        _write_trace(timing.trace, report, _title(model), about | asdict(header), out)
     if out.json:
         out.document(timing_document(report), model=about, environment=header)
     else:
         from llmcli.render.timing.view import render_timing
 
         out.show(render_timing(report, layers=timing.layers))
+    if timing.trace is not None and report.phases:
+        _write_trace(timing.trace, report, _title(model), about | asdict(header), out)
 
 
 def _write_trace(
