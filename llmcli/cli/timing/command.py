@@ -92,7 +92,9 @@ def _ids(
         fewer = f"use at most {left} with --max-tokens, or " if left > 0 and new else ""
         positions = model.config.embedding.positions
         larger = "give a larger --context-length, or " if room < (positions or room + 1) else ""
-        both = counted(len(ids), "token") + (f" and {counted(new, 'new one')} do" if new else " does")
+        both = counted(len(ids), "token") + (
+            f" and {counted(new, 'new one')} do" if new else " does"
+        )
         raise PromptTooLong(
             f"the prompt of {both} not fit the context of {room}",
             hint=f"{fewer}{larger}shorten the prompt",
