@@ -1,5 +1,7 @@
 """Our decoder as an engine: it computes what it says, and refuses what it cannot."""
 
+import dataclasses
+
 import pytest
 import torch
 from bench_engines import settings
@@ -9,6 +11,8 @@ from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
+from llmcli.measure.bench import loader as loader_module
+from llmcli.measure.bench.kernels import has_flash
 from llmcli.measure.bench.loaded import ran_of
 from llmcli.measure.bench.loader import Loader
 from llmcli.measure.bench.ours import Ours
@@ -289,6 +293,76 @@ def test_prompts_begin_with_bos_where_the_tokenizer_adds_it(folder):
     assert engine.bos is None
 
 
+def test_loading_has_a_base_and_a_peak(folder):
+    ran = loader(folder)(settings()).ran
+    assert ran.load_peak.phase == "load"
+    assert ran.load_peak.device_bytes is None
+    assert ran.base_bytes > 10 * 2**20  # of Python and PyTorch
+    shapes = loader(folder)(settings(device="meta")).ran
+    assert (shapes.base_bytes, shapes.load_peak) == (None, None)
+
+
+def test_headers_say_what_a_model_is_that_was_not_loaded(folder):
+    asked = []
+
+    def headers(name):
+        asked.append(name)
+        return open_checkpoint(folder)
+
+    def never(name):
+        raise AssertionError("nothing is fetched for a row that has failed")
+
+    load = Loader(never, headers=headers)
+    known = load.known(settings(type_k="q8_0"))
+    there = loader(folder)(settings()).ran
+    assert known == dataclasses.replace(there, load_s=None, base_bytes=None, load_peak=None)
+    assert load.known(settings(type_k="q4_0")) is known
+    assert asked == ["tiny"]
+    assert load.known(settings(dtype="bfloat16")).type_k == "bf16"
+    assert load.known(settings(device="meta")).device == "meta"
+    assert load.known(settings(device="cuda:99")) is None  # where nobody knows in what dtype
+
+    def gone(name):
+        raise CheckpointError("it is broken")
+
+    assert Loader(never, headers=gone).known(settings()) is None
+
+
+def test_a_model_that_is_loaded_is_known(folder):
+    load = loader(folder)
+    there = load(settings()).ran
+    with pytest.raises(UsageError):
+        load(settings(type_k="f16"))
+    assert load.known(settings(type_k="f16")).model_size == there.model_size
+    assert load.known(settings(type_k="f16")).load_s is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "there"),
+    [
+        ("cpu", "float32", None, True),
+        ("cuda", "bfloat16", (9, 0), True),
+        ("cuda", "float16", (8, 0), True),
+        ("cuda", "float32", (9, 0), False),
+        ("cuda", "bfloat16", (7, 5), False),
+        ("mps", "float16", None, False),
+    ],
+)
+def test_where_there_is_flash_attention(monkeypatch, device, dtype, capability, there):
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert has_flash(torch.device(device), getattr(torch, dtype)) is there
+
+
+def test_flash_attention_that_is_not_there_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(loader_module, "has_flash", lambda device, dtype: False)
+    with pytest.raises(UsageError, match="no flash attention in f32") as error:
+        loader(folder)(settings(flash_attn="on"))
+    assert "-fa" in error.value.hint
+    for way in ("auto", "off"):
+        loader(folder)(settings(flash_attn=way))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
@@ -307,3 +381,8 @@ def test_on_a_gpu_every_call_is_done_when_it_returns(folder):
     )  # fmt: skip
     assert [bool(row.error) for row in rows] == [False] * 4 + [True] * 4
     assert all(row.peak_memory_bytes >= row.ran.model_size for row in rows[:4])
+    for row in rows[:4]:
+        assert all(one.device_bytes >= row.ran.model_size for one in row.peaks[1:])
+    with pytest.raises(UsageError, match="no flash attention in f32"):
+        loader(folder)(settings(device="cuda:0", flash_attn="on"))
+    loader(folder)(settings(device="cuda:0", dtype="bfloat16", flash_attn="on"))

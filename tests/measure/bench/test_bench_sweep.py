@@ -1,5 +1,6 @@
 """Sweeps: rows as they are measured, whatever fails beside them, and two engines in turns."""
 
+import dataclasses
 import re
 from statistics import mean
 
@@ -8,12 +9,16 @@ from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, wo
 from small_models import llama
 
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
+from llmcli.measure import peaks
 from llmcli.measure.bench import counts
 from llmcli.measure.bench import sweep as module
+from llmcli.measure.bench.held import Held
 from llmcli.measure.bench.plan import all_tests
 from llmcli.measure.bench.sweep import sweep
 from llmcli.reports.bench import Test as Case
+from llmcli.reports.text import PhasePeak
 
+MIB = 2**20
 PP, TG = Case(n_prompt=8, n_gen=0, depth=0), Case(n_prompt=0, n_gen=4, depth=0)
 
 
@@ -344,16 +349,143 @@ def test_on_the_device_meta_nothing_is_timed():
     assert [bool(row.error) for row in rows] == [True, False]
 
 
-def test_the_peak_of_a_test_is_what_was_held_in_it():
-    held = []
+class Memory:
+    """What the system says of a process that is made up: what it holds, the most of late."""
 
-    class Greedy(FakeEngine):
-        def read(self, ids):
-            super().read(ids)
-            block = bytearray(200 * 2**20)
-            block[::4096] = b"x" * len(block[::4096])
-            held.append(len(block))
+    def __init__(self, monkeypatch):
+        self.now = self.most = 100 * MIB
+        monkeypatch.setattr(peaks, "_MARKS", peaks._Marks())
+        monkeypatch.setattr(peaks, "_mark", lambda: self.most)
+        monkeypatch.setattr(peaks, "_set_back", self._set_back)
+        monkeypatch.setattr(peaks, "resident_bytes", lambda: self.now)
 
-    _, [prompt, text] = swept(lambda c: Greedy())
-    assert held
-    assert prompt.peak_memory_bytes > text.peak_memory_bytes + 150 * 2**20
+    def hold(self, mib):
+        """Takes so much, and gives it back."""
+        self.most = max(self.most, self.now + mib * MIB)
+
+    def _set_back(self):
+        self.most = self.now
+        return True
+
+
+class Greedy(FakeEngine):
+    """Holds 200 MiB while it reads, 50 while it writes, 300 while it starts."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.memory = memory
+
+    def start(self, *how):
+        super().start(*how)
+        self.memory.hold(300)
+
+    def read(self, ids):
+        super().read(ids)
+        self.memory.hold(200)
+
+    def step(self, id):
+        super().step(id)
+        self.memory.hold(50)
+
+
+def test_each_phase_has_its_own_peak_and_a_depth_is_read(monkeypatch):
+    load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
+    engine = Greedy(Memory(monkeypatch))
+    engine.ran = ran(load_peak=load, base_bytes=3)
+    tests = [Case(n_prompt=8, n_gen=2, depth=0), TG, Case(n_prompt=0, n_gen=2, depth=4)]
+    for warmup in (False, True):
+        _, rows = swept(lambda c: engine, tests=tests, warmup=warmup)
+        found = [{one.phase: one.resident_bytes for one in row.peaks} for row in rows]
+        whole = {"load": 5, "prefill": 300 * MIB, "decode": 150 * MIB}
+        text = {"load": 5, "decode": 150 * MIB}  # nothing was read
+        assert found == [whole, text, whole]
+        # the most of the whole test, its start included
+        assert [row.peak_memory_bytes for row in rows] == [400 * MIB] * 3
+        assert all(row.ran.base_bytes == 3 for row in rows)
+        assert all(one.device_bytes is None for row in rows for one in row.peaks)
+
+
+def test_memory_of_two_engines_in_one_process_is_nobodys():
+    load = PhasePeak(phase="load", resident_bytes=5, device_bytes=None)
+
+    def named(name):
+        engine = FakeEngine(name=name)
+        engine.ran = ran(name, load_peak=load, base_bytes=3)
+        return engine
+
+    _, rows = swept(lambda c: named("llmcli"), peer=lambda c: named("transformers"), tests=[PP])
+    for row in rows:
+        assert row.samples_ns
+        assert (row.peak_memory_bytes, row.peaks) == (None, ())
+        assert (row.ran.base_bytes, row.ran.load_peak) == (None, None)
+
+
+def test_marks_of_the_memory_are_read_outside_the_times(monkeypatch):
+    clock = watch(monkeypatch)
+    before = Held.phase
+
+    def slow(held, name):
+        clock.now += 10**9
+        return before(held, name)
+
+    monkeypatch.setattr(Held, "phase", slow)
+    _, [row] = swept(
+        lambda c: FakeEngine(clock), tests=[Case(n_prompt=8, n_gen=2, depth=3)], warmup=True
+    )
+    assert row.samples_ns == (80 + 200,) * 2
+    assert (row.first_ns, row.token_ns) == ((80,) * 2, (100,) * 4)
+
+
+def test_a_row_that_failed_says_what_the_headers_do():
+    asked = []
+
+    def load(chosen):
+        raise OutOfMemory("too large")
+
+    def known(chosen):
+        asked.append(chosen)
+        return ran(model_type="llama 70B F16", load_s=None)
+
+    _, rows = swept(load, peer=load, peer_name="transformers", tests=[PP], known=known)
+    assert [row.ran.model_type for row in rows] == ["llama 70B F16"] * 2
+    assert [row.ran.engine for row in rows] == ["llmcli", "transformers"]
+    assert [row.ran.version for row in rows] == ["1", ""]  # nothing is known of the other
+    assert all(row.ran.load_s is None for row in rows)
+    assert asked[0] == settings()
+    _, [row] = swept(load, tests=[PP])
+    assert row.ran is None
+
+
+def test_where_ours_is_not_loaded_no_other_engine_is():
+    tried = []
+
+    def refused(chosen):
+        raise CheckpointError("not with these settings", hint="others")
+
+    _, rows = swept(refused, peer=lambda c: tried.append(c), peer_name="transformers", tests=[PP])
+    assert not tried
+    assert [row.error for row in rows] == [(4, "checkpoint", "not with these settings")] * 2
+    assert [row.hint for row in rows] == ["others"] * 2
+
+
+def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
+    asked = []
+
+    def load(chosen):
+        engine = Counting()
+        engine.ran = ran(dtype=chosen.dtype)
+        return engine
+
+    def ceilings(engine, reads):
+        asked.append((engine.ran.dtype, reads))
+        return dataclasses.replace(CEILINGS, threads=len(asked))
+
+    chosen = [settings(model=name, dtype=dtype) for dtype in ("float32", "float64")
+              for name in ("one", "other")]  # fmt: skip
+    deep = Case(n_prompt=0, n_gen=1, depth=40)
+    report, rows = swept(load, configurations=chosen, tests=[PP, deep], ceilings=ceilings)
+    reads = [counts.working_set(Counting.config, dtype, deep) for dtype in ("float32", "float64")]
+    assert asked == [("float32", reads[0]), ("float64", reads[1])]  # room for the longest test
+    assert [one.threads for one in report.ceilings] == [1, 2]
+    assert rows[0].roofline_ns > 0
+    assert rows[-1].roofline_ns is None  # in float64 nothing was measured

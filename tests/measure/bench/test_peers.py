@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from llmcli.errors import CheckpointError, UsageError
 from llmcli.loading import load_checkpoint, load_shapes
 from llmcli.measure.bench.engine import Counted
 from llmcli.measure.bench.peers import PEERS, compare, open_peer
+from llmcli.measure.bench.peers.llama_cpp import LlamaCpp
 from llmcli.measure.bench.peers.llama_words import cache_type
 from llmcli.measure.bench.peers.quiet import silent
 from llmcli.reports.bench import Settings
@@ -95,6 +97,85 @@ def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
     same = compare(ours, peer, threads=1)
     assert same.ok
     assert same.tolerance == 0.05
+
+
+def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monkeypatch):
+    from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+    seen = []
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args, **options):
+        seen.append(SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends())
+        return fused(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    logits = []
+    for way, fast in (("auto", True), ("on", True), ("off", False)):
+        peer = open_peer("transformers", ours, replace(SETTINGS, flash_attn=way))
+        peer.start(9, 1, 8)
+        with peer.computing():
+            peer.read([1, 2, 3])
+            peer.step(4)
+        assert set(seen) == {fast}
+        seen.clear()
+        logits.append(peer.logits())
+    assert torch.allclose(logits[0], logits[2], atol=1e-4)
+
+
+def test_only_a_directory_that_it_reads_itself_has_a_time_to_load(tmp_path):
+    for seed, timed in ((None, True), (5, False)):
+        peer = open_peer("transformers", model(tmp_path, random_weights=seed), SETTINGS)
+        assert (peer.ran.load_s is not None) is timed
+
+
+def test_a_token_is_made_on_the_device(ours, monkeypatch):
+    peer = open_peer("transformers", ours, SETTINGS)
+    peer.start(9, 1, 8)
+    peer.read([1, 2, 3])
+
+    def never(*args, **options):
+        raise AssertionError("a list of the host would be copied there")
+
+    monkeypatch.setattr(torch, "tensor", never)
+    peer.step(4)
+
+
+def test_both_read_one_text_that_begins_with_bos(ours, monkeypatch):
+    read = {}
+    peer = open_peer("transformers", ours, SETTINGS)
+    monkeypatch.setattr(type(peer), "bos", 7)
+    compute, theirs = type(ours.decoder).__call__, type(peer).read
+
+    def of_ours(decoder, ids, *args, **options):
+        read["ours"] = ids[0].tolist()
+        return compute(decoder, ids, *args, **options)
+
+    def of_theirs(peer, ids):
+        read["theirs"] = list(ids)
+        return theirs(peer, ids)
+
+    monkeypatch.setattr(type(ours.decoder), "__call__", of_ours)
+    monkeypatch.setattr(type(peer), "read", of_theirs)
+    assert compare(ours, peer, threads=1, seed=3).ok
+    assert read["ours"] == read["theirs"]
+    assert read["ours"][0] == 7
+    assert len(set(read["ours"])) > 10
+
+
+def test_llama_cpps_memory_that_cannot_go_back_is_told():
+    class Library:
+        answer = True
+
+        def llama_memory_seq_rm(self, memory, sequence, begin, end):
+            return self.answer
+
+    peer = LlamaCpp.__new__(LlamaCpp)
+    peer._lib, peer._memory = Library(), None
+    peer.rewind(3)
+    Library.answer = False
+    with pytest.raises(UsageError, match="cannot go back to the first 3 tokens"):
+        peer.rewind(3)
 
 
 @pytest.mark.parametrize("fault", ["weight", "nan"])
