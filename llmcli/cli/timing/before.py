@@ -6,6 +6,7 @@ model, and so that nothing of the model is pushed out of a cache between loading
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,10 @@ _TOKEN_BYTES = 3  # of a text in each token, at least, in most texts and vocabul
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """`base`: bytes held without a model (0 on a GPU), None where the system does not say."""
+    """`base`: bytes held without a model (0 on a GPU), None where that is not known.
+
+    The system may not say, and a process that has computed before keeps some of what that took.
+    """
 
     ceilings: Ceilings
     base: int | None
@@ -41,6 +45,7 @@ def measuring(
 
     Raises UnsupportedModel, and UsageError for a device or a dtype that is not there.
     """
+    fresh = "torch" not in sys.modules
 
     def measure(checkpoint: Checkpoint) -> None:
         import torch
@@ -67,7 +72,9 @@ def measuring(
                 progress=progress,
             )
         base: int | None = 0
-        if device.type != "cuda":
+        if device.type != "cuda" and not fresh:
+            base = None
+        elif device.type != "cuda":
             # `runtime` without a tokenizer: the libraries' code
             code = memory_need(config, dtype=dtype_name(dtype), batch=1, context=1).runtime
             base = base_bytes(held, resident_bytes(), code)
