@@ -131,13 +131,13 @@ def _require(report: ComparisonReport) -> None:
         )
     if report.ok:
         return
-    unsure = any(test.verdict != "slower" for test in report.too_slow)
-    raise CheckFailed(
-        failures(report),
-        hint="more repetitions (`-r`) make the noise smaller"
-        if unsure
-        else "the result shows every test, and why one has failed",
-    )
+    if any(test.verdict != "slower" for test in report.too_slow):
+        hint = "more repetitions (`-r`) make the noise smaller"
+    elif report.too_slow:
+        hint = "that is beyond noise; measure both again on a machine at rest to be sure"
+    else:
+        hint = "the result says why, at `no rate in B`"
+    raise CheckFailed(failures(report), hint=hint)
 
 
 def _body(report: ComparisonReport) -> dict[str, Any]:
