@@ -159,6 +159,8 @@ def test_peaks_estimates_and_both_counts() -> None:
     lines = shown(140, row)
     assert " ".join(lines[1].split()) == "test first token FLOPs full square peak RSS roofline"
     assert " ".join(lines[3].split()) == "pp512 225 ms 7 T 9 T 5 GiB 40 %"
+    alike = replace(work, flops_full=work.flops + 1)
+    assert "full square" not in shown(140, replace(row, work=alike))[1]
     assert "base 768 MiB (RSS before the model) · load 1.50 s" in lines
     meta = replace(
         PROMPT, samples_ns=(), first_ns=(), peak_memory_bytes=None, meta=True, work=None,

@@ -116,9 +116,11 @@ def _ratio(pair: Against) -> Iterator[str]:
 
 
 def _full(row: BenchRow) -> str:
-    """Products of the whole rectangle of queries and keys, where that is another number."""
-    work = row.work
-    return "" if work is None or work.flops_full in (0, work.flops) else unit(work.flops_full, "")
+    """Products of the whole rectangle of queries and keys, where that reads as another number."""
+    if row.work is None or not row.work.flops_full:
+        return ""
+    full = unit(row.work.flops_full, "")
+    return "" if full == unit(row.work.flops, "") else full
 
 
 def _peak(row: BenchRow, *, gpu: bool) -> str:
