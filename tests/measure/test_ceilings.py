@@ -76,13 +76,23 @@ def test_ceilings_of_this_processor(monkeypatch):
     assert found.start_s > 0
     fast = [rate.bytes_per_s for rate in found.reads]
     assert fast == sorted(fast, reverse=True)
-    assert fast[-1] > 1e8
     assert found.read(20 * MIB + 1) is found.reads[4]
     assert found.read(10**12) is found.reads[-1]
     assert [rate.dtype for rate in found.matrices] == ["float32", "bfloat16"]
-    assert all(rate.flops_per_s > 1e8 and rate.way for rate in found.matrices)
+    assert all(rate.way for rate in found.matrices)
     assert [step[1:] for step in steps] == [(done, 8) for done in range(8)]
     assert peak.nbytes is None or peak.nbytes < before + 200 * MIB
+
+
+def test_rates_are_those_of_a_processor():
+    """Of several tries one that had the processor now and then."""
+
+    def plausible():
+        found = measure_ceilings(CPU, torch.float32, threads=1, seconds=0.1)
+        rates = [found.reads[-1].bytes_per_s, *(rate.flops_per_s for rate in found.matrices)]
+        return min(rates) > 1e8 and found.start_s < 1e-4
+
+    assert any(plausible() for _ in range(5))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from time import sleep
 import pytest
 import torch
 from small_models import CONFIGS, ids
-from timed_models import CEILINGS, FakeDevice, red, small, timed
+from timed_models import CEILINGS, FakeDevice, red, small, timed, tries
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.errors import NotFinite, OutOfMemory
@@ -40,8 +40,7 @@ def test_all_is_accounted_for_in_every_kind_of_model(name):
 def test_the_time_adds_up():
     """Of several tries one that was not interrupted: the check itself is about 2 %."""
     model = small("llama")
-    tries = (timed(model, ids(1, 40)[0].tolist(), new_tokens=20, pairs=5) for _ in range(5))
-    assert any(not red(report) for report in tries)
+    assert tries(lambda: not red(timed(model, ids(1, 40)[0].tolist(), new_tokens=20, pairs=5)))
 
 
 def test_phases_say_what_they_ran():
@@ -77,8 +76,9 @@ def test_weights_that_sit_in_a_cache_are_not_held_against_memory():
 def test_the_peak_is_that_of_stages_and_phases():
     model = small("llama")
     report = timed(model)
-    assert report.peak == max(phase.peak for phase in report.phases)
-    stages = (Stage(name="load the weights", seconds=1.0, peak=report.peak * 2),)
+    peaks = [phase.peak for phase in report.phases if phase.peak is not None]
+    assert report.peak == max(peaks, default=None)  # the system may keep no mark
+    stages = (Stage(name="load the weights", seconds=1.0, peak=2**50),)
     report = measure_timing(
         model, [1, 2], new_tokens=1, pairs=1, ceilings=CEILINGS, stages=stages, base=7
     )
@@ -159,13 +159,15 @@ def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
         slow = type("Slow", (), {"__call__": lambda _, x, call=slow: call(x),
                                  "split": ffn.gate_up.split})()  # fmt: skip
     monkeypatch.setattr(ffn, attribute, slow)
-    off = []
-    for _ in range(5):  # other programs may take the processor away for as long, but not always
+    found = []
+
+    def found_there():
         report = timed(model, new_tokens=4, pairs=3)
         off = [place for phase in report.phases for place in misplaced(phase, part, layer)]
-        if not off and not red(report):
-            return
-    pytest.fail(f"{off}, {red(report)}")
+        found.append((off, red(report)))
+        return not off and not red(report)
+
+    assert tries(found_there), found
 
 
 def misplaced(phase, part, layer):
@@ -181,8 +183,12 @@ def test_a_delay_in_another_place_would_be_noticed(monkeypatch):
     monkeypatch.setattr(
         model.decoder.blocks[1].mixer, "out", delayed(model.decoder.blocks[1].mixer.out)
     )
-    prefill = timed(model, new_tokens=0, pairs=3).phases[0]
-    assert {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
+
+    def noticed():
+        prefill = timed(model, new_tokens=0, pairs=3).phases[0]
+        return {("missing", "prefill"), ("out", 1)} <= set(misplaced(prefill, "out", 0))
+
+    assert tries(noticed)
 
 
 # -- what turns the footer red
@@ -266,9 +272,9 @@ def test_the_devices_time_is_told_from_the_hosts(monkeypatch):
     marked = Counter({"norm": 5, "qkv": 4, "rope": 2, "residual": 4, "head": 2})
     for part in decode.totals:
         if part.part in marked:
-            assert part.seconds == pytest.approx(2 * marked[part.part] * 0.002)
+            assert part.seconds == pytest.approx(2 * marked[part.part] * 20.0)
             assert 0 < part.host_s < part.seconds
-    assert decode.gaps_s == pytest.approx(0.002 * (2 * 2 + 1))  # step, resid_pre, and the end
+    assert decode.gaps_s == pytest.approx(20.0 * (2 * 2 + 1))  # step, resid_pre, and the end
     assert "adds_up" in red(report)  # this device's time is not the wall's
 
 
@@ -278,8 +284,14 @@ def test_on_a_gpu_it_adds_up():
     from llmcli.loading import load
 
     model = load("tiny", device="cuda")
-    report = timed(model, new_tokens=16, pairs=5)
-    assert not red(report)
+    reports = []
+
+    def adds_up():
+        reports.append(timed(model, new_tokens=16, pairs=5))
+        return not red(reports[-1])
+
+    assert tries(adds_up)
+    report = reports[-1]
     for phase in report.phases:
         assert all(part.host_s != part.seconds for part in phase.parts)
         assert phase.peak is not None

@@ -1,26 +1,23 @@
 """Clocks: what they mark, whose time it is, and how often a GPU is waited for."""
 
-from time import sleep
-
 import pytest
 from timed_models import FakeDevice
 
+from llmcli.measure.timing import clock as clock_module
 from llmcli.measure.timing.clock import EventClock, HostClock
 
 
-def test_the_hosts_clock_gives_each_mark_the_time_since_the_one_before():
+def test_the_hosts_clock_gives_each_mark_the_time_since_the_one_before(monkeypatch):
+    times = iter((5, 25, 26, 36))
+    monkeypatch.setattr(clock_module, "perf_counter_ns", lambda: 10**6 * next(times))
     clock = HostClock()
     clock.start()
-    sleep(0.02)
     clock("slow")
     clock("quick")
-    sleep(0.01)
     clock.stop()
     marks = clock.marks()
     assert marks.names == ("slow", "quick", "end")
-    assert marks.seconds[0] >= 0.02
-    assert marks.seconds[2] >= 0.01
-    assert marks.seconds[1] < 0.01
+    assert list(marks.seconds) == pytest.approx([0.020, 0.001, 0.010])
     assert marks.host_s == marks.seconds
 
 
@@ -44,6 +41,6 @@ def test_the_devices_clock_reads_the_devices_time_and_waits_once_a_run():
         assert device.waits == run
         marks = clock.marks()
         assert marks.names == ("a", "b", "c", "end")
-        assert list(marks.seconds) == pytest.approx([0.002] * 4)  # milliseconds are seconds now
-        assert max(marks.host_s) < 0.002  # the host did not wait for any of it
+        assert list(marks.seconds) == pytest.approx([20.0] * 4)  # milliseconds are seconds now
+        assert max(marks.host_s) < 20.0  # the host did not wait for any of it
         assert device.events == 5  # made in the first run, recorded again in the second
