@@ -37,11 +37,13 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a weight of that many rows is better kept in memory as `[K, N]`.
 
-    PyTorch's product of one bfloat16 row reads a wide matrix at 12 to 15 GB/s when its rows lie
-    together, and at 18 to 25 when its columns do (2 cores, 576 × 3072 to 14336 × 4096); below
-    about 2,000 rows it is the other way round.
+    Without bfloat16 instructions PyTorch's product of one row reads a wide matrix at 12 to 15 GB/s
+    when its rows lie together, and at 18 to 25 when its columns do (2 cores, 576 × 3072 to
+    14336 × 4096); below about 2,000 rows it is the other way round. With them rows are always
+    better: SmolLM2 decodes 1.35 times as fast on one thread, 1.23 on two (median of 9 pairs).
     """
-    return device.type == "cpu" and dtype == torch.bfloat16 and rows >= 2048
+    narrow = device.type == "cpu" and dtype == torch.bfloat16
+    return narrow and rows >= 2048 and not processor.has_bfloat16()
 
 
 def _through_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:

@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--prompt-bytes", type=int, default=2000)
+    parser.add_argument("--prompt-bytes", type=int, default=1500)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
