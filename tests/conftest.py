@@ -1,11 +1,15 @@
 """Fixtures for all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from llmcli.checkpoints import locate
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Shared machines are slow at times: a time limit for each example would only make tests flaky.
 # The seeds are fixed, so that a run says something about the commit and not about luck.

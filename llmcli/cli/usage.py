@@ -41,8 +41,7 @@ def _instead(words: list[str], context: Any) -> str:
     model = next(filter(names_a_model, words), None) if takes_model else None
     if model is not None:
         return f"for that model write `-m {model}`; "
-    # two arguments are two files
-    takes_text = [parameter.param_type_name for parameter in parameters].count("argument") == 1
+    takes_text = any(parameter.name == "prompt" for parameter in parameters)
     return "put a text of several words in quotes; " if takes_text else ""
 
 

@@ -22,7 +22,13 @@ from llmcli.families.hub import hub_config, hub_loads
 from llmcli.loading import Model, load_checkpoint
 from llmcli.measure.bench.peers import compare
 from llmcli.measure.bench.peers.transformers import open_transformers
+from llmcli.reports.bench import Settings
 
+SETTINGS = Settings(
+    model="x", device="cpu", dtype="float32", n_batch=64, n_ubatch=7, n_threads=1, type_k="auto",
+    type_v="auto", n_gpu_layers=0, flash_attn="auto", no_kv_offload=False, embeddings=False,
+    use_mmap=True,
+)  # fmt: skip
 STORED_ELSEWHERE = ("shards", "hub", "old")  # the same models, in other files
 NAMES = [case.name for case in CASES if not any(word in case.name for word in STORED_ELSEWHERE)]
 
@@ -30,7 +36,7 @@ NAMES = [case.name for case in CASES if not any(word in case.name for word in ST
 def difference(model: Model) -> float:
     """Largest difference of log-probabilities after a prompt in pieces, a rewind and two tokens."""
     ids = prompt(tokens=40)[0].tolist()
-    peer = open_transformers(model)
+    peer = open_transformers(model, SETTINGS)
     peer.start(len(ids), 1, 7)
     peer.read(ids[:30])
     peer.step(ids[0])
