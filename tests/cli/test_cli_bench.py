@@ -138,6 +138,21 @@ def test_lines_values_and_tables(bench: Callable[..., Any]) -> None:
     assert found == [(8, 0, 1, "llmcli", 0), (0, 3, 1, "llmcli", 1)] * 2
 
 
+def test_a_test_that_fits_the_positions_runs_beside_one_that_does_not(
+    cli: Callable[..., Any],
+) -> None:
+    """`tiny` has 512: a depth that both share is no reason to refuse the shorter one."""
+    result = cli(
+        "bench", "-m", "tiny", "-p", "16,512", "-n", "0", "-d", "64", "-r", "1", "-t", "1",
+        "--no-warmup", "--no-ceilings", "-o", "json",
+    )  # fmt: skip
+    assert result.code == 0
+    short, long = rows(result)
+    assert (short["n_prompt"], short["error"], len(short["samples_ns"])) == (16, None, 1)
+    assert "does not fit the 512 positions" in long["error"]
+    assert "a test of 576 tokens" in long["error"]
+
+
 def test_two_formats_on_two_streams(bench: Callable[..., Any]) -> None:
     result = bench("-o", "none", "-oe", "json")
     assert result.out == ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 
-from llmcli.errors import OutOfMemory
+from llmcli.errors import OutOfMemory, UsageError
 from llmcli.measure.bench import plan
 from llmcli.measure.bench.engine import Engine
 from llmcli.measure.bench.held import Held
@@ -49,12 +49,13 @@ class Bench:
         """A memory for the test, and a warm-up run: its prompt, and one token if it writes some.
 
         `room` is what the following tests of the same depth need, too: with it the depth is
-        read once for all of them. Where so much does not fit, the test has its own.
+        read once for all of them. Where so much does not fit, the machine or the positions that
+        the model has learned, the test has its own.
         """
         if not (test.depth and self._filled == test.depth and self._room >= plan.needed(test)):
             try:
                 self._start(room)
-            except OutOfMemory:
+            except (OutOfMemory, UsageError):
                 if room == plan.needed(test):
                     raise
                 self._start(plan.needed(test))

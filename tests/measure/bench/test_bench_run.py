@@ -5,7 +5,7 @@ import gc
 import pytest
 from bench_engines import FakeEngine, raises, settings, watch, words
 
-from llmcli.errors import OutOfMemory
+from llmcli.errors import OutOfMemory, UsageError
 from llmcli.measure.bench import plan
 from llmcli.measure.bench.run import Bench, Run
 from llmcli.reports.bench import Test as Case
@@ -59,11 +59,12 @@ def test_a_depth_is_read_once_for_all_tests_that_begin_with_it():
     assert words(engine, "read")[-2:] == [("read", 5, 0), ("read", 4, 5)]
 
 
-def test_a_test_has_a_memory_of_its_own_where_the_shared_one_does_not_fit():
-    engine = FakeEngine(trouble=raises(OutOfMemory("no"), lambda word, *of: of[:1] == (90,)))
+@pytest.mark.parametrize("error", [OutOfMemory, UsageError])
+def test_a_test_has_a_memory_of_its_own_where_the_shared_one_does_not_fit(error):
+    engine = FakeEngine(trouble=raises(error("no"), lambda word, *of: of[:1] == (90,)))
     through(engine, Case(n_prompt=4, n_gen=0, depth=6), room=90)
     assert [entry[1] for entry in words(engine, "start")] == [90, 10]
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(error):
         through(engine, Case(n_prompt=80, n_gen=4, depth=6), room=90)
 
 
