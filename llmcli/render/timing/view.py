@@ -66,7 +66,7 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     yield PartsTable(phase)
     said = [] if layers else layer_words(phase)
     yield Dots([_flops(phase), _reads(phase), *said])
-    yield from (Sentence(_pieces(split)) for split in report.splits if split.phase == phase.name)
+    yield from (Sentence(_pieces(phase, split)) for split in report.splits if split.phase == phase.name)
     if layers:
         yield Text()
         yield render_layers(phase)
@@ -105,9 +105,12 @@ def _flops(phase: PhaseTime) -> str:
     return f"{one}{behind} (causal), {other} (full square)"
 
 
-def _pieces(split: SplitTime) -> str:
-    pieces = ", ".join(f"{name} {duration(seconds)}" for name, seconds in split.pieces)
-    return f"{split.part} took {duration(split.group_s)} fused; apart its pieces take: {pieces}"
+def _pieces(phase: PhaseTime, split: SplitTime) -> str:
+    fused, behind = a_token(phase, split.group_s)
+    pieces = ", ".join(
+        f"{name} {duration(a_token(phase, seconds)[0])}" for name, seconds in split.pieces
+    )
+    return f"{split.part} took {duration(fused)}{behind} fused; apart its pieces take: {pieces}"
 
 
 def _machine(report: TimingReport) -> Iterator[RenderableType]:
