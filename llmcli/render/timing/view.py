@@ -66,7 +66,8 @@ def _phase(phase: PhaseTime, report: TimingReport, layers: bool) -> Iterator[Ren
     yield PartsTable(phase)
     said = [] if layers else layer_words(phase)
     yield Dots([_flops(phase), _reads(phase), *said])
-    yield from (Sentence(_pieces(phase, split)) for split in report.splits if split.phase == phase.name)
+    splits = (split for split in report.splits if split.phase == phase.name)
+    yield from (Sentence(_pieces(phase, split)) for split in splits)
     if layers:
         yield Text()
         yield render_layers(phase)
