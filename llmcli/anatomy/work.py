@@ -24,7 +24,7 @@ from llmcli.reports.work import PartWork
 
 __all__ = [
     "added", "calls_work", "decode_calls", "decode_work", "keys_read", "part_of", "part_work",
-    "place_of", "prompt_calls", "prompt_work", "total_work",
+    "place_of", "prompt_calls", "prompt_work", "step_bytes", "total_work",
 ]  # fmt: skip
 
 Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
@@ -104,6 +104,23 @@ def total_work(
 ) -> PartWork:
     """All parts of one call together."""
     return added(part_work(config, call, dtype=dtype, logits=logits, weight_bytes=weight_bytes))
+
+
+def step_bytes(
+    config: ModelConfig,
+    tokens: int,
+    *,
+    batch: int = 1,
+    dtype: str,
+    weight_bytes: Mapping[str, int] | None = None,
+) -> int:
+    """Bytes that the step which makes it `tokens` tokens streams: weights, keys and values.
+
+    What is not larger than a cache stays in it from one step to the next.
+    """
+    call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
+    work = total_work(config, call, dtype=dtype, weight_bytes=weight_bytes)
+    return work.weights + work.cache
 
 
 def added(works: Works) -> PartWork:

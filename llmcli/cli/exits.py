@@ -92,6 +92,11 @@ class Signals:
         if self.received is not None:
             raise self._exception()
 
+    def stopped(self, *, told: bool, where: str) -> Stopped:
+        """The end of what was cut short and gave back what it had: by Ctrl-C, or by the signal."""
+        cause = KeyboardInterrupt() if self.received is None else self._exception()
+        return Stopped(cause, told=told, where=where)
+
     def cause(self, exception: BaseException) -> BaseException:
         """The interruption behind `exception`, where there was one, else `exception`."""
         if self.received is None or isinstance(exception, LlmcliError | KeyboardInterrupt):

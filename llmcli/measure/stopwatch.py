@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from llmcli.measure.peaks import Peak, highest_bytes
+from llmcli.measure.held import Held
+from llmcli.measure.peaks import highest_bytes
 from llmcli.reports.text import PhasePeak, Timings
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Stopwatch:
     def __init__(self, device: torch.device | None = None) -> None:
         self.peaks: tuple[PhasePeak, ...] = ()  # of what was before the streams
         self._device = device
-        self._peaks: dict[str, list[Peak]] = {}
+        self._held = Held(device)
         self.import_s = 0.0
         self.load_s = 0.0
         self.prompt_tokens = 0
@@ -46,7 +47,7 @@ class Stopwatch:
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
         """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
-        with self._peak("prefill"):
+        with self._held.phase("prefill"):
             token = self._timed(tokens)
         if token is None:
             self._decode_s += self._spent
@@ -55,7 +56,7 @@ class Stopwatch:
         self._prefill_s += self._spent
         if self.first_token_s is None:
             self.first_token_s = self._spent
-        with self._peak("decode"):
+        with self._held.phase("decode"):
             while token is not None:
                 self.generated += 1
                 self._decoded += token.index > 0
@@ -79,9 +80,9 @@ class Stopwatch:
 
     def _phase_peaks(self) -> Iterator[PhasePeak]:
         """Of what took place: after a single new token there was no decoding."""
-        for phase, peaks in self._peaks.items():
-            if phase != "decode" or self._decoded:
-                yield phase_peak(phase, peaks)
+        for peak in self._held.peaks:
+            if peak.phase != "decode" or self._decoded:
+                yield peak
 
     def _timed(self, tokens: Iterator[T]) -> T | None:
         """The next token, None after the last one; `_spent` are its seconds."""
@@ -90,26 +91,6 @@ class Stopwatch:
         self._spent = perf_counter() - begin
         self.elapsed += self._spent
         return token
-
-    def _peak(self, phase: str) -> Peak:
-        """To be held open during one stream's share of the phase."""
-        peak = Peak(self._device)
-        self._peaks.setdefault(phase, []).append(peak)
-        return peak
-
-
-def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
-    """The most of all streams; unknown if it is of one of them."""
-    return PhasePeak(
-        phase=phase,
-        resident_bytes=_most([peak.resident for peak in peaks]),
-        device_bytes=_most([peak.device for peak in peaks]),
-    )
-
-
-def _most(sizes: list[int | None]) -> int | None:
-    known = [nbytes for nbytes in sizes if nbytes is not None]
-    return max(known) if len(known) == len(sizes) else None
 
 
 def _rate(count: int, seconds: float) -> float | None:

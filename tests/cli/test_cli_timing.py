@@ -24,12 +24,13 @@ import llmcli.measure.ceilings
 import llmcli.measure.timing.checks
 import llmcli.measure.timing.phase
 import llmcli.measure.timing.report
+from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output, Screen
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt
-from llmcli.cli.timing.before import base_bytes, prompt_tokens, step_bytes
+from llmcli.cli.timing.before import base_bytes, prompt_tokens
 from llmcli.cli.timing.options import TimingOptions
 from llmcli.errors import UsageError
 from llmcli.families import translate
@@ -215,7 +216,7 @@ def test_the_working_set_is_known_before_the_model(document, path):
     """From the headers: what a step reads, within what a guess of the tokens may be off."""
     said = document()
     config, _ = translate(open_checkpoint(Path(path)))
-    guessed = step_bytes(config, "float32", prompt_tokens(Prompt(TEXT)) + 3)
+    guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, dtype="float32")
     assert guessed == pytest.approx(said["working_set"], rel=0.1)
     assert prompt_tokens(Prompt(None, (1, 2, 3))) == 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmcli.cli.bench.runs import OurOptions
-from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.exits import SIGNALS
 from llmcli.cli.output import Output
 from llmcli.cli.running import KERNELS
 from llmcli.errors import LlmcliError
@@ -56,11 +56,7 @@ def finish(
         for words in against_notes(report):
             out.note(words)
     if report.interrupted:
-        try:
-            SIGNALS.check()
-        except KeyboardInterrupt as stop:
-            raise Stopped(stop, told=out.json, where=_after(report)) from stop
-        raise Stopped(KeyboardInterrupt(), told=out.json, where=_after(report))
+        raise SIGNALS.stopped(told=out.json, where=_after(report))
     errors = [(row.error, row.hint) for row in report.rows if row.error is not None]
     if errors and len(errors) == len(report.rows):
         raise NothingRan(*errors[0])

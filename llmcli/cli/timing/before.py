@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.spec import Call
-from llmcli.anatomy.work import total_work
+from llmcli.anatomy.work import step_bytes
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt
-from llmcli.config import ModelConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -68,7 +66,7 @@ def measuring(
                 device,
                 dtype,
                 threads=torch.get_num_threads(),
-                working_set=step_bytes(config, dtype_name(dtype), tokens),
+                working_set=step_bytes(config, tokens, dtype=dtype_name(dtype)),
                 progress=progress,
             )
         base: int | None = 0
@@ -99,10 +97,3 @@ def prompt_tokens(given: Prompt) -> int:
     if given.ids is not None:
         return len(given.ids)
     return 1 + len((given.text or "").encode()) // _TOKEN_BYTES
-
-
-def step_bytes(config: ModelConfig, dtype: str, tokens: int) -> int:
-    """Bytes of weights and cache that a step after so many tokens reads."""
-    call = Call(batch=1, tokens=1, past=max(0, tokens - 1), phase="decode")
-    work = total_work(config, call, dtype=dtype)
-    return work.weights + work.cache

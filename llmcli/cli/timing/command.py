@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.encoding import ChatOptions, encode
-from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.exits import SIGNALS
 from llmcli.cli.files import whole_file, written
 from llmcli.cli.looking import require, room_for
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
@@ -77,7 +77,8 @@ def command(
     report = _measured(loaded.model, ids, found[0], stages, timing, out)
     _show(report, loaded.model, timing, out)
     if report.interrupted:
-        raise _stopped(report, told=out.json)
+        after = f" after {report.phases[-1].name}" if report.phases else ""
+        raise SIGNALS.stopped(told=out.json, where=after)
     require(report.checks, _HINT)
 
 
@@ -193,13 +194,3 @@ def _write_trace(
             file.write(piece.encode())
     spans = sum(len(phase.spans) for phase in report.phases)
     out.note(written(path, f"{spans:,} spans, for ui.perfetto.dev or chrome://tracing"))
-
-
-def _stopped(report: TimingReport, *, told: bool) -> Stopped:
-    """The end of a run that was cut short: by Ctrl-C, or by what the signal was."""
-    where = f" after {report.phases[-1].name}" if report.phases else ""
-    try:
-        SIGNALS.check()
-    except KeyboardInterrupt as stop:
-        return Stopped(stop, told=told, where=where)
-    return Stopped(KeyboardInterrupt(), told=told, where=where)

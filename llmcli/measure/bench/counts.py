@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.spec import Call, Logits
-from llmcli.anatomy.work import Works, added, calls_work, decode_work, total_work
+from llmcli.anatomy.work import Works, added, calls_work, decode_work, step_bytes
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
 from llmcli.measure.bench import plan
@@ -23,13 +23,8 @@ def work(config: ModelConfig, dtype: str, test: Test, settings: Settings) -> Par
 
 
 def working_set(config: ModelConfig, dtype: str, test: Test) -> int:
-    """Bytes that the last step of a run reads again: the weights, and the keys and values.
-
-    What is not larger than a cache stays in it from one step to the next.
-    """
-    call = Call(batch=1, tokens=1, past=plan.needed(test) - 1, phase="decode")
-    reads = total_work(config, call, dtype=dtype)
-    return reads.weights + reads.cache
+    """Bytes that the last step of a run reads again: the weights, and the keys and values."""
+    return step_bytes(config, plan.needed(test), dtype=dtype)
 
 
 def roofline_ns(

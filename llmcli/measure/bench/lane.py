@@ -9,8 +9,8 @@ import torch
 
 from llmcli.measure.bench.engine import Engine
 from llmcli.measure.bench.failure import Failure, failure, hint_for
-from llmcli.measure.bench.held import Held
 from llmcli.measure.bench.run import Bench, Run
+from llmcli.measure.held import Held
 from llmcli.measure.peaks import Peak
 from llmcli.reports.bench import BenchRow, EngineName, Settings
 

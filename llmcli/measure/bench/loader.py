@@ -17,8 +17,8 @@ from llmcli.measure.bench.kernels import has_flash
 from llmcli.measure.bench.loaded import ran_of
 from llmcli.measure.bench.ours import Ours
 from llmcli.measure.bench.refused import refuse, refuse_for
+from llmcli.measure.held import phase_peak
 from llmcli.measure.peaks import Peak, resident_bytes
-from llmcli.measure.stopwatch import phase_peak
 from llmcli.model import Model
 from llmcli.reports.bench import Ran, Settings
 from llmcli.weights import Progress

@@ -10,7 +10,7 @@ from time import perf_counter_ns
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.measure.bench import plan
 from llmcli.measure.bench.engine import Engine
-from llmcli.measure.bench.held import Held
+from llmcli.measure.held import Held
 from llmcli.measure.quiet import quiet
 from llmcli.reports.bench import Settings, Test
 

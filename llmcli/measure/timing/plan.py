@@ -14,6 +14,7 @@ from llmcli.anatomy.work import (
     decode_calls,
     part_work,
     prompt_calls,
+    step_bytes,
     total_work,
 )
 from llmcli.measure.timing.parts import expected_marks
@@ -84,11 +85,8 @@ class Plan:
 
 
 def working_set(model: Model, *, tokens: int, batch: int = 1) -> int:
-    """Bytes that one step after `tokens` tokens streams: weights, and keys and values it reads.
-
-    What is not larger than a cache stays in it from one step to the next.
-    """
+    """Bytes that one step after `tokens` tokens streams, the weights as they lie in memory."""
     weights = {name: slot.nbytes for name, slot in model.decoder.slots.items()}
-    call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
-    work = total_work(model.config, call, dtype=dtype_name(model.dtype), weight_bytes=weights)
-    return work.weights + work.cache
+    return step_bytes(
+        model.config, tokens, batch=batch, dtype=dtype_name(model.dtype), weight_bytes=weights
+    )

@@ -12,9 +12,9 @@ from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure import peaks
 from llmcli.measure.bench import counts
 from llmcli.measure.bench import sweep as module
-from llmcli.measure.bench.held import Held
 from llmcli.measure.bench.plan import all_tests
 from llmcli.measure.bench.sweep import sweep
+from llmcli.measure.held import Held
 from llmcli.reports.bench import Test as Case
 from llmcli.reports.text import PhasePeak
 

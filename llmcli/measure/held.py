@@ -1,18 +1,20 @@
-"""The memory that one engine held during a test, phase by phase."""
+"""The memory that was held while something ran, phase by phase."""
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from llmcli.measure.peaks import Peak
-from llmcli.measure.stopwatch import phase_peak
 from llmcli.reports.text import PhasePeak
+
+if TYPE_CHECKING:
+    import torch
 
 PHASES = ("prefill", "decode")
 
 
 class Held:
-    """The peaks of one test, on `gpu` where the engine computes there.
+    """The peaks of its phases, on `gpu` where it computes there.
 
     `with held.phase("prefill"): …`, as often as something is read.
     """
@@ -32,3 +34,17 @@ class Held:
         """Of the phases that took place, in their order."""
         found = [name for name in PHASES if name in self._peaks]
         return tuple(phase_peak(name, self._peaks[name]) for name in found)
+
+
+def phase_peak(phase: str, peaks: list[Peak]) -> PhasePeak:
+    """The most of all times that the phase took place; unknown if it is of one of them."""
+    return PhasePeak(
+        phase=phase,
+        resident_bytes=_most([peak.resident for peak in peaks]),
+        device_bytes=_most([peak.device for peak in peaks]),
+    )
+
+
+def _most(sizes: list[int | None]) -> int | None:
+    known = [nbytes for nbytes in sizes if nbytes is not None]
+    return max(known) if len(known) == len(sizes) else None
