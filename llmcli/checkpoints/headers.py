@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from llmcli.checkpoints.catalog import CATALOG, Progress
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.locate import HubId, parse
+from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, ModelNotFound, NetworkError
 
 if TYPE_CHECKING:

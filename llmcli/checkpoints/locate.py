@@ -4,72 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub import find_in_cache
-from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
+from llmcli.checkpoints.names import HubId, parse
+from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
-_WEIGHTS = (".gguf", ".safetensors")
-_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@\0]+))?(?:@(?P<rev>[^@\s]+))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubId:
-    """`org/name` on the hub, at `revision` (None: the default branch), perhaps one `file` of it."""
-
-    repository: str
-    revision: str | None = None
-    file: str | None = None
-
-
-def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
-    """What `spec` names, without looking anything up: a path, a hub id, or a catalog name.
-
-    The rules are those of the command line's documentation, in order: `hf:` is the hub;
-    a beginning `.`, `/`, `~` or an ending `.gguf`, `.safetensors` is a path; a name without a
-    slash is the catalog's; `org/name[@rev]` is the hub.
-    Raises UsageError for a revision given twice or where there is none, ModelNotFound for
-    what fits no rule.
-    """
-    if not spec.strip():
-        raise UsageError("the model's name is empty", hint="`llmcli env` says where it comes from")
-    hub = spec.startswith("hf:")
-    if not hub and (spec[0] in "./~" or spec.lower().endswith(_WEIGHTS)):
-        found: Path | HubId | str = Path(spec).expanduser() if spec[0] == "~" else Path(spec)
-    elif not hub and "/" not in spec:
-        found = spec
-    else:
-        return _hub_id(spec, revision)
-    if revision is not None:
-        raise UsageError(
-            f"`--revision` goes with a model from the hub, and `{shown(spec)}` is not one",
-            hint="leave `--revision` out, or write `hf:org/name`",
-        )
-    return found
-
-
-def _hub_id(spec: str, revision: str | None) -> HubId:
-    match = _HUB.fullmatch(spec.removeprefix("hf:"))
-    file = match["file"] if match else None
-    if match is None or (file and (not spec.startswith("hf:") or ".." in file.split("/"))):
-        raise ModelNotFound(
-            f"`{shown(spec)}` is neither a file, a model's name nor a hub id",
-            hint="write `org/name[@rev]`, `hf:org/name/file.gguf`, or `./` before a directory",
-        )
-    if match["rev"] and revision and match["rev"] != revision:
-        raise UsageError(
-            f"`{shown(spec)}` and `--revision {shown(revision)}` name two different revisions",
-            hint="give one of them",
-        )
-    return HubId(repository=match["repo"], revision=match["rev"] or revision, file=file)
 
 
 def locate(

@@ -48,7 +48,7 @@ def _instead(words: list[str], context: Any) -> str:
 def names_a_model(word: str) -> bool:
     """Whether it is a name of the catalog, or looks like a path of weights or an id of the hub."""
     from llmcli.checkpoints.catalog import CATALOG
-    from llmcli.checkpoints.locate import parse
+    from llmcli.checkpoints.names import parse
 
     try:
         found = parse(word)

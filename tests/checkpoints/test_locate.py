@@ -8,7 +8,7 @@ from gguf_bytes import STRING, gguf, pair
 
 from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
-from llmcli.checkpoints.locate import HubId, parse
+from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
