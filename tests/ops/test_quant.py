@@ -161,7 +161,9 @@ def test_any_memory_layout_gives_the_same(format: str, monkeypatch: pytest.Monke
     raw = torch.from_numpy(random_blocks(format, rows=9, blocks=4, seed=4))
     dtype = torch.float64 if format == "F64" else torch.float32
     expected = quant.dequantize(raw, format, dtype=dtype).nan_to_num(7.0)
-    monkeypatch.setattr(quant, "_CHUNK", 3 * quant.FORMATS[format][0])  # several uneven chunks
+    monkeypatch.setattr(
+        "llmcli.ops.quant.decode._CHUNK", 3 * quant.FORMATS[format][0]
+    )  # several uneven chunks
     wide = torch.zeros(9, raw.shape[1] + 6, dtype=torch.uint8)
     wide[:, 3:-3] = raw
     odd = torch.empty(raw.numel() + 1, dtype=torch.uint8)[1:].view_as(raw)
@@ -186,7 +188,7 @@ def test_memory_is_bounded_by_the_chunk(
     monkeypatch.setitem(
         quant.DECODERS, "Q4_0", lambda b, o: (seen.append(o.numel()), decode(b, o))[1]
     )
-    monkeypatch.setattr(quant, "_CHUNK", 4096)
+    monkeypatch.setattr("llmcli.ops.quant.decode._CHUNK", 4096)
     raw = torch.from_numpy(random_blocks("Q4_0", rows=100, blocks=4))
     quant.dequantize(raw, "Q4_0", dtype=dtype)
     assert max(seen) <= 4096
@@ -205,7 +207,7 @@ def test_empty_and_meta() -> None:
     assert meta.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("format", ["IQ2_XXS", "Q2_K", "TQ1_0", "I8", "nonsense"])
+@pytest.mark.parametrize("format", ["Q8_1", "Q8_K", "Q1_0", "U8", "nonsense"])
 def test_other_formats_are_refused_by_name(format: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"`{format}`") as caught:
         quant.dequantize(torch.zeros(1, 66, dtype=torch.uint8), format, dtype=torch.float32)
@@ -238,6 +240,4 @@ def test_cuda_equals_cpu(format: str) -> None:
     raw = torch.from_numpy(random_blocks(format, rows=33, blocks=7))
     dtype = torch.float64 if format == "F64" else torch.float32
     expected = quant.dequantize(raw, format, dtype=dtype)
-    assert_bit_equal(
-        quant.dequantize(raw.cuda(), format, dtype=dtype).cpu(), expected.numpy()
-    )
+    assert_bit_equal(quant.dequantize(raw.cuda(), format, dtype=dtype).cpu(), expected.numpy())

@@ -1,0 +1,127 @@
+"""Dequantization of GGML blocks, vectorized; the twin of `gguf.quants.dequantize`.
+
+A row of a tensor is a run of blocks; a block holds a few half-precision scales and the packed
+integers that they multiply. Sources: ggml's `ggml-quants.c` (`dequantize_row_*`) and its
+Python port in the gguf package, to which these functions are bit-equal in float32.
+
+Two things make them fast: packed integers are unpacked eight bytes at a time (an int64 is
+eight bytes, and a mask keeps neighbours apart), and work goes in chunks that stay in the cache.
+
+Axes: n blocks, e elements of a block. Bytes are little-endian, as GGUF files are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from llmcli.checkpoints.tensors import GGML_TYPES
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.ops.quant import k_quants, simple
+
+# Elements decoded at a time: 4 MiB of float32. Of 2^16 … 2^21 the fastest on two cores (below
+# it the calls cost more than their work), and what bounds temporary memory (about 10 MiB).
+_CHUNK = 1 << 20
+
+# Formats whose elements PyTorch has a type for.
+PLAIN = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+# Name of a format -> (elements of a block, bytes of a block).
+FORMATS = {
+    **{name: (1, dtype.itemsize) for name, dtype in PLAIN.items()},
+    **{name: (elements, size) for name, elements, size in GGML_TYPES.values()},
+}
+
+# A decoder: `blocks` uint8 [n, bytes] (2-byte aligned) into `out` [n, e] of float32 or float64.
+# Integers are subtracted before the scale multiplies, and a minimum is applied in a step of its
+# own (no fused multiply-add): the rounding of ggml's reference.
+Decoder = Callable[[Tensor, Tensor], None]
+
+DECODERS: dict[str, Decoder] = {
+    "Q4_0": simple.q4_0,
+    "Q4_1": simple.q4_1,
+    "Q5_0": simple.q5_0,
+    "Q5_1": simple.q5_1,
+    "Q8_0": simple.q8_0,
+    "Q4_K": k_quants.q4_k,
+    "Q5_K": k_quants.q5_k,
+    "Q6_K": k_quants.q6_k,
+}
+
+
+def check_format(format: str) -> None:
+    """Raises `UnsupportedModel` for a format that `dequantize` does not know."""
+    if format not in PLAIN and format not in DECODERS:
+        raise UnsupportedModel(
+            f"tensors in the format `{format}` cannot be read",
+            hint="formats that can: " + ", ".join((*PLAIN, *DECODERS)),
+        )
+
+
+def dequantize(
+    raw: Tensor, format: str, *, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """Return the values `[rows, row_length]` in `dtype` of packed rows `raw`.
+
+    `raw` is uint8 `[rows, bytes_per_row]`, each row a whole number of `format` blocks.
+    The arithmetic is in float32 (in float64 where `dtype` is float64), then cast; temporary
+    memory is a few MiB whatever the size. `out`, if given, is filled and returned: it has the
+    result's shape and `dtype`. Raises `UnsupportedModel` for a format without a decoder and
+    `CheckpointError` for rows that are no whole number of blocks.
+    """
+    check_format(format)
+    elements, size = FORMATS[format]
+    if raw.dtype != torch.uint8 or raw.ndim != 2 or raw.shape[1] % size:
+        raise CheckpointError(
+            f"{raw.dtype} rows of shape {list(raw.shape)} are not rows of {format} blocks"
+            f" of {size} bytes"
+        )
+    shape = (raw.shape[0], raw.shape[1] // size * elements)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=raw.device)
+    elif tuple(out.shape) != shape or out.dtype != dtype:
+        raise ValueError(f"out is {list(out.shape)} {out.dtype}, not {list(shape)} {dtype}")
+    if raw.numel() == 0 or raw.is_meta:
+        return out
+    if format in PLAIN:
+        return out.copy_(_aligned(raw.contiguous(), size).view(PLAIN[format]))
+    _fill(out, raw, DECODERS[format], elements, size)
+    return out
+
+
+def _fill(out: Tensor, raw: Tensor, decode: Decoder, elements: int, size: int) -> None:
+    """Decode `raw` into `out` in chunks: runs of blocks, or of rows where memory has gaps."""
+    compute = torch.float64 if out.dtype == torch.float64 else torch.float32
+    if raw.is_contiguous() and out.is_contiguous():
+        raw, out = raw.view(-1, size), out.view(-1, elements)
+    step = max(1, _CHUNK // out.shape[1])
+    buffer = torch.empty(0, dtype=compute, device=out.device)
+    for start in range(0, raw.shape[0], step):
+        part = out[start : start + step]
+        blocks = _aligned(raw[start : start + step].reshape(-1, size), 2)
+        if part.is_contiguous() and part.dtype == compute:
+            decode(blocks, part.view(-1, elements))
+            continue
+        values = buffer.resize_(blocks.shape[0], elements)  # the same memory for every chunk
+        decode(blocks, values)
+        part.copy_(values.view(part.shape))
+
+
+def _aligned(blocks: Tensor, size: int) -> Tensor:
+    """`blocks`, copied if its address is no multiple of `size`: PyTorch refuses such views."""
+    if blocks.data_ptr() % size or blocks.storage_offset() % size:
+        return blocks.clone()
+    return blocks
