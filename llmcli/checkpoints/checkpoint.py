@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from llmcli.checkpoints.files import WeightFile, shown
 from llmcli.checkpoints.folder import Folder, read_folder
-from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.safetensors import read_safetensors
 from llmcli.checkpoints.sniff import kind_of, pickled
+from llmcli.checkpoints.split import read_parts
 from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.errors import CheckpointError
 
@@ -23,8 +23,9 @@ __all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
 class Checkpoint:
     """An opened checkpoint: headers and configuration are read, the weights are not.
 
-    `path` is the file or directory, `name` what the user asked for. `config` is
-    `config.json` as it stands (None where there is none), or a GGUF file's metadata.
+    `path` is the directory or the file (the first one of a model in parts), `name` what the user
+    asked for. `config` is `config.json` as it stands (None where there is none), or a GGUF file's
+    metadata.
     `files` are the weight files, none where a directory holds a configuration alone.
     `metadata` is a GGUF file's again, or `__metadata__` of the safetensors (a key that several
     shards have is the first one's).
@@ -93,6 +94,8 @@ class Checkpoint:
 def open_checkpoint(path: Path, *, name: str | None = None) -> Checkpoint:
     """Open a directory, a `.safetensors` or a `.gguf` file; `name` is for messages.
 
+    Any part of a GGUF model in several files stands for the whole.
+
     Reads headers and JSON only. Raises ModelNotFound where nothing is there and
     CheckpointError for whatever cannot be used: a pickle, a broken header, a missing shard.
     """
@@ -106,11 +109,11 @@ def open_checkpoint(path: Path, *, name: str | None = None) -> Checkpoint:
     if kind == "pickle":
         raise pickled(path)
     if kind == "gguf":
-        metadata, tensors, size = read_gguf(path)
+        metadata, tensors, sizes = read_parts(path)
         return Checkpoint(
-            path=path, kind="gguf", name=name, config=metadata, tensors=tensors,
-            generation_config=None, files=(path,), metadata=metadata,
-            _open={path: WeightFile(path, size)},
+            path=next(iter(sizes)), kind="gguf", name=name, config=metadata, tensors=tensors,
+            generation_config=None, files=tuple(sizes), metadata=metadata,
+            _open={file: WeightFile(file, size) for file, size in sizes.items()},
         )  # fmt: skip
     written, tensors, size = read_safetensors(path)
     beside = read_folder(path.parent, only=path)

@@ -32,6 +32,12 @@ def shown(text: object, limit: int = 80) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def listed(names: list[str]) -> str:
+    """Names of files for use inside a message, the first four of them."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(f"`{shown(name)}`" for name in names[:4]) + more
+
+
 def why(error: OSError) -> str:
     """The operating system's reason, in lower case and without the path."""
     reason = error.strerror or type(error).__name__

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmcli.checkpoints.files import read_json, read_object, shown, why
+from llmcli.checkpoints.files import listed, read_json, read_object, shown, why
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES, pickled
+from llmcli.checkpoints.split import part_names
 from llmcli.errors import CheckpointError, ModelNotFound
 
 SINGLE = "model.safetensors"
@@ -19,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 @dataclass(frozen=True, kw_only=True)
 class Folder:
     """A directory as found: safetensors `shards` in order with the `index` (tensor -> shard)
-    where there is one, or one `gguf` file, or a configuration alone.
+    where there is one, or one `gguf` file (the first of its parts), or a configuration alone.
     """
 
     config: Mapping[str, Any] | None
@@ -33,8 +34,8 @@ def read_folder(path: Path, *, only: Path | None = None) -> Folder:
     """Look through a directory; with `only`, read the configuration beside that one file.
 
     Weights, in this order: `model.safetensors`, the shards of the index, one other
-    `.safetensors`, one `.gguf`. Raises ModelNotFound where there is no model at all, and
-    CheckpointError for a choice that is not ours, a pickle, or JSON that is broken.
+    `.safetensors`, one `.gguf` or the parts of one. Raises ModelNotFound where there is no model
+    at all, and CheckpointError for a choice that is not ours, a pickle, or JSON that is broken.
     """
     config = read_object(path / "config.json")
     generation = read_object(path / "generation_config.json")
@@ -54,7 +55,7 @@ def read_folder(path: Path, *, only: Path | None = None) -> Folder:
     if shards and config is None and others:
         raise CheckpointError(
             f"the directory `{shown(path)}` has safetensors without a config.json, "
-            f"and {_listed(others)}",
+            f"and {listed(others)}",
             hint=f"name a .gguf file, as in `{shown(path / others[0], 200)}`",
         )
     gguf = () if shards else _one(path, names, ".gguf")
@@ -112,11 +113,15 @@ def _names(path: Path) -> set[str]:
 
 
 def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
-    """The one file with that ending, or none; CheckpointError lists several."""
-    found = _visible(names, suffix)
+    """The one file with that ending, or none; CheckpointError lists several.
+
+    Of a model in parts it is the first part, also where that one is missing: the reader says so.
+    """
+    groups = [(part_names(name) or (name,))[0] for name in _visible(names, suffix)]
+    found = list(dict.fromkeys(groups))
     if len(found) > 1:
         raise CheckpointError(
-            f"the directory `{shown(path)}` has several {suffix} files: {_listed(found)}",
+            f"the directory `{shown(path)}` has several {suffix} files: {listed(found)}",
             hint=f"name one, as in `{shown(path / found[0], 200)}`",
         )
     return tuple(path / name for name in found)
@@ -124,8 +129,3 @@ def _one(path: Path, names: set[str], suffix: str) -> tuple[Path, ...]:
 
 def _visible(names: set[str], suffix: str) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(suffix) and name[0] != ".")
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(f"`{shown(name)}`" for name in names[:4]) + more

@@ -179,12 +179,6 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes) -> tuple[dict[str, Any], dic
         if key in metadata:
             raise header.fail(f"the key `{shown(key)}` is there twice")
         metadata[key] = header.value(key)
-    parts = metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise header.fail(
-            f"it is one of {parts} parts",
-            hint="join the parts with `llama-gguf-split --merge` and give the result",
-        )
     return metadata, _tensors(header, count, _alignment(header, metadata))
 
 

@@ -181,7 +181,6 @@ HOSTILE = {
     "alignment text": (gguf([pair("general.alignment", STRING, "32")]), "alignment is"),
     "alignment flag": (gguf([pair("general.alignment", BOOL, 1)]), "alignment is"),
     "alignment float": (gguf([pair("general.alignment", F32, 32.0)]), "alignment is"),
-    "one of many": (gguf([pair("split.count", U32, 3)]), "one of 3 parts"),
 }  # fmt: skip
 
 
