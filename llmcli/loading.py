@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.families import plan, translate
-from llmcli.model import Ledger, Model
+from llmcli.families import Plan, Rule, plan, translate
+from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import Progress, check_fit, load_weights, randomize, read_values
@@ -56,41 +56,39 @@ def load_checkpoint(
     random_weights: int | None = None,
     text: bool = True,
     progress: Progress | None = None,
+    stages: Stages | None = None,
 ) -> Model:
     """Builds the decoder that the checkpoint's configuration describes and fills it.
 
     With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
-    tokenizer that is broken or of an unknown kind is no error: ids need none. Raises
-    UnsupportedModel, CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
+    tokenizer that is broken or of an unknown kind is no error: ids need none. `stages` hears
+    what each part took. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4),
+    OutOfMemory (5), UsageError.
     """
+    stages = stages or Stages()
     if quantize not in ("auto", "none"):
         raise UsageError(
             f"`--quantize {quantize}` has no kernel in this version",
             hint="use --quantize auto, and --dtype for the arithmetic",
         )
-    config, rules = translate(checkpoint)
-    config = _with_frequency_factors(config, checkpoint)
-    tokenizer = _tokenizer(checkpoint, text)
-    on = devices.resolve_device(device)
-    formats = {info.format for info in checkpoint.tensors.values()}
-    arithmetic = devices.resolve_dtype(dtype, on, formats)
-    todo = None
-    if random_weights is None:
-        if not checkpoint.tensors:
-            raise CheckpointError(
-                f"`{checkpoint.name}` has a configuration but no weights",
-                hint="fetch its safetensors, or try the architecture with --random-weights",
-            )
-        todo = plan(checkpoint.tensors, rules, config)
-        check_fit(todo, checkpoint.tensors, config)
-    weights = weight_bytes(config, arithmetic)
-    devices.require_memory(weights, on, "the weights", _smaller(weights, arithmetic, on))
-    decoder = Decoder(config, device=on, dtype=arithmetic)
+    with stages("plan"):
+        config, rules = translate(checkpoint)
+        config = _with_frequency_factors(config, checkpoint)
+        todo = None if random_weights is not None else fitting_plan(checkpoint, rules, config)
+    with stages("tokenizer"):
+        tokenizer = _tokenizer(checkpoint, text)
+    with stages("build"):
+        on = devices.resolve_device(device)
+        formats = {info.format for info in checkpoint.tensors.values()}
+        arithmetic = devices.resolve_dtype(dtype, on, formats)
+        weights = weight_bytes(config, arithmetic)
+        devices.require_memory(weights, on, "the weights", _smaller(weights, arithmetic, on))
+        decoder = Decoder(config, device=on, dtype=arithmetic)
     if todo is None:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
     else:
-        ledger = load_weights(decoder, checkpoint, todo, progress=progress)
+        ledger = load_weights(decoder, checkpoint, todo, progress=progress, stages=stages)
     return Model(
         name=checkpoint.name,
         config=config,
@@ -101,6 +99,21 @@ def load_checkpoint(
         ledger=ledger,
         random_seed=random_weights,
     )
+
+
+def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> Plan:
+    """What fills every parameter from the checkpoint's tensors, by their headers alone.
+
+    Raises CheckpointError where there are none, and the errors of `check_fit`.
+    """
+    if not checkpoint.tensors:
+        raise CheckpointError(
+            f"`{checkpoint.name}` has a configuration but no weights",
+            hint="fetch its safetensors, or try the architecture with --random-weights",
+        )
+    todo = plan(checkpoint.tensors, rules, config)
+    check_fit(todo, checkpoint.tensors, config)
+    return todo
 
 
 def load_shapes(checkpoint: Checkpoint, *, dtype: str = "auto", like: str = "auto") -> Model:

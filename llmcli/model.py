@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,11 +18,16 @@ from llmcli.text import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One parameter: the checkpoint tensor it came from, and what was done on the way."""
+    """One parameter: the checkpoint tensor it came from, and what was done on the way.
+
+    `stored` is the format there, `shape` the parameter's, `nbytes` what it takes of the tensor.
+    """
 
     parameter: str
     source: str
     stored: str
+    shape: tuple[int, ...]
+    nbytes: int
     operations: tuple[str, ...]
     dequantized: bool
 
@@ -30,6 +38,32 @@ class Ledger:
 
     entries: tuple[LedgerEntry, ...] = ()
     dropped: tuple[tuple[str, str], ...] = ()
+
+
+class Stages:
+    """Seconds, and bytes where there are any, of the parts of loading, in order of their start.
+
+    `with stages("read", nbytes): …` adds to what the part has already. Parts are not nested.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.nbytes: dict[str, int] = {}
+
+    @contextmanager
+    def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
+        """Times what is inside, also where it raises."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, perf_counter() - begin, nbytes)
+
+    def add(self, name: str, seconds: float, nbytes: int = 0) -> None:
+        """The same for what was timed elsewhere."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        if nbytes:
+            self.nbytes[name] = self.nbytes.get(name, 0) + nbytes
 
 
 @dataclass(kw_only=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.config import ModelConfig
+from llmcli.devices import wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Op, Plan, Rows, Transpose, UnpairRows, shape_after
-from llmcli.model import Ledger, LedgerEntry
+from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format, dequantize
 
@@ -24,20 +25,37 @@ _CHUNK_BYTES = 4 << 20  # read at a time: bounds what loading needs beyond the w
 
 
 def load_weights(
-    decoder: Decoder, checkpoint: Checkpoint, todo: Plan, *, progress: Progress | None = None
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    todo: Plan,
+    *,
+    progress: Progress | None = None,
+    stages: Stages | None = None,
 ) -> Ledger:
-    """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time."""
-    entries = []
+    """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time.
+
+    `stages` hears of `read` (from the file to the device, in stored bytes) and of `convert`.
+    """
+    stages = stages or Stages()
     total = sum(slot.nbytes for slot in decoder.slots.values())
     done = 0
     for load_ in todo.loads:
         slot = decoder.slots[load_.target]
-        _fill(slot, checkpoint, load_)
-        entries.append(_entry(load_, checkpoint.tensors[load_.source]))
+        _fill(slot, checkpoint, load_, stages)
         done += slot.nbytes
         if progress is not None:
             progress("loading weights", done, total)
+    with stages("convert"):
+        wait_for(decoder.device)
     checkpoint.release()
+    return ledger_of(todo, checkpoint, {name: slot.shape for name, slot in decoder.slots.items()})
+
+
+def ledger_of(
+    todo: Plan, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
+) -> Ledger:
+    """What a plan that fits makes of every tensor; `shapes` are those of the parameters."""
+    entries = (_entry(load_, checkpoint.tensors, shapes[load_.target]) for load_ in todo.loads)
     return Ledger(entries=tuple(entries), dropped=todo.dropped)
 
 
@@ -85,17 +103,21 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
             raise CheckpointError(f"`{source}` is {shape}, of which {count} numbers have a use")
 
 
-def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load) -> None:
+def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
     """Copies one checkpoint tensor through its operations into its slot."""
     info = checkpoint.tensors[load_.source]
     if len(info.shape) == 2 and Transpose() not in load_.ops:
         rows = _with_operations(torch.arange(info.shape[0]), load_.ops)
-        _fill_rows(slot, checkpoint, info, rows)
+        _fill_rows(slot, checkpoint, info, rows, stages)
     else:
-        slot.copy_(_with_operations(read_values(checkpoint, info, slot), load_.ops))
+        values = read_values(checkpoint, info, slot, stages)
+        with stages("convert"):
+            slot.copy_(_with_operations(values, load_.ops))
 
 
-def _fill_rows(slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Tensor) -> None:
+def _fill_rows(
+    slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Tensor, stages: Stages
+) -> None:
     """Row `rows[i]` of the checkpoint's matrix → row i of the slot, a few MiB at a time."""
     first, last = int(rows.min()), int(rows.max()) + 1
     place = torch.empty(last - first, dtype=torch.long)
@@ -105,12 +127,15 @@ def _fill_rows(slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Ten
     chunk = max(1, _CHUNK_BYTES // row_bytes)
     for start in range(first, last, chunk):
         stop = min(start + chunk, last)
-        raw = _raw_rows(checkpoint, info, start, stop, slot.device)
-        if in_order:
-            dequantize(raw, info.format, dtype=slot.dtype, out=slot[start - first : stop - first])
-        else:
-            index = place[start - first : stop - first].to(slot.device)
-            slot[index] = dequantize(raw, info.format, dtype=slot.dtype)
+        with stages("read", (stop - start) * row_bytes):
+            raw = _raw_rows(checkpoint, info, start, stop, slot.device)
+        with stages("convert"):
+            if in_order:
+                part = slot[start - first : stop - first]
+                dequantize(raw, info.format, dtype=slot.dtype, out=part)
+            else:
+                index = place[start - first : stop - first].to(slot.device)
+                slot[index] = dequantize(raw, info.format, dtype=slot.dtype)
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
@@ -132,12 +157,17 @@ def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
     return values
 
 
-def read_values(checkpoint: Checkpoint, info: TensorInfo, like: Tensor) -> Tensor:
+def read_values(
+    checkpoint: Checkpoint, info: TensorInfo, like: Tensor, stages: Stages | None = None
+) -> Tensor:
     """A whole tensor as numbers, at least float32, on the device of `like`."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     rows = info.shape[0] if len(info.shape) > 1 else 1
-    raw = _raw_rows(checkpoint, info, 0, rows, like.device)
-    return dequantize(raw, info.format, dtype=dtype).view(info.shape)
+    stages = stages or Stages()
+    with stages("read", info.nbytes):
+        raw = _raw_rows(checkpoint, info, 0, rows, like.device)
+    with stages("convert"):
+        return dequantize(raw, info.format, dtype=dtype).view(info.shape)
 
 
 def _raw_rows(
@@ -150,11 +180,16 @@ def _raw_rows(
     return torch.frombuffer(data, dtype=torch.uint8).view(stop - start, row_bytes).to(device)
 
 
-def _entry(load_: Load, info: TensorInfo) -> LedgerEntry:
+def _entry(
+    load_: Load, tensors: Mapping[str, TensorInfo], shape: tuple[int, ...]
+) -> LedgerEntry:
+    info = tensors[load_.source]
     return LedgerEntry(
         parameter=load_.target,
         source=load_.source,
         stored=info.format,
+        shape=tuple(shape),
+        nbytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
         operations=tuple(str(op) for op in load_.ops),
         dequantized=info.format not in PLAIN,
     )
