@@ -1,0 +1,346 @@
+"""A hub on this machine: the calls of the hub's protocol that huggingface_hub makes.
+
+    with HubStandIn({"org/name": folder}, cut={"model.safetensors": [1000, 5000]}) as hub:
+        subprocess.run([...], env=os.environ | hub.environment(tmp_path))
+        hub.requests  # [Asked(method="GET", path="/api/models/org/name", headers={...}), ...]
+        hub.sent      # bytes of bodies: {"/org/name/resolve/main/config.json": 612, ...}
+
+Weights and tokenizers are large files (LFS): their bytes come from another host, reached by a
+redirect, as on the real hub. Every fault can also be set while the hub runs (`hub.cut[...] = `).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+SHA = "0123456789abcdef0123456789abcdef01234567"  # the commit, unless `commits` says another
+LARGE = (".safetensors", ".gguf", ".bin", ".model", "tokenizer.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the hub says instead of the truth, to paths that contain the key in `answers`.
+
+    `endless` repeats the body for ever, without a length.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    endless: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request: `host` is "hub", or "storage" for the bytes of large files."""
+
+    method: str
+    path: str
+    host: str
+    headers: Mapping[str, str]
+
+
+class HubStandIn:
+    """Serves `repositories` (id -> directory) while the context is open.
+
+    - `cut`: file -> numbers of bytes; each GET of that file's bytes takes the next number, sends
+      so many and closes the connection (`reset=True`: with a TCP reset). Then it is served whole.
+    - `hold`: file -> number of bytes after which a GET waits until `hub.release.set()`;
+      `hub.holding` is set once one waits.
+    - `corrupt`: files whose bytes are served with one bit turned.
+    - `gated`, `private`: ids that need one of `tokens`; gone ids need no list.
+    - `revisions`: (branches and tags) name -> directory, of the same repository id.
+    - `answers`: part of a path -> `Answer`; `slow`: seconds before any answer.
+    - `ranges=False`: a server that sends everything whatever the range.
+    """
+
+    def __init__(
+        self,
+        repositories: Mapping[str, Path],
+        *,
+        cut: Mapping[str, Sequence[int]] | None = None,
+        hold: Mapping[str, int] | None = None,
+        corrupt: Collection[str] = (),
+        gated: Collection[str] = (),
+        private: Collection[str] = (),
+        tokens: Collection[str] = ("hf_good",),
+        revisions: Mapping[str, Mapping[str, Path]] | None = None,
+        answers: Mapping[str, Answer] | None = None,
+        reset: bool = False,
+        ranges: bool = True,
+        slow: float = 0.0,
+    ) -> None:
+        self.repositories = dict(repositories)
+        self.cut = {name: list(parts) for name, parts in (cut or {}).items()}
+        self.hold = dict(hold or {})
+        self.corrupt = set(corrupt)
+        self.gated, self.private, self.tokens = set(gated), set(private), set(tokens)
+        self.revisions = {repo: dict(found) for repo, found in (revisions or {}).items()}
+        self.answers = dict(answers or {})
+        self.reset, self.ranges, self.slow = reset, ranges, slow
+        self.release, self.holding = threading.Event(), threading.Event()
+        self.requests: list[Asked] = []
+        self.sent: dict[str, int] = {}
+        self._servers: list[ThreadingHTTPServer] = []
+        self._digests: dict[tuple[Path, int, int], str] = {}
+
+    def __enter__(self) -> HubStandIn:
+        for host in ("hub", "storage"):
+            server = _Server(("127.0.0.1", 0), _Handler)
+            server.hub, server.host = self, host
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            self._servers.append(server)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release.set()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+    @property
+    def url(self) -> str:
+        """What HF_ENDPOINT is to be."""
+        return f"http://127.0.0.1:{self._servers[0].server_port}"
+
+    @property
+    def storage(self) -> str:
+        """The other host, which must never see a token."""
+        return f"http://localhost:{self._servers[1].server_port}"
+
+    def environment(self, tmp_path: Path, **more: str) -> dict[str, str]:
+        """Variables for a process that knows this hub and caches below `tmp_path` alone."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_TOKEN": "",
+            "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
+            "LLMCLI_CACHE": str(tmp_path / "llmcli"),
+            "LLMCLI_OFFLINE": "0",
+            "LLMCLI_MODEL": "",
+            "NO_PROXY": "*",
+            "no_proxy": "*",
+        } | more
+
+    def bytes_of(self, name: str) -> int:
+        """How many bytes of bodies went out for the files called `name`, from both hosts."""
+        return sum(count for path, count in self.sent.items() if path.endswith("/" + name))
+
+    def sha256(self, file: Path) -> str:
+        """The digest of a file, computed once."""
+        status = file.stat()
+        key = (file, status.st_size, status.st_mtime_ns)
+        if key not in self._digests:
+            self._digests[key] = hashlib.sha256(file.read_bytes()).hexdigest()
+        return self._digests[key]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    hub: HubStandIn
+    host: str
+
+    def handle_error(self, *_: object) -> None:
+        """A client that went away is what many tests are about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        hub = self.server.hub
+        url = urlsplit(self.path)
+        self.clean = unquote(url.path)
+        hub.requests.append(
+            Asked(
+                method=self.command,
+                path=self.clean,
+                host=self.server.host,
+                headers={name.lower(): value for name, value in self.headers.items()},
+            )
+        )
+        time.sleep(hub.slow)
+        for part, answer in list(hub.answers.items()):
+            if part in self.path or part in self.clean:
+                return self._send(answer.status, answer.body, answer.headers, answer.endless)
+        parts = [unquote(part) for part in url.path.strip("/").split("/")]
+        if parts[:2] == ["api", "models"] and len(parts) >= 4:
+            revision = "/".join(parts[5:]) or None
+            return self._about("/".join(parts[2:4]), revision, "tree" in parts[4:5], url.query)
+        if len(parts) >= 5 and parts[2] == "resolve":
+            return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
+        return self._refuse(404, "", "no such page")
+
+    def _folder(self, repository: str, revision: str | None) -> Path | None:
+        """Where the repository lies; None once it was refused."""
+        hub = self.server.hub
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and token not in hub.tokens:
+            return self._refuse(401, "", "Invalid credentials in Authorization header")
+        hidden = repository in hub.private and not token
+        if repository not in hub.repositories or hidden:
+            # who is not logged in is not told whether there is such a repository
+            return self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
+        known = {None: hub.repositories[repository], "main": hub.repositories[repository]}
+        known |= hub.revisions.get(repository, {})
+        folder = known.get(revision)
+        if folder is None:
+            folder = next((f for f in known.values() if commit_of(f, known) == revision), None)
+        if folder is None:
+            return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+        self.commit = commit_of(folder, known)
+        return folder
+
+    def _about(self, repository: str, revision: str | None, tree: bool, query: str) -> None:
+        folder = self._folder(repository, revision)
+        if folder is None:
+            return
+        files = []
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name, size = path.relative_to(folder).as_posix(), path.stat().st_size
+            about = {"path" if tree else "rfilename": name}
+            if tree or "blobs" in parse_qs(query):
+                about |= {"size": size, "oid" if tree else "blobId": blob_id(path)}
+                if name.endswith(LARGE):
+                    digest = {"oid" if tree else "sha256": self.server.hub.sha256(path)}
+                    about["lfs"] = {"size": size, "pointerSize": 134} | digest
+            files.append(about | ({"type": "file"} if tree else {}))
+        told = {"id": repository, "_id": "x", "sha": self.commit, "siblings": files}
+        told["gated"] = "auto" if repository in self.server.hub.gated else False
+        body = json.dumps(files if tree else told).encode()
+        self._send(200, body, {"Content-Type": "application/json"})
+
+    def _file(self, repository: str, revision: str, name: str) -> None:
+        hub = self.server.hub
+        if self.server.host == "hub":
+            folder = self._folder(repository, revision)
+            if folder is None:
+                return
+            token = self.headers.get("Authorization", "")
+            if repository in hub.gated and not token:
+                return self._refuse(401, "GatedRepo", f"Access to model {repository} is restricted")
+        else:
+            known = {None: hub.repositories[repository]} | hub.revisions.get(repository, {})
+            folder = next(f for f in known.values() if commit_of(f, known) == revision)
+            self.commit = revision
+        path = folder / name
+        if not path.is_file():
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        data = path.read_bytes()
+        if name.endswith(LARGE) and self.server.host == "hub":
+            there = f"{hub.storage}/{repository}/resolve/{self.commit}/{name}"
+            about = {"X-Linked-ETag": f'"{hub.sha256(path)}"', "X-Linked-Size": str(len(data))}
+            return self._send(302, b"", {"Location": there, "ETag": '"pointer"'} | about)
+        if name in hub.corrupt:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        self._bytes(name, data, blob_id(path))
+
+    def _bytes(self, name: str, data: bytes, etag: str) -> None:
+        """A file or the range of it that was asked for."""
+        hub, total = self.server.hub, len(data)
+        about = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
+        ranged = self.headers.get("Range", "")
+        status = 200
+        if ranged and hub.ranges:
+            first, _, last = ranged.removeprefix("bytes=").partition("-")
+            start, stop = int(first), int(last) + 1 if last else total
+            if start >= total:
+                return self._refuse(416, "", "Range Not Satisfiable")
+            data = data[start:stop]
+            about["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{total}"
+            status = 206
+        stop = None
+        if self.command == "GET" and hub.cut.get(name):
+            stop = hub.cut[name].pop(0)
+        self._send(status, data, about, stop=stop, hold=hub.hold.get(name))
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self._send(status, json.dumps({"error": message}).encode(), headers)
+
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str],
+        endless: bool = False,
+        *,
+        stop: int | None = None,
+        hold: int | None = None,
+    ) -> None:
+        """The answer; `stop`: cut after so many bytes; `hold`: wait there for `release`."""
+        hub = self.server.hub
+        self.send_response(status)
+        about = dict(headers)
+        if getattr(self, "commit", None):
+            about.setdefault("X-Repo-Commit", self.commit)
+        if endless:
+            self.close_connection = True
+            about["Connection"] = "close"
+        else:
+            about.setdefault("Content-Length", str(len(body)))
+        for key, value in about.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if hold is not None and len(body) > hold:
+            self._write(body[:hold])
+            hub.holding.set()
+            hub.release.wait(60)
+            self._write(body[hold:])
+        elif stop is not None:
+            self._write(body[:stop])
+            self.close_connection = True
+            if hub.reset:
+                time.sleep(0.1)  # a reset overtakes bytes that were not read yet
+                off = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, off)
+                self.connection.close()
+        else:
+            self._write(body)
+            while endless and body:
+                self._write(body)
+
+    def _write(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+        sent = self.server.hub.sent
+        sent[self.clean] = sent.get(self.clean, 0) + len(data)
+
+
+def commit_of(folder: Path, known: Mapping[str | None, Path]) -> str:
+    """`SHA` for the default branch, another commit for every other directory."""
+    if folder == known[None]:
+        return SHA
+    return hashlib.sha1(str(folder).encode()).hexdigest()
+
+
+def blob_id(path: Path) -> str:
+    """What git calls the file: the ETag of those that are not large."""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
