@@ -6,6 +6,7 @@ writes the files that are committed; a test compares them with the tree.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmcli.cli.files import whole_file
 from llmcli.cli.shells import CommandSpec, Spec, bash, fish, zsh
 from llmcli.errors import UsageError, WriteFailed
 
@@ -89,25 +91,32 @@ def install() -> str:
     }.get(shell)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        with whole_file(str(target)) as file:
+            file.write(text.encode())
         said = f"wrote {target}"
         if start_up is not None:
             said += _append(*start_up)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        message = f"could not install completion in `{error.filename}`: {reason}"
+        where = error.filename or (start_up[0] if start_up else target)  # a write has no name
+        message = f"could not install completion in `{where}`: {reason}"
         raise WriteFailed(message) from error
     return f"{said}\nopen a new {shell} to use it"
 
 
 def _append(path: Path, line: str) -> str:
-    """Adds `line` to a start-up file that does not have it yet; returns what to tell."""
-    before = path.read_text() if path.exists() else ""
-    if line in before.splitlines():
+    """Adds `line` to a start-up file that does not have it yet; returns what to tell.
+
+    All of it or nothing: half a line there would be told by every shell that starts.
+    """
+    before = path.read_bytes() if path.exists() else b""
+    if line.encode() in before.splitlines():
         return ""
-    separator = "" if not before or before.endswith("\n") else "\n"
-    with path.open("a") as file:
-        file.write(f"{separator}{line}\n")
+    added = ("" if not before or before.endswith(b"\n") else "\n") + line + "\n"
+    with path.open("ab", buffering=0) as file:
+        if file.write(added.encode()) < len(added.encode()):
+            file.truncate(len(before))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return f" and added a line to {path}"
 
 
