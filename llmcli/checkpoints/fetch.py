@@ -25,7 +25,8 @@ from llmcli.checkpoints.files import is_full, shown, why
 from llmcli.errors import CheckpointError, ModelNotFound, NetworkError, WriteFailed
 
 _CHUNK = 1 << 20
-_PREFIX = ".fetch-"
+SCRATCH = ".fetch-"  # begins the names of temporary directories
+LOCK = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,8 @@ def fetch(
     report = progress or (lambda what, done, total: None)
     sources = [] if entry.is_cached() else _sources(entry, offline, report)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"waiting for another fetch of {entry.name}"
-        with _locked(path.parent / ".lock", lambda: report(waiting, 0, None)):
+        with _locked(path.parent, lambda: report(waiting, 0, None)):
             for left in _left_overs(path.parent):
                 shutil.rmtree(left, ignore_errors=True)
             if not entry.is_cached():
@@ -86,19 +86,31 @@ def _make_room(room: int) -> str:
 
 def _left_overs(folder: Path) -> list[Path]:
     """What fetches that were killed left in `folder`."""
-    return list(folder.glob(_PREFIX + "*"))
+    return list(folder.glob(SCRATCH + "*"))
 
 
 @contextlib.contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock; it ends with the process, however that ends."""
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the exclusive lock of `folder`, made if need be; it ends with the process."""
+    path = folder / LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, path):  # else it was removed meanwhile, and locks nobody out
+                yield
+                return
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _sources(entry: CatalogEntry, offline: bool, report: Progress) -> list[Source]:
@@ -135,7 +147,7 @@ def _fetch(
     """Download, verify, rename; the caller holds the lock."""
     for source, other in zip(sources, [*sources[1:], None], strict=True):
         _check_room(path.parent, source.room)
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=path.parent) as scratch:
             part = Path(scratch) / "part"
             try:
                 with source.opened(Path(scratch)) as file:

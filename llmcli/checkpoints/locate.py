@@ -59,7 +59,7 @@ def find(
             f"using `{BUNDLED_MODEL}`, the small model that ships with llmcli: no model was named, "
             f"and {error.message}"
         )
-        return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress)
+        return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress, note)
 
 
 def _found(
@@ -78,7 +78,7 @@ def _found(
     offline = offline or offline_from_environment()
     if isinstance(found, HubId):
         return find_in_cache(found.repository, found.revision, found.file, offline=offline)
-    return _from_catalog(found, offline, progress)
+    return _from_catalog(found, offline, progress, note)
 
 
 def open_model(
@@ -116,7 +116,12 @@ def _listing(folder: Path) -> list[str]:
         return []
 
 
-def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
+def _from_catalog(
+    name: str,
+    offline: bool,
+    progress: Progress | None,
+    note: Callable[[str], None] | None,
+) -> Path:
     entry = CATALOG.get(name)
     if entry is None:
         near = difflib.get_close_matches(name.partition("@")[0], CATALOG, n=1)
@@ -128,11 +133,6 @@ def _from_catalog(name: str, offline: bool, progress: Progress | None) -> Path:
         return find_in_cache(entry.repository, entry.revision, None, offline=offline)
     if entry.file is not None and entry.is_cached():
         return entry.file
-    if offline:
-        raise NetworkError(
-            f"`{name}` is not in the cache, and offline mode allows no download",
-            hint=f"run once without offline mode, or use `-m {BUNDLED_MODEL}`, which needs none",
-        )
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
 
-    return fetch(entry, progress=progress)
+    return fetch(entry, offline=offline, progress=progress, note=note)
