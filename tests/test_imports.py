@@ -1,7 +1,8 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors config reports ← checkpoints families anatomy text ← ops kernels devices ← nn
-    ← model weights loading generation ← measure ladder explain ← cli;  render sees only reports
+    ← model scaled weights loading generation ← measure ladder explain ← cli;
+    render sees only reports
 """
 
 import ast
@@ -21,7 +22,7 @@ LAYERS = (
     {"checkpoints", "families", "anatomy", "text"},
     {"ops", "kernels", "devices"},
     {"nn"},
-    {"model", "weights", "loading", "generation"},
+    {"model", "scaled", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
     {"cli", "__main__"},
 )
@@ -33,6 +34,7 @@ BESIDE = {
     ("ops", "kernels"),
     ("devices", "ops"),
     ("weights", "model"),
+    ("weights", "scaled"),
     ("loading", "model"),
     ("loading", "weights"),
     ("generation", "model"),
@@ -46,7 +48,10 @@ TORCH_FREE = {
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
-COMPUTES = ("ops", "kernels", "devices", "nn", "model", "weights", "loading", "generation")
+COMPUTES = (
+    *("ops", "kernels", "devices", "nn"),
+    *("model", "scaled", "weights", "loading", "generation"),
+)
 AT_TOP = {
     "cli": {"typer"},
     "render": {"rich", "numpy"},
@@ -57,6 +62,7 @@ AT_TOP = {
 # … and what may be imported inside a function, wherever that is.
 INSIDE = {
     *("torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL"),
+    "sentencepiece",
     *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
 FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)

@@ -6,11 +6,17 @@ by the tokens' text (src/llama-vocab.cpp, `llama_vocab::impl::load`). The lists 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmcli.text.tokenizer import SpecialToken
 
 # What a token is: llama.cpp's attributes. A corrected token may be several things at once.
 # Plain integers: a vocabulary has a quarter of a million of them.
 UNDEFINED, UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 0, 1, 2, 4, 8, 16, 32
+# Tokens that a text shows only where it is asked for them; and those that are cut out of it.
+HIDDEN = CONTROL | UNKNOWN
+_MATCHED = HIDDEN | USER_DEFINED
 # `tokenizer.ggml.token_type` numbers (gguf.TokenType) → attribute.
 _BY_NUMBER = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 _ENDINGS = (
@@ -81,16 +87,16 @@ _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
 def settle(
-    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
+    at: Mapping[str, int], numbers: Sequence[int], ids: Mapping[str, int | None]
 ) -> tuple[list[int], frozenset[int]]:
     """Attributes of every token, and the ids that end a generation.
 
-    `strings` and `numbers` are the file's tokens and token types, `ids` the special ids that it
-    names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by text;
-    llama.cpp takes whichever its hash table holds first, here the lowest id.
+    `at` and `numbers` are the file's tokens (string → id) and token types, `ids` the special ids
+    that it names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by
+    text; llama.cpp takes whichever its hash table holds first, here the lowest id.
     """
-    types = [_BY_NUMBER.get(number, UNDEFINED) for number in numbers]
-    at = {string: index for index, string in enumerate(strings)}
+    known = {number: _BY_NUMBER.get(number, UNDEFINED) for number in set(numbers)}
+    types = list(map(known.__getitem__, numbers))
     ends: set[int] = set()
     for kind, texts in (_FIM_ENDINGS | _FIM_PARTS).items():
         named = ids.get(kind)
@@ -109,9 +115,52 @@ def settle(
     return types, frozenset(ends)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """The tokens that do not simply stand for their own text.
+
+    `specials` are cut out of a text before anything else, in this order: longest first, in
+    bytes. `silent` ids stand for nothing.
+    """
+
+    specials: tuple[SpecialToken, ...]
+    silent: frozenset[int]
+
+    @property
+    def literal(self) -> frozenset[int]:
+        """Ids of all `specials`: they stand for what they are written as."""
+        return frozenset(special.id for special in self.specials)
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Ids that a text shows only where it is asked for them."""
+        return frozenset(special.id for special in self.specials if special.control)
+
+
+def marked(
+    strings: Sequence[str], types: Sequence[int], *, rstrip: Callable[[str], bool]
+) -> Marked:
+    """Sort the tokens out by their attributes; `rstrip` says which take whitespace along."""
+    odd = [index for index, kind in enumerate(types) if kind != NORMAL]  # few of very many
+    found = [index for index in odd if types[index] & _MATCHED]
+    found.sort(key=lambda index: (-len(strings[index].encode("utf-8", "replace")), index))
+    specials = tuple(
+        SpecialToken(
+            text=strings[index],
+            id=index,
+            control=bool(types[index] & HIDDEN),
+            rstrip=rstrip(strings[index]),
+        )
+        for index in found
+    )
+    silent = frozenset(index for index in odd if types[index] in (UNUSED, UNDEFINED))
+    return Marked(specials=specials, silent=silent)
+
+
 def _correct(types: list[int], ends: set[int], at: Mapping[str, int]) -> None:
     """Two families use a token that ends a text elsewhere inside their texts."""
-    written = {text for text, index in at.items() if index in ends}
+    asked = ("<|call|>", "<|calls|>", "<|return|>", "<|flush|>", "<|end|>", "<|tool_response>")
+    written = {text for text in (*asked, "</s>") if at.get(text) in ends}
     call = bool(written & {"<|call|>", "<|calls|>"})
     if call and written & {"<|return|>", "<|flush|>"} and "<|end|>" in written:
         ends.discard(at["<|end|>"])

@@ -15,6 +15,8 @@ from typing import Any
 from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
+_HEX = frozenset("0123456789abcdefABCDEF")
+
 
 @cache
 def byte_letters() -> dict[str, int]:
@@ -111,8 +113,7 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
 
 def _fallback_byte(string: str) -> bytes | None:
     if len(string) == 6 and string.startswith("<0x") and string.endswith(">"):
-        try:
-            return bytes([int(string[3:5], 16)])
-        except ValueError:
-            return None
+        digits = string[3:5]
+        if _HEX.issuperset(digits):  # `int` takes signs, spaces and other scripts' digits too
+            return bytes([int(digits, 16)])
     return None

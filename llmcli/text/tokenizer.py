@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.files import shown
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import ByteStream
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import tokenizers
 
     from llmcli.text.chat import ChatTemplate
+    from llmcli.text.sentencepiece import PieceEncoder, Pieces
+
+_C_SPACES = " \t\n\v\f\r"  # what C's `isspace` takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +40,13 @@ class SpecialToken:
     """A token that is looked for in the text before anything else.
 
     `control` tokens are found only where special tokens are parsed, the others always.
+    Those with `rstrip` take the whitespace behind them along.
     """
 
     text: str
     id: int
     control: bool
+    rstrip: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | PieceEncoder,
         vocabulary: Vocabulary,
         *,
         name: str,
@@ -104,7 +109,7 @@ class Tokenizer:
         Raises `UsageError` where BOS is asked for and the model has none.
         """
         ids = list(self._front(add_bos))
-        for part, _ in self._parts(_clean(text), parse_special):
+        for part, _, _ in self._parts(_clean(text), parse_special):
             if isinstance(part, int):
                 ids.append(part)
             elif self._filler is None:
@@ -178,23 +183,29 @@ class Tokenizer:
         return Piece(id=token, text=self.token_text(token), start=start, end=end, special=special)
 
     def _spans(self, text: str, parse_special: bool) -> list[tuple[int, int, int]]:
-        ids: list[int] = []
-        chars: list[tuple[int, int]] = []
-        for part, at in self._parts(text, parse_special):
-            if isinstance(part, int):
-                ids.append(part)
-                chars.append((at, at + len(self._vocabulary.strings[part] or "")))
-                continue
-            for token, (start, end) in zip(part.ids, part.offsets, strict=True):
-                if token != self._filler:
-                    ids.append(token)
-                    chars.append((at + start, at + end))
-        chunks = [self.token_bytes(token) for token in ids]
-        if b"".join(chunks) == text.encode():
-            ends = list(accumulate(len(chunk) for chunk in chunks))
-            return [(t, end - len(c), end) for t, c, end in zip(ids, chunks, ends, strict=True)]
         at_byte = [0, *accumulate(len(char.encode()) for char in text)]
-        return [(t, at_byte[a], at_byte[b]) for t, (a, b) in zip(ids, chars, strict=True)]
+        spans: list[tuple[int, int, int]] = []
+        for part, at, end in self._parts(text, parse_special):
+            if isinstance(part, int):
+                spans.append((part, at_byte[at], at_byte[end]))
+                continue
+            ids = [token for token in part.ids if token != self._filler]
+            chunks = [self.token_bytes(token) for token in ids]
+            spelled = b"".join(chunks)
+            start = at_byte[at]
+            # A space in front that is not in the text belongs to no byte of it.
+            lead = spelled.startswith(b" ") and spelled[1:] == text[at:end].encode()
+            if lead or spelled == text[at:end].encode():
+                ends = [start + n - lead for n in accumulate(map(len, chunks))]
+                begins = [start, *ends]
+                spans.extend(zip(ids, begins, ends, strict=False))
+                continue
+            spans.extend(
+                (token, at_byte[at + a], at_byte[at + b])
+                for token, (a, b) in zip(part.ids, part.offsets, strict=True)
+                if token != self._filler
+            )
+        return spans
 
     def _front(self, add_bos: bool | None) -> tuple[int, ...]:
         if add_bos is False:
@@ -207,55 +218,56 @@ class Tokenizer:
 
     def _parts(
         self, text: str, parse_special: bool
-    ) -> Iterator[tuple[int | tokenizers.Encoding, int]]:
-        """Special ids and encoded stretches of `text`, each with the character it begins at."""
+    ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces, int, int]]:
+        """Special ids and encoded stretches of `text`, each with its first character and end."""
         if self._specials is None:
             self._backend.encode_special_tokens = not parse_special
-            yield self._run(text), 0
+            yield self._run(text), 0, len(text)
             return
-        at = 0
-        for fragment in split_specials(text, self._specials, parse_special):
+        for fragment, at in split_specials(text, self._specials, parse_special):
             if isinstance(fragment, str):
-                yield self._run(fragment), at
-                at += len(fragment)
+                yield self._run(fragment), at, at + len(fragment)
             else:
-                yield fragment.id, at
-                at += len(fragment.text)
+                yield fragment.id, at, at + len(fragment.text)
 
-    def _run(self, text: str) -> tokenizers.Encoding:
+    def _run(self, text: str) -> tokenizers.Encoding | Pieces:
         try:
             return self._backend.encode(text, add_special_tokens=False)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, LlmcliError):
             raise
         except BaseException as error:  # the library's panics are no `Exception`
             raise CheckpointError(
                 f"the tokenizer `{self.name}` fails on this text: {shown(error, 120)}",
-                hint="its tokenizer.json is broken; fetch it again",
+                hint="the checkpoint's tokenizer is broken; fetch it again",
             ) from error
 
 
 def split_specials(
     text: str, specials: Sequence[SpecialToken], parse_special: bool
-) -> list[str | SpecialToken]:
+) -> list[tuple[str | SpecialToken, int]]:
     """Cut special tokens out of `text`, one token after the other over the whole text.
 
-    The order (longest first) decides where tokens overlap: llama.cpp, src/llama-vocab.cpp,
+    Returns what is between them and they themselves, each with the character it begins at. The
+    order (longest first) decides where tokens overlap: llama.cpp, src/llama-vocab.cpp,
     `tokenizer_st_partition`. This is not the leftmost match that an alternation would give.
     """
-    fragments: list[str | SpecialToken] = [text] if text else []
+    fragments: list[tuple[str | SpecialToken, int]] = [(text, 0)] if text else []
     for special in specials:
         if (special.control and not parse_special) or special.text not in text:
             continue
-        cut: list[str | SpecialToken] = []
-        for fragment in fragments:
+        cut: list[tuple[str | SpecialToken, int]] = []
+        for fragment, at in fragments:
             if not isinstance(fragment, str):
-                cut.append(fragment)
+                cut.append((fragment, at))
                 continue
             for index, stretch in enumerate(fragment.split(special.text)):
                 if index:
-                    cut.append(special)
-                if stretch:
-                    cut.append(stretch)
+                    cut.append((special, at))
+                    at += len(special.text)
+                kept = stretch.lstrip(_C_SPACES) if index and special.rstrip else stretch
+                if kept:
+                    cut.append((kept, at + len(stretch) - len(kept)))
+                at += len(stretch)
         fragments = cut
     return fragments
 

@@ -1,0 +1,141 @@
+"""Reading `tokenizer.ggml.*` out of a GGUF file's metadata, which may say anything.
+
+Facts from llama.cpp (src/llama-vocab.cpp). Where llama.cpp only warns (an id out of range) or
+stops the process (a token that is there twice), this is an error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError
+from llmcli.text.chat import ChatTemplate
+
+KEY = "tokenizer.ggml."
+BROKEN = "the file is damaged or was written by a faulty converter; fetch or convert it again"
+ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
+
+
+def tokens_of(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """`tokenizer.ggml.tokens`, string → id in order; empty ones get llama.cpp's placeholder.
+
+    Raises CheckpointError where there are none, or one is there twice.
+    """
+    tokens = strings_of(metadata, "tokens")
+    if not tokens:
+        raise CheckpointError("the vocabulary (`tokenizer.ggml.tokens`) is empty", hint=BROKEN)
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(vocabulary) != len(tokens):  # the id of a token that is there twice is its last
+        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice", hint=BROKEN)
+    return vocabulary
+
+
+def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:
+    """`tokenizer.ggml.token_type`, one for each of `count` tokens; all normal where it is absent.
+
+    What is no number is 0, undefined. Raises CheckpointError for a list that is too short.
+    """
+    values = metadata.get(KEY + "token_type")
+    if values is None:
+        return [1] * count
+    types = _long_enough(values, "token_type", count)
+    try:
+        return array("i", types)
+    except (TypeError, OverflowError):
+        return [kind if isinstance(kind, int) else 0 for kind in types]
+
+
+def scores_of(metadata: Mapping[str, Any], count: int) -> array[float]:
+    """`tokenizer.ggml.scores` in float32, one for each of `count` tokens; absent: all zero.
+
+    Raises CheckpointError for a list that is too short or holds what is no finite number: such
+    a score has no place in an order.
+    """
+    values = metadata.get(KEY + "scores")
+    if values is None:
+        return array("f", bytes(4 * count))
+    try:
+        scores = array("f", _long_enough(values, "scores", count))
+    except (TypeError, OverflowError, ValueError):
+        raise CheckpointError(f"`{KEY}scores` is not a list of numbers", hint=BROKEN) from None
+    if not isfinite(sum(scores)):  # one that is not makes the sum so; the rest cannot
+        at = next(index for index, score in enumerate(scores) if not isfinite(score))
+        raise CheckpointError(f"the score of token {at} is {scores[at]}", hint=BROKEN)
+    return scores
+
+
+def _long_enough(values: Any, name: str, count: int) -> Sequence[Any]:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) < count:
+        raise CheckpointError(
+            f"`{KEY}{name}` does not have one entry for each of {count} tokens", hint=BROKEN
+        )
+    return values if len(values) == count else values[:count]
+
+
+def strings_of(metadata: Mapping[str, Any], name: str) -> list[str]:
+    """The list of strings `tokenizer.ggml.<name>`, or CheckpointError."""
+    values = metadata.get(KEY + name)
+    if not isinstance(values, list) or not all(map(str.__instancecheck__, values)):
+        raise CheckpointError(f"`{KEY}{name}` is not a list of strings", hint=BROKEN)
+    return values
+
+
+def ids_of(
+    metadata: Mapping[str, Any], count: int, usual: Mapping[str, int] | None = None
+) -> dict[str, int | None]:
+    """The special ids that the file names (`bos`, `eos`, …); `usual` stands in for absent ones.
+
+    Raises CheckpointError for an id that is none of `count` tokens.
+    """
+    found: dict[str, int | None] = {}
+    for name in ID_NAMES:
+        value = metadata.get(f"{KEY}{name}_token_id")
+        if value is None:
+            value = (usual or {}).get(name)
+            found[name] = value if value is not None and value < count else None
+        elif not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
+            raise CheckpointError(
+                f"`{KEY}{name}_token_id` is {shown(value, 40)}, which is no id below {count}",
+                hint=BROKEN,
+            )
+        else:
+            found[name] = value
+    return found
+
+
+def prefix_of(metadata: Mapping[str, Any], bos: int | None, *, usual: bool) -> tuple[int, ...]:
+    """BOS where the file asks for it, or, where it is silent, the kind's `usual` rule does."""
+    asked = metadata.get(KEY + "add_bos_token")
+    if bos is None:
+        if asked:
+            raise CheckpointError(
+                "`tokenizer.ggml.add_bos_token` is true but there is no `bos_token_id`",
+                hint=BROKEN,
+            )
+        return ()
+    return (bos,) if (usual if asked is None else asked) else ()
+
+
+def template_of(
+    metadata: Mapping[str, Any], strings: Sequence[str], ids: Mapping[str, int | None]
+) -> ChatTemplate | None:
+    """The chat template with the special tokens that it may name; None where there is none."""
+    source = metadata.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("`tokenizer.chat_template` is not a string", hint=BROKEN)
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    special = {
+        names[name]: strings[index]
+        for name, index in ids.items()
+        if name in names and index is not None
+    }
+    return ChatTemplate(source, special_tokens=special)

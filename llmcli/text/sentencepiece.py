@@ -1,0 +1,158 @@
+"""SentencePiece vocabularies, encoded by the `sentencepiece` library.
+
+Whatever a vocabulary came from (a GGUF file's metadata, a `tokenizer.model`), the library is
+given a model that is written here, from values that were checked: it is C++, and a hostile
+model can crash it. The format is sentencepiece_model.proto of google/sentencepiece.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError
+from llmcli.text.wire import fields, message, number, varint
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
+# ModelProto.SentencePiece.Type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalizer:
+    """What SentencePiece does to a text before it looks for pieces.
+
+    `charsmap` is its table of replacements, checked by `check_charsmap` (empty: none),
+    `space_prefix` the space it puts in front, `merge_spaces` whether runs of spaces become one,
+    `space_suffix` whether a piece ends with its space instead of beginning with it.
+    """
+
+    space_prefix: bool
+    merge_spaces: bool
+    charsmap: bytes = b""
+    space_suffix: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PieceModel:
+    """A SentencePiece model: string, float32 score and kind of every piece, in the ids' order.
+
+    Strings are unique and not empty, scores finite, one piece at most is UNKNOWN. `unigram`: pieces
+    are chosen by the sum of their scores; otherwise they are merged, best score first.
+    """
+
+    strings: Sequence[str]
+    scores: array[float]
+    kinds: Sequence[int]
+    unigram: bool
+    normalizer: Normalizer
+
+    def serialized(self) -> bytes:
+        """The ModelProto. One piece more than `strings` where none is UNKNOWN: there must be one.
+
+        Pieces that are BYTE stand for the bytes of what has no piece, where all 256 are there.
+        """
+        kinds = self.kinds
+        scores = self.scores.tobytes()
+        tails = [b"\x18" + bytes([kind]) for kind in range(8)]
+        pieces: list[bytes] = []
+        for index, string in enumerate(self.strings):
+            try:
+                text = string.encode()
+            except UnicodeEncodeError:  # bytes that were no UTF-8 occur in no text
+                text = b"\x00invalid %d\x00" % index
+            size = len(text)
+            if size < 118:  # both lengths are one byte
+                head = b"\n%c\n%c" % (size + 9, size)
+            else:
+                inner = b"\n" + varint(size)
+                head = b"\n" + varint(len(inner) + size + 7) + inner
+            pieces += head, text, b"\x15", scores[4 * index : 4 * index + 4], tails[kinds[index]]
+        if UNKNOWN not in kinds:
+            pieces.append(message(1, message(1, b"\x00unknown\x00") + b"\x18\x02"))
+        trainer = number(3, 1 if self.unigram else 2)
+        trainer += number(24, self.normalizer.space_suffix) + number(35, BYTE in kinds)
+        pieces.append(message(2, trainer))
+        pieces.append(message(3, self._normalizer()))
+        return b"".join(pieces)
+
+    def _normalizer(self) -> bytes:
+        rules = self.normalizer
+        flags = number(3, rules.space_prefix) + number(4, rules.merge_spaces) + number(5, 1)
+        return (message(2, rules.charsmap) if rules.charsmap else b"") + flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """A stretch of text as pieces; `offsets` in characters are worked out when they are read."""
+
+    ids: list[int]
+    text: str
+    processor: SentencePieceProcessor
+
+    @cached_property
+    def offsets(self) -> list[tuple[int, int]]:
+        """First and last character + 1 of every piece; every byte of a character has all of it.
+
+        Read from a SentencePieceText message, whose form all versions of the library share.
+        """
+        data: bytes = self.processor.encode(self.text, out_type="serialized_proto")
+        found = [
+            dict(fields(part))
+            for field, part in fields(data)
+            if isinstance(part, bytes) and field == 2
+        ]
+        spans = [(int(piece.get(4, 0)), int(piece.get(5, 0))) for piece in found]
+        for index in range(len(spans) - 2, -1, -1):  # the library gives it to the last byte only
+            begin, end = spans[index]
+            if begin == end and self.processor.is_byte(self.ids[index]):
+                spans[index] = (begin, max(end, spans[index + 1][1]))
+        ends = accumulate((len(char.encode()) for char in self.text), initial=0)
+        at = {byte: index for index, byte in enumerate(ends)}
+        return [(at[begin], at[end]) for begin, end in spans]
+
+
+class PieceEncoder:
+    """Text → pieces, with the interface of `tokenizers.Tokenizer`.
+
+    The library's model takes a quarter of a second to make for 262,144 pieces and is made when
+    a text is first encoded: what only shows tokens never needs it.
+    """
+
+    def __init__(self, model: PieceModel) -> None:
+        self.encode_special_tokens = False  # special tokens are not this class's business
+        self._model = model
+
+    @cached_property
+    def _processor(self) -> SentencePieceProcessor:
+        from sentencepiece import SentencePieceProcessor
+
+        try:
+            return SentencePieceProcessor(model_proto=self._model.serialized())
+        except Exception as error:
+            raise CheckpointError(
+                f"the sentencepiece library refuses the vocabulary: {shown(error, 120)}",
+                hint="fetch or convert the model again",
+            ) from error
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Pieces:
+        """The pieces of `text`; no special token is looked for or added, whatever is asked."""
+        ids: list[int] = self._processor.encode(text)
+        return Pieces(ids=ids, text=text, processor=self._processor)
+
+
+def byte_kinds(at: dict[str, int]) -> dict[int, int]:
+    """id → BYTE of the 256 byte tokens (`<0x0A>`); empty unless all of them are there.
+
+    `at` is the vocabulary, string → id. The library takes all of them or none.
+    """
+    found = [at[token] for token in BYTE_TOKENS if token in at]
+    return dict.fromkeys(found, BYTE) if len(found) == 256 else {}
