@@ -28,6 +28,11 @@ def halves(words: Tensor) -> Tensor:
     return torch.cat((words, words >> 4), -1).bitwise_and_(each(0x0F))
 
 
+def quarters(words: Tensor) -> Tensor:
+    """Pairs of bits to bytes: int64 `[…, w]` to `[…, 4w]`, all the lowest pairs first."""
+    return torch.cat((words, words >> 2, words >> 4, words >> 6), -1).bitwise_and_(each(0x03))
+
+
 def fifth(bits: Tensor) -> Tensor:
     """Bits to bytes: 4 bytes `[n, 4]` to int64 `[n, 4]` with 0x10 in byte j of word i for bit j.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.ops.quant import k_quants, simple
+from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
 
 # Elements decoded at a time: 4 MiB of float32. Of 2^16 … 2^21 the fastest on two cores (below
 # it the calls cost more than their work), and what bounds temporary memory (about 10 MiB).
@@ -56,9 +56,24 @@ DECODERS: dict[str, Decoder] = {
     "Q5_0": simple.q5_0,
     "Q5_1": simple.q5_1,
     "Q8_0": simple.q8_0,
+    "Q2_K": k_quants.q2_k,
+    "Q3_K": k_quants.q3_k,
     "Q4_K": k_quants.q4_k,
     "Q5_K": k_quants.q5_k,
     "Q6_K": k_quants.q6_k,
+    "TQ1_0": ternary.tq1_0,
+    "TQ2_0": ternary.tq2_0,
+    "MXFP4": codes.mxfp4,
+    "NVFP4": codes.nvfp4,
+    "IQ2_XXS": iq.iq2_xxs,
+    "IQ2_XS": iq.iq2_xs,
+    "IQ2_S": iq.iq2_s,
+    "IQ3_XXS": iq.iq3_xxs,
+    "IQ3_S": iq.iq3_s,
+    "IQ1_S": iq.iq1_s,
+    "IQ1_M": iq.iq1_m,
+    "IQ4_NL": codes.iq4_nl,
+    "IQ4_XS": codes.iq4_xs,
 }
 
 

@@ -5,7 +5,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.ops.quant.bits import each, half, halves, words
+from llmcli.ops.quant.bits import each, half, halves, quarters, words
+
+
+def q2_k(blocks: Tensor, out: Tensor) -> None:
+    """x = (d·s)·q - (dmin·m) per run of 16: 16 bytes of s, m | 64 of 2 bits | d | dmin."""
+    q = quarters(words(blocks, 16, 64).view(-1, 2, 4))
+    d = (blocks[:, :16] & 15).to(out.dtype).mul_(half(blocks, 80, out))
+    least = (blocks[:, :16] >> 4).to(out.dtype).mul_(half(blocks, 82, out))
+    out.copy_(q.view(torch.uint8).view(out.shape))
+    out.view(-1, 16, 16).mul_(d[:, :, None]).sub_(least[:, :, None])
+
+
+def q3_k(blocks: Tensor, out: Tensor) -> None:
+    """x = (d·(s - 32))·(q - 4) per run of 16: 32 bytes of high bits | 64 of 2 bits | 12 of s | d.
+
+    Those 12 bytes hold sixteen numbers of 6 bits: the nibbles of 8 bytes, then 4 of pairs.
+    """
+    q = quarters(words(blocks, 32, 64).view(-1, 2, 4)).view(-1, 8, 4)
+    high = words(blocks, 0, 32)
+    for run in range(8):  # bit `run` of byte j belongs to element j of that run
+        q[:, run] |= ((high >> run) & each(0x01)) << 2
+    pairs = blocks[:, 104:108]
+    upper = torch.cat((pairs, pairs >> 2, pairs >> 4, pairs >> 6), 1).bitwise_and_(3)
+    scales = (halves(words(blocks, 96, 8)).view(torch.uint8) | upper << 4).view(torch.int8).sub_(32)
+    out.copy_(q.view(torch.int8).view(out.shape).sub_(4))
+    out.view(-1, 16, 16).mul_(scales.to(out.dtype).mul_(half(blocks, 108, out))[:, :, None])
 
 
 def q4_k(blocks: Tensor, out: Tensor) -> None:
