@@ -21,6 +21,8 @@ class LedgerEntry:
     """One parameter: the checkpoint tensor it came from, and what was done on the way.
 
     `stored` is the format there, `shape` the parameter's, `nbytes` what it takes of the tensor.
+    `scale` says what stored numbers of 8 bits were multiplied with before all else, and
+    `scale_tensors` are the checkpoint's tensors that were read for it.
     """
 
     parameter: str
@@ -30,6 +32,13 @@ class LedgerEntry:
     nbytes: int
     operations: tuple[str, ...]
     dequantized: bool
+    scale: str | None = None
+    scale_tensors: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """All that was done to the stored numbers, in order."""
+        return self.operations if self.scale is None else (self.scale, *self.operations)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from llmcli.families import Load, Op, Plan, Rows, Transpose, UnpairRows, shape_a
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format, dequantize
+from llmcli.scaled import Scaler, check_scale
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -91,6 +92,7 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
     for load_ in todo.loads:
         info, wanted = tensors[load_.source], expected[load_.target]
         check_format(info.format)
+        check_scale(load_, tensors, todo.scales)
         used[load_.source] += math.prod(wanted)
         found = shape_after(info.shape, load_.ops)
         if found != wanted:
@@ -106,17 +108,25 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
 def _fill(slot: Tensor, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
     """Copies one checkpoint tensor through its operations into its slot."""
     info = checkpoint.tensors[load_.source]
+    scaler = None if load_.scale is None else Scaler(checkpoint, load_.scale, slot)
     if len(info.shape) == 2 and Transpose() not in load_.ops:
         rows = _with_operations(torch.arange(info.shape[0]), load_.ops)
-        _fill_rows(slot, checkpoint, info, rows, stages)
+        _fill_rows(slot, checkpoint, info, rows, scaler, stages)
     else:
         values = read_values(checkpoint, info, slot, stages)
         with stages("convert"):
+            if scaler is not None:
+                scaler.apply(values, scaler.read(0, len(values)), 0)
             slot.copy_(_with_operations(values, load_.ops))
 
 
 def _fill_rows(
-    slot: Tensor, checkpoint: Checkpoint, info: TensorInfo, rows: Tensor, stages: Stages
+    slot: Tensor,
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    rows: Tensor,
+    scaler: Scaler | None,
+    stages: Stages,
 ) -> None:
     """Row `rows[i]` of the checkpoint's matrix → row i of the slot, a few MiB at a time."""
     first, last = int(rows.min()), int(rows.max()) + 1
@@ -129,13 +139,20 @@ def _fill_rows(
         stop = min(start + chunk, last)
         with stages("read", (stop - start) * row_bytes):
             raw = _raw_rows(checkpoint, info, start, stop, slot.device)
+            scales = None if scaler is None else scaler.read(start, stop)
         with stages("convert"):
-            if in_order:
-                part = slot[start - first : stop - first]
+            part = slot[start - first : stop - first]
+            if in_order and scaler is None:
                 dequantize(raw, info.format, dtype=slot.dtype, out=part)
+                continue
+            values = dequantize(raw, info.format, dtype=scaler.dtype if scaler else slot.dtype)
+            if scaler is not None and scales is not None:
+                scaler.apply(values, scales, start)
+            if in_order:
+                part.copy_(values)
             else:
                 index = place[start - first : stop - first].to(slot.device)
-                slot[index] = dequantize(raw, info.format, dtype=slot.dtype)
+                slot[index] = values.to(slot.dtype)
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
@@ -191,5 +208,7 @@ def _entry(
         shape=tuple(shape),
         nbytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
         operations=tuple(str(op) for op in load_.ops),
-        dequantized=info.format not in PLAIN,
+        dequantized=info.format not in PLAIN or load_.scale is not None,
+        scale=None if load_.scale is None else str(load_.scale),
+        scale_tensors=() if load_.scale is None else load_.scale.tensors,
     )

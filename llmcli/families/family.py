@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
+from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
 from llmcli.families.rules import HF_HEAD, Rename, Rule
 from llmcli.families.values import shortened
 
@@ -75,13 +76,13 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     if checkpoint.kind == "gguf":
         config = family.from_gguf(settings, checkpoint.tensors)
         return config, family.rules_gguf(config)
-    _refuse_quantized(settings)
-    config = family.from_hf(settings)
-    return _with_the_head_as_stored(checkpoint, family, config)
+    found = scheme(settings)
+    config, rules = _with_the_head_as_stored(checkpoint, family, family.from_hf(settings), found)
+    return config, with_scales(rules, found)
 
 
 def _with_the_head_as_stored(
-    checkpoint: Checkpoint, family: Family, config: ModelConfig
+    checkpoint: Checkpoint, family: Family, config: ModelConfig, found: Scheme | None
 ) -> tuple[ModelConfig, tuple[Rule, ...]]:
     """Believes the file where it stores a head that the configuration says is tied.
 
@@ -95,13 +96,23 @@ def _with_the_head_as_stored(
     if not sources:
         others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern != HF_HEAD]
         return config, (Rename(HF_HEAD, "embed.W"), *others)
-    if not _same_bytes(checkpoint, HF_HEAD, sources[0]):
+    if not _same(checkpoint, HF_HEAD, sources[0], found):
         config = replace(config, head=replace(config.head, tied=False))
     return config, family.rules_hf(config)
 
 
 def _sources(target: str, rules: tuple[Rule, ...]) -> list[str]:
     return [rule.source for rule in rules if isinstance(rule, Rename) and rule.target == target]
+
+
+def _same(checkpoint: Checkpoint, one: str, other: str, found: Scheme | None) -> bool:
+    """Whether two tensors hold the same, and their scales too where there are any."""
+    pairs = [(one, other), *zip(scale_names(one, found), scale_names(other, found), strict=True)]
+    there = [tuple(name in checkpoint.tensors for name in pair) for pair in pairs]
+    return all(
+        first == second and (not first or _same_bytes(checkpoint, *pair))
+        for pair, (first, second) in zip(pairs, there, strict=True)
+    )
 
 
 def _same_bytes(checkpoint: Checkpoint, one: str, other: str) -> bool:
@@ -114,16 +125,3 @@ def _same_bytes(checkpoint: Checkpoint, one: str, other: str) -> bool:
         for start in range(0, first.nbytes, _PIECE)
         for stop in (min(start + _PIECE, first.nbytes),)
     )
-
-
-def _refuse_quantized(config: Mapping[str, Any]) -> None:
-    """Packed weights under the plain names would otherwise be read as what they are not."""
-    for key in ("quantization_config", "compression_config"):
-        value = config.get(key)
-        if not value:
-            continue
-        method = value.get("quant_method", "unknown") if isinstance(value, Mapping) else "unknown"
-        raise UnsupportedModel(
-            f"weights quantized with `{shortened(method)}` are not supported",
-            hint="use the unquantized checkpoint or a GGUF file of the same model",
-        )

@@ -12,10 +12,11 @@ tensor has to be dequantized for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from llmcli.config import ModelConfig
+from llmcli.families.scales import Grid, Scale
 
 
 @dataclass(frozen=True)
@@ -78,28 +79,49 @@ class Drop:
     reason: str
 
 
-Rule = Rename | Drop
+@dataclass(frozen=True)
+class Beside:
+    """Checkpoint tensor `pattern` belongs to the tensor `weight`, which is quantized.
+
+    It is its scale, which lies as `grid` says, or (`grid` None) the byte that tells the layout.
+    """
+
+    pattern: str
+    weight: str
+    grid: Grid | None
+
+
+Rule = Rename | Drop | Beside
 
 
 @dataclass(frozen=True)
 class Load:
-    """Checkpoint tensor `source` through `ops` into parameter `target`."""
+    """Checkpoint tensor `source`, times its `scale`, through `ops` into parameter `target`."""
 
     source: str
     target: str
     ops: tuple[Op, ...]
+    scale: Scale | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is done to the stored numbers, in order."""
+        scaled = () if self.scale is None else (str(self.scale),)
+        return (*scaled, *(str(op) for op in self.ops))
 
 
 @dataclass(frozen=True)
 class Plan:
     """What the rules make of a list of names.
 
-    `dropped` are (name, reason); `unexpected` are names that no rule knows.
+    `dropped` are (name, reason); `unexpected` are names that no rule knows. `scales` is what a
+    scale is called in place of `weight`, None where the weights are not quantized.
     """
 
     loads: tuple[Load, ...]
     dropped: tuple[tuple[str, str], ...]
     unexpected: tuple[str, ...]
+    scales: str | None = None
 
 
 HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
@@ -116,6 +138,7 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
     """
     exact: dict[str, list[Rule]] = {}
     numbered: dict[str, list[Rule]] = {}
+    beside: dict[str, list[tuple[str, Grid | None]]] = {}
     for rule in rules:
         pattern = rule.source if isinstance(rule, Rename) else rule.pattern
         skeleton = _PLACEHOLDER.sub("{}", pattern)
@@ -133,9 +156,37 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         for rule in found or ():
             if isinstance(rule, Drop):
                 dropped.append((name, rule.reason))
+            elif isinstance(rule, Beside):
+                beside.setdefault(_filled(rule.weight, numbers), []).append((name, rule.grid))
             else:
                 loads.append(Load(name, _filled(rule.target, numbers), rule.ops))
-    return Plan(tuple(loads), tuple(dropped), tuple(unexpected))
+    scaled, unused = _scaled(loads, beside)
+    called = (rule.pattern for rule in rules if isinstance(rule, Beside) and rule.grid)
+    return Plan(
+        loads=tuple(scaled),
+        dropped=tuple(dropped),
+        unexpected=(*unexpected, *unused),
+        scales=next((pattern.rpartition(".")[2] for pattern in called), None),
+    )
+
+
+def _scaled(
+    loads: Sequence[Load], beside: Mapping[str, Sequence[tuple[str, Grid | None]]]
+) -> tuple[list[Load], list[str]]:
+    """The loads with the scales that lie beside their tensors, and the names without a use."""
+    scales: dict[str, Scale] = {}
+    unused: list[str] = []
+    known = {load.source for load in loads}
+    for weight, given in beside.items():
+        layout = next((name for name, grid in given if grid is None), None)
+        named = [(name, grid) for name, grid in given if grid is not None]
+        if weight in known and named:
+            source, grid = named[0]
+            scales[weight] = Scale(source=source, grid=grid, layout=layout)
+            unused += [name for name, _ in named[1:]]
+        else:
+            unused += [name for name, _ in given]
+    return [replace(load, scale=scales.get(load.source)) for load in loads], unused
 
 
 def _skeleton(name: str) -> tuple[str, list[int]]:

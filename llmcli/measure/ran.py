@@ -208,7 +208,7 @@ def sources_check(ledger: Ledger, stored: Mapping[str, Stored]) -> tuple[ViewChe
         return ()
     said = {name: (item.source, item.format, item.operations) for name, item in stored.items()}
     was = {
-        entry.parameter: (entry.source, entry.stored, entry.operations) for entry in ledger.entries
+        entry.parameter: (entry.source, entry.stored, entry.words) for entry in ledger.entries
     }
     wrong = [name for name in {**was, **said} if said.get(name) != was.get(name)]
     words = f"the {len(was)} parameters were filled from the tensors that are named"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from llmcli.anatomy import parameters
-from llmcli.checkpoints import Checkpoint
+from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.config import ModelConfig
-from llmcli.families import Rule, plan, shape_after
+from llmcli.families import Plan, Rule, plan, shape_after
+from llmcli.families.scales import scale_problem
 from llmcli.measure.shapes import difference
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.numbers import counted
@@ -29,7 +30,7 @@ def stored_tensors(
             shape=info.shape,
             format=info.format,
             bytes=part,
-            operations=tuple(str(op) for op in load.ops),
+            operations=load.words,
         )
     return found
 
@@ -47,9 +48,19 @@ def stored_check(
         for load in todo.loads
     }
     wrong = [name for name, shape in wanted.items() if made.get(name) != shape]
+    wrong += unscaled(todo, checkpoint.tensors)
     held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(wanted), "parameter")
     words = f"the file has {held}, of which {made_of} can be made, and no other"
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
+
+
+def unscaled(todo: Plan, tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Parameters whose tensor lacks the scale that its format needs, or has one that is wrong."""
+    return [
+        load.target
+        for load in todo.loads
+        if scale_problem(load.source, load.scale, tensors, todo.scales) is not None
+    ]
 
 
 def file_tensors(checkpoint: Checkpoint) -> tuple[Stored, ...]:

@@ -104,7 +104,7 @@ def test_without_a_configuration(tmp_path):
     assert "config.json" in caught.value.hint
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "mxfp4"])
 def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
     config = LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}
     with pytest.raises(UnsupportedModel, match=f"quantized with `{method}`") as caught:

@@ -1,0 +1,203 @@
+"""Which weights of a config.json are quantized, and the scales that its file keeps for them.
+
+Read are the schemes that keep one number of 8 bits per weight, under the weight's own name and in
+its own shape, with scales beside it: such a weight is a number times a scale, exactly. That they
+round activations too, when they compute, is not repeated here.
+
+fp8                  E4M3, `weight_scale_inv` per block (DeepSeek-V3, Qwen3) or for a whole tensor;
+                     `weight_scale` for a whole tensor where the config has no blocks
+fbgemm_fp8           E4M3, `weight_scale` per row
+compressed-tensors   E4M3 or int8 (`*-quantized`), `weight_scale` as its groups say
+modelopt             E4M3 (`FP8`), `weight_scale` for a whole tensor
+bitsandbytes         int8, `SCB` per row: the largest magnitude there, which 127 stands for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmcli.errors import UnsupportedModel
+from llmcli.families.rules import Beside, Drop, Rename, Rule, Transpose
+from llmcli.families.scales import FLOAT8, Grid
+from llmcli.families.values import Values, shortened
+
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_MOST = 1 << 20  # rows or columns of a block: far above every published block
+_ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub", "output_scale")
+_CACHE = ("q_scale", "k_scale", "v_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """What lies beside a quantized `weight`: its scale, under one of the names in `grids`.
+
+    `layout` is the name of a byte that tells how the numbers lie.
+    """
+
+    grids: Mapping[str, Grid]
+    layout: str | None = None
+
+
+def scheme(settings: Mapping[str, Any]) -> Scheme | None:
+    """The scheme that a config.json names, None where its weights are not quantized.
+
+    Raises UnsupportedModel for one that is not read, CheckpointError where it contradicts itself.
+    """
+    values = Values(settings)
+    for key in _KEYS:
+        section = values.section(key)
+        if section is not None:
+            method = _method(section)
+            if method not in _READERS:
+                raise _unsupported(method)
+            return _READERS[method](section)
+    return None
+
+
+def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]:
+    """The rules of a family, and what the scheme has beside each tensor that they name."""
+    if found is None:
+        return tuple(rules)
+    if found.layout and any(isinstance(rule, Rename) and Transpose() in rule.ops for rule in rules):
+        # it stores a Conv1D as the matrix that it is not: transposed
+        raise _unsupported("bitsandbytes", "a model with Conv1D")
+    more: dict[str, Rule] = {}
+    for rule in rules:
+        name = rule.source if isinstance(rule, Rename) else rule.pattern
+        stem, _, last = name.rpartition(".")
+        if last != "weight" or isinstance(rule, Beside):
+            continue
+        names = [*found.grids, *([found.layout] if found.layout else [])]
+        for suffix in names:
+            pattern = f"{stem}.{suffix}"
+            if isinstance(rule, Drop):
+                more[pattern] = Drop(pattern, rule.reason)
+            else:
+                more[pattern] = Beside(pattern, name, found.grids.get(suffix))
+        more |= _unused(stem)
+    return (*rules, *more.values())
+
+
+def scale_names(weight: str, found: Scheme | None) -> tuple[str, ...]:
+    """What the scale of that tensor may be called."""
+    stem = weight.removesuffix(".weight")
+    return () if found is None else tuple(f"{stem}.{suffix}" for suffix in found.grids)
+
+
+def _unused(stem: str) -> dict[str, Rule]:
+    """Scales of what is not rounded here, under the names of a module and of the one around it."""
+    parent = stem.rpartition(".")[0]
+    patterns = {f"{stem}.{suffix}": "activations" for suffix in _ACTIVATIONS}
+    for module in (stem, parent):
+        patterns |= {f"{module}.{suffix}": "keys and values" for suffix in _CACHE}
+    return {
+        pattern: Drop(pattern, f"a scale for rounding {what}, which are not rounded here")
+        for pattern, what in patterns.items()
+    }
+
+
+def _method(section: Values) -> str:
+    if section.has("quant_method"):
+        return section.text("quant_method")
+    if section.has("config_groups"):  # from the time when the key was `compression_config`
+        return "compressed-tensors"
+    if section.has("load_in_8bit") or section.has("load_in_4bit"):
+        return "bitsandbytes"
+    return "mlx" if section.has("group_size") and section.has("bits") else "unknown"
+
+
+def _fp8(section: Values) -> Scheme:
+    """DeepSeek-V3's: a `weight_block_size` of null is one scale for all, an absent one 128."""
+    whole = Grid(formats=FLOAT8)
+    if section.says("weight_block_size"):
+        key = "weight_block_size"
+        grid = _blocks(section, key, FLOAT8) if section.has(key) else whole
+        return Scheme(grids={"weight_scale_inv": grid, "weight_scale": grid})
+    usual = Grid(formats=FLOAT8, rows=128, columns=128)
+    return Scheme(grids={"weight_scale_inv": usual, "weight_scale": whole})
+
+
+def _blocks(section: Values, key: str, formats: tuple[str, ...]) -> Grid:
+    sizes = section.raw(key)
+    if not isinstance(sizes, list | tuple) or len(sizes) != 2:
+        raise section.wrong(key, "a list of 2 numbers")
+    rows, columns = (Values({key: size}).integer(key, most=_MOST) for size in sizes)
+    return Grid(formats=formats, rows=rows, columns=columns)
+
+
+def _fbgemm(section: Values) -> Scheme:
+    return Scheme(grids={"weight_scale": Grid(formats=FLOAT8, rows=1)})
+
+
+def _modelopt(section: Values) -> Scheme:
+    kind = section.text("quant_algo", "unknown")
+    if kind != "FP8":
+        raise _unsupported("modelopt", kind)
+    return Scheme(grids={"weight_scale": Grid(formats=FLOAT8)})
+
+
+def _bitsandbytes(section: Values) -> Scheme:
+    if section.flag("load_in_4bit", False) or not section.flag("load_in_8bit", False):
+        raise _unsupported("bitsandbytes", "4 bits")
+    grid = Grid(formats=("I8",), rows=1, divisor=127)
+    return Scheme(grids={"SCB": grid}, layout="weight_format")
+
+
+def _compressed(section: Values) -> Scheme:
+    sparse = section.section("sparsity_config")
+    if sparse is not None and sparse.text("format", "dense") != "dense":
+        raise _unsupported("compressed-tensors", sparse.text("format"))
+    groups = section.raw("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise section.wrong("config_groups", "an object with groups")
+    usual = section.text("format", "unknown")
+    found = set()
+    for group in groups.values():
+        values = Values({"group": group}).section("group")
+        if values is None:
+            raise section.wrong("config_groups", "an object with groups")
+        found.add(_group(values, usual))
+    if len(found) != 1:  # which module is in which group is a matter of patterns
+        raise _unsupported("compressed-tensors", "groups of different schemes")
+    return Scheme(grids={"weight_scale": found.pop()})
+
+
+def _group(group: Values, usual: str) -> Grid:
+    """How the scales of one group of compressed-tensors lie."""
+    form = group.text("format", usual)
+    weights = group.section("weights")
+    if form not in ("float-quantized", "int-quantized", "naive-quantized") or weights is None:
+        raise _unsupported("compressed-tensors", form)
+    if weights.integer("num_bits", 8, most=64) != 8 or not weights.flag("symmetric", True):
+        raise _unsupported("compressed-tensors", "other than 8 bits around zero")
+    formats = ("I8",) if weights.text("type", "int") == "int" else FLOAT8
+    strategy = weights.text("strategy", "tensor")
+    if strategy == "tensor":
+        return Grid(formats=formats)
+    if strategy == "channel":
+        return Grid(formats=formats, rows=1)
+    if strategy == "group":
+        columns = weights.integer("group_size", most=_MOST)
+        return Grid(formats=formats, rows=1, columns=columns)
+    if strategy == "block":
+        return _blocks(weights, "block_structure", formats)
+    raise _unsupported("compressed-tensors", f"scales by {strategy}")
+
+
+def _unsupported(method: str, what: str = "") -> UnsupportedModel:
+    words = f" ({shortened(what)})" if what else ""
+    return UnsupportedModel(
+        f"weights quantized with `{shortened(method)}`{words} are not supported",
+        hint="use the unquantized checkpoint or a GGUF file of the same model",
+    )
+
+
+_READERS: dict[str, Callable[[Values], Scheme]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+}

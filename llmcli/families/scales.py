@@ -1,0 +1,116 @@
+"""What a stored number of 8 bits has to be multiplied with, and by which tensor of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmcli.checkpoints.files import shown
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+# Formats whose numbers say little without a scale; those in floating point are numbers still.
+INTEGERS = ("I8", "I16", "I32", "I64")
+FLOAT8 = ("F8_E4M3", "F8_E5M2")
+SCALE_FORMATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Which numbers of a stored matrix share a scale: blocks of `rows` by `columns`.
+
+    None stands for all of them. A weight is a stored number times its scale, over `divisor`.
+    `formats` are those in which such a matrix may be stored.
+    """
+
+    formats: tuple[str, ...]
+    rows: int | None = None
+    columns: int | None = None
+    divisor: int = 1
+
+    def size(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """How many scales a matrix of that shape has, down and across; a last block is shorter."""
+        rows, columns = shape
+        return (
+            1 if self.rows is None else -(-rows // self.rows),
+            1 if self.columns is None else -(-columns // self.columns),
+        )
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shapes that its scales may be stored in: axes of which there is one may be left."""
+        size = self.size(shape)
+        if self.columns is not None:
+            return (size,)
+        return (size, (1,), ()) if self.rows is None else (size, size[:1])
+
+    def __str__(self) -> str:
+        if self.rows is None:
+            return "one for all"
+        if self.columns is None:
+            return "one per row" if self.rows == 1 else f"one per {self.rows} rows"
+        return f"{self.rows} × {self.columns} blocks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The tensor `source` of the checkpoint, whose numbers lie as `grid` says.
+
+    `layout` is a tensor of one byte that is 0 where the scaled matrix is stored row by row.
+    """
+
+    source: str
+    grid: Grid
+    layout: str | None = None
+
+    def __str__(self) -> str:
+        over = "" if self.grid.divisor == 1 else f" / {self.grid.divisor}"
+        return f"× {self.source.rpartition('.')[2]}{over}, {self.grid}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All that is read of the checkpoint beside the scaled matrix itself."""
+        return (self.source,) if self.layout is None else (self.source, self.layout)
+
+    def problem(self, weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> str | None:
+        """Why `weight` cannot be scaled so, by formats and shapes; None where it can."""
+        scale = tensors[self.source]
+        if weight.format not in self.grid.formats:
+            known = " or ".join(self.grid.formats)
+            return f"has a scale but is stored as {weight.format}, not as {known}"
+        if len(weight.shape) != 2:
+            return f"has a scale but is no matrix: its shape is {list(weight.shape)}"
+        if scale.format not in SCALE_FORMATS:
+            return f"has a scale that is stored as {scale.format}"
+        allowed = self.grid.shapes(weight.shape)
+        if scale.shape not in allowed:
+            found, wanted = list(scale.shape), list(allowed[0])
+            return f"has a scale of shape {found}, which should be {wanted} ({self.grid})"
+        if self.layout is not None:
+            layout = tensors[self.layout]
+            if layout.format != "U8" or layout.nbytes != 1:
+                return f"has a `{shown(self.layout)}` that is not one byte"
+        return None
+
+
+def scale_problem(
+    source: str, scale: Scale | None, tensors: Mapping[str, TensorInfo], called: str | None
+) -> str | None:
+    """Why the tensor `source` cannot become weights with that scale, None where it can.
+
+    `called` is what scales are called in its checkpoint (`Plan.scales`), None for one that is
+    not quantized: there, numbers in floating point are weights, and whole numbers are none.
+    """
+    info = tensors[source]
+    if scale is not None:
+        return scale.problem(info, tensors)
+    if called is not None and info.format in (*FLOAT8, *INTEGERS):
+        wanted = f"{source.rpartition('.')[0]}.{called}"
+        return f"is stored as {info.format} but there is no `{shown(wanted)}`"
+    if info.format in INTEGERS:
+        return (
+            f"holds whole numbers ({info.format}), and config.json has no `quantization_config`"
+            " to say what they stand for"
+        )
+    return None

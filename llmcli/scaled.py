@@ -1,0 +1,76 @@
+"""Scales of a checkpoint's quantized tensors: whether they fit, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import Load
+from llmcli.families.scales import Scale, scale_problem
+from llmcli.ops.quant import dequantize
+from llmcli.ops.scaled import scale_rows
+
+
+def check_scale(load_: Load, tensors: Mapping[str, TensorInfo], called: str | None) -> None:
+    """Whether a tensor has the scale that its format needs, of a shape and format that fit it.
+
+    `called` is what scales are called in this checkpoint (`Plan.scales`). Raises CheckpointError
+    and, for whole numbers of which nothing says what they stand for, UnsupportedModel.
+    """
+    problem = scale_problem(load_.source, load_.scale, tensors, called)
+    if problem is None:
+        return
+    message = f"`{shown(load_.source)}` {problem}"
+    if called is None:
+        raise UnsupportedModel(
+            message, hint="fetch the config.json that belongs to these weights"
+        )
+    raise CheckpointError(message)
+
+
+class Scaler:
+    """Multiplies rows of one stored tensor with their scales, which are read as they are needed.
+
+    `like`: the parameter, whose device and dtype decide where and in what (at least float32)
+    the products are. Raises CheckpointError for rows that do not lie one after the other, and
+    from `read` for a scale that is no finite number.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, scale: Scale, like: Tensor) -> None:
+        self._checkpoint = checkpoint
+        self._scale = scale
+        self._info = checkpoint.tensors[scale.source]
+        self._device = like.device
+        self.dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        if scale.layout is not None and checkpoint.read(scale.layout, 0, 1) != b"\0":
+            raise CheckpointError(
+                f"`{shown(scale.layout)}` says that the numbers do not lie row by row",
+                hint="save the model again with a newer bitsandbytes, or use the unquantized one",
+            )
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """The scales `[down, across]` of the stored rows `start` up to but not including `stop`."""
+        rows = self._scale.grid.rows
+        down = self._info.shape[0] if rows is not None else 1
+        first, last = (0, 1) if rows is None else (start // rows, (stop - 1) // rows + 1)
+        row_bytes = self._info.nbytes // down
+        data = self._checkpoint.read(self._info.name, first * row_bytes, last * row_bytes)
+        raw = torch.frombuffer(data, dtype=torch.uint8).view(last - first, row_bytes)
+        scales = dequantize(raw, self._info.format, dtype=self.dtype)
+        if not scales.isfinite().all():
+            name = shown(self._info.name)
+            raise CheckpointError(f"the scale `{name}` has a number that is not finite")
+        return scales.to(self._device)
+
+    def apply(self, values: Tensor, scales: Tensor, start: int) -> Tensor:
+        """Stored rows from `start` on times `scales`, in place."""
+        grid = self._scale.grid
+        return scale_rows(
+            values, scales, first=start, rows=grid.rows, columns=grid.columns,
+            divisor=grid.divisor,
+        )  # fmt: skip
