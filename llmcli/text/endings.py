@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from llmcli.text.tokenizer import SpecialToken
 
@@ -84,17 +85,19 @@ _FIM_PARTS = {
 }
 # gpt-oss writes its channels with these: they are part of the text, never hidden.
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_KNOWN = frozenset(chain(_ENDINGS, _SHOWN, *_FIM_ENDINGS.values(), *_FIM_PARTS.values()))
 
 
 def settle(
-    at: Mapping[str, int], numbers: Sequence[int], ids: Mapping[str, int | None]
+    strings: Sequence[str], numbers: Sequence[int], ids: Mapping[str, int | None]
 ) -> tuple[list[int], frozenset[int]]:
     """Attributes of every token, and the ids that end a generation.
 
-    `at` and `numbers` are the file's tokens (string → id) and token types, `ids` the special ids
-    that it names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by
-    text; llama.cpp takes whichever its hash table holds first, here the lowest id.
+    `strings` and `numbers` are the file's tokens and token types, `ids` the special ids that it
+    names (`eos`, `eot`, `eom`, `fim_…`). A kind that the file does not name is found by text;
+    llama.cpp takes whichever its hash table holds first, here the lowest id.
     """
+    at = {string: index for index, string in enumerate(strings) if string in _KNOWN}
     known = {number: _BY_NUMBER.get(number, UNDEFINED) for number in set(numbers)}
     types = list(map(known.__getitem__, numbers))
     ends: set[int] = set()

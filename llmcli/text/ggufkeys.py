@@ -20,21 +20,23 @@ BROKEN = "the file is damaged or was written by a faulty converter; fetch or con
 ID_NAMES = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pad", "fim_rep", "fim_sep")
 
 
-def tokens_of(metadata: Mapping[str, Any]) -> dict[str, int]:
-    """`tokenizer.ggml.tokens`, string → id in order; empty ones get llama.cpp's placeholder.
+def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
+    """`tokenizer.ggml.tokens`; empty ones get llama.cpp's placeholder.
 
     Raises CheckpointError where there are none, or one is there twice.
     """
     tokens = strings_of(metadata, "tokens")
     if not tokens:
         raise CheckpointError("the vocabulary (`tokenizer.ggml.tokens`) is empty", hint=BROKEN)
-    if "" in tokens:
+    distinct = set(tokens)
+    if "" in distinct:
         tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(vocabulary) != len(tokens):  # the id of a token that is there twice is its last
-        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        distinct = set(tokens)
+    if len(distinct) != len(tokens):
+        last = {token: index for index, token in enumerate(tokens)}
+        twice = next(token for index, token in enumerate(tokens) if last[token] != index)
         raise CheckpointError(f"the vocabulary has the token `{shown(twice)}` twice", hint=BROKEN)
-    return vocabulary
+    return tokens
 
 
 def types_of(metadata: Mapping[str, Any], count: int) -> Sequence[int]:

@@ -25,7 +25,7 @@ from llmcli.text.ggufkeys import (
     tokens_of,
     types_of,
 )
-from llmcli.text.sentencepiece import Normalizer, PieceEncoder, PieceModel, byte_kinds
+from llmcli.text.sentencepiece import Normalizer, PieceEncoder, PieceModel, byte_ids
 from llmcli.text.spelling import Spelling
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -68,16 +68,15 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
 
     Raises CheckpointError for metadata that contradicts itself.
     """
-    at = tokens_of(metadata)
-    strings = list(at)
+    strings = tokens_of(metadata)
     count = len(strings)
     ids = ids_of(metadata, count, kind.ids)
-    types, ends = settle(at, types_of(metadata, count), ids)
+    types, ends = settle(strings, types_of(metadata, count), ids)
     prefixed = _flag(metadata, "add_space_prefix", kind.space_prefix)
     model = PieceModel(
         strings=strings,
         scores=scores_of(metadata, count),
-        kinds=_kinds(at, types, ids["unknown"], kind),
+        kinds=_kinds(strings, types, ids["unknown"], kind),
         unigram=kind.unigram,
         normalizer=_normalizer(metadata, kind, prefixed),
     )
@@ -103,7 +102,7 @@ def from_pieces(metadata: Mapping[str, Any], kind: PieceKind) -> Tokenizer:
     )
 
 
-def _kinds(at: dict[str, int], types: list[int], unknown: int | None, kind: PieceKind) -> list[int]:
+def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: PieceKind) -> list[int]:
     """The library's kind of every token.
 
     All but the hidden ones take part in merges, as in llama.cpp: user-defined ones were cut out
@@ -115,13 +114,13 @@ def _kinds(at: dict[str, int], types: list[int], unknown: int | None, kind: Piec
     if kind.unigram:
         table |= {endings.USER_DEFINED: apart, endings.UNUSED: sentencepiece.UNUSED}
     kinds = list(map(table.__getitem__, types))
-    for index in byte_kinds(at):
+    for index in byte_ids(strings):
         if not types[index] & HIDDEN:
             kinds[index] = sentencepiece.BYTE
     if kinds.count(sentencepiece.BYTE) != 256:
         kinds = [apart if k == sentencepiece.BYTE else k for k in kinds]
     if kind.unigram:
-        for string, index in at.items():
+        for index, string in enumerate(strings):
             if "\0" in string:
                 kinds[index] = apart
     if unknown is not None and kinds[unknown] != sentencepiece.BYTE:

@@ -65,10 +65,9 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer | None:
 
 
 def _build(metadata: Mapping[str, Any], pre: str, rule: PreTokenizerRule) -> Tokenizer:
-    vocab = tokens_of(metadata)
-    strings = list(vocab)
+    strings = tokens_of(metadata)
     ids = ids_of(metadata, len(strings))
-    types, ends = settle(vocab, types_of(metadata, len(strings)), ids)
+    types, ends = settle(strings, types_of(metadata, len(strings)), ids)
     backend, filler = _backend(strings, _merges(metadata), rule)
     marks = marked(strings, types, rstrip=lambda _: False)
     return Tokenizer(

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
+from struct import iter_unpack
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.files import shown
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 # ModelProto.SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_REST = 7  # bytes of a piece's message behind its string
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +62,22 @@ class PieceModel:
 
         Pieces that are BYTE stand for the bytes of what has no piece, where all 256 are there.
         """
-        kinds = self.kinds
+        count = len(self.strings)
         scores = self.scores.tobytes()
-        tails = [b"\x18" + bytes([kind]) for kind in range(8)]
-        pieces: list[bytes] = []
-        for index, string in enumerate(self.strings):
-            try:
-                text = string.encode()
-            except UnicodeEncodeError:  # bytes that were no UTF-8 occur in no text
-                text = b"\x00invalid %d\x00" % index
-            size = len(text)
-            if size < 118:  # both lengths are one byte
-                head = b"\n%c\n%c" % (size + 9, size)
-            else:
-                inner = b"\n" + varint(size)
-                head = b"\n" + varint(len(inner) + size + 7) + inner
-            pieces += head, text, b"\x15", scores[4 * index : 4 * index + 4], tails[kinds[index]]
-        if UNKNOWN not in kinds:
+        rests = bytearray(_REST * count)  # what follows a string: its score, its kind
+        rests[0::_REST] = b"\x15" * count
+        for byte in range(4):
+            rests[1 + byte :: _REST] = scores[byte::4]
+        rests[5::_REST] = b"\x18" * count
+        rests[6::_REST] = bytes(self.kinds)
+        texts = [_text(string, index) for index, string in enumerate(self.strings)]
+        heads = map(_Heads().__getitem__, map(len, texts))
+        ends = (end for (end,) in iter_unpack(f"{_REST}s", rests))
+        pieces = list(chain.from_iterable(zip(heads, texts, ends, strict=True)))
+        if UNKNOWN not in self.kinds:
             pieces.append(message(1, message(1, b"\x00unknown\x00") + b"\x18\x02"))
         trainer = number(3, 1 if self.unigram else 2)
-        trainer += number(24, self.normalizer.space_suffix) + number(35, BYTE in kinds)
+        trainer += number(24, self.normalizer.space_suffix) + number(35, BYTE in self.kinds)
         pieces.append(message(2, trainer))
         pieces.append(message(3, self._normalizer()))
         return b"".join(pieces)
@@ -149,10 +147,26 @@ class PieceEncoder:
         return Pieces(ids=ids, text=text, processor=self._processor)
 
 
-def byte_kinds(at: dict[str, int]) -> dict[int, int]:
-    """id → BYTE of the 256 byte tokens (`<0x0A>`); empty unless all of them are there.
+def byte_ids(strings: Sequence[str]) -> list[int]:
+    """Ids of the 256 byte tokens (`<0x0A>`); empty unless all of them are there.
 
-    `at` is the vocabulary, string → id. The library takes all of them or none.
+    The library takes all of them or none.
     """
-    found = [at[token] for token in BYTE_TOKENS if token in at]
-    return dict.fromkeys(found, BYTE) if len(found) == 256 else {}
+    found = [index for index, string in enumerate(strings) if string in _BYTE_TOKENS]
+    return found if len(found) == 256 else []
+
+
+class _Heads(dict[int, bytes]):
+    """Length of a piece's string → the bytes in front of it, made when first needed."""
+
+    def __missing__(self, size: int) -> bytes:
+        inner = b"\n" + varint(size)
+        self[size] = head = b"\n" + varint(len(inner) + size + _REST) + inner
+        return head
+
+
+def _text(string: str, index: int) -> bytes:
+    try:
+        return string.encode()
+    except UnicodeEncodeError:  # bytes that were no UTF-8 occur in no text
+        return b"\x00invalid %d\x00" % index
