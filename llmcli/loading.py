@@ -72,8 +72,7 @@ def load_checkpoint(
             hint="use --quantize auto, and --dtype for the arithmetic",
         )
     with stages("plan"):
-        config, rules = translate(checkpoint)
-        config = _with_frequency_factors(config, checkpoint)
+        config, rules = configured(checkpoint)
         todo = None if random_weights is not None else fitting_plan(checkpoint, rules, config)
     with stages("tokenizer"):
         tokenizer = _tokenizer(checkpoint, text)
@@ -101,6 +100,12 @@ def load_checkpoint(
     )
 
 
+def configured(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
+    """`translate`, and what of the configuration a file keeps in a tensor. Raises its errors."""
+    config, rules = translate(checkpoint)
+    return _with_frequency_factors(config, checkpoint), rules
+
+
 def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> Plan:
     """What fills every parameter from the checkpoint's tensors, by their headers alone.
 
@@ -122,8 +127,7 @@ def load_shapes(checkpoint: Checkpoint, *, dtype: str = "auto", like: str = "aut
     `dtype` `auto` is what it would be on the device `like`. No weights have to be there. Raises
     UnsupportedModel, CheckpointError and UsageError as `load_checkpoint` does.
     """
-    config, _ = translate(checkpoint)
-    config = _with_frequency_factors(config, checkpoint)
+    config, _ = configured(checkpoint)
     formats = {info.format for info in checkpoint.tensors.values()}
     arithmetic = devices.resolve_dtype(dtype, devices.resolve_device(like), formats)
     tokenizer = _tokenizer(checkpoint, text=False)

@@ -7,11 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 17  # numbers that are looked at together: 1 MiB of float64, which a cache holds
+_ON_GPU = 1 << 22  # there a call costs more than its work
+
 
 class Statistics:
     """Of all numbers seen so far, in float64: of the finite ones, and how many are not.
 
-    `masks`: −∞ stands for a key that may not be seen, and is counted apart.
+    `masks`: −∞ stands for a key that may not be seen, and is counted apart. `negative` of the
+    `infinite` are −∞.
     """
 
     def __init__(self, *, masks: bool = False) -> None:
@@ -22,39 +26,63 @@ class Statistics:
         self._apart = 0.0  # Σ (x − mean)²
         self._squares = 0.0
         self._low, self._high = math.inf, -math.inf
+        self.zeros = 0
         self.masked = 0
         self.nan = 0
         self.infinite = 0
+        self.negative = 0
         self.first_bad: int | None = None  # counted in the order in which they came
 
     def add(self, part: Tensor) -> None:
-        """More numbers. Two parts are put together as Chan, Golub & LeVeque (1979) do."""
-        x = part.to("cpu", torch.float64).flatten()
-        self._count_bad(x)
-        x = x[x.isfinite()]
+        """More numbers, on whatever device; they are read a little at a time."""
+        device = "cpu" if part.device.type == "mps" else part.device  # which has no float64
+        flat = part.reshape(-1)
+        step = _AT_ONCE if flat.device.type == "cpu" else _ON_GPU
+        for first in range(0, len(flat), step):
+            self._add(flat[first : first + step].to(device, torch.float64))
+
+    def _add(self, x: Tensor) -> None:
+        low, high = (float(end) for end in x.aminmax())  # NaN where there is one
+        if not (math.isfinite(low) and math.isfinite(high)):
+            self._count_bad(x)
+            x = x[x.isfinite()]
+            low, high = (float(end) for end in x.aminmax()) if len(x) else (math.inf, -math.inf)
+        else:
+            self._seen += len(x)
         if len(x):
-            mean, count = float(x.mean()), self._finite + len(x)
-            off = mean - self._mean
-            self._apart += float((x - mean).square().sum())
-            self._apart += off * off * self._finite * len(x) / count
-            self._mean += off * len(x) / count
-            self._finite = count
-            self._squares += float(x.square().sum())
-            self._low = min(self._low, float(x.min()))
-            self._high = max(self._high, float(x.max()))
+            self._merge(x)
+            self._low, self._high = min(self._low, low), max(self._high, high)
+
+    def _merge(self, x: Tensor) -> None:
+        """Two parts are put together as Chan, Golub & LeVeque (1979) do."""
+        mean, count = float(x.mean()), self._finite + len(x)
+        off = mean - self._mean
+        self.zeros += len(x) - int(x.count_nonzero())
+        self._squares += float(x.dot(x))
+        x = x - mean
+        self._apart += float(x.dot(x)) + off * off * self._finite * len(x) / count
+        self._mean += off * len(x) / count
+        self._finite = count
 
     def _count_bad(self, x: Tensor) -> None:
         bad = ~x.isfinite()
+        below = x == -math.inf
         if self._masks:
-            masked = x == -math.inf
-            self.masked += int(masked.sum())
-            bad &= ~masked
+            self.masked += int(below.sum())
+            bad &= ~below
+        else:
+            self.negative += int(below.sum())
         nan = int(x.isnan().sum())
         self.nan += nan
         self.infinite += int(bad.sum()) - nan
         if self.first_bad is None and bad.any():
             self.first_bad = self._seen + int(bad.nonzero()[0])
         self._seen += len(x)
+
+    @property
+    def seen(self) -> int:
+        """How many numbers there were, finite or not."""
+        return self._seen
 
     @property
     def mean(self) -> float:

@@ -1,0 +1,119 @@
+"""Every tensor of a checkpoint in a line of its own, and whether none of its bytes is forgotten."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from llmcli.anatomy import parameters
+from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.config import ModelConfig
+from llmcli.model import Ledger
+from llmcli.reports.checks import ViewCheck
+from llmcli.reports.load import LedgerLine, Numbers
+
+_ALIGNMENT = 32  # of GGUF, where a file does not say another
+
+
+def ledger_lines(
+    ledger: Ledger, checkpoint: Checkpoint, config: ModelConfig, numbers: Mapping[str, Numbers]
+) -> tuple[LedgerLine, ...]:
+    """Parameters in the model's order, then scales, then what is dropped.
+
+    `numbers` by parameter. A tensor that the ledger does not have is in no line: see
+    `ledger_check`.
+    """
+    place = {spec.name: at for at, spec in enumerate(parameters(config))}
+    scales: dict[str, str] = {}
+    lines = []
+    for entry in sorted(ledger.entries, key=lambda entry: place[entry.parameter]):
+        scales |= dict.fromkeys(entry.scale_tensors, entry.source)
+        info = checkpoint.tensors[entry.source]
+        line = LedgerLine(
+            parameter=entry.parameter,
+            source=entry.source,
+            stored=entry.stored,
+            shape=info.shape,
+            bytes=entry.nbytes,
+            operations=entry.words,
+            dequantized=entry.dequantized,
+            numbers=numbers.get(entry.parameter),
+        )
+        lines.append(line)
+    others = [
+        *((name, f"belongs to the scale of `{source}`") for name, source in scales.items()),
+        *ledger.dropped,
+    ]
+    lines += [replace(line_of(checkpoint.tensors[name]), reason=reason) for name, reason in others]
+    return tuple(lines)
+
+
+def line_of(info: TensorInfo) -> LedgerLine:
+    """A tensor of which no model is known."""
+    return LedgerLine(
+        parameter="", source=info.name, stored=info.format, shape=info.shape, bytes=info.nbytes
+    )
+
+
+def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewCheck:
+    """That the lines have every byte of every tensor, once."""
+    left = {info.name: info.nbytes for info in checkpoint.tensors.values()}
+    for line in lines:
+        left[line.source] -= line.bytes
+    wrong = {name: abs(count) for name, count in left.items() if count}
+    held = sum(info.nbytes for info in checkpoint.tensors.values())
+    return ViewCheck(
+        name="ledger",
+        words=f"the ledger has each of the {held:,} bytes of {len(left):,} tensors once",
+        value=float(sum(wrong.values())),
+        tolerance=0.0,
+        where=max(wrong, key=wrong.__getitem__, default=""),
+    )
+
+
+def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewCheck:
+    """That every number of every parameter was looked at where it lies."""
+    wanted = {spec.name: spec.count for spec in parameters(config)}
+    for line in lines:
+        if line.numbers is not None:
+            wanted[line.parameter] -= line.numbers.count
+    wrong = {name: abs(count) for name, count in wanted.items() if count}
+    total = sum(spec.count for spec in parameters(config))
+    return ViewCheck(
+        name="parameters",
+        words=f"each of the {total:,} parameters was filled and looked at",
+        value=float(sum(wrong.values())),
+        tolerance=0.0,
+        where=max(wrong, key=wrong.__getitem__, default=""),
+    )
+
+
+def layout_check(checkpoint: Checkpoint) -> ViewCheck:
+    """That between and after the tensors of each file there is nothing but padding."""
+    unowned = {where: count for where, count in _unowned(checkpoint) if count}
+    files = len(checkpoint.files)
+    return ViewCheck(
+        name="layout",
+        words=f"no byte of the {'file' if files == 1 else f'{files} files'} is left over",
+        value=float(sum(unowned.values())),
+        tolerance=0.0,
+        where=max(unowned, key=unowned.__getitem__, default=""),
+    )
+
+
+def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
+    """(After which tensor, how many bytes) beyond what the alignment asks for."""
+    said = checkpoint.metadata.get("general.alignment", _ALIGNMENT)
+    step = said if checkpoint.kind == "gguf" and type(said) is int else 1
+    files: dict[Path, list[TensorInfo]] = {}
+    for info in checkpoint.tensors.values():
+        files.setdefault(info.file, []).append(info)
+    for path, infos in files.items():
+        infos.sort(key=lambda info: info.offset)
+        starts = [info.offset for info in infos[1:]]
+        for info, following in zip(infos, [*starts, os.path.getsize(path)], strict=True):
+            end = info.offset + info.nbytes
+            padded = -(-end // step) * step
+            yield f"after {info.name}", max(0, following - padded)
