@@ -35,7 +35,8 @@ def load_weights(
 ) -> Ledger:
     """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time.
 
-    `stages` hears of `read` (from the file to the device, in stored bytes) and of `convert`.
+    `stages` hears of `read` (from the file to the device, in stored bytes; a fused tensor is
+    read for each of its parts) and of `convert` (in bytes of the parameters).
     """
     stages = stages or Stages()
     total = sum(slot.nbytes for slot in decoder.slots.values())
@@ -46,7 +47,7 @@ def load_weights(
         done += slot.nbytes
         if progress is not None:
             progress("loading weights", done, total)
-    with stages("convert"):
+    with stages("convert", total):
         wait_for(decoder.device)
     checkpoint.release()
     return ledger_of(todo, checkpoint, {name: slot.shape for name, slot in decoder.slots.items()})
@@ -134,7 +135,8 @@ def _fill_rows(
     place[rows - first] = torch.arange(len(rows))
     in_order = bool((rows.diff() == 1).all())
     row_bytes = info.nbytes // info.shape[0]
-    chunk = max(1, _CHUNK_BYTES // row_bytes)
+    wide = 1 if scaler is None else scaler.dtype.itemsize  # a byte becomes a number of so many
+    chunk = max(1, _CHUNK_BYTES // (row_bytes * wide))
     for start in range(first, last, chunk):
         stop = min(start + chunk, last)
         with stages("read", (stop - start) * row_bytes):

@@ -32,7 +32,7 @@ def scale_rows(
     if columns is None:
         return values_rc.mul_(per_row)
     whole = values_rc.shape[1] // columns
-    blocks = values_rc[:, : whole * columns].view(-1, whole, columns)
+    blocks = values_rc[:, : whole * columns].view(len(values_rc), whole, columns)
     blocks.mul_(per_row[:, :whole, None])
     values_rc[:, whole * columns :].mul_(per_row[:, whole:])
     return values_rc

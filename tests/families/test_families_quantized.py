@@ -1,0 +1,213 @@
+"""Which schemes of 8 bits a config.json may name, and what lies beside their weights."""
+
+import pytest
+
+from llmcli.checkpoints import TensorInfo
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import Drop, Rename, Transpose, plan
+from llmcli.families.quantized import scheme, with_scales
+from llmcli.families.scales import Grid, Scale, scale_problem
+
+LAYERS = type("Model", (), {"layers": (None,) * 3})
+RULES = (
+    Rename("h.{layer}.q.weight", "blocks.{layer}.attn.W_q"),
+    Rename("h.{layer}.q.bias", "blocks.{layer}.attn.b_q"),
+    Drop("lm_head.weight", "tied"),
+)
+GROUP = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}}
+
+
+def compressed(group=GROUP, **more):
+    section = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    return {"quantization_config": section | {"config_groups": {"group_0": group}} | more}
+
+
+def of(method, **more):
+    return {"quantization_config": {"quant_method": method} | more}
+
+
+def weights(**more):
+    return {"weights": GROUP["weights"] | more}
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (of("fp8", weight_block_size=[64, 32]), {"weight_scale_inv": "64 × 32 blocks"}),
+        (of("fp8"), {"weight_scale_inv": "128 × 128 blocks", "weight_scale": "one for all"}),
+        (of("fp8", weight_block_size=None), {"weight_scale_inv": "one for all"}),
+        (of("fbgemm_fp8"), {"weight_scale": "one per row"}),
+        (of("modelopt", quant_algo="FP8"), {"weight_scale": "one for all"}),
+        (of("bitsandbytes", load_in_8bit=True), {"SCB": "one per row"}),
+        ({"quantization_config": {"load_in_8bit": True}}, {"SCB": "one per row"}),
+        (compressed(), {"weight_scale": "one per row"}),
+        (compressed(weights(strategy="tensor")), {"weight_scale": "one for all"}),
+        (
+            compressed(weights(strategy="group", group_size=32)),
+            {"weight_scale": "1 × 32 blocks"},
+        ),
+        (
+            compressed(weights(strategy="block", block_structure=[2, 4], type="float")),
+            {"weight_scale": "2 × 4 blocks"},
+        ),
+        (
+            {"compression_config": compressed()["quantization_config"]},
+            {"weight_scale": "one per row"},
+        ),
+    ],
+)  # fmt: skip
+def test_schemes_that_are_read(settings, found):
+    grids = scheme(settings).grids
+    assert {name: str(grids[name]) for name in found} == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (of("awq", bits=4), "`awq`"),
+        (of("gptq", bits=8), "`gptq`"),
+        (of("mxfp4"), "`mxfp4`"),
+        (of("bitsandbytes", load_in_4bit=True), r"`bitsandbytes` \(4 bits\)"),
+        (of("bitsandbytes", load_in_8bit=True, load_in_4bit=True), r"\(4 bits\)"),
+        (of("modelopt", quant_algo="NVFP4"), r"`modelopt` \(NVFP4\)"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "`mlx`"),
+        ({"quantization_config": {"bits": 4}}, "`unknown`"),
+        (compressed(format="pack-quantized"), r"`compressed-tensors` \(pack-quantized\)"),
+        (compressed({"format": "pack-quantized"} | GROUP), r"\(pack-quantized\)"),
+        (compressed(weights(num_bits=4)), "other than 8 bits"),
+        (compressed(weights(symmetric=False)), "around zero"),
+        (compressed(weights(strategy="tensor_group")), "scales by tensor_group"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask"),
+        (
+            compressed(config_groups={"a": GROUP, "b": weights(strategy="tensor")}),
+            "groups of different schemes",
+        ),
+        (of("\x1b[31m" + "x" * 500), "x…`"),
+    ],
+)
+def test_schemes_that_are_not_read_are_named_with_the_way_out(settings, says):
+    with pytest.raises(UnsupportedModel, match=says) as caught:
+        scheme(settings)
+    assert "GGUF" in caught.value.hint
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"quantization_config": 8}, "must be an object"),
+        (of(8), "`quant_method`"),
+        (of("fp8", weight_block_size=[128]), "a list of 2 numbers"),
+        (of("fp8", weight_block_size=[128, 0]), "a whole number from 1"),
+        (of("fp8", weight_block_size=[128, True]), "a whole number from 1"),
+        (of("fp8", weight_block_size="128"), "a list of 2 numbers"),
+        (of("bitsandbytes", load_in_8bit="yes"), "true or false"),
+        (compressed(config_groups=[]), "an object with groups"),
+        (compressed(config_groups={"a": None}), "an object with groups"),
+        (compressed(config_groups={"a": 3}), "must be an object"),
+        (compressed(weights(strategy="group")), "`group_size`"),
+        (compressed(weights(strategy="group", group_size=-1)), "`group_size`"),
+        (compressed(weights(strategy="block", block_structure="128x128")), "a list of 2"),
+    ],
+)
+def test_a_scheme_that_contradicts_itself(settings, says):
+    with pytest.raises(CheckpointError, match=says) as caught:
+        scheme(settings)
+    assert not isinstance(caught.value, UnsupportedModel)
+
+
+def test_no_scheme_changes_no_rule():
+    for settings in ({}, {"quantization_config": None}, {"quantization_config": {}}):
+        assert scheme(settings) is None
+    assert with_scales(RULES, None) == RULES
+    assert plan(["h.0.q.weight"], RULES, LAYERS).scales is None
+
+
+def test_scales_belong_to_the_weight_beside_them():
+    rules = with_scales(RULES, scheme(of("bitsandbytes", load_in_8bit=True)))
+    names = ["h.1.q.SCB", "h.1.q.weight", "h.0.q.weight", "h.1.q.weight_format", "h.1.q.bias"]
+    planned = plan(names, rules, LAYERS)
+    assert planned.unexpected == ()
+    first, second, bias = planned.loads
+    assert (first.source, second.scale, bias.scale) == ("h.1.q.weight", None, None)
+    assert first.scale.tensors == ("h.1.q.SCB", "h.1.q.weight_format")
+    assert first.words == ("× SCB / 127, one per row",)
+    assert planned.scales == "SCB"
+
+
+def test_what_has_no_use_is_dropped_with_a_reason_or_unexpected():
+    rules = with_scales(RULES, scheme(of("fp8")))
+    names = [
+        "h.0.q.weight", "h.0.q.weight_scale_inv", "h.0.q.weight_scale", "h.2.q.weight_scale_inv",
+        "h.0.q.input_scale", "h.0.k_scale", "lm_head.weight", "lm_head.weight_scale_inv",
+        "h.3.q.weight_scale_inv", "h.0.q.bias_scale",
+    ]  # fmt: skip
+    planned = plan(names, rules, LAYERS)
+    assert planned.loads[0].scale.source == "h.0.q.weight_scale_inv"
+    dropped = dict(planned.dropped)
+    assert "activations" in dropped.pop("h.0.q.input_scale")
+    assert "keys and values" in dropped.pop("h.0.k_scale")
+    assert dropped == {"lm_head.weight": "tied", "lm_head.weight_scale_inv": "tied"}
+    # a second scale of one weight, one without a weight, one beyond the layers, one of a bias
+    assert set(planned.unexpected) == {
+        "h.0.q.weight_scale", "h.2.q.weight_scale_inv", "h.3.q.weight_scale_inv",
+        "h.0.q.bias_scale",
+    }  # fmt: skip
+
+
+def test_conv1d_matrices_of_bitsandbytes_lie_otherwise():
+    rules = (Rename("h.{layer}.c.weight", "blocks.{layer}.mlp.W_up", Transpose()),)
+    with pytest.raises(UnsupportedModel, match="Conv1D"):
+        with_scales(rules, scheme(of("bitsandbytes", load_in_8bit=True)))
+    assert len(with_scales(rules, scheme(of("fp8")))) > 1
+
+
+def info(name, shape, format="F32", nbytes=0):
+    return TensorInfo(name=name, shape=shape, format=format, file=None, offset=0, nbytes=nbytes)
+
+
+FP8 = ("F8_E4M3",)
+
+
+@pytest.mark.parametrize(
+    ("grid", "shapes", "wrong"),
+    [
+        (Grid(formats=FP8), [(), (1,), (1, 1)], [(2,), (5, 1), (0,), (1, 1, 1)]),
+        (Grid(formats=FP8, rows=1), [(5,), (5, 1)], [(), (7,), (1, 5), (5, 7), (4,), (5, 0)]),
+        (Grid(formats=FP8, rows=2, columns=3), [(3, 3)], [(2, 2), (3,), (9,), (3, 4), ()]),
+        (Grid(formats=FP8, rows=128, columns=128), [(1, 1)], [(1,), ()]),
+        (Grid(formats=FP8, rows=1, columns=4), [(5, 2)], [(2, 5), (5,), (5, 1)]),
+    ],
+)
+def test_shapes_of_scales(grid, shapes, wrong):
+    """Of a matrix [5, 7]."""
+    scale = Scale(source="s", grid=grid)
+    weight = info("w", (5, 7), "F8_E4M3")
+    for shape in shapes:
+        assert scale.problem(weight, {"s": info("s", shape)}) is None, shape
+    for shape in wrong:
+        assert "should be" in scale.problem(weight, {"s": info("s", shape)}), shape
+
+
+def test_formats_of_scales_and_of_what_they_scale():
+    scale = Scale(source="s", grid=Grid(formats=FP8), layout="l")
+    good = {
+        "w": info("w", (5, 7), "F8_E4M3"), "s": info("s", ()), "l": info("l", (), "U8", 1),
+    }  # fmt: skip
+    assert scale_problem("w", scale, good, "x") is None
+    for name, other, says in (
+        ("w", info("w", (5, 7), "BF16"), "stored as BF16, not as F8_E4M3"),
+        ("w", info("w", (5, 7), "I8"), "stored as I8, not as F8_E4M3"),
+        ("w", info("w", (35,), "F8_E4M3"), "no matrix"),
+        ("s", info("s", (), "I8"), "scale that is stored as I8"),
+        ("s", info("s", (), "F8_E8M0"), "scale that is stored as F8_E8M0"),
+        ("l", info("l", (2,), "U8", 2), "not one byte"),
+        ("l", info("l", (), "I8", 1), "not one byte"),
+    ):
+        assert says in scale_problem("w", scale, good | {name: other}, "x")
+    alone = {"w.weight": good["w"]}
+    assert "no `w.weight_scale`" in scale_problem("w.weight", None, alone, "weight_scale")
+    whole = {"w": info("w", (5, 7), "I8")}
+    assert "whole numbers" in scale_problem("w", None, whole, None)
+    assert scale_problem("w", None, {"w": good["w"]}, None) is None  # plain numbers of 8 bits
