@@ -11,20 +11,17 @@ from llmcli.ops.quant.bits import half, quarters, words
 def tq1_0(blocks: Tensor, out: Tensor) -> None:
     """x = d·(t - 1): 32 bytes of 5 digits t | 16 bytes of 5 | 4 bytes of 4 | d.
 
-    A byte is a fraction of 256 in base three: digit i + 1 is digit 1 of what three times the
-    byte leaves of its eight bits. Digit i of byte j is element j of run i.
+    A byte is a fraction of 256 in base three: three times the byte has the first digit above
+    its eight bits, and the other digits in them. Digit i of byte j is element j of run i.
     """
-    n = len(blocks)
-    left = torch.empty(5, n, 52, dtype=torch.uint8, device=blocks.device)
+    left = torch.empty(5, len(blocks), 52, dtype=torch.uint8, device=blocks.device)
     left[0] = blocks[:, :52]
     for digit in range(4):
         torch.mul(left[digit], 3, out=left[digit + 1])
-    # the digit is 0 below a third of 256, and 2 from two thirds
-    t = (left >= 86).view(torch.int8) - (left < 171).view(torch.int8)
-    out[:, :160].view(n, 5, 32).copy_(t[:, :, :32].transpose(0, 1))
-    out[:, 160:240].view(n, 5, 16).copy_(t[:, :, 32:48].transpose(0, 1))
-    out[:, 240:].view(n, 4, 4).copy_(t[:4, :, 48:].transpose(0, 1))
-    out.mul_(half(blocks, 52, out))
+    parts = ((range(5), slice(32)), (range(5), slice(32, 48)), (range(4), slice(48, 52)))
+    order = torch.cat([left[digit, :, part] for digits, part in parts for digit in digits], 1)
+    t = order.to(torch.int16).mul_(3).bitwise_right_shift_(8).sub_(1)
+    out.copy_(t).mul_(half(blocks, 52, out))
 
 
 def tq2_0(blocks: Tensor, out: Tensor) -> None:
