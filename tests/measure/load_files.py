@@ -1,0 +1,94 @@
+"""Checkpoints for the tests of `llmcli load`: whole ones, and ways to plant a fault in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from safetensors.torch import save_file
+from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.measure.load.run import check_files, measure_load
+from llmcli.model import Stages
+from llmcli.reports.load import LoadReport
+
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "model.layers": "blk",
+}  # fmt: skip
+
+
+def loaded(path: Path, dtype: str = "float32") -> LoadReport:
+    """What `llmcli load` tells of it."""
+    checkpoint = open_checkpoint(path)
+    return measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")[1]
+
+
+def checked(path: Path) -> LoadReport:
+    """What `llmcli load --check` tells of it."""
+    return check_files(open_checkpoint(path), Stages())
+
+
+def claim(report: LoadReport, name: str):
+    """The claim of that name."""
+    return next(claim for claim in report.claims if claim.name == name)
+
+
+def check(report: LoadReport, name: str):
+    """The check of that name."""
+    return next(check for check in report.checks if check.name == name)
+
+
+def write_sharded(folder: Path, **metadata: object) -> Path:
+    """The tiny Llama in two shards with an index, whose `metadata` is the one given."""
+    write_llama(folder)
+    (folder / "model.safetensors").unlink()
+    names = list(llama_tensors())
+    shards = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, part in shards.items():
+        save_file({name: llama_tensors()[name] for name in part}, folder / file)
+    index = {name: file for file, part in shards.items() for name in part}
+    document = {"metadata": metadata, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    return folder
+
+
+def write_gguf(path: Path, *, blocks: bool = True, **metadata: object) -> Path:
+    """The tiny Llama as GGUF, its matrices in Q8_0; `metadata` keys with `__` for a dot.
+
+    Integers are written as 32 bits, None leaves a key out.
+    """
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(LLAMA["max_position_embeddings"])
+    writer.add_embedding_length(LLAMA["hidden_size"])
+    writer.add_block_count(LLAMA["num_hidden_layers"])
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(LLAMA["num_attention_heads"])
+    writer.add_head_count_kv(LLAMA["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    for key, value in metadata.items():
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_string
+        add(key.replace("__", "."), value)
+    draw = np.random.default_rng(0)
+    for name, tensor in llama_tensors().items():
+        for ours, theirs in NAMES.items():
+            name = name.replace(ours, theirs)
+        shape = [64 if size == 48 else size for size in tensor.shape]  # whole blocks of 32
+        values = draw.normal(0, 0.3, shape).astype(np.float32)
+        if values.ndim == 2 and blocks:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,150 @@
+"""The ledger of `llmcli load`: nothing of a file is forgotten, and nothing is told twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from load_files import check, checked, loaded, write_gguf
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+import llmcli.measure.load.run as run_module
+from llmcli.anatomy import parameters
+from llmcli.checkpoints import open_checkpoint
+from llmcli.families import translate
+from llmcli.measure.load.fold import folded
+from llmcli.reports.load import LedgerLine
+
+
+@pytest.fixture(params=["llama", "gpt2", "gguf"])
+def path(request, tmp_path):
+    if request.param == "gguf":
+        return write_gguf(tmp_path / "m.gguf")
+    return {"llama": write_llama, "gpt2": write_gpt2}[request.param](tmp_path / "m")
+
+
+@pytest.mark.parametrize("look", [loaded, checked])
+def test_every_byte_of_every_tensor_is_in_one_line(path, look):
+    report = look(path)
+    checkpoint = open_checkpoint(path)
+    assert report.ok
+    assert {line.source for line in report.lines} == set(checkpoint.tensors)
+    assert sum(line.bytes for line in report.lines) == report.tensor_bytes
+    assert sum(line.bytes for line in report.rows) == report.tensor_bytes
+    assert [line.parameter for line in report.lines] == [
+        spec.name for spec in parameters(translate(checkpoint)[0])
+    ]
+
+
+def test_what_was_done_is_told(tmp_path):
+    lines = {line.parameter: line for line in loaded(write_gpt2(tmp_path / "m")).lines}
+    key = lines["blocks.0.attn.W_k"]
+    assert (key.source, key.shape) == ("h.0.attn.c_attn.weight", (16, 48))
+    assert key.operations == ("transposed", "rows 16:32")
+    assert key.bytes == 16 * 16 * 4
+    assert not key.dequantized
+    lines = {line.parameter: line for line in loaded(write_gguf(tmp_path / "m.gguf")).lines}
+    query = lines["blocks.1.attn.W_q"]
+    assert (query.source, query.stored, query.dequantized) == ("blk.1.attn_q.weight", "Q8_0", True)
+    assert query.operations == ("unpaired rows of 4 heads",)
+    assert query.bytes == 32 * 34
+
+
+def test_a_dropped_tensor_has_its_reason(tmp_path):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    report = loaded(write_llama(tmp_path / "m", llama_tensors() | extra))
+    last = report.lines[-1]
+    assert (last.parameter, last.source, last.bytes) == ("", next(iter(extra)), 16)
+    assert "computed" in last.reason
+    assert report.ok
+
+
+def without(entries, name):
+    return tuple(entry for entry in entries if entry.parameter != name)
+
+
+@pytest.mark.parametrize("look", [loaded, checked])
+def test_a_tensor_that_no_line_has_is_missed(tmp_path, monkeypatch, look):
+    plain = run_module.ledger_lines
+
+    def forgetful(ledger, *others):
+        forgot = replace(ledger, entries=without(ledger.entries, "blocks.1.mlp.W_up"))
+        return plain(forgot, *others)
+
+    monkeypatch.setattr(run_module, "ledger_lines", forgetful)
+    report = look(write_llama(tmp_path / "m"))
+    ledger = check(report, "ledger")
+    assert not ledger.ok
+    assert ledger.value == 48 * 32 * 4
+    assert ledger.where == "model.layers.1.mlp.up_proj.weight"
+    assert not report.ok
+
+
+def test_bytes_that_are_told_twice_are_found(tmp_path, monkeypatch):
+    plain = run_module.ledger_lines
+    monkeypatch.setattr(run_module, "ledger_lines", lambda *a: (*plain(*a), plain(*a)[0]))
+    report = loaded(write_llama(tmp_path / "m"))
+    assert check(report, "ledger").value == 97 * 32 * 4
+
+
+def test_a_parameter_that_nobody_looked_at_is_missed(tmp_path, monkeypatch):
+    plain = run_module._parameters
+
+    def hasty(model, progress):
+        found = plain(model, progress)
+        del found["ln_final.w"]
+        return found
+
+    monkeypatch.setattr(run_module, "_parameters", hasty)
+    report = loaded(write_llama(tmp_path / "m"))
+    filled = check(report, "parameters")
+    assert (filled.ok, filled.value, filled.where) == (False, 32, "ln_final.w")
+    assert not report.ok
+
+
+def line(parameter, source, **changes):
+    values = {"stored": "F32", "shape": (2, 2), "bytes": 16} | changes
+    return LedgerLine(parameter=parameter, source=source, **values)
+
+
+def test_layers_that_are_alike_are_one_row_and_others_are_not():
+    rows = folded([
+        line("embed.W", "wte"),
+        *(line(f"blocks.{i}.ln1.w", f"h.{i}.n", stored="F16" if i == 2 else "F32")
+          for i in range(5)),
+        line("blocks.0.ln2.w", "h.1.n"),
+        line("", "old.7.inv", reason="computed"),
+        line("", "old.9.inv", reason="computed"),
+        line("", "left", reason="computed"),
+    ])  # fmt: skip
+    told = [(row.parameter, row.source, row.tensors, row.bytes) for row in rows]
+    assert told == [
+        ("embed.W", "wte", 1, 16),
+        ("blocks.{0-1,3-4}.ln1.w", "h.{0-1,3-4}.n", 4, 64),
+        ("blocks.2.ln1.w", "h.2.n", 1, 16),
+        ("blocks.0.ln2.w", "h.1.n", 1, 16),
+        ("", "old.{7,9}.inv", 2, 32),
+        ("", "left", 1, 16),
+    ]
+
+
+def test_a_row_has_the_numbers_of_all_its_layers(tmp_path):
+    tensors = llama_tensors()
+    report = loaded(write_llama(tmp_path / "m", tensors))
+    row = next(row for row in report.rows if row.parameter == "blocks.{0-1}.mlp.W_up")
+    both = torch.cat([tensors[f"model.layers.{i}.mlp.up_proj.weight"] for i in range(2)]).double()
+    found = row.numbers
+    assert found.count == both.numel()
+    assert found.mean == pytest.approx(float(both.mean()), abs=1e-12)
+    assert found.std == pytest.approx(float(both.std(correction=0)), rel=1e-12)
+    assert (found.low, found.high) == (float(both.min()), float(both.max()))
+
+
+def test_parts_of_a_fused_tensor_have_numbers_of_their_own(tmp_path):
+    tensors = gpt2_tensors()
+    lines = loaded(write_gpt2(tmp_path / "m", tensors)).lines
+    value = next(line for line in lines if line.parameter == "blocks.0.attn.W_v")
+    part = tensors["h.0.attn.c_attn.weight"][:, 32:].double()
+    assert value.numbers.mean == pytest.approx(float(part.mean()), abs=1e-12)
+    assert value.numbers.high == float(part.max())
