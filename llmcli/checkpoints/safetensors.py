@@ -1,15 +1,17 @@
-"""Reads the header of a safetensors file, with the checks of the reference and two more.
+"""Reads the header of a safetensors file, with the checks of the reference.
 
 Source: the format's README and `safetensors` 0.8 (tensor.rs, `Metadata::validate`): a file
-is accepted where that library accepts it. Stricter in two points: a name that is there twice
-(the library keeps the last), and entries written as arrays instead of objects, which are an
-accident of its JSON reader and which no writer makes.
+is accepted where that library accepts it, and says the same. Its JSON reader (serde_json) has
+habits that are followed too, so that no two programs differ over one file: of a name that is
+there twice the last counts, an entry may be an array of its three fields.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
@@ -60,6 +62,15 @@ def _length(prefix: bytes, size: int) -> int:
     raise _Refused("it ends inside its header")
 
 
+class _Object(dict[str, Any]):
+    """A JSON object, and what stood in it under names that came again: `shadowed`."""
+
+    shadowed: tuple[tuple[str, Any], ...] = ()
+
+    def everything(self) -> list[tuple[str, Any]]:
+        return [*self.items(), *self.shadowed]
+
+
 def parse_header(
     header: bytes, path: Path, size: int
 ) -> tuple[dict[str, str], dict[str, TensorInfo]]:
@@ -68,6 +79,10 @@ def parse_header(
     Raises ValueError with the cause.
     """
     document = _json(header)
+    for name, entry in document.shadowed:  # must have the form of an entry, and is not looked at
+        if name == "__metadata__":
+            raise _Refused("`__metadata__` is there twice")
+        _form(f"the tensor `{shown(name)}`", entry)
     metadata = _metadata(document.pop("__metadata__", None))
     begin = 8 + len(header)
     entries = [(name, *_entry(name, entry)) for name, entry in document.items()]
@@ -88,14 +103,21 @@ def parse_header(
     }  # fmt: skip
 
 
-def _json(header: bytes) -> dict[str, Any]:
-    """The header as an object, in the dialect of serde_json: no NaN, no `-0` as an integer."""
+def _json(header: bytes) -> _Object:
+    """The header as an object, in the dialect of serde_json.
+
+    Without NaN, numbers beyond a double and halves of surrogate pairs; `-0` is no integer.
+    """
     try:
+        text = header.decode("utf-8")
         document = json.loads(
-            header.decode("utf-8"),
-            object_pairs_hook=_unique,
+            text,
+            object_pairs_hook=_object,
             parse_constant=_no_constant,
-            parse_int=lambda digits: -0.0 if digits == "-0" else int(digits),
+            parse_float=_finite,
+            parse_int=lambda digits: (
+                -0.0 if digits == "-0" else int(digits if len(digits) < 300 else _finite(digits))
+            ),
         )
     except RecursionError:
         raise _Refused("its header is nested too deeply") from None
@@ -105,20 +127,18 @@ def _json(header: bytes) -> dict[str, Any]:
         raise _Refused("its header is not utf-8 text") from None
     except ValueError as error:
         raise _Refused(f"its header is not valid json: {shown(error)}") from None
-    if not isinstance(document, dict):
+    if not isinstance(document, _Object):
         raise _Refused("its header is not a json object")
+    if _lone_surrogate(text):
+        raise _Refused("its header has a name that is not unicode text")
     return document
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise _Refused(f"`{shown(name)}` is there twice")
-        seen.add(name)
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    found = _Object(pairs)
+    if len(found) != len(pairs):
+        last = {name: at for at, (name, _) in enumerate(pairs)}
+        found.shadowed = tuple(pair for at, pair in enumerate(pairs) if last[pair[0]] != at)
     return found
 
 
@@ -126,29 +146,74 @@ def _no_constant(word: str) -> NoReturn:
     raise _Refused(f"its header is not valid json: {word}")
 
 
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise _Refused("its header is not valid json: a number out of range")
+    return value
+
+
+def _lone_surrogate(text: str) -> bool:
+    r"""Whether an escape such as `\ud800` stands without its other half."""
+    if "\\ud" not in text and "\\uD" not in text:
+        return False
+    rest = re.sub(r"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..", " ", text)
+    return re.search(r"\\u[dD][89a-fA-F]", rest) is not None
+
+
 def _metadata(found: Any) -> dict[str, str]:
     if found is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+    if not isinstance(found, _Object) or not all(
+        isinstance(text, str) for _, text in found.everything()
+    ):
         raise _Refused("its `__metadata__` is not an object of strings")
-    return found
+    return dict(found)
+
+
+_FIELDS = ("dtype", "shape", "data_offsets")
+
+
+def _form(what: str, entry: Any) -> tuple[str, list[int], list[int]]:
+    """The three fields of an entry, each of its type: (dtype, shape, offsets)."""
+    if isinstance(entry, list) and len(entry) == 3:
+        kind, shape, span = entry
+    elif not isinstance(entry, _Object):
+        raise _Refused(f"{what} is not described by an object")
+    else:
+        twice = [name for name, _ in entry.shadowed if name in _FIELDS]
+        if twice:
+            raise _Refused(f"{what} has its `{twice[0]}` twice")
+        if any(_deep(value) for name, value in entry.everything() if name not in _FIELDS):
+            raise _Refused("its header is nested too deeply")
+        kind, shape, span = (entry.get(name) for name in _FIELDS)
+    if isinstance(kind, _Object) and len(kind) == 1 and not kind.shadowed:
+        kind = next(name if value is None else None for name, value in kind.items())
+    if not isinstance(kind, str) or kind not in SAFETENSORS_BITS:
+        raise _Refused(f"{what} has the unknown dtype `{shown(kind)}`")
+    if not _naturals(shape):
+        raise _Refused(f"{what} has the impossible shape {shown(shape)}")
+    if not _naturals(span) or len(span) != 2:
+        raise _Refused(f"{what} has the impossible offsets {shown(span)}")
+    return kind, shape, span
+
+
+def _deep(value: Any, depth: int = 2) -> bool:
+    """Whether a field that no one knows goes below the 127 levels that serde_json descends."""
+    if isinstance(value, _Object):
+        below = [each for _, each in value.everything()]
+    elif isinstance(value, list):
+        below = value
+    else:
+        return False
+    return depth >= 127 or any(_deep(each, depth + 1) for each in below)
 
 
 def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """One checked entry: (dtype, shape, start, stop) in bytes after the header."""
     what = f"the tensor `{shown(name)}`"
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise _Refused(f"{what} has a name that is not unicode text") from None
-    if not isinstance(entry, dict):
-        raise _Refused(f"{what} is not described by an object")
-    kind, shape, span = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(kind, str) or kind not in SAFETENSORS_BITS:
-        raise _Refused(f"{what} has the unknown dtype `{shown(kind)}`")
-    if not _naturals(shape):
-        raise _Refused(f"{what} has the impossible shape {shown(shape)}")
-    if not _naturals(span) or len(span) != 2 or span[0] > span[1]:
+    kind, shape, span = _form(what, entry)
+    if span[0] > span[1]:
         raise _Refused(f"{what} has the impossible offsets {shown(span)}")
     elements = 1
     for dim in shape:

@@ -1,0 +1,157 @@
+"""Fuzzing the safetensors header parser against the library: the same verdict and tensors.
+
+    python tests/fuzz/fuzz_safetensors.py -max_total_time=3600 NEW_INPUTS \
+        tests/fuzz/corpus/safetensors
+
+needs atheris (see fuzz_gguf.py). An input is a file without its first eight bytes, the length of
+the header, which are put before it: the header ends with the last brace. Behind a byte 255 it is
+a whole file.
+"""
+
+import json
+import math
+import random
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+if __name__ == "__main__":  # before the parser is imported: its branches are counted
+    import atheris
+
+    sys.path[:0] = [str(Path(__file__).parents[2])]
+    with atheris.instrument_imports(include=["llmcli.checkpoints", "json"]):
+        import llmcli.checkpoints.safetensors  # noqa: F401
+
+import safetensors
+
+from llmcli.checkpoints.safetensors import read_safetensors
+from llmcli.checkpoints.tensors import SAFETENSORS_BITS
+from llmcli.errors import LlmcliError
+
+SECONDS = 5.0  # of the processor: parsing takes milliseconds
+
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+def library(content: bytes) -> Tensors | None:
+    """What the library finds: name → (dtype, shape, bytes); None where it refuses the file."""
+    try:
+        return {
+            name: (info["dtype"], tuple(info["shape"]), bytes(info["data"]))
+            for name, info in safetensors.deserialize(content)
+        }
+    except safetensors.SafetensorError:
+        return None
+
+
+def ours(path: Path, content: bytes) -> Tensors | None:
+    """What our reader finds in the same bytes, written to `path`."""
+    path.write_bytes(content)
+    start = time.process_time()
+    tensors, error = None, None
+    try:
+        _, tensors, size = read_safetensors(path)
+    except LlmcliError as caught:
+        error = caught
+    assert time.process_time() - start < SECONDS, "slow"
+    if error is not None:
+        assert error.code == 4
+        for line in (error.message.replace(str(path), ""), error.hint or ""):
+            assert line.isprintable()
+            assert len(line) < 500
+        return None
+    assert size == len(content)
+    return {
+        name: (info.format, info.shape, content[info.offset : info.offset + info.nbytes])
+        for name, info in tensors.items()
+    }
+
+
+def check(path: Path, content: bytes) -> bool:
+    """Both readers say the same of a file with these bytes; whether they accepted it."""
+    expected = library(content)
+    assert ours(path, content) == expected
+    return expected is not None
+
+
+WORDS = [
+    b'{"dtype":"F32","shape":[2],"data_offsets":[0,8]}', b'"a":', b'"__metadata__":{"a":"b"},',
+    b'"dtype":"BF16",', b'"shape":[]', b'"data_offsets":[8,8]', b'"F4"', b'{"F32":null}', b"null",
+    b"[", b"{", b"]", b"}", b",", b":", b"-0", b"1e400", b"18446744073709551615", b"0.0", b"1E0",
+    b"18446744073709551616", b"9223372036854775808", b'"\\ud800"', b"\\ud83d\\ude00",
+    b"\xef\xbb\xbf", b"\xed\xa0\x80", b" \t\r\n", b"\x0b", b"NaN", b"Infinity", b"true", b"[" * 130,
+    b'["U8",[0],[0,0]]', b'"x":[[]],', b'"":', b"\\", b"/", b"\x7f", b"\x1f", b"\\u0000",
+]  # fmt: skip
+
+
+def honest(dice: random.Random) -> bytes:
+    """A header with its data, mostly right."""
+    entries: dict[str, object] = {}
+    end = 0
+    for name in dice.sample(["a", "b", "é", "", "dtype", "a.b", "\\", "\ud800"], dice.randrange(5)):
+        kind = dice.choice(sorted(SAFETENSORS_BITS))
+        shape = [dice.choice([0, 1, 2, 3, 4, 8, 2**32]) for _ in range(dice.randrange(4))]
+        bits = SAFETENSORS_BITS[kind] * math.prod(shape)
+        start = max(0, end + dice.choice([0] * 20 + [-1, 1]))
+        end = start + min(bits // 8, 200)
+        fields = [("dtype", kind), ("shape", shape), ("data_offsets", [start, end])]
+        dice.shuffle(fields)
+        entries[name] = dict(fields)
+    if dice.random() < 0.3:
+        entries["__metadata__"] = dice.choice([{}, {"a": "b"}, None, {"a": 1}, [], {"a": None}])
+    items = list(entries.items())
+    dice.shuffle(items)
+    text = json.dumps(dict(items), separators=dice.choice([(",", ":"), (", ", ": ")]))
+    return text.encode() + bytes(max(0, end + dice.choice([0] * 20 + [-1, 1])))
+
+
+def mutate(data: bytes, most: int, seed: int) -> bytes:
+    """Words of the format put in, doubled and taken out; data that fit the header's end."""
+    dice = random.Random(seed)
+    content = bytearray(data if dice.random() < 0.5 else honest(dice))
+    for _ in range(dice.choice([0, 1, 1, 2, 3])):
+        at = dice.randrange(len(content) + 1)
+        how = dice.random()
+        if how < 0.6:
+            content[at:at] = dice.choice(WORDS)
+        elif how < 0.75:
+            del content[at : at + dice.choice([1, 1, 2, 8, 40])]
+        elif how < 0.9:
+            piece = content[at : at + dice.choice([8, 20, 50, 100])]
+            content[at:at] = piece
+        else:
+            content += bytes(dice.choice([1, 4, 8, 16]))
+    return bytes(content[:most])
+
+
+def whole(data: bytes) -> bytes:
+    """The file that an input stands for: header up to the last brace, then the tensors' bytes."""
+    if data[:1] == b"\xff":
+        return data[1:]
+    length = data.rfind(b"}") + 1
+    return struct.pack("<Q", length) + data
+
+
+def main() -> None:
+    """Run the fuzzer until it is told to stop, or a check fails."""
+
+    def custom(data: bytes, most: int, seed: int) -> bytes:
+        if seed % 3 == 0:
+            return bytes(atheris.Mutate(data, most))
+        return mutate(bytes(data), most, seed)
+
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        path = Path(folder) / "a.safetensors"
+        atheris.Setup(
+            sys.argv,
+            lambda data: check(path, whole(bytes(data)) or b"\0") and None,
+            custom_mutator=custom,
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
