@@ -131,7 +131,7 @@ def _fill_rows(
 ) -> None:
     """Row `rows[i]` of the checkpoint's matrix → row i of the slot, a few MiB at a time."""
     first, last = int(rows.min()), int(rows.max()) + 1
-    place = torch.empty(last - first, dtype=torch.long)
+    place = torch.full((last - first,), -1)  # rows between the first and the last may have no use
     place[rows - first] = torch.arange(len(rows))
     in_order = bool((rows.diff() == 1).all())
     row_bytes = info.nbytes // info.shape[0]
@@ -154,7 +154,7 @@ def _fill_rows(
                 part.copy_(values)
             else:
                 index = place[start - first : stop - first].to(slot.device)
-                slot[index] = values.to(slot.dtype)
+                slot[index[index >= 0]] = values[index >= 0].to(slot.dtype)
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:

@@ -1,0 +1,244 @@
+"""Loading weights of 8 bits: every number and its scale, in any order, in bounded memory."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
+from safetensors.torch import save_file
+from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+
+from llmcli import weights
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
+from llmcli.families import Load, Plan, Rows, Transpose, UnpairRows
+from llmcli.families.scales import Grid, Scale
+from llmcli.loading import load_checkpoint
+from llmcli.weights import load_weights
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+def load_tiny(folder, **options):
+    return load_checkpoint(open_checkpoint(folder), device="cpu", **options)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_every_parameter_is_what_its_tensor_means(tmp_path, scheme, dtype):
+    folder, meant = write_quantized(tmp_path, scheme)
+    model = load_tiny(folder, dtype=dtype)
+    exact = torch.float64 if dtype == "float64" else torch.float32
+    tolerance = {"float64": 1e-15, "float32": 2e-7, "bfloat16": 5e-3}[dtype]
+    assert len(model.ledger.entries) == len(meant)
+    for entry in model.ledger.entries:
+        slot, right = model.decoder.slots[entry.parameter], meant[entry.source]
+        assert slot.dtype == getattr(torch, dtype)
+        torch.testing.assert_close(slot.to(exact), right.to(exact), rtol=tolerance, atol=0)
+        scaled = right.ndim == 2 and "layers" in entry.source
+        assert (entry.scale is not None) == bool(entry.scale_tensors) == scaled, entry.source
+        assert entry.dequantized == scaled
+
+
+def test_the_ledger_has_every_tensor_and_says_how_it_was_scaled(tmp_path):
+    folder, _ = write_quantized(tmp_path, "bitsandbytes")
+    model = load_tiny(folder)
+    entry = next(e for e in model.ledger.entries if e.source == f"{UP}.weight")
+    assert entry.words == ("× SCB / 127, one per row",)
+    assert entry.stored == "I8"
+    read = [name for e in model.ledger.entries for name in (e.source, *e.scale_tensors)]
+    assert sorted(read) == sorted(model.checkpoint.tensors)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "int-group", "fbgemm", "fp8-null"])
+def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
+    folder, _ = write_quantized(tmp_path, scheme)
+    whole = load_tiny(folder, dtype="float32").decoder.slots
+    for nbytes in (1, 700):  # row by row; chunks that begin inside a block
+        monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", nbytes)
+        chunked = load_tiny(folder, dtype="float32").decoder.slots
+        assert all(torch.equal(whole[name], chunked[name]) for name in whole)
+
+
+def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
+    """Of a matrix of 8 MiB no more is multiplied out at a time than a chunk."""
+    seen = []
+
+    def noted(raw, format, *, dtype, out=None):
+        made = dequantize(raw, format, dtype=dtype, out=out)
+        seen.append(made.nbytes)
+        return made
+
+    dequantize = weights.dequantize
+    monkeypatch.setattr("llmcli.weights.dequantize", noted)
+    numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
+    save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
+    slot = torch.empty(2048, 4096)
+    fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
+    assert torch.equal(slot, numbers.float() * spread(scales, (128, 128), slot.shape))
+    assert len(seen) == 8
+    assert max(seen) <= weights._CHUNK_BYTES
+
+
+def fill(slot, folder, grid, *ops):
+    """A slot from the tensors `w` and `s` of a folder."""
+    load_ = Load("w", "slot", ops, Scale(source="s", grid=grid))
+    decoder = SimpleNamespace(slots={"slot": slot}, device=slot.device)
+    load_weights(decoder, open_checkpoint(folder), Plan((load_,), (), ()))
+
+
+# rows of two heads of 12, of which 10 are rotated and were stored in pairs
+_HEAD = (*range(0, 10, 2), *range(1, 10, 2), 10, 11)
+UNPAIRED = [12 * head + row for head in (0, 1) for row in _HEAD]
+
+
+@pytest.mark.parametrize("block", [(5, 7), (1, None), (None, None), (3, 4)])
+@pytest.mark.parametrize(
+    ("ops", "right"),
+    [
+        ((Rows(5, 17),), lambda w: w[5:17]),
+        ((UnpairRows(2, 10),), lambda w: w[UNPAIRED]),
+        ((UnpairRows(2, 10), Rows(2, 20)), lambda w: w[UNPAIRED][2:20]),
+        ((Transpose(),), lambda w: w.t()),
+        ((Transpose(), Rows(3, 11)), lambda w: w.t()[3:11]),
+    ],
+)
+def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, ops, right):
+    """The scale belongs to the stored row: it is applied before the operations move it."""
+    numbers, scales = quantize(torch.randn(24, 18), FP8, block)
+    save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
+    wanted = right(numbers.float() * spread(scales, block, numbers.shape))
+    grid = Grid(formats=("F8_E4M3",), rows=block[0], columns=block[1])
+    for nbytes in (4 << 20, 300):
+        monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", nbytes)
+        slot = torch.empty(wanted.shape)
+        fill(slot, tmp_path, grid, *ops)
+        assert torch.equal(slot, wanted)
+
+
+def test_slices_of_one_fused_matrix_share_its_scale(tmp_path):
+    tensors = gpt2_tensors()
+    name = "h.0.attn.c_attn"
+    numbers, scales = quantize(tensors[f"{name}.weight"], FP8, BLOCK)
+    tensors |= {f"{name}.weight": numbers, f"{name}.weight_scale_inv": scales}
+    folder = write_gpt2(tmp_path, tensors, quantization_config=SCHEMES["fp8-blocks"][0])
+    slots = load_tiny(folder, dtype="float32").decoder.slots
+    fused = numbers.float() * spread(scales, BLOCK, numbers.shape)
+    for i, part in enumerate("qkv"):
+        assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused[:, 16 * i : 16 * i + 16].t())
+
+
+def without(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def put(name, value):
+    return lambda tensors: tensors.__setitem__(name, value)
+
+
+def planted(name, value):
+    def change(tensors):
+        tensors[name].view(-1)[-1] = value
+
+    return change
+
+
+SCALE = f"{UP}.weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without(SCALE), rf"is stored as F8_E4M3 but there is no `{SCALE}`"),
+        (put(SCALE, torch.ones(6, 1)), r"scale of shape \[6, 1\], which should be \[6, 2\]"),
+        (put(SCALE, torch.ones(2, 6)), r"scale of shape \[2, 6\]"),
+        (put(SCALE, torch.ones(6, 2, dtype=torch.int32)), "scale that is stored as I32"),
+        (put(SCALE, torch.ones(6, 2).to(FP8)), "scale that is stored as F8_E4M3"),
+        (planted(SCALE, float("nan")), f"the scale `{SCALE}` has a number that is not finite"),
+        (planted(SCALE, float("inf")), "not finite"),
+        (put(f"{UP}.weight", torch.ones(48, 32)), "has a scale but is stored as F32"),
+        (put(f"{UP}.weight", torch.ones(48, 32, dtype=torch.int8)), "is stored as I8, not as"),
+    ],
+)
+def test_scales_that_cannot_be_right(tmp_path, change, says):
+    folder, _ = write_quantized(tmp_path, "fp8-blocks", change=change)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        load_tiny(folder)
+    assert caught.value.code == 4
+    assert not isinstance(caught.value, UnsupportedModel)
+
+
+def test_scales_without_a_weight_and_without_a_scheme(tmp_path):
+    lone = put("model.layers.0.mlp.extra.weight_scale_inv", torch.ones(1))
+    folder, _ = write_quantized(tmp_path / "a", "fp8-blocks", change=lone)
+    with pytest.raises(WeightMismatch, match="extra"):
+        load_tiny(folder)
+    folder, _ = write_quantized(tmp_path / "b", "fp8-blocks", quantization_config=None)
+    with pytest.raises(WeightMismatch, match="weight_scale_inv"):
+        load_tiny(folder)
+
+
+@pytest.mark.parametrize(("byte", "good"), [(0, True), (1, False), (2, False)])
+def test_bitsandbytes_lays_numbers_by_rows_or_not(tmp_path, byte, good):
+    layout = put(f"{UP}.weight_format", torch.tensor(byte, dtype=torch.uint8))
+    folder, _ = write_quantized(tmp_path, "bitsandbytes", change=layout)
+    if good:
+        load_tiny(folder)
+        return
+    with pytest.raises(CheckpointError, match="do not lie row by row"):
+        load_tiny(folder)
+
+
+def test_files_older_than_the_layout_byte(tmp_path):
+    folder, meant = write_quantized(
+        tmp_path, "bitsandbytes", change=without(f"{UP}.weight_format")
+    )
+    slot = load_tiny(folder, dtype="float64").decoder.slots["blocks.1.mlp.W_up"]
+    torch.testing.assert_close(slot, meant[f"{UP}.weight"], rtol=1e-15, atol=0)
+
+
+def test_scales_for_rounding_activations_are_dropped_by_name(tmp_path):
+    static = put(f"{UP}.input_scale", torch.tensor(0.5))
+    folder, _ = write_quantized(tmp_path, "fp8-auto", change=static)
+    dropped = dict(load_tiny(folder).ledger.dropped)
+    assert list(dropped) == [f"{UP}.input_scale"]
+    assert "not rounded here" in dropped[f"{UP}.input_scale"]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_tied_head_with_other_scales_is_another_head(tmp_path, equal):
+    """The same bytes of 8 bits are the same numbers only where their scales are."""
+    tensors = llama_tensors()
+    numbers, scales = quantize(tensors["model.embed_tokens.weight"], FP8, (1, None))
+    tensors |= {
+        "model.embed_tokens.weight": numbers, "model.embed_tokens.weight_scale": scales,
+        "lm_head.weight": numbers.clone(), "lm_head.weight_scale": scales * (1 if equal else 2),
+    }  # fmt: skip
+    folder = write_llama(
+        tmp_path, tensors, tie_word_embeddings=True,
+        quantization_config=SCHEMES["float-channel"][0],
+    )  # fmt: skip
+    model = load_tiny(folder, dtype="float32")
+    assert model.config.head.tied == equal
+    assert ("head.W" in model.decoder.slots) != equal
+    assert ("lm_head.weight_scale" in dict(model.ledger.dropped)) == equal
+    if not equal:
+        assert torch.equal(model.decoder.slots["head.W"], 2 * model.decoder.slots["embed.W"])
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_plain_numbers_of_every_width(tmp_path, kind):
+    """Without a scheme a number of 8 bits is what it says, as for transformers."""
+    tensors = {name: t.to(getattr(torch, kind)) for name, t in llama_tensors().items()}
+    model = load_tiny(write_llama(tmp_path, tensors), dtype="float64")
+    for entry in model.ledger.entries:
+        assert torch.equal(model.decoder.slots[entry.parameter], tensors[entry.source].double())
+        assert (entry.scale, entry.dequantized) == (None, False)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int32"])
+def test_whole_numbers_without_a_scheme_are_no_weights(tmp_path, kind):
+    tensors = llama_tensors()
+    tensors[f"{UP}.weight"] = torch.ones(48, 32, dtype=getattr(torch, kind))
+    with pytest.raises(UnsupportedModel, match=r"whole numbers .* `quantization_config`"):
+        load_tiny(write_llama(tmp_path, tensors))
