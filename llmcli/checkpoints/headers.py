@@ -6,149 +6,131 @@ import contextlib
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.catalog import CATALOG, Progress
-from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
-from llmcli.checkpoints.folder import INDEX, SINGLE
+from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
+from llmcli.checkpoints.folder import INDEX
+from llmcli.checkpoints.gguf import read_gguf
+from llmcli.checkpoints.hub import fetch_files
+from llmcli.checkpoints.hubcalls import Listing, bytes_of, explained, listed
+from llmcli.checkpoints.hubfiles import choose, shards_of
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.errors import CheckpointError, ModelNotFound, NetworkError
+from llmcli.errors import CheckpointError, WriteFailed
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
-# beside the weights: read whole, and kept in the hub's cache, where every tool finds them again
-_SMALL = (
-    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-_FIRST = 100_000  # bytes of a weight file to begin with: most headers are shorter
-_SECONDS = 10.0
+_FIRST = 100_000  # bytes of a weight file to begin with: most headers of safetensors are shorter
+_FIRST_GGUF = 1 << 20  # its header holds the vocabulary
+_MAX_GGUF = 1 << 28  # the largest vocabularies take 20 MB
 
 
 def on_the_hub(spec: str, revision: str | None) -> HubId | None:
-    """The repository that `spec` names, None where it names something else or one of its files."""
+    """The repository, or the file of one, that `spec` names; None where it names something else."""
     found = parse(spec, revision=revision)
     if isinstance(found, str) and found in CATALOG:
         entry = CATALOG[found]
         if entry.repository is not None:
             return HubId(repository=entry.repository, revision=entry.revision)
-    return found if isinstance(found, HubId) and found.file is None else None
+    return found if isinstance(found, HubId) else None
 
 
 @contextlib.contextmanager
 def fetched_headers(
-    model: HubId, *, progress: Progress | None = None
+    model: HubId, *, weights: bool = True, progress: Progress | None = None
 ) -> Iterator[tuple[Path, str]]:
     """A directory with the model's small files and the headers of its weights, and its commit.
 
-    The weight files there have their size and their header; behind it they are holes, which take
-    no room and read as zeros. The directory is gone afterwards. Raises ModelNotFound,
-    NetworkError (no network, or a repository that needs a token) and CheckpointError.
+    The (first) file in it where the model is a GGUF file. The weight files there have their size
+    and their header; behind it they are holes, which take no room and read as zeros. Without
+    `weights` there are none, unless they hold the tokenizer, as GGUF files do. The directory is
+    gone afterwards. Raises what `explained` and `choose` raise.
     """
-    with tempfile.TemporaryDirectory(prefix="llmcli-headers-") as folder, _explained(model):
-        info = _repository(model)
-        commit = info.sha or model.revision or "main"
-        sizes = {file.rfilename: file.size for file in info.siblings or ()}
-        weights = [name for name in sizes if name.endswith(".safetensors") and "/" not in name]
-        if SINGLE in weights:
-            weights = [SINGLE]
-        if not weights:
-            raise CheckpointError(
-                f"`{shown(model.repository)}` has no safetensors files",
-                hint="for a GGUF file, fetch it with `hf download` and give its path",
-            )
-        small = [name for name in _SMALL if name in sizes and (sizes[name] or 0) <= MAX_JSON_BYTES]
-        names = small + weights
-        parts = [_FIRST if name in weights else sizes[name] or 0 for name in names]
-        for number, name in enumerate(names):
-            if progress is not None:
-                what = f"reading the headers of {model.repository}"
-                progress(what, sum(parts[:number]), sum(parts))
-            target = Path(folder) / name
-            if name in weights:
-                _write_header(model.repository, name, commit, sizes[name], target)
-            else:
-                _link_small(model.repository, name, commit, target)
-        yield Path(folder), commit
+    with tempfile.TemporaryDirectory(prefix="llmcli-headers-") as folder:
+        with explained(model):
+            listing = listed(model)
+            choice = choose(model, listing.sizes)
+            target = Path(folder)
+            what = f"reading the headers of {model.repository}"
+            _link_small(model, choice.small, listing, target, progress)
+            names = choice.weights
+            if weights and not names:
+                names = shards_of(target / INDEX, listing.sizes)
+            if not weights and not choice.lone:
+                names = ()
+            for number, name in enumerate(names):
+                if progress is not None:
+                    progress(what, number, len(names))
+                _write_header(model, name, listing, target / name)
+        yield target / names[0] if choice.lone else target, listing.commit
 
 
-def _repository(model: HubId) -> ModelInfo:
-    from huggingface_hub import HfApi  # 0.16 s
+def _link_small(
+    model: HubId, names: Sequence[str], listing: Listing, folder: Path, progress: Progress | None
+) -> None:
+    """Files read whole; kept in the hub's cache, where every tool finds them, if that can be."""
+    for name in names:
+        if (listing.sizes[name] or 0) > MAX_JSON_BYTES:
+            raise CheckpointError(f"`{shown(name)}` is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        kept = fetch_files(model, listing, names, progress)
+    except WriteFailed:
+        for name in names:
+            data = bytes_of(model, name, listing.commit, 0, MAX_JSON_BYTES)
+            _put(folder / name, 0, data, len(data))
+    else:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(kept[name])
 
-    return HfApi().model_info(
-        model.repository, revision=model.revision, files_metadata=True, timeout=_SECONDS
-    )
+
+def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
+    """Writes the bytes of a file from `at` on; behind them a hole up to `size`."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("ab") as file:
+            os.truncate(target, at)
+            file.write(data)
+        if size is not None:
+            os.truncate(target, size)
+    except (OSError, OverflowError) as error:
+        cause = why(error) if isinstance(error, OSError) else f"{size} bytes are too many"
+        raise WriteFailed(
+            f"`{shown(target.parent)}` cannot be written: {cause}",
+            hint="set TMPDIR to another directory",
+        ) from None
 
 
-def _link_small(repository: str, name: str, commit: str, target: Path) -> None:
-    from huggingface_hub import hf_hub_download
-
-    target.symlink_to(hf_hub_download(repository, name, revision=commit))
-
-
-def _write_header(repository: str, name: str, commit: str, size: int | None, target: Path) -> None:
+def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> None:
     """The first bytes of a weight file, as many as its header has; holes up to its size."""
-    data = _begin_of(repository, name, commit, _FIRST)
+    size = listing.sizes[name]
+    if name.lower().endswith(".gguf"):
+        return _write_gguf(model, name, listing.commit, size, target)
+    data = bytes_of(model, name, listing.commit, 0, _FIRST)
     length = 8 + int(struct.unpack("<Q", data[:8])[0]) if len(data) >= 8 else 0
     if len(data) < length <= MAX_JSON_BYTES:
-        data = _begin_of(repository, name, commit, length)
-    target.write_bytes(data[: max(8, length)])
-    if size is not None:
-        os.truncate(target, size)  # what the header does not add up to is refused when it is read
+        data += bytes_of(model, name, listing.commit, len(data), length)
+    # what the header does not add up to is refused when it is read
+    _put(target, 0, data[: max(8, length)], size)
 
 
-def _begin_of(repository: str, name: str, commit: str, count: int) -> bytes:
-    """At most `count` bytes, also from a server that does not know ranges and sends everything."""
-    from huggingface_hub import get_session, hf_hub_url
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, not marked
-        build_hf_headers,
-        hf_raise_for_status,
-    )
+def _write_gguf(model: HubId, name: str, commit: str, size: int | None, target: Path) -> None:
+    """Four times as much of the file each time, until its header is in what is there.
 
-    headers = build_hf_headers() | {"Range": f"bytes=0-{count - 1}"}
-    url = hf_hub_url(repository, name, revision=commit)
-    data = b""
-    with get_session().stream(
-        "GET", url, headers=headers, timeout=_SECONDS, follow_redirects=True
-    ) as answer:
-        hf_raise_for_status(answer)
-        for chunk in answer.iter_bytes():
-            data += chunk
-            if len(data) >= count:
-                break
-    return data[:count]
-
-
-@contextlib.contextmanager
-def _explained(model: HubId) -> Iterator[None]:
-    """The hub's errors as ours."""
-    from huggingface_hub import errors
-
-    name = shown(model.repository)
-    try:
-        yield
-    except errors.GatedRepoError:
-        raise NetworkError(
-            f"`{name}` is gated: the hub gives it to those who accepted its terms",
-            hint="accept them on its page, then log in with `hf auth login`",
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise ModelNotFound(
-            f"`{name}` has no revision `{shown(model.revision)}` on the hub"
-        ) from None
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise ModelNotFound(
-            f"there is no model `{name}` on the hub",
-            hint="check its name; for a private one log in with `hf auth login`",
-        ) from None
-    except (
-        errors.HTTPError,  # type: ignore[attr-defined]  # of whatever client the library uses
-        errors.LocalEntryNotFoundError,
-    ) as error:
-        raise NetworkError(
-            f"the hub does not answer for `{name}`: {shown(error, 120)}",
-            hint=f"check the network, or run `hf download {name}` where there is one",
-        ) from None
+    A header says nowhere how long it is. What reads as one, and begins its weights within what
+    was fetched, is whole: behind it there are zeros, and no header has so many.
+    """
+    have, want = 0, _FIRST_GGUF
+    while True:
+        data = bytes_of(model, name, commit, have, want)
+        _put(target, have, data, size)
+        have += len(data)
+        ends = have < want or want >= _MAX_GGUF or have == size
+        try:
+            tensors = read_gguf(target)[1]
+        except CheckpointError:
+            whole = False
+        else:
+            whole = bool(tensors) and min(one.offset for one in tensors.values()) <= have
+        if whole or ends:  # a broken one is refused, by name, when it is opened
+            return
+        want *= 4

@@ -1,54 +1,239 @@
-"""Looks a hub repository up in the Hugging Face cache that all tools share. No network."""
+"""Models from the hub, in the cache that all tools share: looked up without network, or fetched.
+
+huggingface_hub downloads: it continues after a cut connection, gives a file its name when it is
+whole, and lets two processes fetch it once. Its cache is documented at
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.files import shown
-from llmcli.errors import ModelNotFound, NetworkError
+from llmcli.checkpoints.catalog import Progress
+from llmcli.checkpoints.files import is_full, shown
+from llmcli.checkpoints.folder import INDEX, SINGLE
+from llmcli.checkpoints.hubbar import Counted, bar
+from llmcli.checkpoints.hubcalls import Listing, explained, listed, reachable
+from llmcli.checkpoints.huberrors import unwritable
+from llmcli.checkpoints.hubfiles import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
+from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.split import part_names
+from llmcli.errors import CheckpointError, ModelNotFound
 
-_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+__all__ = ["cached", "download", "explained", "reachable"]
+
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def find_in_cache(
-    repository: str, revision: str | None, file: str | None, *, offline: bool
-) -> Path:
-    """The cached snapshot directory of `repository` at `revision`, or one `file` of it.
+def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:
+    """The snapshot directory or the file of `model` where the cache has all of it. No network.
 
-    A snapshot counts once it holds a weight file (other tools fetch configurations alone).
-    Raises NetworkError where it is not cached, ModelNotFound where the id cannot be one.
+    Without `weights` a tokenizer is enough. Not `whole`: what can be run, where a download
+    would perhaps bring more: other tools fetch weights without the tokenizer.
+    Raises ModelNotFound where the id cannot be one.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # 0.16 s
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    found: Path | None = None
+    _check_revision(model)
     try:
-        if file is not None:
-            hit = try_to_load_from_cache(repository, file, revision=revision)
-            found = Path(hit) if isinstance(hit, str) else None
-        else:
-            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-            if any(name.endswith(_WEIGHTS) for name in os.listdir(folder)):
-                found = folder
+        if model.file is not None:
+            names = part_names(model.file) or (model.file,)
+            found = [
+                try_to_load_from_cache(model.repository, name, revision=model.revision)
+                for name in names
+            ]
+            return Path(str(found[0])) if all(isinstance(one, str) for one in found) else None
+        folder = snapshot_download(
+            model.repository,
+            revision=model.revision,
+            local_files_only=True,
+            # without a listing in the cache this compares nothing; with one, what must be there
+            allow_patterns=list(SMALL) if whole else [SINGLE],
+        )
+        return _usable(model, Path(folder), weights, whole)
     except HFValidationError:
-        raise ModelNotFound(f"`{shown(repository)}` cannot be a hub id") from None
-    except (LocalEntryNotFoundError, OSError, ValueError):
-        found = None
-    if found is not None:
-        return found
-    raise _missing(repository, revision, file, offline)
+        raise ModelNotFound(
+            f"`{shown(model.repository)}` cannot be a hub id",
+            hint="a hub id is `org/name`, as on the model's page",
+        ) from None
+    except (LocalEntryNotFoundError, OSError, ValueError, CheckpointError):
+        return None
 
 
-def _missing(
-    repository: str, revision: str | None, file: str | None, offline: bool
-) -> NetworkError:
-    command = " ".join(["hf download", repository, *([file] if file else [])])
-    if revision:
-        command += f" --revision {revision}"
-    name = shown(f"{repository}/{file}" if file else repository)
-    if offline:
-        cause = f"`{name}` is not in the hub cache, and offline mode allows no download"
-    else:
-        cause = f"`{name}` is not in the hub cache, and this version does not download from the hub"
-    return NetworkError(cause, hint=f"run `{shown(command, 200)}`, then this command again")
+def _usable(model: HubId, folder: Path, weights: bool, whole: bool) -> Path | None:
+    """The directory, or the GGUF file in it, where what is needed is there."""
+    names = {name for name in os.listdir(folder) if os.path.exists(folder / name)}
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    described = not whole or (
+        _known(model, folder, names, "config.json")
+        and (names & set(TOKENIZERS) or _known(model, folder, names, TOKENIZERS[0]))
+    )
+    if not weights and names & set(TOKENIZERS):
+        return folder
+    if SINGLE in names or (INDEX in names and set(shards_of(folder / INDEX, names))):
+        return folder if described else None
+    if len(tensors) == 1 and not _SHARD.fullmatch(tensors[0]):
+        return folder if described else None
+    groups = gguf_groups(names)
+    if len(groups) == 1 and not tensors:
+        return folder / groups[0][0]
+    pickles = any(name.endswith((".bin", ".pt", ".pth")) for name in names)
+    return folder if not whole and (pickles or groups or tensors) else None
+
+
+def _known(model: HubId, folder: Path, names: set[str], name: str) -> bool:
+    """Whether the snapshot has the file, or the cache a mark that the repository does not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    mark = try_to_load_from_cache(model.repository, name, revision=folder.name)
+    return name in names or mark is not None
+
+
+def download(model: HubId, *, weights: bool = True, progress: Progress | None = None) -> Path:
+    """Fetches what is missing of `model`: the snapshot directory, or the (first) file.
+
+    Without `weights` only what is beside them, unless they are a GGUF file. The branch or tag
+    is pinned to its commit when everything is there. `progress` hears of bytes over all files.
+    Raises what `explained` and `choose` raise, CheckpointError for a file whose sha256 is not
+    the one that the hub told, WriteFailed before anything is fetched where it has no room.
+    """
+    _check_revision(model)
+    with explained(model):
+        listing = listed(model)
+        choice = choose(model, listing.sizes)
+        large = choice.weights if weights or choice.lone else ()
+        if weights and not choice.weights:  # first the index, which says what else
+            index = fetch_files(model, listing, (INDEX,))[INDEX]
+            large = shards_of(index, listing.sizes)
+        _mark_missing(model, listing, choice.small)
+        # the weights last: where they are, the rest is
+        paths = fetch_files(model, listing, (*choice.small, *large), progress)
+        name, path = next(iter(paths.items()))
+        folder = path.parents[name.count("/")]
+        _pin(model, listing.commit, folder)
+        return paths[large[0]] if choice.lone else folder
+
+
+def _check_revision(model: HubId) -> None:
+    """A revision becomes the name of a file in the cache."""
+    if model.revision is not None and ".." in model.revision:
+        raise ModelNotFound(
+            f"`{shown(model.revision)}` cannot be a revision",
+            hint="a revision is a branch, a tag or a commit",
+        )
+
+
+def fetch_files(
+    model: HubId, listing: Listing, names: Sequence[str], progress: Progress | None = None
+) -> dict[str, Path]:
+    """Fetches the missing ones of `names`, one after another: name -> path in the cache.
+
+    For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
+    no room for it, CheckpointError for a file whose sha256 is not what the hub told.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    paths: dict[str, Path] = {}
+    for name in names:
+        found = try_to_load_from_cache(model.repository, name, revision=listing.commit)
+        if isinstance(found, str):
+            paths[name] = Path(found)
+    missing = [name for name in names if name not in paths]
+    count = Counted(
+        f"downloading {model.repository}", [listing.sizes[name] for name in missing], progress
+    )
+    _check_room(count.total)
+    for name in missing:
+        count.begin(listing.sizes[name])
+        try:
+            found = hf_hub_download(
+                model.repository, name, revision=listing.commit, tqdm_class=bar(count)
+            )
+        except OSError as error:
+            if is_full(error):
+                raise unwritable(error, room=count.total - count.done) from None
+            raise
+        paths[name] = Path(found)
+        if paths[name].parts[-2 - name.count("/")] != listing.commit:
+            raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
+        _verify(model, name, paths[name], listing.sha256.get(name))
+        count.end()
+    return paths
+
+
+def _check_room(needed: int) -> None:
+    """WriteFailed where the cache's disk has less than `needed` bytes."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE).expanduser().absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    with contextlib.suppress(OSError):  # what cannot be asked is found out by writing
+        if needed > shutil.disk_usage(folder).free:
+            raise unwritable(None, room=needed)
+
+
+def _verify(model: HubId, name: str, path: Path, sha256: str | None) -> None:
+    """Compares a large file with the digest that the hub told, which is its name in the cache.
+
+    A wrong one is removed, so that nothing finds it.
+    """
+    blob = path.resolve()
+    expected = sha256 or (blob.name if _SHA256.fullmatch(blob.name) else None)
+    if expected is None:
+        return
+    with blob.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        path.unlink(missing_ok=True)
+        blob.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"`{shown(name)}` came from the hub with another sha256 than it has there, and was "
+            "removed",
+            hint="run the command again; if it stays so, something on the way changes files",
+        )
+
+
+def _mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
+    """Lets the cache know what the repository does not have: a look-up then asks for it no more.
+
+    The library keeps such marks itself, when a file turns out not to exist.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if model.file is not None or not small:
+        return
+    absent = [] if "config.json" in small else ["config.json"]
+    absent += [] if set(small) & set(TOKENIZERS) else [TOKENIZERS[0]]
+    for name in absent:
+        with contextlib.suppress(EntryNotFoundError):
+            hf_hub_download(model.repository, name, revision=listing.commit)
+
+
+def _pin(model: HubId, commit: str, folder: Path) -> None:
+    """Writes which commit the branch or tag is, as the library would before a download.
+
+    Afterwards, an interrupted update leaves the older version in use, which is whole.
+    """
+    revision = model.revision or "main"
+    path = folder.parent.parent / "refs" / revision
+    if revision == commit:
+        return
+    with contextlib.suppress(OSError):
+        if path.read_text() == commit:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+        file.write(commit)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, path)

@@ -10,7 +10,7 @@ from pathlib import Path
 from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.hub import find_in_cache
+from llmcli.checkpoints.hub import cached, download
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 
@@ -72,13 +72,18 @@ def _found(
     found = parse(spec, revision=revision)
     if isinstance(found, Path):
         return _existing(found, spec)
-    known = isinstance(found, HubId) or found in CATALOG
-    if note is not None and known and os.path.isdir(spec):
-        note(f"a directory `{shown(spec)}` exists too; write `./{shown(spec)}` for that one")
+    if note is not None and (isinstance(found, HubId) or found in CATALOG):
+        note_directory(spec, note)
     offline = offline or offline_from_environment()
     if isinstance(found, HubId):
-        return find_in_cache(found.repository, found.revision, found.file, offline=offline)
+        return _from_hub(found, offline, progress)
     return _from_catalog(found, offline, progress, note)
+
+
+def note_directory(spec: str, note: Callable[[str], None]) -> None:
+    """A note where `spec` names a model that is no path, and a directory of that name is there."""
+    if os.path.isdir(spec):
+        note(f"a directory `{shown(spec)}` exists too; write `./{shown(spec)}` for that one")
 
 
 def open_model(
@@ -130,9 +135,29 @@ def _from_catalog(
             hint = f"for the file or directory of that name write `./{shown(name)}`"
         raise ModelNotFound(f"there is no model `{shown(name)}`", hint=hint)
     if entry.repository is not None:
-        return find_in_cache(entry.repository, entry.revision, None, offline=offline)
+        pinned = HubId(repository=entry.repository, revision=entry.revision)
+        return _from_hub(pinned, offline, progress)
     if entry.file is not None and entry.is_cached():
         return entry.file
     from llmcli.checkpoints.fetch import fetch  # subprocess, zipfile: only where it is needed
 
     return fetch(entry, offline=offline, progress=progress, note=note)
+
+
+def _from_hub(model: HubId, offline: bool, progress: Progress | None) -> Path:
+    """From the hub's cache, else from the hub; what is there in part where that cannot be had."""
+    if path := cached(model):
+        return path
+    name = shown(f"{model.repository}/{model.file}" if model.file else model.repository)
+    error = NetworkError(
+        f"`{name}` is not in the hub cache, and offline mode allows no download",
+        hint=f"run once without offline mode, or use `-m {BUNDLED_MODEL}`, which needs none",
+    )
+    try:
+        if not offline:
+            return download(model, progress=progress)
+    except NetworkError as found:
+        error = found
+    if path := cached(model, whole=False):
+        return path
+    raise error

@@ -10,7 +10,7 @@ from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import open_checkpoint_of
-from llmcli.errors import NetworkError, UsageError
+from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
@@ -18,24 +18,37 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened_headers(model: ModelOptions, out: Output) -> Iterator[tuple[Checkpoint, str]]:
-    """The checkpoint and where it is; for one on the hub that is not here, its headers alone."""
-    try:
-        checkpoint = open_checkpoint_of(model, out)
-    except NetworkError:
-        from llmcli.checkpoints import open_checkpoint
-        from llmcli.checkpoints.catalog import offline_from_environment
-        from llmcli.checkpoints.headers import fetched_headers, on_the_hub
-        from llmcli.checkpoints.locate import default_model
+def opened_headers(
+    model: ModelOptions, out: Output, *, weights: bool = True
+) -> Iterator[tuple[Checkpoint, str]]:
+    """The checkpoint and where it is; for one on the hub that is not here, its headers alone.
 
-        spec = model.model or default_model()
-        found = on_the_hub(spec, model.revision)
-        if found is None or model.offline or offline_from_environment():
-            raise
-        with Progress(out) as progress, fetched_headers(found, progress=progress) as (path, commit):
-            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
+    Without `weights`: what is beside them, for commands that need the tokenizer only.
+    """
+    from llmcli.checkpoints import open_checkpoint
+    from llmcli.checkpoints.catalog import offline_from_environment
+    from llmcli.checkpoints.headers import fetched_headers, on_the_hub
+    from llmcli.checkpoints.hub import cached
+    from llmcli.checkpoints.locate import default_model, note_directory
+
+    model.check()
+    spec = model.model or default_model()
+    found = on_the_hub(spec, model.revision)
+    part = None if found is None or weights else cached(found, weights=False)
+    offline = model.offline or offline_from_environment()
+    if found is None or (part is None and (offline or cached(found))):
+        checkpoint = open_checkpoint_of(model, out)
+        yield checkpoint, str(checkpoint.path)
         return
-    yield checkpoint, str(checkpoint.path)
+    note_directory(spec, out.note)
+    if part is not None:
+        yield open_checkpoint(part, name=spec), str(part)
+    else:
+        with (
+            Progress(out) as progress,
+            fetched_headers(found, weights=weights, progress=progress) as (path, commit),
+        ):
+            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
 
 
 def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.encoding import ChatOptions
+from llmcli.cli.headers import opened_headers
 from llmcli.cli.options import PROMPT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, check_ids, read_prompt
-from llmcli.cli.running import open_checkpoint_of
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.text import TokenPiece, TokensReport
@@ -72,8 +72,8 @@ def command(
     if chat.chat and special.no_special:
         raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
     given = read_prompt(prompt)
-    checkpoint = open_checkpoint_of(model, out)
-    tokenizer = load_tokenizer(checkpoint)
+    with opened_headers(model, out, weights=False) as (checkpoint, place):
+        tokenizer = load_tokenizer(checkpoint)
     if tokenizer is None:
         raise CheckpointError(
             f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
@@ -82,7 +82,7 @@ def command(
     if out.json:
         about = {
             "name": checkpoint.name,
-            "path": checkpoint.path,
+            "path": place,
             "model_type": checkpoint.model_type if checkpoint.config else None,
             "tokenizer": tokenizer.name,
             "weight_format": None,

@@ -1,5 +1,6 @@
 """The look-up rules of `-m`, with a hub cache of our own and no network."""
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
+WHOLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"x"}
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -226,9 +228,8 @@ def test_a_hub_snapshot_in_the_shared_cache(tmp_path):
     snapshot = cache_hub(
         tmp_path, "o/n", {"config.json": b"{}", "model.gguf": GGUF}, refs=("main", "v1")
     )
-    for spec in ("o/n", "hf:o/n", "o/n@v1", f"o/n@{SHA}"):
-        assert locate(spec) == snapshot
-    assert locate("hf:o/n/model.gguf") == snapshot / "model.gguf"
+    for spec in ("o/n", "hf:o/n", "o/n@v1", f"o/n@{SHA}", "hf:o/n/model.gguf"):
+        assert locate(spec) == snapshot / "model.gguf"
     checkpoint = open_model("o/n")
     assert (checkpoint.kind, checkpoint.name) == ("gguf", "o/n")
     for spec in ("o/n@v2", "o/m", "hf:o/n/other.gguf"):
@@ -247,23 +248,23 @@ def test_a_snapshot_without_weights_is_not_the_model(tmp_path):
         locate("o/n")
 
 
-def test_what_is_not_cached_says_how_to_get_it():
-    with pytest.raises(NetworkError, match="does not download") as caught:
+def test_what_is_not_cached_says_what_is_in_the_way():
+    with pytest.raises(NetworkError, match="cannot be reached") as caught:
         locate("hf:o/n/f.gguf@v1")
-    assert "`hf download o/n f.gguf --revision v1`" in caught.value.hint
+    assert "HF_ENDPOINT" in caught.value.hint
     with pytest.raises(NetworkError, match="offline") as caught:
-        locate("o/n", offline=True)
-    assert "`hf download o/n`" in caught.value.hint
+        locate("hf:o/n/f.gguf@v1", offline=True)
+    assert "`o/n/f.gguf`" in caught.value.message
+    assert "without offline mode" in caught.value.hint
 
 
 def test_the_catalogs_hub_entry_is_pinned(tmp_path):
     entry = CATALOG["smollm2-bf16"]
-    with pytest.raises(NetworkError) as caught:
+    cache_hub(tmp_path, entry.repository, WHOLE)  # of another commit
+    with pytest.raises(NetworkError, match=f"`{entry.repository}`"):
         locate("smollm2-bf16")
-    assert f"hf download {entry.repository} --revision {entry.revision}" in caught.value.hint
-    snapshot = cache_hub(
-        tmp_path, entry.repository, {"model.safetensors": b"x"}, refs=(), sha=entry.revision
-    )
+    shutil.rmtree(tmp_path / "hub")
+    snapshot = cache_hub(tmp_path, entry.repository, WHOLE, refs=(), sha=entry.revision)
     assert locate("smollm2-bf16") == snapshot
 
 
@@ -271,7 +272,7 @@ def test_a_note_where_a_directory_has_that_name(tmp_path):
     (tmp_path / "work" / "o" / "n").mkdir(parents=True)
     snapshot = cache_hub(tmp_path, "o/n", {"m.gguf": GGUF})
     notes = []
-    assert locate("o/n", note=notes.append) == snapshot
+    assert locate("o/n", note=notes.append) == snapshot / "m.gguf"
     assert len(notes) == 1
     assert "`./o/n`" in notes[0]
     locate("hf:o/n", note=notes.append)

@@ -1,0 +1,227 @@
+"""Calls to the hub: whether it answers, what a repository holds, and its errors in our words.
+
+All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. What
+the library does not bound is bounded here: a server is a stranger, as a file is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
+from llmcli.checkpoints.huberrors import as_ours
+from llmcli.checkpoints.names import HubId
+from llmcli.errors import CheckpointError, LlmcliError, NetworkError
+
+_REACH_S = 3.0
+ANSWER_S = 10.0  # for everything after the first request: a long listing takes its time
+_MAX_ERROR_BYTES = 100_000
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A repository at one commit: bytes of each file (None: not told), sha256 of the large ones."""
+
+    commit: str
+    sizes: Mapping[str, int | None]
+    sha256: Mapping[str, str]
+
+
+def reachable() -> bool:
+    """Whether the hub ($HF_ENDPOINT) answers one request within three seconds. Never raises.
+
+    Asked in a thread: no timeout of a connection bounds how long its name is looked up.
+    """
+    from huggingface_hub import constants, get_session
+
+    prepare()
+    over, answers = threading.Event(), []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            get_session().head(constants.ENDPOINT, timeout=_REACH_S, follow_redirects=False)
+            answers.append(True)
+        over.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    over.wait(_REACH_S)
+    return bool(answers)
+
+
+@contextlib.contextmanager
+def explained(model: HubId) -> Iterator[None]:
+    """Inside, errors of the hub, the network and the hub's cache become ours.
+
+    ModelNotFound, NetworkError, CheckpointError or WriteFailed, with a hint for each.
+    """
+    prepare()
+    try:
+        yield
+    except LlmcliError:
+        raise
+    except (OSError, ValueError, RuntimeError, EOFError) as error:
+        raise as_ours(model, error) from None
+    except Exception as error:  # of the library's client, whose errors have a root of their own
+        from huggingface_hub import errors
+
+        if not isinstance(error, errors.HTTPError | errors.XetDownloadError):  # type: ignore[attr-defined]
+            raise
+        raise as_ours(model, error) from None
+
+
+def listed(model: HubId) -> Listing:
+    """What `model`'s repository holds at its revision. Raises NetworkError within three seconds
+    where the hub does not answer, and library errors for use inside `explained`.
+    """
+    from huggingface_hub import constants
+
+    if not reachable():
+        raise NetworkError(
+            f"`{shown(model.repository)}` is not in the hub cache, and the hub "
+            f"({shown(constants.ENDPOINT)}) cannot be reached",
+            hint="check the network and HF_ENDPOINT, or use `-m tiny`, which needs none",
+        )
+    url = f"{constants.ENDPOINT}/api/models/{model.repository}"
+    if model.revision is not None:
+        url += f"/revision/{quote(model.revision, safe='')}"
+    try:
+        told = json.loads(_body(url + "?blobs=true"))
+        sha, siblings = told["sha"], told["siblings"]
+        if not _COMMIT.fullmatch(sha):
+            raise ValueError("its commit is none")
+        sizes = {str(file["rfilename"]): _size(file.get("size")) for file in siblings}
+        digests = {
+            str(file["rfilename"]): str((file.get("lfs") or {}).get("sha256")) for file in siblings
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise NetworkError(
+            f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
+            hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
+        ) from None
+    known = {name: digest for name, digest in digests.items() if _DIGEST.fullmatch(digest)}
+    return Listing(commit=sha, sizes=sizes, sha256=known)
+
+
+def _size(told: Any) -> int | None:
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
+
+
+def _body(url: str) -> bytes:
+    """The whole answer to a question of ours, as long as it has a reasonable length."""
+    from huggingface_hub import get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    data = bytearray()
+    with get_session().stream("GET", url, headers=build_hf_headers(), timeout=ANSWER_S) as answer:
+        hf_raise_for_status(answer)
+        for chunk in answer.iter_bytes():
+            data += chunk
+            if len(data) > MAX_JSON_BYTES:
+                raise NetworkError(f"the hub's answer is larger than {MAX_JSON_BYTES} bytes")
+    return bytes(data)
+
+
+def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file, fewer where it ends before; for use inside `explained`.
+
+    A server that knows no ranges sends everything: what is not asked for is dropped.
+    """
+    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers = build_hf_headers() | {
+        "Range": f"bytes={start}-{stop - 1}",
+        "Accept-Encoding": "identity",
+    }
+    url, data = hf_hub_url(model.repository, name, revision=commit), bytearray()
+    with get_session().stream(
+        "GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True
+    ) as answer:
+        hf_raise_for_status(answer)
+        skip = start if answer.status_code == 200 else 0
+        for chunk in answer.iter_bytes():
+            data += chunk[skip:]
+            skip = max(0, skip - len(chunk))
+            if len(data) >= stop - start:
+                break
+    return bytes(data[: stop - start])
+
+
+@functools.cache
+def prepare() -> None:
+    """Sets the library up, once: quiet, and with `_guard` on every answer."""
+    from huggingface_hub import constants, get_session, set_client_factory
+    from huggingface_hub.utils import logging
+
+    # that a line was cut is nobody's affair once it goes on
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    # what it writes at once, and what a cut line can lose: 10 MB as it comes
+    constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
+    made = get_session()
+    hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], _guard]}
+    set_client_factory(lambda: type(made)(event_hooks=hooks, follow_redirects=True, timeout=None))
+
+
+def _guard(answer: Any) -> None:
+    """Looks at the head of every answer before the library does.
+
+    Raises NetworkError for what the library would ask again in half a minute or, if the server
+    says so, tomorrow; CheckpointError for an ETag that leads out of the cache, where it becomes
+    the name of a file.
+    """
+    status = answer.status_code
+    if status == 429 or status >= 500:
+        wait = answer.headers.get("retry-after", "")
+        later = f", and asks to wait {wait} s" if wait.isascii() and wait.isdigit() else ""
+        raise NetworkError(
+            f"the hub answers with an error ({status} {shown(answer.reason_phrase)}){shown(later)}",
+            hint="try again later; with a login (`hf auth login`) the hub allows more requests",
+        )
+    for header in ("etag", "x-linked-etag"):
+        tag = answer.headers.get(header, "").lstrip("W/").strip('"')
+        if answer.request.method == "HEAD" and (set(tag) & set("/\\\0") or tag in (".", "..")):
+            raise CheckpointError(f"the hub names a file `{shown(tag)}`, which is no name")
+    answer.stream = _bounded()(answer.stream, _MAX_ERROR_BYTES if status >= 400 else None)
+
+
+@functools.cache
+def _bounded() -> type[Any]:
+    """The class of bodies that end: of the client library, whichever this huggingface_hub uses."""
+    from huggingface_hub import get_session
+
+    client = importlib.import_module(type(get_session()).__module__.partition(".")[0])
+
+    class Bounded(client.SyncByteStream):  # type: ignore[name-defined, misc]
+        """A body of at most `limit` bytes. A connection that was reset counts as one that was
+        closed: after that the library continues where it was.
+        """
+
+        def __init__(self, stream: Any, limit: int | None) -> None:
+            self._stream, self._limit = stream, limit
+
+        def __iter__(self) -> Iterator[bytes]:
+            done = 0
+            try:
+                for chunk in self._stream:
+                    done += len(chunk)
+                    yield chunk
+                    if self._limit is not None and done > self._limit:
+                        return
+            except client.ReadError as error:
+                raise client.RemoteProtocolError(str(error)) from error
+
+        def close(self) -> None:
+            self._stream.close()
+
+    return Bounded

@@ -1,0 +1,105 @@
+"""The hub's errors in our words: what is missing, closed, unreachable or full, and what to do."""
+
+from __future__ import annotations
+
+from llmcli.checkpoints.files import is_full, shown, why
+from llmcli.checkpoints.names import HubId
+from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, WriteFailed
+
+_LOGIN = "log in with `hf auth login`"
+
+
+def as_ours(model: HubId, error: Exception) -> LlmcliError:
+    """The error to raise for `error` of huggingface_hub, its client, or the file system.
+
+    ModelNotFound for what the hub does not have, WriteFailed for its cache, NetworkError else.
+    """
+    from huggingface_hub import errors
+
+    cause = error.__cause__
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
+        return as_ours(model, cause)
+    name = shown(model.repository)
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refused(model, name, error)
+    if isinstance(error, errors.HFValidationError):
+        return ModelNotFound(
+            f"`{name}` cannot be a hub id", hint="a hub id is `org/name`, as on the model's page"
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return NetworkError(
+            f"`{name}` is not in the hub cache, and offline mode allows no download",
+            hint="unset HF_HUB_OFFLINE where there is a network",
+        )
+    if isinstance(error, UnicodeEncodeError):
+        return NetworkError(
+            "the token for the hub has characters that no token has", hint="check HF_TOKEN"
+        )
+    full = "No space left" in str(error)  # Xet writes by itself and gives its errors as text
+    if full or (isinstance(error, OSError) and _of_the_disk(error)):
+        return unwritable(error if isinstance(error, OSError) else None)
+    return NetworkError(
+        f"the download of `{name}` failed: {shown(str(error) or type(error).__name__, 120)}",
+        hint="run the command again: files that are complete are kept",
+    )
+
+
+def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed:
+    """The hub's cache cannot be written; None: for want of space. `room`: bytes still to come."""
+    from huggingface_hub import constants
+
+    full = error is None or is_full(error)
+    cause = "no space left on device" if error is None else why(error)
+    free = f"free {room / 1e6:,.0f} MB there, or " if room and full else ""
+    free = free or ("free some space there, or " if full else "")
+    return WriteFailed(
+        f"the hub cache `{shown(constants.HF_HUB_CACHE, 200)}` cannot be written: {cause}",
+        hint=f"{free}set HF_HOME to a directory {'with room' if full else 'that can be written'}",
+    )
+
+
+def _of_the_disk(error: OSError) -> bool:
+    """Whether the file system says so: the library raises bare OSErrors for bodies, too."""
+    return error.errno is not None and not isinstance(error, ConnectionError | TimeoutError)
+
+
+def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
+    """What the hub answered with, from the most special class to the status."""
+    from huggingface_hub import errors
+
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    if isinstance(error, errors.GatedRepoError):
+        return NetworkError(
+            f"`{name}` is gated: the hub gives it to those who accepted its terms",
+            hint=f"accept them on its page, then {_LOGIN}",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return ModelNotFound(
+            f"`{name}` has no revision `{shown(model.revision)}` on the hub",
+            hint="leave the revision out for the newest version",
+        )
+    if isinstance(error, errors.EntryNotFoundError):
+        return ModelNotFound(f"`{name}` does not have the file that the hub lists in it")
+    if isinstance(error, errors.DisabledRepoError):
+        return NetworkError(f"`{name}` is disabled on the hub", hint="look for a copy of it")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        # who may not see a private repository is told that there is none, as everybody else is
+        return ModelNotFound(
+            f"there is no model `{name}` on the hub, or it is private",
+            hint=f"check its name; for a private one {_LOGIN}",
+        )
+    if status == 401:
+        return NetworkError(
+            "the hub does not accept the token that it was given",
+            hint=f"correct HF_TOKEN or unset it; or {_LOGIN}",
+        )
+    if status == 403:
+        return NetworkError(
+            f"the hub's token may not read `{name}`",
+            hint="give the token the right to read it, on the hub's settings page",
+        )
+    return NetworkError(
+        f"the hub answers for `{name}` with an error ({status})",
+        hint="check HF_ENDPOINT, or try again later",
+    )

@@ -1,0 +1,139 @@
+"""Which files of a repository are a model: few of the many that are in one."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.checkpoints.files import listed, read_json, shown
+from llmcli.checkpoints.folder import INDEX, SINGLE
+from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
+from llmcli.checkpoints.split import part_names
+from llmcli.errors import CheckpointError, ModelNotFound
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# what is read beside safetensors, where it is there
+SMALL = (
+    "config.json", "generation_config.json", INDEX, *TOKENIZERS, "merges.txt",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The files that are needed: `small` ones, and the `weights` in order.
+
+    No weights: their names are in the index, one of the small ones. `lone`: the model is opened
+    as the first weight file, not as the directory.
+    """
+
+    small: tuple[str, ...]
+    weights: tuple[str, ...]
+    lone: bool
+
+
+def choose(model: HubId, names: Collection[str]) -> Choice:
+    """What is needed of a repository that holds `names`.
+
+    Its safetensors, else its one GGUF file, which may be in parts; where it names a file, that.
+    Raises ModelNotFound for a file that is not there, CheckpointError where the choice is the
+    user's, and where there are pickles only.
+    """
+    if model.file is not None:
+        return _named(model, model.file, names)
+    small = tuple(name for name in SMALL if name in names)
+    if SINGLE in names:
+        return Choice(small=small, weights=(SINGLE,), lone=False)
+    if INDEX in names:
+        return Choice(small=small, weights=(), lone=False)
+    tensors = [name for name in names if _is(name, ".safetensors") and "/" not in name]
+    if len(tensors) == 1:
+        return Choice(small=small, weights=tuple(tensors), lone=False)
+    ggufs = gguf_groups(names)
+    if tensors and not ggufs:
+        raise _several(model, sorted(tensors))
+    if len(ggufs) > 1:
+        raise _several(model, [group[0] for group in ggufs])
+    if ggufs:
+        return Choice(small=(), weights=ggufs[0], lone=True)
+    repository = shown(model.repository)
+    if any(name.endswith(PICKLE_SUFFIXES) for name in names):
+        raise CheckpointError(
+            f"`{repository}` has its weights as pickles alone, which are never read because "
+            "reading them can run code",
+            hint="https://huggingface.co/spaces/safetensors/convert makes a pull request with "
+            f"safetensors: then `{repository}@refs/pr/N`",
+        )
+    raise CheckpointError(
+        f"`{repository}` has neither safetensors nor GGUF files",
+        hint="look for another repository with the same model",
+    )
+
+
+def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
+    """The models among `names`, sorted: one GGUF file each, or all parts of a split one.
+
+    A vision projector and an importance matrix are GGUF files and no models.
+    """
+    groups = {
+        part_names(name) or (name,)
+        for name in names
+        if _is(name, ".gguf") and not _aside(posixpath.basename(name).lower())
+    }
+    return sorted(group for group in groups if set(group) <= set(names))
+
+
+def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
+    """The files in which an index places tensors; CheckpointError unless `names` has them all."""
+    document = read_json(index)
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"`{shown(INDEX)}` has no `weight_map`")
+    for name in found.values():
+        if name not in names or "/" in name or not _is(name, ".safetensors"):
+            raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
+    return tuple(sorted(set(found.values())))
+
+
+def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
+    parts = part_names(file) or (file,)
+    for part in parts:
+        if part not in names:
+            near = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
+            known = [group[0] for group in gguf_groups(names)]
+            hint = f"it has {listed(known)}" if known else "check its page on the hub"
+            if near:
+                hint = f"did you mean `{shown(f'hf:{model.repository}/{near[0]}', 200)}`?"
+            raise ModelNotFound(
+                f"`{shown(model.repository)}` has no file `{shown(part)}`", hint=hint
+            )
+    if _is(file, ".gguf"):
+        return Choice(small=(), weights=parts, lone=True)
+    if not _is(file, ".safetensors"):
+        raise CheckpointError(
+            f"`{shown(file)}` is neither a gguf nor a safetensors file",
+            hint=f"`{shown(model.repository)}` without a file takes what is needed of it",
+        )
+    beside = posixpath.dirname(file)
+    small = [posixpath.join(beside, name) for name in SMALL if name != INDEX]
+    return Choice(small=tuple(name for name in small if name in names), weights=(file,), lone=True)
+
+
+def _several(model: HubId, found: list[str]) -> CheckpointError:
+    return CheckpointError(
+        f"`{shown(model.repository)}` has several models: {listed(found)}",
+        hint=f"name one, as in `{shown(f'hf:{model.repository}/{found[0]}', 200)}`",
+    )
+
+
+def _is(name: str, suffix: str) -> bool:
+    return name.lower().endswith(suffix) and not posixpath.basename(name).startswith(".")
+
+
+def _aside(name: str) -> bool:
+    return name.startswith("mmproj") or "imatrix" in name
