@@ -106,7 +106,7 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: Piec
     """The library's kind of every token.
 
     All but the hidden ones take part in merges, as in llama.cpp: user-defined ones were cut out
-    of the text before. In Unigram they do not, nor what the library's search cannot hold.
+    of the text before. In Unigram they do not.
     """
     plain, apart = sentencepiece.NORMAL, sentencepiece.CONTROL
     table = dict.fromkeys(range(64), plain)
@@ -119,10 +119,6 @@ def _kinds(strings: list[str], types: list[int], unknown: int | None, kind: Piec
             kinds[index] = sentencepiece.BYTE
     if kinds.count(sentencepiece.BYTE) != 256:
         kinds = [apart if k == sentencepiece.BYTE else k for k in kinds]
-    if kind.unigram:
-        for index, string in enumerate(strings):
-            if "\0" in string:
-                kinds[index] = apart
     if unknown is not None and kinds[unknown] != sentencepiece.BYTE:
         kinds[unknown] = sentencepiece.UNKNOWN
     return kinds

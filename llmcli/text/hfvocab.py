@@ -64,14 +64,14 @@ def _build(
     config: Mapping[str, Any] | None,
     generation: Mapping[str, Any] | None,
 ) -> Tokenizer:
-    settings = _settings(directory)
-    named = _named_tokens(settings)
+    settings = read_settings(directory)
+    named = named_tokens(settings)
     _mark_special(backend, named, settings)
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend)
     named_eos = ids.get("eos_token")
-    eos = {*_eos_ids(config), *_eos_ids(generation), *([] if named_eos is None else [named_eos])}
+    eos = {*eos_ids(config), *eos_ids(generation), *([] if named_eos is None else [named_eos])}
     return Tokenizer(
         backend,
         Vocabulary(
@@ -85,7 +85,7 @@ def _build(
             prefix=_prefix(backend),
         ),
         name=f"tokenizer.json, {type(backend.model).__name__}",
-        chat_template=_chat_template(directory, settings, named),
+        chat_template=chat_template_of(directory, settings, named),
     )
 
 
@@ -100,7 +100,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _settings(directory: Path) -> dict[str, Any]:
+def read_settings(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json; before it listed the added tokens, special_tokens_map.json wins."""
     settings = _json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:
@@ -126,7 +126,8 @@ def _text(token: Any) -> str | None:
     return token if isinstance(token, str) and token else None
 
 
-def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Role (`bos_token`, …) → text of the special tokens that the settings name."""
     found = {role: _text(settings.get(role)) for role in _NAMED}
     return {role: text for role, text in found.items() if text is not None}
 
@@ -193,7 +194,7 @@ def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
     return state
 
 
-def _eos_ids(config: Mapping[str, Any] | None) -> list[int]:
+def eos_ids(config: Mapping[str, Any] | None) -> list[int]:
     """`eos_token_id` of config.json or generation_config.json: absent, a number, or a list.
 
     What is no number is ignored: whether a configuration is wrong is said where it is read.
@@ -218,10 +219,10 @@ def _prefix(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     return ()
 
 
-def _chat_template(
+def chat_template_of(
     directory: Path, settings: Mapping[str, Any], named: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """chat_template.jinja, else the settings' template: a string, or a list of named ones."""
+    """The chat template: chat_template.jinja, else the settings' (a string, or named ones)."""
     path = directory / "chat_template.jinja"
     source: Any = settings.get("chat_template")
     if path.is_file():

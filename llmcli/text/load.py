@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.hfvocab import from_directory
+from llmcli.text.piecevocab import find_pieces, from_piece_file
 
 if TYPE_CHECKING:
     from llmcli.checkpoints.checkpoint import Checkpoint
@@ -15,12 +16,18 @@ if TYPE_CHECKING:
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """The checkpoint's tokenizer, or None where it has none.
 
-    GGUF: from the file's own metadata. Safetensors: `tokenizer.json` and what stands beside it.
+    GGUF: from the file's own metadata. Safetensors: `tokenizer.json` and what stands beside it,
+    or where there is none, a SentencePiece model (`tokenizer.model`).
     Raises `UnsupportedModel` for a kind of tokenizer that llmcli does not know, and
     `CheckpointError` for files that are broken or contradict themselves.
     """
     if checkpoint.kind == "gguf":
         return from_gguf(checkpoint.config or {})
+    pieces = find_pieces(checkpoint.folder)
+    if pieces is not None:
+        return from_piece_file(
+            pieces, config=checkpoint.config, generation=checkpoint.generation_config
+        )
     return from_directory(
         checkpoint.folder, config=checkpoint.config, generation=checkpoint.generation_config
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # ModelProto.SentencePiece.Type
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_NEVER = "\ufdd0"  # no character (Unicode, noncharacters): begins names of what has none
 _REST = 7  # bytes of a piece's message behind its string
 
 
@@ -33,14 +34,13 @@ class Normalizer:
     """What SentencePiece does to a text before it looks for pieces.
 
     `charsmap` is its table of replacements, checked by `check_charsmap` (empty: none),
-    `space_prefix` the space it puts in front, `merge_spaces` whether runs of spaces become one,
-    `space_suffix` whether a piece ends with its space instead of beginning with it.
+    `space_prefix` the space it puts in front, `merge_spaces` whether runs of spaces become one
+    and those at both ends are dropped.
     """
 
     space_prefix: bool
     merge_spaces: bool
     charsmap: bytes = b""
-    space_suffix: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +64,21 @@ class PieceModel:
         """
         count = len(self.strings)
         scores = self.scores.tobytes()
+        kinds = bytearray(self.kinds)
+        texts = _texts(self.strings, kinds)
         rests = bytearray(_REST * count)  # what follows a string: its score, its kind
         rests[0::_REST] = b"\x15" * count
         for byte in range(4):
             rests[1 + byte :: _REST] = scores[byte::4]
         rests[5::_REST] = b"\x18" * count
-        rests[6::_REST] = bytes(self.kinds)
-        texts = [_text(string, index) for index, string in enumerate(self.strings)]
+        rests[6::_REST] = kinds
         heads = map(_Heads().__getitem__, map(len, texts))
         ends = (end for (end,) in iter_unpack(f"{_REST}s", rests))
         pieces = list(chain.from_iterable(zip(heads, texts, ends, strict=True)))
-        if UNKNOWN not in self.kinds:
-            pieces.append(message(1, message(1, b"\x00unknown\x00") + b"\x18\x02"))
+        if UNKNOWN not in kinds:
+            pieces.append(message(1, message(1, _NEVER.encode()) + b"\x18\x02"))
         trainer = number(3, 1 if self.unigram else 2)
-        trainer += number(24, self.normalizer.space_suffix) + number(35, BYTE in self.kinds)
+        trainer += number(35, BYTE in kinds)
         pieces.append(message(2, trainer))
         pieces.append(message(3, self._normalizer()))
         return b"".join(pieces)
@@ -165,8 +166,24 @@ class _Heads(dict[int, bytes]):
         return head
 
 
-def _text(string: str, index: int) -> bytes:
+def _texts(strings: Sequence[str], kinds: bytearray) -> list[bytes]:
+    """UTF-8 of every string; those that the library cannot hold become CONTROL, under a name.
+
+    These are bytes that were no UTF-8, which occur in no text, and strings with NUL.
+    """
     try:
-        return string.encode()
-    except UnicodeEncodeError:  # bytes that were no UTF-8 occur in no text
-        return b"\x00invalid %d\x00" % index
+        texts = list(map(str.encode, strings))
+        if "\0" not in "".join(strings):
+            return texts
+    except UnicodeEncodeError:
+        texts = [string.encode("utf-8", "surrogateescape") for string in strings]
+    for index, string in enumerate(strings):
+        if "\0" in string or not _is_utf8(string):
+            texts[index] = f"{_NEVER}{index}".encode()
+            if kinds[index] != UNKNOWN:
+                kinds[index] = CONTROL
+    return texts
+
+
+def _is_utf8(string: str) -> bool:
+    return string.isascii() or not any("\ud800" <= char <= "\udfff" for char in string)

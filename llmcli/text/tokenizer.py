@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from llmcli.text.chat import ChatTemplate
+    from llmcli.text.piecevocab import Marked, MarkedEncoder
     from llmcli.text.sentencepiece import PieceEncoder, Pieces
 
 _C_SPACES = " \t\n\v\f\r"  # what C's `isspace` takes
@@ -79,7 +80,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer | PieceEncoder,
+        backend: tokenizers.Tokenizer | PieceEncoder | MarkedEncoder,
         vocabulary: Vocabulary,
         *,
         name: str,
@@ -218,7 +219,7 @@ class Tokenizer:
 
     def _parts(
         self, text: str, parse_special: bool
-    ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces, int, int]]:
+    ) -> Iterator[tuple[int | tokenizers.Encoding | Pieces | Marked, int, int]]:
         """Special ids and encoded stretches of `text`, each with its first character and end."""
         if self._specials is None:
             self._backend.encode_special_tokens = not parse_special
@@ -230,7 +231,7 @@ class Tokenizer:
             else:
                 yield fragment.id, at, at + len(fragment.text)
 
-    def _run(self, text: str) -> tokenizers.Encoding | Pieces:
+    def _run(self, text: str) -> tokenizers.Encoding | Pieces | Marked:
         try:
             return self._backend.encode(text, add_special_tokens=False)
         except (KeyboardInterrupt, SystemExit, LlmcliError):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from llmcli.errors import CheckpointError
 
+Value = int | bytes
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
@@ -29,7 +30,7 @@ def message(field: int, body: bytes) -> bytes:
     return varint(field << 3 | BYTES) + varint(len(body)) + body
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
     """(field, value) in the file's order: a number, or the bytes of everything else.
 
     Raises CheckpointError for what is no message.
