@@ -12,6 +12,7 @@ from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub import cached, download
 from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.used import mark_used
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
@@ -46,12 +47,13 @@ def find(
     if there is a `note` to say so: without one the error is raised, and a model that was named,
     in the variable too, is never replaced. `progress(what, bytes done, bytes in all)` hears of
     downloads, `note(text)` of what is worth a line on stderr. Makes no network call where the
-    file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE).
+    file is cached, nor with `offline` ($LLMCLI_OFFLINE, $HF_HUB_OFFLINE). What lies in a cache
+    is not removed while this process runs, and has been used now.
     Raises ModelNotFound, UsageError, NetworkError, CheckpointError or WriteFailed.
     """
     name = default_model() if spec is None else spec
     try:
-        return name, _found(name, revision, offline, progress, note)
+        path = _found(name, revision, offline, progress, note)
     except (NetworkError, WriteFailed) as error:
         if note is None or spec is not None or os.environ.get("LLMCLI_MODEL"):
             raise
@@ -60,6 +62,8 @@ def find(
             f"and {error.message}"
         )
         return BUNDLED_MODEL, _from_catalog(BUNDLED_MODEL, offline, progress, note)
+    mark_used(path)
+    return name, path
 
 
 def _found(

@@ -1,0 +1,243 @@
+"""What models are on this machine, in the package and in the two caches, by the names of `-m`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
+from llmcli.checkpoints.folder import INDEX, read_folder
+from llmcli.checkpoints.hubcache import (
+    HubFile,
+    HubRepository,
+    HubRevision,
+    hub_cache,
+    read_hub_cache,
+)
+from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
+from llmcli.checkpoints.split import part_names
+from llmcli.errors import LlmcliError
+from llmcli.reports.models import CacheUse, StoredModel
+
+COMPLETE, BROKEN = "complete", "incomplete"
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A model and where it comes from: a catalog `entry`, or `files` of a revision in the hub's."""
+
+    model: StoredModel
+    entry: CatalogEntry | None = None
+    repository: HubRepository | None = None
+    revision: HubRevision | None = None
+    files: tuple[HubFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The hub's cache as it was read at `root`, and ours at `own`, both without links in them."""
+
+    own: Path
+    root: Path
+    repositories: tuple[HubRepository, ...]
+    others: int
+
+    @classmethod
+    def read(cls) -> Inventory:
+        """Looks at the file names of both caches; opens no weights, and never raises."""
+        root = hub_cache()
+        repositories, others = read_hub_cache(root)
+        own = Path(os.path.realpath(cache_dir() / "models"))
+        return cls(own=own, root=root, repositories=tuple(repositories), others=others)
+
+    def stored(self) -> Iterator[Stored]:
+        """The catalog, here or not, then the hub's cache by name."""
+        for entry in CATALOG.values():
+            yield self._of_catalog(entry)
+        for repository in self.repositories:
+            for revision in repository.revisions:
+                if not pinned(repository, revision):
+                    yield from _rows(repository, revision)
+            if not repository.revisions:
+                yield Stored(model=_unreadable(repository), repository=repository)
+
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each repository that cannot be read."""
+        return tuple(f"`{r.name}` in the hub cache: {r.problem}" for r in self.repositories
+                     if r.problem)  # fmt: skip
+
+    def caches(self) -> tuple[CacheUse, ...]:
+        """What both of them take."""
+        files = [f for r in self.repositories for v in r.revisions for f in v.files]
+        own = sum(size for _, size, _ in _regular(self.own))
+        return (
+            CacheUse(place="llmcli cache", path=str(self.own.parent), bytes=own),
+            CacheUse(
+                place="hub cache", path=str(self.root), bytes=on_disk(files), others=self.others
+            ),
+        )
+
+    def _of_catalog(self, entry: CatalogEntry) -> Stored:
+        if entry.repository is not None:
+            for repository in self.repositories:
+                for revision in repository.revisions:
+                    if repository.name == entry.repository and revision.commit == entry.revision:
+                        return _row(entry.name, repository, revision, revision.files)
+        elif entry.file is not None and entry.is_cached():
+            return Stored(model=_of_file(entry, entry.file), entry=entry)
+        return Stored(model=_nowhere(entry), entry=entry)
+
+
+def pinned(repository: HubRepository, revision: HubRevision) -> bool:
+    """Whether it is a model of the catalog, which has a name for it."""
+    return any(
+        entry.repository == repository.name and entry.revision == revision.commit
+        for entry in CATALOG.values()
+    )
+
+
+def on_disk(files: Iterable[HubFile]) -> int:
+    """Bytes of the files, each of them counted once however many links it has."""
+    return sum({file.key: file.size for file in files if file.key is not None}.values())
+
+
+def bytes_at(path: Path) -> int:
+    """What the model at `path` takes: a file with all its parts, or the files of a directory."""
+    found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
+    if path.is_dir():
+        found = [one for one, _, _ in _regular(path)]
+    sizes = {}
+    for file in found:
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            sizes[status.st_dev, status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def groups(revision: HubRevision) -> list[list[HubFile]]:
+    """Its GGUF models, the parts of one together, by name."""
+    found: dict[str, list[HubFile]] = {}
+    for file in revision.files:
+        if file.name.lower().endswith(".gguf"):
+            found.setdefault((part_names(file.name) or (file.name,))[0], []).append(file)
+    return list(found.values())
+
+
+def name_of(repository: HubRepository, revision: HubRevision) -> str:
+    """`org/name` for the default branch, else with a branch, a tag or the commit behind it."""
+    if "main" in revision.refs:
+        return repository.name
+    return f"{repository.name}@{next(iter(revision.refs), revision.commit)}"
+
+
+def _rows(repository: HubRepository, revision: HubRevision) -> Iterator[Stored]:
+    """One model, or where a repository has GGUF files (each is one) a model for each of them."""
+    name = name_of(repository, revision)
+    ggufs = groups(revision)
+    among = {file.name for group in ggufs for file in group}
+    rest = tuple(file for file in revision.files if file.name not in among)
+    if not ggufs or any(file.name.endswith(".safetensors") for file in rest):
+        yield _row(name, repository, revision, rest)
+    _, at, rev = name.partition("@")
+    for group in ggufs:
+        yield _row(
+            f"hf:{repository.name}/{group[0].name}{at}{rev}", repository, revision, tuple(group)
+        )
+
+
+def _row(
+    name: str, repository: HubRepository, revision: HubRevision, files: tuple[HubFile, ...]
+) -> Stored:
+    one = len(files) > 0 and files[0].name.lower().endswith(".gguf")
+    weights = [file for file in files if file.name.lower().endswith((".gguf", ".safetensors"))]
+    model = StoredModel(
+        name=name,
+        place="hub cache",
+        path=str(files[0].path if one else revision.path),
+        bytes=on_disk(files),
+        files=len(files),
+        revision=revision.commit,
+        refs=revision.refs,
+        last_used=max((file.used for file in weights or files), default=None),
+        state=_state_of_parts(files) if one else _state(revision.path, files),
+    )
+    return Stored(model=model, repository=repository, revision=revision, files=files)
+
+
+def _state_of_parts(files: tuple[HubFile, ...]) -> str:
+    parts = part_names(files[0].name) or (files[0].name,)
+    here = {file.name for file in files if file.key is not None}
+    return COMPLETE if here.issuperset(parts) else BROKEN
+
+
+def _state(snapshot: Path, files: tuple[HubFile, ...]) -> str:
+    """As far as names and the index tell it; nothing is said of what is in the weights."""
+    if any(file.key is None for file in files):
+        return BROKEN
+    names = {file.name for file in files}
+    if INDEX not in names and any(_SHARD.fullmatch(name) for name in names):
+        return BROKEN
+    if not any(name.endswith(".safetensors") for name in names):
+        if INDEX in names:
+            return BROKEN
+        pickles = any(name.endswith(PICKLE_SUFFIXES) for name in names)
+        return "pickled weights only" if pickles else "no weights"
+    if "config.json" not in names:
+        return "no configuration"
+    try:
+        return COMPLETE if read_folder(snapshot).shards else BROKEN
+    except LlmcliError:
+        return BROKEN
+
+
+def _unreadable(repository: HubRepository) -> StoredModel:
+    return StoredModel(
+        name=repository.name, place="hub cache", path=str(repository.path), bytes=0, files=0,
+        revision=None, refs=(), last_used=None, state="unreadable" if repository.problem else
+        "nothing in it",
+    )  # fmt: skip
+
+
+def _of_file(entry: CatalogEntry, path: Path) -> StoredModel:
+    bundled = entry.folder is not None
+    files = list(_regular(path)) if bundled else [_facts(path)]
+    return StoredModel(
+        name=entry.name,
+        place="package" if bundled else "llmcli cache",
+        path=str(path),
+        bytes=sum(size for _, size, _ in files),
+        files=len(files),
+        revision=None,
+        refs=(),
+        last_used=None if bundled else max(used for _, _, used in files),
+        state=COMPLETE,
+    )
+
+
+def _nowhere(entry: CatalogEntry) -> StoredModel:
+    return StoredModel(
+        name=entry.name, place="nowhere", path=None, bytes=entry.size, files=0,
+        revision=entry.revision, refs=(), last_used=None, state="not fetched",
+    )  # fmt: skip
+
+
+def _regular(folder: Path) -> Iterator[tuple[Path, int, float]]:
+    """Path, bytes and last use of every file below `folder`; links are not followed."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield _facts(Path(where) / name)
+            except OSError:
+                continue
+
+
+def _facts(path: Path) -> tuple[Path, int, float]:
+    status = os.lstat(path)
+    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return path, size, max(status.st_atime, status.st_mtime)

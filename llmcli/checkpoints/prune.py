@@ -1,0 +1,122 @@
+"""What is in the two caches and helps nobody: left by what was killed, or replaced by a newer one.
+
+In our cache: scratch of fetches that were killed, and versions of a file that the catalog no
+longer names. In the hub's, of models alone: halves of downloads, blobs that no snapshot links
+to, commits that a branch has moved on from, and repositories with nothing in them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmcli.checkpoints.catalog import CATALOG
+from llmcli.checkpoints.fetch import SCRATCH
+from llmcli.checkpoints.hubcache import HubRepository
+from llmcli.checkpoints.inventory import Inventory, Stored, name_of, pinned
+from llmcli.checkpoints.named import chosen
+from llmcli.checkpoints.removal import Part, Piece, of_hub, of_own, of_repository
+
+_VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
+_UNLOCKED_S = 3600.0  # after which a half that has no lock file is nobody's any more
+
+
+def left_over(inventory: Inventory, unused_since: float | None = None) -> list[Piece]:
+    """What nothing needs; with `unused_since` models, too, that were last used before that time.
+
+    The time is in seconds since 1970. What ships with llmcli is not among them.
+    """
+    pieces = list(_of_own_cache(inventory))
+    parts: dict[tuple[Path, ...], Part] = {}
+    for repository in inventory.repositories:
+        pieces += _of_repository(repository, inventory)
+        for part in _detached(repository):
+            parts[tuple(file.path for file in part.files)] = part
+    if unused_since is not None:
+        for stored, reason in _unused(inventory, unused_since):
+            found = chosen(stored, inventory, reason)
+            if isinstance(found, Part):
+                parts.setdefault(tuple(file.path for file in found.files), found)
+            else:
+                pieces.append(found)
+    return pieces + of_hub(list(parts.values()), inventory)
+
+
+def _unused(inventory: Inventory, before: float) -> Iterator[tuple[Stored, str]]:
+    for stored in inventory.stored():
+        used = stored.model.last_used
+        if used is not None and used < before and stored.model.place != "nowhere":
+            days = int((time.time() - used) // 86400)
+            yield stored, f"last used {'a day' if days == 1 else f'{days} days'} ago"
+
+
+def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
+    current = {entry.file.parent.name: entry for entry in CATALOG.values() if entry.file}
+    try:
+        folders = sorted(path for path in inventory.own.iterdir() if not path.is_symlink())
+    except OSError:
+        return
+    for folder in folders:
+        entry, version = current.get(folder.name), _VERSION.fullmatch(folder.name)
+        if not folder.is_dir() or version is None:
+            continue  # nothing that a fetch makes
+        if entry is None:
+            reason = "a version that the catalog no longer names"
+            yield of_own(folder, version["name"], reason, [folder], inventory.own)
+        elif scratch := sorted(folder.glob(SCRATCH + "*")):
+            reason = "left by a fetch that was killed"
+            yield of_own(folder, entry.name, reason, scratch, inventory.own)
+
+
+def _detached(repository: HubRepository) -> Iterator[Part]:
+    """Commits without a branch beside one that has it.
+
+    Where no commit has one, they were asked for by commit, as the catalog does.
+    """
+    if any(revision.refs for revision in repository.revisions):
+        for revision in repository.revisions:
+            if revision.files and not revision.refs and not pinned(repository, revision):
+                yield Part(
+                    name=name_of(repository, revision),
+                    why="a branch has moved on from this commit",
+                    repository=repository,
+                    revision=revision,
+                    files=revision.files,
+                )
+
+
+def _of_repository(repository: HubRepository, inventory: Inventory) -> Iterator[Piece]:
+    if repository.problem or repository.path.is_symlink():
+        return
+    name, root = repository.name, inventory.root
+    if not any(revision.files for revision in repository.revisions) and _at_rest(repository.path):
+        reason = "a repository with no model in it"
+        yield of_repository(repository, name, reason, [repository.path], root)
+        return
+    linked = {file.blob for revision in repository.revisions for file in revision.files}
+    try:
+        blobs = sorted(set((repository.path / "blobs").iterdir()) - linked)
+    except OSError:
+        return
+    halves = [blob for blob in blobs if blob.name.endswith(".incomplete")]
+    for reason, paths in (
+        ("half of a download that was killed", [h for h in halves if _ended(h, repository)]),
+        ("no snapshot links to it", [b for b in blobs if b not in halves and _at_rest(b)]),
+    ):
+        if paths:
+            yield of_repository(repository, name, reason, paths, root)
+
+
+def _ended(half: Path, repository: HubRepository) -> bool:
+    """Whether nobody writes it: it has a lock, taken before it is removed, or has rested long."""
+    etag = half.name.split(".")[0]
+    return (repository.locks / f"{etag}.lock").exists() or _at_rest(half)
+
+
+def _at_rest(path: Path) -> bool:
+    try:
+        return time.time() - path.lstat().st_mtime > _UNLOCKED_S
+    except OSError:
+        return False

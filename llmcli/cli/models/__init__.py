@@ -1,0 +1,1 @@
+"""`llmcli models` and its five commands: what is on this machine, fetched and removed."""

@@ -1,0 +1,52 @@
+"""`llmcli models path`: where a model lies, for scripts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.locate import find
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.errors import ModelNotFound, NetworkError
+from llmcli.measure.environment import environment
+
+EPILOG = """
+Examples:
+
+  llmcli models path smollm2
+  ls -l "$(llmcli models path smollm2)"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathOptions:
+    """Which model."""
+
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The model, as it is written after `-m`.")
+    ]
+
+
+def command(asked: PathOptions, output: OutputOptions) -> None:
+    """Where a model lies: its file, or its directory. Exit 3 where it is not on this machine.
+
+    Fetches nothing; `llmcli models pull NAME` does.
+    """
+    out = Output("models-path", output)
+    try:
+        _, path = find(asked.name, offline=True)
+    except NetworkError:
+        raise ModelNotFound(
+            f"`{shown(asked.name)}` is not on this machine",
+            hint=f"`llmcli models pull {shown(asked.name)}` fetches it",
+        ) from None
+    whole = os.path.abspath(path)
+    if out.json:
+        out.document({"name": asked.name, "path": whole}, model=None, environment=environment())
+    else:
+        out.write(f"{whole}\n")

@@ -1,0 +1,95 @@
+"""The models on a machine: where they lie, what they take, and what was fetched or removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["package", "llmcli cache", "hub cache", "nowhere"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model that `-m` takes by this `name`, and what of it is on this machine.
+
+    `bytes` and `files` are what is here; of a catalog entry that is `nowhere`, `bytes` is what it
+    would take. `revision` is a commit of the hub, `refs` the branches and tags that point to it.
+    `last_used` is in seconds since 1970, None where nobody knows. `state` is `complete`, or what
+    is wrong with it.
+    """
+
+    name: str
+    place: Place
+    path: str | None
+    bytes: int
+    files: int
+    revision: str | None
+    refs: tuple[str, ...]
+    last_used: float | None
+    state: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing of it has to be fetched before it runs."""
+        return self.state == "complete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheUse:
+    """One of the two caches: the `bytes` of models in it, each shared file counted once.
+
+    `others` are repositories that are no models: data sets and spaces, which are left alone.
+    """
+
+    place: Place
+    path: str
+    bytes: int
+    others: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsReport:
+    """What `llmcli models list` shows; `left_over` are bytes that `models prune` would free."""
+
+    models: tuple[StoredModel, ...]
+    caches: tuple[CacheUse, ...]
+    left_over: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PulledModel:
+    """A model that is on this machine now; `fetched`: it was not before."""
+
+    name: str
+    path: str
+    bytes: int
+    fetched: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What goes together: `bytes` become free, `paths` are files and whole directories.
+
+    `why` is empty for what was asked for by name.
+    """
+
+    name: str
+    place: Place
+    why: str
+    bytes: int
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovalReport:
+    """What was removed, or with `dry_run` would be; `kept` says what could not go, and why."""
+
+    removed: tuple[Removal, ...]
+    kept: tuple[str, ...]
+    dry_run: bool
+
+    @property
+    def bytes(self) -> int:
+        """What is freed in all."""
+        return sum(removal.bytes for removal in self.removed)
