@@ -29,6 +29,11 @@ ENTRIES = {
     "explain": Entry(
         "llmcli.cli.explain", "One number derived step by step, equal to the kernel's.", "Measure"
     ),
+    "load": Entry(
+        "llmcli.cli.load.command",
+        "What becomes of every tensor, and whether files are whole.",
+        "Look",
+    ),
     "info": Entry(
         "llmcli.cli.info.command", "What a model is, and whether it fits this machine.", "Look"
     ),

@@ -14,7 +14,7 @@ from llmcli.render.theme import CONFIDENCE, FAINT
 from llmcli.reports.environment import Environment
 from llmcli.reports.text import Timings
 
-_SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
 def short_stats(timings: Timings, seed: int | None, width: int) -> Text:
@@ -81,7 +81,7 @@ def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
 def model_line(model: Mapping[str, Any]) -> str:
     """`smollm2 (Q4_1, Q8_0 → float32 on cpu)` from the `model` object of the JSON documents."""
     used = model["weight_format"]
-    stored = [name for name in model["stored_formats"] if name not in ("F32", _SHORT.get(used))]
+    stored = [name for name in model["stored_formats"] if name not in ("F32", SHORT.get(used))]
     formats = f"{', '.join(stored)} → {used}" if stored else used
     return f"{model['name']} ({formats} on {model['device']})"
 

@@ -58,6 +58,9 @@ RUNS: dict[str, list[str]] = {
     "dump": ["dump", *TEXT, "--name", "blocks.0.attn.*,cache.*,logits", "--generate", "2"],
     "dump parameter": ["dump", "--name", "embed.W"],
     "dump ids": ["dump", "-m", "BARE", "--ids", "1,2", "--name", "blocks.1.mlp.post"],
+    "load": ["load"],
+    "load without a tokenizer": ["load", "-m", "BARE", "--filter", "blocks.0.*"],
+    "load check of a file": ["load", "-m", "LONE", "--check"],
     "info": ["info"],
     "info without a tokenizer": ["info", "-m", "BARE"],
     "info of a file": ["info", "-m", "LONE"],
@@ -270,7 +273,8 @@ def _shortened(value: Any, most: int = 2) -> Any:
 
 SHORT = (
     "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
-    "attention of one token", "lens", "dump parameter", "info", "info of a file", "info families",
+    "attention of one token", "lens", "dump parameter", "load", "load check of a file",
+    "info", "info of a file", "info families",
     "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
 )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""`llmcli load`: what becomes of every tensor of a model."""
