@@ -49,8 +49,10 @@ def simple(block: bytes, *, five: bool, minimum: bool) -> Iterator[float]:
         high, at = word(block, at, 4), at + 4
     for j, x in enumerate(split_nibbles(block, at, 16)):
         q = x | (high >> j & 1) << 4
-        least = half(block, 2) if minimum else 0.0
-        yield half(block, 0) * (q if minimum else q - (16 if five else 8)) + least
+        if minimum:
+            yield half(block, 0) * q + half(block, 2)
+        else:
+            yield half(block, 0) * (q - (16 if five else 8))
 
 
 def q8_0(block: bytes) -> Iterator[float]:
