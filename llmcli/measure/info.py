@@ -15,6 +15,8 @@ from llmcli.families import Plan, Rule, families, plan, translate
 from llmcli.families.words import WORDS
 from llmcli.measure.about import about
 from llmcli.measure.memory import dtype_on
+from llmcli.measure.shapes import difference
+from llmcli.measure.stored import unscaled
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
     Device,
@@ -200,7 +202,16 @@ def _checks(
             tolerance=0.0,
             where=_first(missing, wanted, todo),
         ),
+        *_scales(checkpoint, todo),
     )
+
+
+def _scales(checkpoint: Checkpoint, todo: Plan) -> tuple[ViewCheck, ...]:
+    """That what is quantized has its scales; nothing where all is stored as it is."""
+    wrong = unscaled(todo, checkpoint.tensors)
+    if todo.scales is None and not wrong:
+        return ()
+    return (difference("stored_scales", "every quantized tensor has a scale that fits it", wrong),)
 
 
 def _first(missing: set[str], wanted: Iterable[str], todo: Plan) -> str:
