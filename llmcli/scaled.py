@@ -28,7 +28,8 @@ def check_scale(load_: Load, tensors: Mapping[str, TensorInfo], called: str | No
     message = f"`{shown(load_.source)}` {problem}"
     if called is None:
         raise UnsupportedModel(
-            message, hint="fetch the config.json that belongs to these weights"
+            message,
+            hint="fetch the config.json of these weights: its `quantization_config` would say it",
         )
     raise CheckpointError(message)
 

@@ -240,5 +240,6 @@ def test_plain_numbers_of_every_width(tmp_path, kind):
 def test_whole_numbers_without_a_scheme_are_no_weights(tmp_path, kind):
     tensors = llama_tensors()
     tensors[f"{UP}.weight"] = torch.ones(48, 32, dtype=getattr(torch, kind))
-    with pytest.raises(UnsupportedModel, match=r"whole numbers .* `quantization_config`"):
+    with pytest.raises(UnsupportedModel, match="whole numbers") as caught:
         load_tiny(write_llama(tmp_path, tensors))
+    assert "`quantization_config`" in caught.value.hint

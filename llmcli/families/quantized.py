@@ -26,7 +26,7 @@ from llmcli.families.values import Values, shortened
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _MOST = 1 << 20  # rows or columns of a block: far above every published block
 _ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub", "output_scale")
-_CACHE = ("q_scale", "k_scale", "v_scale")
+_CACHE = ("q_scale", "k_scale", "v_scale", "kv_scale")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,8 +109,5 @@ def scale_problem(
         wanted = f"{source.rpartition('.')[0]}.{called}"
         return f"is stored as {info.format} but there is no `{shown(wanted)}`"
     if info.format in INTEGERS:
-        return (
-            f"holds whole numbers ({info.format}), and config.json has no `quantization_config`"
-            " to say what they stand for"
-        )
+        return f"holds whole numbers ({info.format}), and nothing says what they stand for"
     return None

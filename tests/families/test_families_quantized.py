@@ -1,6 +1,8 @@
 """Which schemes of 8 bits a config.json may name, and what lies beside their weights."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmcli.checkpoints import TensorInfo
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -31,7 +33,7 @@ def weights(**more):
 
 
 @pytest.mark.parametrize(
-    ("settings", "found"),
+    ("config", "found"),
     [
         (of("fp8", weight_block_size=[64, 32]), {"weight_scale_inv": "64 × 32 blocks"}),
         (of("fp8"), {"weight_scale_inv": "128 × 128 blocks", "weight_scale": "one for all"}),
@@ -56,13 +58,13 @@ def weights(**more):
         ),
     ],
 )  # fmt: skip
-def test_schemes_that_are_read(settings, found):
-    grids = scheme(settings).grids
+def test_schemes_that_are_read(config, found):
+    grids = scheme(config).grids
     assert {name: str(grids[name]) for name in found} == found
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("config", "says"),
     [
         (of("awq", bits=4), "`awq`"),
         (of("gptq", bits=8), "`gptq`"),
@@ -85,16 +87,16 @@ def test_schemes_that_are_read(settings, found):
         (of("\x1b[31m" + "x" * 500), "x…`"),
     ],
 )
-def test_schemes_that_are_not_read_are_named_with_the_way_out(settings, says):
+def test_schemes_that_are_not_read_are_named_with_the_way_out(config, says):
     with pytest.raises(UnsupportedModel, match=says) as caught:
-        scheme(settings)
+        scheme(config)
     assert "GGUF" in caught.value.hint
     assert caught.value.message.isprintable()
     assert len(caught.value.message) < 200
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("config", "says"),
     [
         ({"quantization_config": 8}, "must be an object"),
         (of(8), "`quant_method`"),
@@ -111,15 +113,43 @@ def test_schemes_that_are_not_read_are_named_with_the_way_out(settings, says):
         (compressed(weights(strategy="block", block_structure="128x128")), "a list of 2"),
     ],
 )
-def test_a_scheme_that_contradicts_itself(settings, says):
+def test_a_scheme_that_contradicts_itself(config, says):
     with pytest.raises(CheckpointError, match=says) as caught:
-        scheme(settings)
+        scheme(config)
     assert not isinstance(caught.value, UnsupportedModel)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["fp8", "compressed-tensors", "bitsandbytes", "block", "int-quantized"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from([
+            "quant_method", "weight_block_size", "config_groups", "weights", "format", "strategy",
+            "group_size", "block_structure", "num_bits", "type", "load_in_8bit", "sparsity_config",
+        ]) | st.text(max_size=4), inner, max_size=5),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_whatever_a_file_says_is_a_scheme_or_one_clear_error(section):
+    error = None
+    try:
+        found = scheme({"quantization_config": section})
+    except CheckpointError as caught:
+        error = caught
+    if error is None:
+        assert found is None or found.grids
+    else:
+        assert error.message.isprintable()
+        assert len(error.message) < 300
+        assert error.hint
+
+
 def test_no_scheme_changes_no_rule():
-    for settings in ({}, {"quantization_config": None}, {"quantization_config": {}}):
-        assert scheme(settings) is None
+    for config in ({}, {"quantization_config": None}, {"quantization_config": {}}):
+        assert scheme(config) is None
     assert with_scales(RULES, None) == RULES
     assert plan(["h.0.q.weight"], RULES, LAYERS).scales is None
 
