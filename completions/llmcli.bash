@@ -10,11 +10,16 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|timing|bench|ladder|explain|info|shapes|attention|lens|dump|score|tokens|env) command=${COMP_WORDS[i]}; break ;;
+        generate|timing|bench|ladder|explain|load|info|shapes|attention|lens|dump|score|tokens|models|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command ${COMP_WORDS[i + 1]}" in
         bench\ compare) ((i + 1 < COMP_CWORD)) && command='bench compare' ;;
+        models\ list) ((i + 1 < COMP_CWORD)) && command='models list' ;;
+        models\ pull) ((i + 1 < COMP_CWORD)) && command='models pull' ;;
+        models\ rm) ((i + 1 < COMP_CWORD)) && command='models rm' ;;
+        models\ path) ((i + 1 < COMP_CWORD)) && command='models path' ;;
+        models\ prune) ((i + 1 < COMP_CWORD)) && command='models prune' ;;
     esac
     case "$command $previous" in
         generate\ -f|generate\ --file) values=''; kind=files ;;
@@ -126,6 +131,15 @@ _llmcli() {
         explain\ --context-length) values=''; kind=words ;;
         explain\ --seed) values=''; kind=words ;;
         explain\ --revision) values=''; kind=words ;;
+        load\ --filter) values=''; kind=words ;;
+        load\ -m|load\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        load\ --device) values='auto cpu cuda mps'; kind=words ;;
+        load\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        load\ --quantize) values='auto none'; kind=words ;;
+        load\ --threads) values=''; kind=words ;;
+        load\ --context-length) values=''; kind=words ;;
+        load\ --seed) values=''; kind=words ;;
+        load\ --revision) values=''; kind=words ;;
         info\ --batch) values=''; kind=files ;;
         info\ -m|info\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
         info\ --device) values='auto cpu cuda mps'; kind=words ;;
@@ -236,6 +250,8 @@ _llmcli() {
         env\ --seed) values=''; kind=words ;;
         env\ --revision) values=''; kind=words ;;
         bench\ compare\ --fail-if-slower) values=''; kind=words ;;
+        models\ pull\ --revision) values=''; kind=words ;;
+        models\ prune\ --older-than) values=''; kind=words ;;
     esac
     if [[ -n $kind ]]; then
         COMPREPLY=($(compgen -W "$values" -- "$word"))
@@ -255,13 +271,17 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate timing bench ladder explain info shapes attention lens dump score tokens env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate timing bench ladder explain load info shapes attention lens dump score tokens models env" -- "$word"))
         return
     fi
     if [[ $word != -* ]]; then
         case $command in
         bench) ((i + 1 == COMP_CWORD)) && COMPREPLY=($(compgen -W "compare" -- "$word")) ;;
+        models) ((i + 1 == COMP_CWORD)) && COMPREPLY=($(compgen -W "list pull rm path prune" -- "$word")) ;;
         bench\ compare) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")) ;;
+        models\ pull) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
+        models\ rm) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
+        models\ path) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
         esac
         return
     fi
@@ -271,6 +291,7 @@ _llmcli() {
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         explain) words='-f --file --ids --depth --full -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        load) words='--check --all --filter -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         shapes) words='-f --file --ids --phase --batch --tokens --params --activations --layer --filter --names -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         attention) words='-f --file --ids --no-stdin --chat --system --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
@@ -278,8 +299,14 @@ _llmcli() {
         dump) words='-f --file --ids --no-stdin --chat --system --generate --name -o --output --force --no-check -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         tokens) words='-f --file --ids --no-stdin --no-special --chat --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        models) words='--json -q --quiet --debug -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;
+        models\ list) words='--json -q --quiet --debug -h --help' ;;
+        models\ pull) words='--revision --json -q --quiet --debug -h --help' ;;
+        models\ rm) words='-y --yes --dry-run --json -q --quiet --debug -h --help' ;;
+        models\ path) words='--json -q --quiet --debug -h --help' ;;
+        models\ prune) words='--older-than -y --yes --dry-run --json -q --quiet --debug -h --help' ;;
         *) words='--version --install-completion --show-completion -h --help' ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))

@@ -22,10 +22,12 @@ from llmcli.errors import UsageError, WriteFailed
 FILES = {"bash": "llmcli.bash", "zsh": "_llmcli", "fish": "llmcli.fish"}
 FILE_OPTIONS = ("file", "batch")  # options whose value is a file's path
 MODEL_OPTIONS = ("model", "versus")  # a file, a directory or a catalog name
+FILE_ARGUMENTS, NAME_ARGUMENTS = ("A", "B"), ("NAME", "NAME...")  # files, names of models
 
 
 def tree() -> tuple[CommandSpec, list[CommandSpec]]:
     """The root and all commands. Imports every command's module, none of which imports torch."""
+    from llmcli.checkpoints.catalog import CATALOG
     from llmcli.cli.tree import ENTRIES, NESTED, root
 
     top: Any = root()
@@ -35,12 +37,14 @@ def tree() -> tuple[CommandSpec, list[CommandSpec]]:
         command = top.get_command(context, name)
         inner = command.make_context(name, [], parent=context, resilient_parsing=True)
         nested = [n for n in NESTED if n.split()[0] == name and n != name]
+        behind = {p.metavar for p in command.params if p.param_type_name == "argument"}
         return CommandSpec(
             name,
             summary,
             _options(command, inner),
             nested=tuple(spec(n, NESTED[n].summary) for n in nested),
-            files=name in NESTED,
+            files=not behind.isdisjoint(FILE_ARGUMENTS),
+            values=() if behind.isdisjoint(NAME_ARGUMENTS) else tuple(CATALOG),
         )
 
     commands = [spec(name, ENTRIES[name].summary) for name in top.list_commands(context)]

@@ -59,6 +59,9 @@ ENTRIES = {
     "tokens": Entry(
         "llmcli.cli.tokens", "The tokens of a text: ids, pieces, byte offsets.", "Look"
     ),
+    "models": Entry(
+        "llmcli.cli.models.list", "The models on this machine and in the catalog.", "Manage"
+    ),
     "env": Entry("llmcli.cli.env", "This machine, and where each setting comes from.", "Manage"),
 }
 
@@ -66,6 +69,11 @@ NESTED = {
     "bench compare": Entry(
         "llmcli.cli.bench.compare", "Two results of bench or llama-bench side by side.", "Measure"
     ),
+    "models list": Entry("llmcli.cli.models.list", "What `models` shows.", "Manage"),
+    "models pull": Entry("llmcli.cli.models.pull", "Fetch models into the cache.", "Manage"),
+    "models rm": Entry("llmcli.cli.models.rm", "Remove models from the caches.", "Manage"),
+    "models path": Entry("llmcli.cli.models.path", "Where a model lies, for scripts.", "Manage"),
+    "models prune": Entry("llmcli.cli.models.prune", "Remove what nobody needs.", "Manage"),
 }
 
 HELP = "Run language models in the terminal and see exactly what they compute."

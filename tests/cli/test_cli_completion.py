@@ -92,6 +92,11 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "bench", "compare", "--fail"], ["--fail-if-slower"]),
         (["llmcli", "bench", "compare", "a", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "bench", "compare", "--rep"], []),
+        (["llmcli", "models", "p"], ["pull", "path", "prune"]),
+        (["llmcli", "models", "rm", "smollm2-"], ["smollm2-bf16"]),
+        (["llmcli", "models", "rm", "tiny", "smollm2-"], ["smollm2-bf16"]),
+        (["llmcli", "models", "prune", "--older"], ["--older-than"]),
+        (["llmcli", "models", "prune", "smo"], []),
     ],
 )
 def test_bash(words, expected):
@@ -120,6 +125,10 @@ def test_bash_registers_the_function():
         ("llmcli bench --fail", []),
         ("llmcli bench compare --fail", ["--fail-if-slower"]),
         ("llmcli bench compare llmcli.b", ["llmcli.bash"]),
+        ("llmcli models pa", ["path"]),
+        ("llmcli models pull smollm2-", ["smollm2-bf16"]),
+        ("llmcli models prune --older", ["--older-than"]),
+        ("llmcli models prune smo", []),
     ],
 )
 def test_fish(tmp_path, line, expected):
@@ -196,6 +205,8 @@ def test_zsh(tmp_path):
         zsh.type("--fail\t", "--fail-if-slower ")
         zsh.type(clear + "llmcli bench compare llmcli.b\t", r"llmcli\.bash ")
         zsh.type(clear + "llmcli bench --rep\t", "--repetitions ")
+        zsh.type(clear + "llmcli models pul\t", "models pull ")
+        zsh.type("tiny smollm2-b\t", "smollm2-bf16 ")
         zsh.type(clear + "llmcli bench -fa of\t", "off ")
     finally:
         zsh.close()

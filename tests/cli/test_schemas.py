@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
+from hub_cache_files import OLD, write_revision
 from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
@@ -77,6 +78,12 @@ RUNS: dict[str, list[str]] = {
     "tokens ids": ["tokens", "--ids", "1,2"],
     "tokens chat": ["tokens", "-m", "CHAT", "--chat", *TEXT],
     "env": ["env"],
+    "models": ["models"],
+    "models list": ["models", "list"],
+    "models pull": ["models", "pull", "tiny"],
+    "models path": ["models", "path", "org/name"],
+    "models rm": ["models", "rm", "org/name", "--dry-run"],
+    "models prune": ["models", "prune", "--dry-run"],
     "timing": [
         "timing", "hello", "-n", "2", "--pairs", "1", "--threads", "1", "--unfused",
     ],
@@ -103,6 +110,8 @@ WRONG: dict[str, tuple[int, list[str]]] = {
     "too long": (2, ["generate", "a" * 3000]),
     "no such name": (2, ["dump", *TEXT, "--name", "blocks.0.attn.patern"]),
     "no model": (3, ["lens", *TEXT, "-m", "./nowhere"]),
+    "not here": (3, ["models", "rm", "org/nam", "--yes"]),
+    "nobody to ask": (2, ["models", "rm", "org/name"]),
     "no configuration": (4, ["attention", "--ids", "1", "-m", "LONE"]),
     "not written": (1, ["lens", *TEXT, "-o", "/proc/nowhere/lens.json"]),
 }
@@ -127,12 +136,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     weights["model.layers.1.mlp.up_proj.weight"][3] = np.nan
     save_file(weights, broken / "model.safetensors")
     shutil.copy(whole / "model.safetensors", lone)
+    write_revision(folder / "hub", "org/name", {"config.json": b"{}", "model.safetensors": b"x"})
+    old = {"model.safetensors": b"old"}
+    write_revision(folder / "hub", "org/name", old, commit=OLD, refs=[])
     result = folder / "result.jsonl"
     result.write_text(BENCHED)
     return {
         "CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "NAN": str(broken),
-        "RESULT": str(result),
+        "RESULT": str(result), "HUB": str(folder / "hub"),
     }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def caches(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for everybody: a hub's cache with a model and what a newer commit replaced."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", models["HUB"])
 
 
 @pytest.fixture
@@ -151,8 +169,8 @@ def document(cli: Callable[..., Any], models: dict[str, str]) -> Callable[..., A
 
 
 def _schema(argv: list[str]) -> str:
-    """`bench-compare` for that command of two words."""
-    both = " ".join(argv[:2])
+    """`bench-compare` for that command of two words; `models` alone is `models list`."""
+    both = " ".join(["models", "list"] if argv == ["models"] else argv[:2])
     return both.replace(" ", "-") if both in NESTED else argv[0]
 
 
@@ -276,6 +294,7 @@ SHORT = (
     "attention of one token", "lens", "dump parameter", "load", "load check of a file",
     "info", "info of a file", "info families",
     "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
+    "models", "models pull", "models path", "models rm", "models prune",
 )  # fmt: skip
 
 
@@ -313,7 +332,7 @@ def test_every_command_that_prints_json_has_its_schema() -> None:
             if any("--json" in parameter.opts for parameter in command.params):
                 names.add(name)
     assert names == {*ENTRIES, *NESTED}
-    names = {name.replace(" ", "-") for name in names}
+    names = {name.replace(" ", "-") for name in names - {"models"}}
     assert set(SCHEMAS) == {f"{name}.1.json" for name in (*names, "error", "common")}
     assert {_schema(argv) for argv in RUNS.values()} == names
 

@@ -90,7 +90,7 @@ def _bash_nested(nested: Sequence[CommandSpec]) -> str:
 
 
 def _bash_arguments(commands: Sequence[CommandSpec], nested: Sequence[CommandSpec]) -> str:
-    """Second words of commands, and files where a command takes them."""
+    """Second words of commands, and files or names where a command takes them."""
     lines = [
         f"        {command.name}) ((i + 1 == COMP_CWORD)) && "
         f'COMPREPLY=($(compgen -W "{" ".join(inner.words for inner in command.nested)}" '
@@ -103,5 +103,11 @@ def _bash_arguments(commands: Sequence[CommandSpec], nested: Sequence[CommandSpe
         'compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")) ;;'
         for inner in nested
         if inner.files
+    ]
+    lines += [
+        f"        {inner.name.replace(' ', chr(92) + ' ')}) "
+        f'COMPREPLY=($(compgen -W "{" ".join(inner.values)}" -- "$word")) ;;'
+        for inner in nested
+        if inner.values
     ]
     return "\n".join(lines)

@@ -37,6 +37,8 @@ def fish(root: CommandSpec, commands: list[CommandSpec]) -> str:
 def _fish_options(condition: str, command: CommandSpec) -> list[str]:
     inside = f"complete -c llmcli -n {_fish_quoted(condition)}"
     files = [f"{inside} -F"] if command.files else []
+    if command.values:
+        files.append(f"{inside} -a {_fish_quoted(' '.join(command.values))}")
     return [*files, *(f"{inside} {_fish_option(option)}" for option in command.options)]
 
 

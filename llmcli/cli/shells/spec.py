@@ -31,7 +31,8 @@ class Spec:
 class CommandSpec:
     """One command, or the root (`name` empty), with its options.
 
-    `nested`: commands of two words, which are found behind this one. `files`: its arguments are.
+    `nested`: commands of two words, which are found behind this one. `files`: its arguments are;
+    `values`: these words are among what they can be.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CommandSpec:
     options: tuple[Spec, ...]
     nested: tuple[CommandSpec, ...] = ()
     files: bool = False
+    values: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:

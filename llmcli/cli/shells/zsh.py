@@ -66,6 +66,8 @@ def _zsh_case(command: CommandSpec) -> str:
         len(name) > 2 and name[1] != "-" for option in command.options for name in option.names
     )
     behind = "'*:file:_files'" if command.files else "'*:text:( )'"
+    if command.values:
+        behind = f"'*:model:({' '.join(command.values)})'"
     if command.nested:
         behind = f"'1:command:({' '.join(inner.words for inner in command.nested)})'"
     own = f"            _arguments {'' if long else '-s '}{_zsh_specs(command.options)} {behind}"
