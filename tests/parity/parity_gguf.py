@@ -89,21 +89,39 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
 
 
 def _encode(values: Tensor, format: str) -> np.ndarray:
-    if format.endswith("_K"):
+    if format.endswith("_K") or format.startswith("IQ") or format == "NVFP4":
         return random_blocks(values.shape, format)
     return gguf.quants.quantize(values.contiguous().numpy(), Type[format])
 
 
+# Where a block has its scale, or its scale and its minimum; at its beginning if it is not here.
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
 def random_blocks(shape: tuple[int, ...], format: str) -> np.ndarray:
-    """Random K-quant blocks with sensible scales: the gguf package can read but not write them."""
+    """Random blocks whose weights are near 0.05: the gguf package can read but not write them."""
     elements, size = FORMATS[format]
     rng = np.random.default_rng(shape[0])
     blocks = rng.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
-    # half-precision scale (and minimum) of each superblock, so that weights come out near 0.05
-    at, count, scale = (size - 2, 1, 3e-5) if format == "Q6_K" else (0, 2, 1e-4)
-    halves = (scale * rng.uniform(0.5, 1.5, (*blocks.shape[:2], count))).astype(np.float16)
-    blocks[..., at : at + 2 * count] = halves.view(np.uint8).reshape(*blocks.shape[:2], 2 * count)
+    _set_scales(blocks, format, np.ones(blocks.shape[:2]))
+    deviation = gguf.quants.dequantize(blocks, Type[format]).std()
+    _set_scales(blocks, format, 0.05 / deviation * rng.uniform(0.5, 1.5, blocks.shape[:2]))
     return blocks.reshape(shape[0], -1)
+
+
+def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
+    """Writes half-precision scales into blocks `[rows, n, bytes]`."""
+    halves = scales.astype(np.float16).view(np.uint8).reshape(*scales.shape, 2)
+    if format == "NVFP4":  # four of eight bits: 2^-7 and up to twice as much
+        blocks[..., :4] = blocks[..., :4] & 7 | 8
+        return
+    if format == "IQ1_M":  # in the upper nibbles of four pairs of bytes
+        for k in range(4):
+            nibble = halves[..., k // 2] >> 4 * (k % 2) & 15
+            blocks[..., 49 + 2 * k] = blocks[..., 49 + 2 * k] & 15 | nibble << 4
+        return
+    for at in _SCALES.get(format, (0,)):
+        blocks[..., at : at + 2] = halves
 
 
 def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
