@@ -2,7 +2,8 @@
 
 What llama.cpp does (src/llama-vocab.cpp), with two differences that are meant. A token that is
 hidden (BOS, `</s>`) never comes out of plain text: llama.cpp merges `<`, `s>` to one. And
-Unigram is the library's: it has bytes for unknown characters where the vocabulary does.
+Unigram is the library's: it has bytes for unknown characters where the vocabulary does, and
+takes a `▁` in a text for the space that it means.
 """
 
 from __future__ import annotations

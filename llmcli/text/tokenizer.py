@@ -197,7 +197,7 @@ class Tokenizer:
             # A space in front that is not in the text belongs to no byte of it.
             lead = spelled.startswith(b" ") and spelled[1:] == text[at:end].encode()
             if lead or spelled == text[at:end].encode():
-                ends = [start + n - lead for n in accumulate(map(len, chunks))]
+                ends = [max(start, start + n - lead) for n in accumulate(map(len, chunks))]
                 begins = [start, *ends]
                 spans.extend(zip(ids, begins, ends, strict=False))
                 continue

@@ -1,4 +1,4 @@
-"""Freeze llama.cpp's tokenizations: `python make_llama_cpp_ids.py SMOLLM2.gguf`.
+"""Freeze llama.cpp's tokenizations: `python make_llama_cpp_ids.py [SMOLLM2.gguf]`.
 
 Needs llama-cpp-python (the fixtures were made with 0.3.36). Writes into data/ next to this file:
 
@@ -6,6 +6,8 @@ Needs llama-cpp-python (the fixtures were made with 0.3.36). Writes into data/ n
   and (where that differs) not, without BOS; and the ids that llama.cpp counts as end of generation.
 - pretokenizer_ids.json.gz: for one name of each pre-tokenizer rule, ids under a vocabulary in which
   any two bytes may merge, so that nearly every boundary between pieces shows in the ids.
+- sentencepiece_ids.json.gz: the metadata of three SentencePiece models (piece_models.py; needs
+  sentencepiece) and their ids of 2,200 strings, with special tokens parsed and not.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ PRES = [
     "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "bailingmoe",
     "seed-coder", "exaone-moe", "minicpm5", "bloom", "viking",
 ]  # fmt: skip
+TAILS = [
+    "<|user|> hi<|end|>\n <think>  x</think>", "a<s> b</s>c", "<|end|>", "<think><think> a",
+    "<|user|>\n\n<|end|>  <unk>  x<|endoftext|>  y",
+]  # fmt: skip
 _QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
-def main(path: Path) -> None:
-    """Write both fixtures."""
+def main(path: Path | None) -> None:
+    """Write the fixtures; without the model's file, all but those that need it."""
     llama_cpp.llama_log_set(_QUIET, ctypes.c_void_p(0))
     DATA.mkdir(exist_ok=True)
     provenance = {
@@ -42,8 +48,10 @@ def main(path: Path) -> None:
         "script": Path(__file__).name,
         "system": llama_cpp.llama_print_system_info().decode(),
     }
-    _write("smollm2_ids.json.gz", _smollm2(path, provenance))
+    if path is not None:
+        _write("smollm2_ids.json.gz", _smollm2(path, provenance))
     _write("pretokenizer_ids.json.gz", _pretokenizers(provenance))
+    _write("sentencepiece_ids.json.gz", _sentencepiece(provenance))
 
 
 def _smollm2(path: Path, provenance: dict[str, str]) -> dict[str, Any]:
@@ -70,6 +78,42 @@ def _pretokenizers(provenance: dict[str, str]) -> dict[str, Any]:
         rows[pre] = [_ids(vocab, t, True) if comparable(pre, t) else None for t in texts]
         llama_cpp.llama_model_free(model)
     return {"provenance": provenance, "texts": texts, "rows": rows}
+
+
+def _sentencepiece(provenance: dict[str, str]) -> dict[str, Any]:
+    import sentencepiece
+    from piece_models import gguf, metadata
+
+    texts = strings(2000, seed=11)
+    texts += [text + tail for text in texts[:40] for tail in TAILS] + TAILS
+    models = {kind: metadata(kind) for kind in ("llama", "gemma", "small")}
+    models["phi3"] = metadata("llama", end="<|endoftext|>") | {"general.name": "Phi-3 mini"}
+    rows = {}
+    for kind, values in models.items():
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(gguf(values))
+            file.flush()
+            model, vocab = _open(Path(file.name))
+        ids = [[_ids(vocab, text, True), _ids(vocab, text, False)] for text in texts]
+        count = llama_cpp.llama_vocab_n_tokens(vocab)
+        ends = [index for index in range(count) if llama_cpp.llama_vocab_is_eog(vocab, index)]
+        rows[kind] = {"metadata": values, "ids": ids, "ends": ends, "pieces": _pieces(vocab, count)}
+        llama_cpp.llama_model_free(model)
+    return {
+        "provenance": provenance | {"sentencepiece": sentencepiece.__version__},
+        "texts": texts,
+        "models": rows,
+    }
+
+
+def _pieces(vocab: Any, count: int) -> list[str]:
+    """The bytes of every token, in hexadecimal."""
+    found = []
+    for index in range(count):
+        buffer = ctypes.create_string_buffer(256)
+        size = llama_cpp.llama_token_to_piece(vocab, index, buffer, 256, 0, True)
+        found.append(buffer.raw[:size].hex())
+    return found
 
 
 def _open(path: Path) -> tuple[Any, Any]:
@@ -135,4 +179,4 @@ def _write(name: str, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
