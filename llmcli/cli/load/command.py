@@ -169,6 +169,6 @@ def _judge(report: LoadReport, dtype: str = "") -> None:
     if wrong:
         raise _Unfit(wrong[0])
     if report.not_finite:
-        half = dtype if dtype.endswith("float16") else ""
+        half = dtype == "float16"  # which infinity may come from, and NaN may not
         hint = None if half else "the file has such numbers: fetch it again, or another one"
         raise _Told(report.not_finite, hint=hint, dtype=dtype)

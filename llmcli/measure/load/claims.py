@@ -170,14 +170,24 @@ def _vocabulary(
     tokens, rows = tokenizer.vocab_size, config.vocab
     held = counted(rows, "row") + " of the embedding"
     yield _claim("tokens", "the tokenizer's tokens", tokens, held, tokens <= rows, must=True)
-    ids = {*config.eos, *tokenizer.eos_ids}
+    ids = {*_end_ids(checkpoint), *tokenizer.eos_ids}
     if tokenizer.bos_id is not None:
         ids.add(tokenizer.bos_id)
-    if ids:
+    if ids:  # an end that cannot be written is only ever missed
         said = ", ".join(map(str, sorted(ids)))
         yield _claim(
-            "special_tokens", "ids of begin and end", said, held, max(ids) < rows, must=True
+            "special_tokens", "ids of begin and end", said, held, max(ids) < rows, must=False
         )
+
+
+def _end_ids(checkpoint: Checkpoint) -> Iterator[int]:
+    """The ids of begin and end as the files have them; a configuration of ours keeps the real."""
+    for settings in (checkpoint.config or {}, checkpoint.generation_config or {}):
+        for key in ("bos_token_id", "eos_token_id"):
+            found = settings.get(key)
+            yield from (
+                id for id in (found if isinstance(found, list) else [found]) if type(id) is int
+            )
 
 
 def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:

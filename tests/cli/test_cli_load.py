@@ -1,0 +1,196 @@
+"""`llmcli load` as a shell sees it: the table, verdicts, the document, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cli_tiny import write_tiny
+from safetensors.numpy import load_file, save_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny(tmp_path_factory.mktemp("load") / "m", weights=True)
+
+
+@pytest.fixture
+def changed(folder, tmp_path):
+    """A copy with other tensors: `changed(lambda tensors: …)`."""
+
+    def copy(change):
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        tensors = load_file(tmp_path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return copy
+
+
+def spoiled(tensors):
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 7] = np.nan
+
+
+def test_layers_are_folded_and_all_of_them_are_shown_when_asked(cli, folder):
+    result = cli("load", "-m", folder)
+    assert (result.code, result.err) == (0, "")
+    assert "blocks.{0-1}.mlp.W_up" in result.out
+    assert "F32 [48 32] × 2" in result.out
+    assert "head.W is embed.W" in result.out
+    assert result.out.rstrip().splitlines()[-1].startswith("✓ no NaN and no infinity in ")
+    every = cli("load", "-m", folder, "--all").out
+    assert "blocks.0.mlp.W_up" in every
+    assert "blocks.1.mlp.W_up" in every
+    some = cli("load", "-m", folder, "--filter", "*.1.mlp.up_proj*").out
+    assert "blocks.1.mlp.W_up" in some
+    assert "blocks.0.mlp.W_up" not in some
+
+
+def test_the_document_has_each_stage_with_what_it_took(cli, folder):
+    document = cli("load", "-m", folder, "--dtype", "float32", "--json").json()
+    stages = {stage["name"]: stage for stage in document["stages"]}
+    assert list(stages) == [
+        "find", "headers", "import", "plan", "tokenizer", "build", "read", "convert", "scan",
+    ]  # fmt: skip
+    size = document["bytes"]["tensors"]
+    assert stages["read"]["bytes"] == stages["convert"]["bytes"] == size
+    assert stages["read"]["bytes_per_s"] == pytest.approx(size / stages["read"]["seconds"])
+    assert sum(line["bytes"] for line in document["ledger"]) == size
+    assert document["model"]["weight_bytes"] == document["bytes"]["weights"] == size
+    assert document["ok"]
+    first = document["ledger"][0]
+    numbers = load_file(folder / "model.safetensors")[first["source"]]
+    assert first["numbers"]["min"] == pytest.approx(float(numbers.min()))
+    assert first["numbers"]["std"] == pytest.approx(float(numbers.std()), rel=1e-5)
+
+
+def test_verdicts_alone(cli, folder):
+    result = cli("load", "-m", folder, "--check")
+    assert (result.code, result.err) == (0, "")
+    marks = [line[0] for line in result.out.splitlines()[2:]]
+    assert set(marks) == {"✓"}
+    assert "blocks" not in result.out
+    assert cli("load", "-m", folder, "--check", "--json").json()["dtype"] is None
+
+
+@pytest.mark.parametrize("flags", [[], ["--check"]])
+def test_not_a_number_exits_7_after_the_view(cli, changed, flags):
+    path = changed(spoiled)
+    result = cli("load", "-m", path, *flags)
+    assert result.code == 7
+    name = "model.layers.1.mlp.up_proj.weight[3,7]" if flags else "blocks.1.mlp.W_up[7,3]"
+    assert result.out.rstrip().splitlines()[-1] == f"✗ `{name}` is not a number"
+    assert f"error: `{name}` is not a number" in result.err
+    assert "hint: the file has such numbers" in result.err
+    document = cli("load", "-m", path, *flags, "--json")
+    assert document.code == 7
+    assert not document.json()["ok"]
+    assert document.json()["not_finite"] == f"`{name}` is not a number"
+
+
+def test_too_large_for_half_precision_has_a_hint_of_its_own(cli, changed):
+    path = changed(lambda tensors: tensors["model.norm.weight"].fill(1e6))
+    assert cli("load", "-m", path, "--check").code == 0
+    result = cli("load", "-m", path, "--dtype", "float16")
+    assert result.code == 7
+    assert "try --dtype float32" in result.err
+    assert "32 +∞" in result.out
+
+
+def test_what_does_not_fit_exits_4(cli, changed):
+    path = changed(lambda tensors: tensors.pop("model.norm.weight"))
+    plain = cli("load", "-m", path)
+    assert (plain.code, plain.out) == (4, "")
+    assert "no tensor for `ln_final.w`" in plain.err
+    result = cli("load", "-m", path, "--check")
+    assert result.code == 4
+    assert "✗ the checkpoint does not fit its own configuration" in result.out
+    assert "✓ no NaN and no infinity" in result.out
+    assert "error: the checkpoint does not fit" in result.err
+
+
+def test_a_wrong_claim_exits_4_before_what_is_not_finite(cli, changed):
+    def short(tensors):
+        spoiled(tensors)
+        rows = "model.embed_tokens.weight"
+        tensors[rows] = tensors[rows][:260].copy()
+
+    path = changed(short)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"vocab_size": 260}))
+    said = "the tokenizer's tokens"
+    for flags in ([], ["--check"]):
+        result = cli("load", "-m", path, *flags)
+        assert result.code == 4, result.err
+        assert f"✗ {said}: 261, but it is 260 rows of the embedding" in result.out
+        assert "is not a number" in result.out
+        assert result.err.startswith(f"error: {said} says 261, but it is 260 rows")
+
+
+def test_a_wrong_label_is_told_and_no_more(cli, changed):
+    path = changed(lambda tensors: None)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    result = cli("load", "-m", path, "--check")
+    assert (result.code, result.err) == (0, "")
+    assert "! the dtype in config.json: float16, but it is F32" in result.out
+
+
+def test_a_lone_file_is_looked_through_and_not_loaded(cli, changed, tmp_path_factory):
+    lone = tmp_path_factory.mktemp("lone") / "x.safetensors"
+    lone.write_bytes((changed(lambda tensors: None) / "model.safetensors").read_bytes())
+    result = cli("load", "-m", lone, "--check")
+    assert result.code == 0
+    assert "there is no config.json" in result.out
+    refused = cli("load", "-m", lone)
+    assert refused.code == 4
+    assert "look at the tensors alone with --check" in refused.err
+    lone.write_bytes((changed(spoiled) / "model.safetensors").read_bytes())
+    assert cli("load", "-m", lone, "--check").code == 7
+    lone.write_bytes(lone.read_bytes()[:-1])
+    cut = cli("load", "-m", lone, "--check")
+    assert (cut.code, cut.out) == (4, "")
+    assert "is truncated" in cut.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--random-weights"], "nothing to load"),
+        (["--check", "--all"], "without `--all`"),
+        (["--check", "--filter", "x"], "without `--filter`"),
+        (["--check", "--dtype", "float16"], "without `--dtype`"),
+        (["--check", "--device", "cpu"], "without `--device`"),
+        (["--filter", "blocks.0.mlp.W_upp"], "did you mean `blocks.0.mlp.W_up`?"),
+        (["--filter", "zzz"], "for example `embed.W`"),
+    ],
+)
+def test_options_that_say_nothing(cli, folder, flags, words):
+    result = cli("load", "-m", folder, *flags)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+
+
+def test_names_of_a_stranger_cannot_reach_the_terminal(cli, tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"a\x1b[31m\nb": np.full((2, 2), np.inf, np.float32)}, path)
+    result = cli("load", "-m", path, "--check")
+    assert result.code == 7
+    assert "\x1b" not in result.out + result.err
+    assert "`a\\x1b[31m\\nb[0,0]` is infinite" in result.out
+
+
+def test_in_ascii_marks_are_words(folder):
+    environment = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    result = subprocess.run(
+        [sys.executable, "-m", "llmcli", "load", "-m", str(folder), "--check"],
+        capture_output=True, env=environment, check=True,
+    )  # fmt: skip
+    assert b"no infinity in" in result.stdout
+    assert result.stdout.isascii()

@@ -1,0 +1,241 @@
+"""What a file claims of its weights: true of a whole file, and red in one that lies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from load_files import check, checked, claim, loaded, write_gguf, write_sharded
+from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.families import translate
+from llmcli.measure.load.claims import claims
+from llmcli.text import load_tokenizer
+
+SIZE = sum(tensor.nbytes for tensor in llama_tensors().values())
+NUMBERS = SIZE // 4
+BOTH = pytest.mark.parametrize("look", [loaded, checked])
+
+
+def names(report):
+    return {claim.name for claim in report.claims}
+
+
+@BOTH
+def test_an_index_that_tells_the_truth(tmp_path, look):
+    report = look(write_sharded(tmp_path / "m", total_size=SIZE, total_parameters=NUMBERS))
+    assert report.ok
+    assert report.files == 2
+    assert claim(report, "total_size").says == f"{SIZE:,}"
+    assert claim(report, "total_parameters").ok
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("total_size", SIZE + 1), ("total_size", 0), ("total_size", str(SIZE)),
+        ("total_size", [SIZE]), ("total_parameters", NUMBERS - 1), ("total_parameters", 1e99),
+    ],
+)  # fmt: skip
+def test_an_index_that_lies(tmp_path, look, name, value):
+    report = look(write_sharded(tmp_path / "m", **{name: value}))
+    assert names(report) == {name}
+    assert not claim(report, name).ok
+    assert claim(report, name).must
+    assert not report.fits
+    assert not report.ok
+
+
+@pytest.mark.parametrize("metadata", [None, [], "total_size", {"total_size": None}])
+def test_an_index_that_is_silent_claims_nothing(tmp_path, metadata):
+    path = write_sharded(tmp_path / "m") / "model.safetensors.index.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"metadata": metadata}))
+    report = checked(path.parent)
+    assert report.ok
+    assert not report.claims
+
+
+def test_the_index_of_other_files_is_not_believed(tmp_path):
+    path = write_llama(tmp_path / "m")
+    index = {"metadata": {"total_size": 7}, "weight_map": {"x": "gone.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert checked(path).ok
+
+
+WHOLE = {
+    "general__size_label": "17K", "general__name": "Tiny 0.02M", "general__file_type": 7,
+    "general__quantization_version": 2, "llama__vocab_size": 97, "split__tensors__count": 21,
+}  # fmt: skip
+
+
+@BOTH
+def test_a_gguf_file_that_tells_the_truth(tmp_path, look):
+    report = look(write_gguf(tmp_path / "m.gguf", **WHOLE))
+    assert all(claim.ok for claim in report.claims)
+    assert names(report) == {
+        "size_label", "name", "file_type", "quantization_version", "vocab_size", "split_tensors",
+    }  # fmt: skip
+    assert report.ok
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "key", "value", "must"),
+    [
+        ("size_label", "general__size_label", "135M", True),
+        ("size_label", "general__size_label", "8x7B", True),
+        ("name", "general__name", "Mistral-7B-Instruct", False),
+        ("file_type", "general__file_type", 2, False),
+        ("file_type", "general__file_type", 999, False),
+        ("quantization_version", "general__quantization_version", 1, True),
+        ("split_tensors", "split__tensors__count", 22, True),
+    ],
+)
+def test_a_gguf_file_that_lies(tmp_path, look, name, key, value, must):
+    report = look(write_gguf(tmp_path / "m.gguf", **(WHOLE | {key: value})))
+    wrong = [claim for claim in report.claims if not claim.ok]
+    assert [claim.name for claim in wrong] == [name]
+    assert wrong[0].must is must
+    assert report.fits is not must, "a label that is wrong is told, and no more"
+
+
+def test_a_vocabulary_of_another_size(tmp_path):
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
+    config, _ = translate(checkpoint)
+    checkpoint.metadata["llama.vocab_size"] = 98
+    found = next(one for one in claims(checkpoint, config, None) if one.name == "vocab_size")
+    assert (found.says, found.holds, found.ok, found.must) == ("98", "97", False, True)
+
+
+@pytest.mark.parametrize("label", ["large", "135", "M", "1.2.3B", "9" * 400 + "B", ""])
+def test_labels_that_are_no_sizes_claim_nothing(tmp_path, label):
+    assert not checked(write_gguf(tmp_path / "m.gguf", general__size_label=label)).claims
+
+
+@pytest.mark.parametrize("name", ["v1.5", "stories15M-x", "A2.7B", "8x7B", "30-layers"])
+def test_words_in_a_name_that_are_no_sizes(tmp_path, name):
+    assert not checked(write_gguf(tmp_path / "m.gguf", general__name=name)).claims
+
+
+def test_blocks_of_an_old_layout_matter_only_where_there_are_blocks(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", blocks=False, general__quantization_version=1)
+    assert not checked(path).claims
+
+
+@pytest.mark.parametrize(
+    ("settings", "ok"),
+    [({"dtype": "float32"}, True), ({"torch_dtype": "torch.float32"}, True),
+     ({"dtype": "bfloat16"}, False)],
+)  # fmt: skip
+def test_the_dtype_of_the_configuration_is_a_label(tmp_path, settings, ok):
+    report = checked(write_llama(tmp_path / "m", **settings))
+    assert claim(report, "dtype").ok is ok
+    assert report.ok
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_beside_tied_embeddings(tmp_path, equal):
+    tensors = llama_tensors()
+    if equal:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    report = loaded(write_llama(tmp_path / "m", tensors, tie_word_embeddings=True))
+    assert claim(report, "tie_word_embeddings").ok is equal
+    assert report.ok, "the file is believed"
+    dropped = [line.source for line in report.lines if not line.parameter]
+    assert dropped == (["lm_head.weight"] if equal else [])
+    kinds = [(shared.kind, set(shared.names)) for shared in report.shared]
+    pair = ("equal", {"lm_head.weight", "model.embed_tokens.weight"})
+    assert kinds == ([("tied", {"head.W", "embed.W"}), pair] if equal else [])
+
+
+def test_matrices_that_are_there_twice_are_told_and_those_alike_at_the_ends_are_not(tmp_path):
+    tensors = llama_tensors()
+    up = tensors["model.layers.0.mlp.up_proj.weight"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = up.clone()
+    report = loaded(write_llama(tmp_path / "m", tensors))
+    assert [shared.names for shared in report.shared] == [
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight")
+    ]
+    assert report.shared[0].bytes == up.nbytes
+    large = torch.zeros(128, 128)  # 64 KiB, of which 12 are compared at first
+    other = large.clone()
+    other[20, 3] = 1.0
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": large}
+    more |= {"model.layers.1.self_attn.rotary_emb.inv_freq": other}
+    report = loaded(write_llama(tmp_path / "n", llama_tensors() | more))
+    assert report.shared == ()
+
+
+def write_tokenizer(folder, tokens):
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"t{i}": i for i in range(tokens)}
+    Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))
+
+
+@BOTH
+@pytest.mark.parametrize("tokens", [97, 90, 98])
+def test_every_token_needs_a_row(tmp_path, look, tokens):
+    path = write_llama(tmp_path / "m")
+    write_tokenizer(path, tokens)
+    assert load_tokenizer(open_checkpoint(path)) is not None
+    report = look(path)
+    assert claim(report, "tokens").ok is (tokens <= 97)
+    assert report.ok is (tokens <= 97)
+
+
+def test_an_end_of_text_that_no_row_has(tmp_path):
+    path = write_llama(tmp_path / "m")
+    write_tokenizer(path, 97)
+    assert claim(checked(path), "special_tokens").says == "1, 2"
+    (path / "generation_config.json").write_text('{"eos_token_id": [2, 97, "x"]}')
+    report = checked(path)
+    found = claim(report, "special_tokens")
+    assert (found.says, found.ok, found.must) == ("1, 2, 97", False, False)
+    assert report.ok
+
+
+@BOTH
+def test_bytes_that_nothing_owns(tmp_path, look):
+    path = write_gguf(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    assert look(path).ok, "there is padding after each tensor"
+    path.write_bytes(whole + bytes(5))
+    report = look(path)
+    layout = check(report, "layout")
+    assert (layout.ok, layout.value) == (False, 5)
+    assert layout.where.startswith("after ")
+    assert not report.fits
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), "no tensor for `ln_final.w`"),
+        (lambda tensors: tensors.update(extra=torch.ones(2)), "no parameter for `extra`"),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}),
+            "should be [32] but is [31]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, change, words):
+    tensors = llama_tensors()
+    change(tensors)
+    report = checked(write_llama(tmp_path / "m", tensors))
+    assert words in report.fault
+    assert not report.ok
+    assert report.looked_at == sum(tensor.numel() for tensor in tensors.values())
+    assert check(report, "ledger").ok
+
+
+def test_a_model_of_an_unknown_kind_and_a_broken_tokenizer_are_faults(tmp_path):
+    path = write_llama(tmp_path / "m", model_type="nobody")
+    assert "`nobody` are not supported" in checked(path).fault
+    (path / "config.json").write_text(json.dumps(LLAMA))
+    (path / "tokenizer.json").write_text("{")
+    assert "tokenizer.json" in checked(path).fault
