@@ -208,7 +208,7 @@ def test_bytes_that_nothing_owns(tmp_path, look):
     report = look(path)
     layout = check(report, "layout")
     assert (layout.ok, layout.value) == (False, 5)
-    assert layout.where.startswith("after ")
+    assert layout.where.startswith("the end of ")
     assert not report.fits
 
 

@@ -116,4 +116,4 @@ def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
         for info, following in zip(infos, [*starts, os.path.getsize(path)], strict=True):
             end = info.offset + info.nbytes
             padded = -(-end // step) * step
-            yield f"after {info.name}", max(0, following - padded)
+            yield f"the end of {info.name}", max(0, following - padded)
