@@ -20,6 +20,7 @@ from torch import Tensor
 from llmcli.checkpoints.tensors import GGML_TYPES
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.ops.quant import codes, iq, k_quants, simple, ternary
+from llmcli.ops.quant.float8 import e4m3
 
 # Elements decoded at a time: 4 MiB of float32. Of 2^16 … 2^21 the fastest on two cores (below
 # it the calls cost more than their work), and what bounds temporary memory (about 10 MiB).
@@ -110,6 +111,9 @@ def dequantize(
     elif tuple(out.shape) != shape or out.dtype != dtype:
         raise ValueError(f"out is {list(out.shape)} {out.dtype}, not {list(shape)} {dtype}")
     if raw.numel() == 0 or raw.is_meta:
+        return out
+    if format == "F8_E4M3" and raw.device.type == "cpu":
+        _fill(out, raw, e4m3, elements, size)
         return out
     if format in PLAIN:
         return out.copy_(_aligned(raw.contiguous(), size).view(PLAIN[format]))
