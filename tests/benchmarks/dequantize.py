@@ -3,7 +3,8 @@
 python tests/benchmarks/dequantize.py [--runs 9] [--rows 2048] [--threads 2] [--type Q4_K …]
 
 Random blocks in rows of 4096 elements to float32. Both get fresh memory for the result (`fresh`);
-loading has it already (`in place`), which the gguf package cannot use.
+loading has it already (`in place`), which the gguf package cannot use. Only a quiet machine tells:
+where other processes want the same cores, PyTorch's threads wait for each other.
 """
 
 from __future__ import annotations

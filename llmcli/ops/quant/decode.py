@@ -1,11 +1,12 @@
 """Dequantization of GGML blocks, vectorized; the twin of `gguf.quants.dequantize`.
 
-A row of a tensor is a run of blocks; a block holds a few half-precision scales and the packed
-integers that they multiply. Sources: ggml's `ggml-quants.c` (`dequantize_row_*`) and its
+A row of a tensor is a run of blocks; a block holds a few scales and the packed integers, or the
+indices into tables of values, that they multiply. Sources: ggml's `ggml-quants.c` (`dequantize_row_*`) and its
 Python port in the gguf package, to which these functions are bit-equal in float32.
 
-Two things make them fast: packed integers are unpacked eight bytes at a time (an int64 is
-eight bytes, and a mask keeps neighbours apart), and work goes in chunks that stay in the cache.
+Three things make them fast: packed integers are unpacked eight bytes at a time (an int64 is
+eight bytes, and a mask keeps neighbours apart), tables give two to eight elements per lookup,
+and work goes in chunks that stay in the cache.
 
 Axes: n blocks, e elements of a block. Bytes are little-endian, as GGUF files are.
 """
