@@ -1,8 +1,9 @@
 """Dequantization of GGML blocks, vectorized; the twin of `gguf.quants.dequantize`.
 
 A row of a tensor is a run of blocks; a block holds a few scales and the packed integers, or the
-indices into tables of values, that they multiply. Sources: ggml's `ggml-quants.c` (`dequantize_row_*`) and its
-Python port in the gguf package, to which these functions are bit-equal in float32.
+indices into tables of values, that they multiply. Sources: ggml's `ggml-quants.c`
+(`dequantize_row_*`) and its Python port in the gguf package, to which these functions are
+bit-equal in float32.
 
 Three things make them fast: packed integers are unpacked eight bytes at a time (an int64 is
 eight bytes, and a mask keeps neighbours apart), tables give two to eight elements per lookup,
