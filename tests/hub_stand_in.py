@@ -23,6 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 SHA = "0123456789abcdef0123456789abcdef01234567"  # the commit, unless `commits` says another
 LARGE = (".safetensors", ".gguf", ".bin", ".model", "tokenizer.json")
 
@@ -89,6 +91,7 @@ class HubStandIn:
         self.answers = dict(answers or {})
         self.reset, self.ranges, self.slow = reset, ranges, slow
         self.release, self.holding = threading.Event(), threading.Event()
+        self.commits: dict[str, str] = {}  # of the default branch, where it is not `SHA`
         self.requests: list[Asked] = []
         self.sent: dict[str, int] = {}
         self._servers: list[ThreadingHTTPServer] = []
@@ -135,6 +138,25 @@ class HubStandIn:
             "NO_PROXY": "*",
             "no_proxy": "*",
         } | more
+
+    def here(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+        """The same for this process, whose huggingface_hub has read its environment already.
+
+        Returns the hub's cache.
+        """
+        from huggingface_hub import constants
+
+        cache = tmp_path / "hf" / "hub"
+        monkeypatch.setattr(constants, "ENDPOINT", self.url)
+        template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name, value in self.environment(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        return cache
 
     def bytes_of(self, name: str) -> int:
         """How many bytes of bodies went out for the files called `name`, from both hosts."""
@@ -209,11 +231,17 @@ class _Handler(BaseHTTPRequestHandler):
         known |= hub.revisions.get(repository, {})
         folder = known.get(revision)
         if folder is None:
-            folder = next((f for f in known.values() if commit_of(f, known) == revision), None)
+            folder = next(
+                (f for f in known.values() if self._of(repository, f, known) == revision), None
+            )
         if folder is None:
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
-        self.commit = commit_of(folder, known)
+        self.commit = self._of(repository, folder, known)
         return folder
+
+    def _of(self, repository: str, folder: Path, known: Mapping[str | None, Path]) -> str:
+        newer = self.server.hub.commits.get(repository)
+        return newer if newer and folder == known[None] else commit_of(folder, known)
 
     def _about(self, repository: str, revision: str | None, tree: bool, query: str) -> None:
         folder = self._folder(repository, revision)
@@ -245,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._refuse(401, "GatedRepo", f"Access to model {repository} is restricted")
         else:
             known = {None: hub.repositories[repository]} | hub.revisions.get(repository, {})
-            folder = next(f for f in known.values() if commit_of(f, known) == revision)
+            folder = next(f for f in known.values() if self._of(repository, f, known) == revision)
             self.commit = revision
         path = folder / name
         if not path.is_file():

@@ -85,7 +85,9 @@ def listed(model: HubId) -> Listing:
     where the hub does not answer, and library errors for use inside `explained`.
     """
     from huggingface_hub import constants
+    from huggingface_hub.utils import validate_repo_id
 
+    validate_repo_id(model.repository)
     if not reachable():
         raise NetworkError(
             f"`{shown(model.repository)}` is not in the hub cache, and the hub "
@@ -95,8 +97,9 @@ def listed(model: HubId) -> Listing:
     url = f"{constants.ENDPOINT}/api/models/{model.repository}"
     if model.revision is not None:
         url += f"/revision/{quote(model.revision, safe='')}"
+    body = _body(url + "?blobs=true")
     try:
-        told = json.loads(_body(url + "?blobs=true"))
+        told = json.loads(body)
         sha, siblings = told["sha"], told["siblings"]
         if not _COMMIT.fullmatch(sha):
             raise ValueError("its commit is none")

@@ -1,0 +1,280 @@
+"""What the hub refuses, what goes wrong on the way, and a hub that means harm: one error each."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hub_stand_in import SHA, Answer, HubStandIn
+
+from llmcli.checkpoints.headers import fetched_headers
+from llmcli.checkpoints.hub import cached, download
+from llmcli.checkpoints.names import HubId, parse
+from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound, NetworkError, WriteFailed
+
+FILES = {"config.json": b"{}", "tokenizer.json": b"{1}", "model.safetensors": b"w" * 3_000_000}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with `org/name`, which this process knows."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    with HubStandIn({"org/name": folder}) as hub:
+        hub.cache = hub.here(monkeypatch, tmp_path)
+        yield hub
+
+
+def refused(spec: str = "org/name") -> LlmcliError:
+    with pytest.raises(LlmcliError) as caught:
+        download(parse(spec))
+    return checked(caught.value)
+
+
+def checked(error: LlmcliError) -> LlmcliError:
+    text = f"{error.message} {error.hint}"
+    assert error.hint
+    assert len(text) < 500
+    assert text.isprintable()
+    assert "Traceback" not in text
+    return error
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+
+
+def listing(**more) -> bytes:
+    files = [{"rfilename": name, "size": len(content)} for name, content in FILES.items()]
+    return json.dumps({"id": "org/name", "sha": SHA, "siblings": files} | more).encode()
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "words", "hint"),
+    [
+        ("org/gone", ModelNotFound, "no model `org/gone` on the hub, or it is", "hf auth login"),
+        ("org/name@v9", ModelNotFound, "no revision `v9`", "leave the revision out"),
+        ("hf:org/name/model.safetensor", ModelNotFound, "no file", "did you mean"),
+        ("org/a--b", ModelNotFound, "cannot be a hub id", "org/name"),
+        ("org/name@../../x", ModelNotFound, "cannot be a revision", "branch"),
+    ],
+)
+def test_what_is_not_there(hub, spec, kind, words, hint):
+    error = refused(spec)
+    assert isinstance(error, kind)
+    assert words in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("token", ["", "hf_good"])
+def test_a_gated_repository(hub, monkeypatch, token):
+    hub.gated.add("org/name")
+    monkeypatch.setenv("HF_TOKEN", token)
+    if token:
+        assert download(parse("org/name"))
+        return
+    error = refused()
+    assert error.code == 6
+    assert "is gated" in error.message
+    assert "accept" in error.hint
+    assert "`hf auth login`" in error.hint
+    assert cached(parse("org/name")) is None
+
+
+@pytest.mark.parametrize(
+    ("token", "code", "words"),
+    [
+        ("", 3, "or it is private"),
+        ("hf_bad", 6, "token"),
+        ("hf_\u00e9", 6, "token"),
+        ("hf_good", 0, ""),
+    ],
+)
+def test_a_private_repository(hub, monkeypatch, token, code, words):
+    hub.private.add("org/name")
+    monkeypatch.setenv("HF_TOKEN", token)
+    if not code:
+        assert download(parse("org/name"))
+        return
+    error = refused()
+    assert error.code == code
+    assert words in error.message
+    assert "hf auth login" in error.hint or "HF_TOKEN" in error.hint
+    assert token == "" or token not in error.message
+
+
+@pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [
+        (429, {"Retry-After": "86400"}, "asks to wait 86400 s"),
+        (429, {}, "error (429"),
+        (500, {}, "error (500"),
+        (503, {"Retry-After": "\x1b[2J"}, "error (503"),
+        (403, {}, "may not read"),
+        (418, {}, "error (418"),
+    ],
+)
+def test_errors_of_the_hub_end_at_once(hub, place, status, headers, words):
+    hub.answers[place] = Answer(status=status, headers=headers, body=b"{}")
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert words in error.message
+
+
+def test_a_hub_out_of_reach(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert "(http://127.0.0.1:9) cannot be reached" in error.message
+    assert "HF_ENDPOINT" in error.hint
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>please log in</html>", b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000,
+        listing(sha=None), listing(sha="../../x"), listing(sha="F" * 40), listing(siblings=None),
+        listing(siblings=[None]), listing(siblings=[{"size": 3}]), listing(siblings=7),
+        listing(siblings=[{"rfilename": "a.gguf", "lfs": 3}]),
+    ],
+)  # fmt: skip
+def test_answers_that_are_none(hub, body):
+    hub.answers["/api/models/"] = Answer(body=body)
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert "does not speak its language" in error.message
+
+
+@pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
+@pytest.mark.parametrize("status", [200, 404])
+def test_answers_without_an_end(hub, monkeypatch, place, status):
+    monkeypatch.setattr("llmcli.checkpoints.hubcalls.MAX_JSON_BYTES", 1_000_000)
+    hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
+    refused()
+    assert sum(hub.sent.values()) < 50_000_000
+    assert cached(parse("org/name")) is None
+
+
+def test_a_body_without_an_end_is_not_written(hub):
+    body = Answer(body=b"w" * 65536, endless=True, headers={"ETag": '"x"', "X-Linked-Size": "9"})
+    hub.answers["/config.json"] = body
+    assert "more of a file than it has" in refused().message
+    assert "config.json" not in files_in(hub.cache)
+    assert not [name for name in files_in(hub.cache) if "incomplete" in name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.safetensors",
+        "/etc/evil.safetensors",
+        "a/../../evil.safetensors",
+        "..\\e.safetensors",
+    ],
+)
+def test_names_that_lead_out_of_the_cache(hub, tmp_path, name):
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=[{"rfilename": name, "size": 1}]))
+    refused()
+    with pytest.raises(LlmcliError):
+        download(HubId(repository="org/name", file=name))
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+@pytest.mark.parametrize("tag", ["../../../evil", "/evil", "..", "a\\evil"])
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-ETag"])
+def test_a_tag_that_leads_out_of_the_cache(hub, tmp_path, tag, header):
+    about = {header: f'"{tag}"', "X-Repo-Commit": SHA}
+    hub.answers["/config.json"] = Answer(body=b"{}", headers=about)
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert "which is no name" in error.message
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_another_commit_than_the_hub_named(hub):
+    hub.answers["/config.json"] = Answer(
+        body=b"{}", headers={"ETag": '"x"', "X-Repo-Commit": "f" * 40}
+    )
+    assert "of another commit" in refused().message
+    assert cached(parse("org/name")) is None
+
+
+def test_a_wrong_body_is_removed(hub):
+    hub.corrupt.add("model.safetensors")
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert "another sha256" in error.message
+    assert "model.safetensors" not in files_in(hub.cache)
+    assert cached(parse("org/name")) is None
+    assert cached(parse("org/name"), whole=False) is None
+    hub.corrupt.clear()
+    assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+
+
+def test_a_body_that_ends_early_and_says_so_is_not_kept(hub):
+    hub.answers["/config.json"] = Answer(
+        body=b"{}", headers={"ETag": '"x"', "X-Repo-Commit": SHA, "X-Linked-Size": "9"}
+    )
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert cached(parse("org/name")) is None
+
+
+@pytest.mark.parametrize("size", [10**30, 1 << 62])
+def test_absurd_sizes_find_no_room(hub, size):
+    siblings = json.loads(listing())["siblings"]
+    siblings[-1]["size"] = size
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
+    error = refused()
+    assert isinstance(error, WriteFailed)
+    assert "free" in error.hint
+    assert not files_in(hub.cache)
+    with pytest.raises(LlmcliError) as caught, fetched_headers(parse("org/name")):
+        pass
+    checked(caught.value)
+
+
+def test_sizes_that_are_none_are_asked_for_file_by_file(hub):
+    siblings = [
+        {"rfilename": name, "size": size} for name, size in zip(FILES, (-1, "9", True), strict=True)
+    ]
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
+    assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
+
+
+def test_room_is_asked_for_before_anything_is_fetched(hub, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    error = refused()
+    assert isinstance(error, WriteFailed)
+    assert str(hub.cache) in error.message
+    assert "free 3 MB there, or set HF_HOME" in error.hint
+    assert not files_in(hub.cache)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "free "),
+        (errno.EDQUOT, "free "),
+        (errno.EROFS, "that can be written"),
+        (errno.EACCES, "that can be written"),
+    ],
+)
+def test_a_cache_that_cannot_be_written(hub, monkeypatch, number, words):
+    def fail(*arguments, **more):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", fail)
+    error = refused()
+    assert isinstance(error, WriteFailed)
+    assert os.strerror(number).lower() in error.message
+    assert "HF_HOME" in error.hint
+    assert words in error.hint
+    assert not [name for name in files_in(hub.cache) if name in FILES or "incomplete" in name]
