@@ -18,8 +18,8 @@ from llmcli.errors import CheckpointError, ModelNotFound
 BIG = os.urandom(3_500_000)
 PLAIN = {
     "config.json": b"{}", "generation_config.json": b"{}", "tokenizer.json": b"{1}",
-    "tokenizer_config.json": b"{}", "vocab.json": b"{}", "merges.txt": b"m b", "tokenizer.model": b"m",
-    "chat_template.jinja": b"t", "model.safetensors": BIG,
+    "tokenizer_config.json": b"{}", "vocab.json": b"{}", "merges.txt": b"m b",
+    "tokenizer.model": b"m", "chat_template.jinja": b"t", "model.safetensors": BIG,
 }  # fmt: skip
 OTHER = {
     "pytorch_model.bin": b"x", "onnx/model.onnx": b"x", "original/consolidated.safetensors": b"x",
