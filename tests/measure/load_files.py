@@ -59,12 +59,19 @@ def write_sharded(folder: Path, **metadata: object) -> Path:
     return folder
 
 
-def write_gguf(path: Path, *, blocks: bool = True, **metadata: object) -> Path:
+def write_split(folder: Path) -> Path:
+    """The same in three files of at most eight tensors, as `llama-gguf-split` makes them."""
+    folder.mkdir()
+    write_gguf(folder / "m", parts=8)
+    return folder
+
+
+def write_gguf(path: Path, *, blocks: bool = True, parts: int = 0, **metadata: object) -> Path:
     """The tiny Llama as GGUF, its matrices in Q8_0; `metadata` keys with `__` for a dot.
 
     Integers are written as 32 bits, None leaves a key out.
     """
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=parts)
     writer.add_context_length(LLAMA["max_position_embeddings"])
     writer.add_embedding_length(LLAMA["hidden_size"])
     writer.add_block_count(LLAMA["num_hidden_layers"])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from load_files import check, checked, loaded, write_gguf
+from load_files import check, checked, loaded, write_gguf, write_split
+from quantized_checkpoints import SCHEMES, write_quantized
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 import llmcli.measure.load.run as run_module
@@ -148,3 +149,30 @@ def test_parts_of_a_fused_tensor_have_numbers_of_their_own(tmp_path):
     part = tensors["h.0.attn.c_attn.weight"][:, 32:].double()
     assert value.numbers.mean == pytest.approx(float(part.mean()), abs=1e-12)
     assert value.numbers.high == float(part.max())
+
+
+@pytest.mark.parametrize("look", [loaded, checked])
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "float-tensor", "int-channel", "bitsandbytes"])
+def test_scales_are_told_where_they_are_used_and_in_lines_of_their_own(tmp_path, look, scheme):
+    path = write_quantized(tmp_path / "m", scheme)[0]
+    report = look(path)
+    assert report.ok, report
+    suffix = SCHEMES[scheme][3]
+    lines = {line.parameter: line for line in report.lines if line.parameter}
+    query = lines["blocks.0.attn.W_q"]
+    assert query.dequantized
+    assert suffix in query.operations[0]
+    scales = [line for line in report.lines if line.source.endswith(suffix)]
+    assert len(scales) == 14
+    assert all("belongs to the scale of `model.layers." in line.reason for line in scales)
+
+
+@pytest.mark.parametrize("look", [loaded, checked])
+def test_a_model_in_parts_is_one_ledger(tmp_path, look):
+    whole = look(write_gguf(tmp_path / "m.gguf"))
+    report = look(write_split(tmp_path / "parts"))
+    assert report.ok
+    assert (report.files, len(report.lines)) == (3, 21)
+    assert [line.source for line in report.lines] == [line.source for line in whole.lines]
+    assert [line.numbers for line in report.lines] == [line.numbers for line in whole.lines]
+    assert [(one.name, one.ok) for one in report.claims] == [("split_tensors", True)]
