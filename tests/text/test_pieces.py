@@ -1,0 +1,335 @@
+"""SentencePiece vocabularies made by hand: GGUF metadata and `tokenizer.model` files that lie."""
+
+import json
+import struct
+
+import piece_models
+import pytest
+
+from llmcli.checkpoints import open_model
+from llmcli.errors import CheckpointError, UnsupportedModel, UsageError
+from llmcli.text import load_tokenizer
+from llmcli.text.charsmap import check_charsmap
+from llmcli.text.ggufvocab import from_gguf
+from llmcli.text.piecefile import parse_pieces
+from llmcli.text.piecevocab import find_pieces, from_piece_file
+from llmcli.text.stream import StreamDecoder
+from llmcli.text.wire import fields, message, number
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+CONTROL, USER, UNUSED, BYTE = 3, 4, 5, 6
+
+
+def metadata(words, *, types=None, byte_tokens=True, **more):
+    """`<unk>`, `<s>`, `</s>`, all bytes, then `words` with falling scores; `types` by word."""
+    tokens = ["<unk>", "<s>", "</s>", *(BYTES if byte_tokens else []), *words]
+    kinds = [2, 3, 3, *[BYTE] * (256 if byte_tokens else 0)]
+    kinds += [(types or {}).get(word, 1) for word in words]
+    values = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0] * (len(tokens) - len(words)) + [-1.0 * i for i in range(len(words))],
+        "token_type": kinds,
+    } | more
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+def shown(tokenizer, ids):
+    return [tokenizer._vocabulary.strings[index] for index in ids]
+
+
+def test_the_best_score_is_merged_first_and_of_equals_the_leftmost():
+    tokenizer = from_gguf(metadata(["▁", "a", "b", "ab", "ba", "aba"]))
+    assert shown(tokenizer, tokenizer.encode("abab", add_bos=False)) == ["▁", "ab", "ab"]
+    equal = metadata(["▁", "a", "aa", "aaa"])
+    equal["tokenizer.ggml.scores"][-2:] = [-1.0, -1.0]
+    tokenizer = from_gguf(equal)
+    assert shown(tokenizer, tokenizer.encode("aaaa", add_bos=False)) == ["▁", "aaa", "a"]
+
+
+def test_what_has_no_piece_is_bytes():
+    tokenizer = from_gguf(metadata(["▁", "a"]))
+    ids = tokenizer.encode("aé\0", add_bos=False)
+    assert shown(tokenizer, ids) == ["▁", "a", "<0xC3>", "<0xA9>", "<0x00>"]
+    assert tokenizer.decode(ids) == "aé\0"
+
+
+def test_without_all_bytes_it_is_the_unknown_token():
+    for words in (["▁", "a"], ["▁", "a", "<0xC3>"]):
+        tokenizer = from_gguf(metadata(words, byte_tokens=False, types={"<0xC3>": BYTE}))
+        assert shown(tokenizer, tokenizer.encode("aé", add_bos=False)) == ["▁", "a", "<unk>"]
+
+
+def test_a_vocabulary_without_an_unknown_token_drops_what_it_cannot_spell():
+    values = metadata(["▁", "a"], byte_tokens=False, unknown_token_id=None)
+    values["tokenizer.ggml.tokens"] = ["▁", "a"]
+    values |= {"tokenizer.ggml.model": "t5", "tokenizer.ggml.token_type": [1, 1]}
+    values |= {"tokenizer.ggml.scores": [-1.0, -2.0], "tokenizer.ggml.add_space_prefix": True}
+    tokenizer = from_gguf(values)
+    assert tokenizer.encode("aéa") == [0, 1, 1]
+    assert [(p.start, p.end) for p in tokenizer.pieces("aéa")] == [(0, 0), (0, 1), (3, 4)]
+
+
+def test_a_space_stands_in_front_of_every_stretch_of_text():
+    values = metadata(["▁", "a", "▁a", "<x>"], types={"<x>": CONTROL})
+    tokenizer = from_gguf(values)
+    assert shown(tokenizer, tokenizer.encode("a<x>a")) == ["<s>", "▁a", "<x>", "▁a"]
+    assert shown(tokenizer, tokenizer.encode(" a", add_bos=False)) == ["▁", "▁a"]
+    assert tokenizer.encode("", add_bos=False) == []
+    plain = from_gguf(values | {"tokenizer.ggml.add_space_prefix": False})
+    assert shown(plain, plain.encode("a<x>a")) == ["<s>", "a", "<x>", "a"]
+    assert plain.decode(plain.encode(" a")) == " a"
+
+
+def test_the_space_in_front_is_not_in_the_text():
+    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
+    ids = tokenizer.encode("a a")
+    assert tokenizer.decode(ids) == "a a"
+    assert tokenizer.decode(ids, skip_special=False) == "<s> a a"
+    stream = StreamDecoder(tokenizer)
+    assert "".join(map(stream.push, ids)) + stream.finish() == "a a"
+    spans = [(p.text, p.start, p.end) for p in tokenizer.pieces("aé a")]
+    assert spans == [
+        ("<s>", 0, 0), (" a", 0, 1), (r"\xc3", 1, 2), (r"\xa9", 2, 3), (" a", 3, 5),
+    ]  # fmt: skip
+
+
+def test_offsets_of_a_mark_that_is_written_out():
+    """`▁` in a text is the space's own sign: the pieces' bytes are not the text's."""
+    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
+    pieces = tokenizer.pieces("é▁a", add_bos=False)
+    assert [(p.start, p.end) for p in pieces] == [(0, 0), (0, 2), (0, 2), (2, 6)]
+
+
+def test_hidden_tokens_never_come_out_of_plain_text():
+    tokenizer = from_gguf(metadata(["▁", "<", "s", ">", "s>", "</", "/", "▁<"]))
+    for text in ("<s>", "</s>", "<unk>", "<0x0A>"):
+        ids = tokenizer.encode(text, add_bos=False, parse_special=False)
+        assert not tokenizer.special_ids.intersection(ids)
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.encode("<s>", add_bos=False) == [1]
+
+
+def test_user_defined_tokens_are_cut_out_and_stand_for_themselves():
+    tokenizer = from_gguf(metadata(["▁", "a", "  ", "▁▁"], types={"  ": USER}))
+    for special in (True, False):
+        ids = tokenizer.encode("a   a", add_bos=False, parse_special=special)
+        assert shown(tokenizer, ids) == ["▁", "a", "  ", "▁▁", "a"]
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 2) == b"  "
+
+
+def test_phi_3_takes_the_whitespace_behind_its_special_tokens_along():
+    values = metadata(["▁", "a", "▁a", "<|x|>", "<|y|>"], types={"<|x|>": CONTROL, "<|y|>": USER})
+    text = "<|x|>\n a<|y|> a<s> a"
+    phi = from_gguf(values | {"general.name": "Phi-3 Mini"})
+    expected = ["<|x|>", "▁a", "<|y|>", "▁a", "<s>", "▁", "▁a"]
+    assert shown(phi, phi.encode(text, add_bos=False)) == expected
+    assert [(p.start, p.end) for p in phi.pieces(text, add_bos=False)] == [
+        (0, 5), (7, 8), (8, 13), (14, 15), (15, 18), (18, 18), (18, 20),
+    ]  # fmt: skip
+    other = from_gguf(values)
+    assert shown(other, other.encode("<|x|> a", add_bos=False)) == ["<|x|>", "▁", "▁a"]
+
+
+def test_bytes_that_are_none_stand_for_their_text():
+    odd = ["<0x-1>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x１１>"]
+    tokenizer = from_gguf(metadata(["▁", *odd], types=dict.fromkeys(odd, BYTE)))
+    first = tokenizer.vocab_size - len(odd)
+    assert [tokenizer.token_bytes(first + i).decode() for i in range(len(odd))] == odd
+    assert tokenizer.token_bytes(3 + 0x0A) == b"\n"
+
+
+def test_ids_that_the_file_leaves_out_are_llama_cpps():
+    tokenizer = from_gguf(metadata(["▁"]))
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.add_bos) == (1, {2}, True)
+    quiet = from_gguf(metadata(["▁"], add_bos_token=False))
+    assert not quiet.add_bos
+    assert quiet.encode("x", add_bos=True)[0] == 1
+    t5 = from_gguf(metadata(["▁"], model="t5"))
+    assert (t5.bos_id, t5.add_bos) == (None, False)
+    with pytest.raises(UsageError, match="no BOS"):
+        t5.encode("x", add_bos=True)
+    assert from_gguf(metadata([], byte_tokens=False, tokens=["a"])).bos_id is None
+
+
+def test_unused_and_undefined_tokens_stand_for_nothing():
+    tokenizer = from_gguf(metadata(["▁", "a", "b"], types={"a": UNUSED, "b": 99}))
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 2) == b""
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("scores", [0.0]), ("scores", "x" * 900), ("scores", 3), ("scores", [None] * 900),
+        ("scores", [float("nan")] * 900), ("scores", [float("-inf")] * 900),
+        ("scores", [1e300] * 900), ("scores", [10**400] * 900), ("token_type", [1]),
+        ("tokens", ["a", "a"]), ("tokens", []), ("bos_token_id", 1 << 40),
+        ("unknown_token_id", -1), ("precompiled_charsmap", "abc"),
+        ("precompiled_charsmap", [1, 2, 3]), ("precompiled_charsmap", [255] * 4096),
+        ("precompiled_charsmap", {"a": 1}), ("precompiled_charsmap", 7),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_lying_metadata_is_one_clear_error(kind, key, value):
+    if kind == "llama" and key == "precompiled_charsmap":
+        return  # llama.cpp does not read it either
+    with pytest.raises(CheckpointError) as caught:
+        from_gguf(metadata(["▁", "a"], **{"model": kind, key: value}))
+    assert caught.value.code == 4
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 240
+    assert caught.value.hint
+
+
+def test_strings_that_no_library_holds_are_never_found():
+    tokenizer = from_gguf(metadata(["▁", "a", "\0", "\0a", "\udcff"]))
+    ids = tokenizer.encode("a\0a", add_bos=False)
+    assert shown(tokenizer, ids) == ["▁", "a", "<0x00>", "a"]
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b"\xff"
+
+
+# Files
+
+
+KEEP_SPACES = number(4, 0)
+
+
+def model(pieces, trainer=b"", rules=KEEP_SPACES):
+    """A model of merges that keeps all spaces, as a `tokenizer.model` is written."""
+    body = b"".join(
+        message(1, message(1, text.encode()) + b"\x15" + struct.pack("<f", score) + number(3, kind))
+        for text, score, kind in pieces
+    )
+    return body + message(2, number(3, 2) + trainer) + message(3, rules)
+
+
+GOOD = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"\x12\0", "no pieces"), (b"\xff" * 40, "no end"), (b"\n\xff\xff\x03a", "longer"),
+        (b"\x0b", "wire type 3"), (b"\n\x02\n\x05", "longer"), (b"IQ== 0\nIg== 1\n", "no pieces"),
+        (model([("a", 0.0, 1)]), "unknown"), (model([*GOOD, ("u", 0.0, 2)]), "unknown"),
+        (model([*GOOD, ("a", 0.0, 1)]), "twice"), (model([*GOOD, ("", 0.0, 1)]), "empty"),
+        (model([*GOOD, ("b", float("nan"), 1)]), "finite"),
+        (model([*GOOD, ("b", 0.0, 7)]), "kind"), (model([*GOOD, ("b", 0.0, 0)]), "kind"),
+        (model([*GOOD, ("<0x41>", 0.0, 6)]), "256"), (model(GOOD, number(3, 3)), "words"),
+        (model(GOOD, rules=number(5, 0)), "without"), (model(GOOD, number(24, 1)), "without"),
+        (model(GOOD, rules=message(2, b"\x01\x02")), "table"),
+    ],
+)  # fmt: skip
+def test_a_broken_model_file_is_one_clear_error(data, what, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=what) as caught:
+        from_piece_file(path)
+    assert caught.value.hint
+    assert str(caught.value).isprintable()
+
+
+def test_a_model_file_beside_its_settings(tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1), ("<free>", 0.0, 3)]))
+    settings = {
+        "add_bos_token": True,
+        "bos_token": {"content": "<s>"},
+        "eos_token": "<|end|>",
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        "added_tokens_decoder": {
+            "6": {"content": "<|user|>", "special": True, "rstrip": True},
+            "9": {"content": "<|end|>", "special": True, "lstrip": True},
+        },
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<think>": 8}))
+    tokenizer = from_piece_file(path, config={"eos_token_id": [2, 500]})
+    assert tokenizer.vocab_size == 10
+    assert not tokenizer.has(7)
+    assert tokenizer.eos_ids == {2, 9}
+    text = "a<|user|>  a<think> a \n<|end|>"
+    assert shown(tokenizer, tokenizer.encode(text)) == [
+        "<s>", "▁a", "<|user|>", "a", "<think>", "▁a", "<|end|>",
+    ]  # fmt: skip
+    plain = tokenizer.encode(text, parse_special=False)
+    assert 8 in plain
+    assert not {6, 9}.intersection(plain)
+    spans = [(p.id, p.start, p.end) for p in tokenizer.pieces("a<|user|>  a", add_bos=False)]
+    assert spans == [(5, 0, 1), (6, 1, 9), (4, 11, 12)]
+    assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [1, 4]
+
+
+def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model([*GOOD, ("▁a", 0.0, 1)]))
+    expected = {None: ["▁a", "</s>", "a"], False: ["▁a", "</s>", "a"], True: ["▁a", "</s>", "▁a"]}
+    for legacy, ids in expected.items():
+        settings = {} if legacy is None else {"legacy": legacy}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        tokenizer = from_piece_file(path)
+        assert shown(tokenizer, tokenizer.encode("a</s>a", add_bos=False)) == ids
+    (tmp_path / "tokenizer_config.json").write_text('{"add_prefix_space": false}')
+    tokenizer = from_piece_file(path)
+    assert shown(tokenizer, tokenizer.encode("a", add_bos=False)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": {"x": {"content": "a"}}},
+        {"added_tokens_decoder": {"-1": {"content": "a"}}},
+        {"added_tokens_decoder": {"9": {}}},
+        {"added_tokens_decoder": {"9": "a"}},
+        {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
+        {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
+    ],
+)
+def test_added_tokens_that_cannot_be(settings, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model(GOOD))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError):
+        from_piece_file(path)
+
+
+def test_tokenizer_json_comes_first(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(model(GOOD))
+    assert find_pieces(tmp_path) == tmp_path / "tokenizer.model"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert find_pieces(tmp_path) is None
+
+
+def test_kinds_of_models_that_are_not_read_say_so():
+    with pytest.raises(UnsupportedModel):
+        parse_pieces(model(GOOD, number(3, 4)))
+
+
+def test_the_table_of_replacements_is_what_the_library_reads():
+    table = piece_models.trained("small")
+    charsmap = parse_pieces(table).model.normalizer.charsmap
+    check_charsmap(charsmap)
+    size = int.from_bytes(charsmap[:4], "little")
+    for at in range(4, 4 + size, 4):  # no unit may lead outside
+        broken = bytearray(charsmap)
+        unit = int.from_bytes(charsmap[at : at + 4], "little")
+        broken[at : at + 4] = (unit & 0x800001FF | 0x7FFFF << 10).to_bytes(4, "little")
+        if unit >> 31:
+            broken[at : at + 4] = b"\xff\xff\xff\xff"
+        with pytest.raises(CheckpointError, match="outside"):
+            check_charsmap(bytes(broken))
+    with pytest.raises(CheckpointError):
+        check_charsmap(charsmap[:-1])
+
+
+def test_wire_fields_are_what_was_written():
+    data = number(3, 300) + message(70, b"abc") + b"\x15abcd" + b"\x11abcdefgh"
+    assert list(fields(data)) == [(3, 300), (70, b"abc"), (2, b"abcd"), (2, b"abcdefgh")]
+
+
+def test_a_gguf_file_opens_with_it(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(piece_models.gguf(piece_models.metadata("llama")))
+    tokenizer = load_tokenizer(open_model(str(path)))
+    assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
