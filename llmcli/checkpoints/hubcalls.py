@@ -85,7 +85,7 @@ def listed(model: HubId) -> Listing:
     where the hub does not answer, and library errors for use inside `explained`.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     validate_repo_id(model.repository)
     if not reachable():
