@@ -138,7 +138,10 @@ def _encode_all(encoder: PieceEncoder) -> None:
 
 
 def seeds() -> dict[str, bytes]:
-    """A small file of every kind, and the shapes of known attacks on such files."""
+    """A small file of every kind, and the shapes of known attacks on such files.
+
+    `ok-` ones make a tokenizer, `bad-` ones do not.
+    """
     hostile = ["<0x-1>", "<0xZZ>", "<0x+1>", "<0x 1>", "<0x１１>"]
     spm = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "ab", "▁ab", "<|x|>", *hostile]
     kinds = [2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 4, *[6] * 5]
@@ -147,38 +150,38 @@ def seeds() -> dict[str, bytes]:
     uni_scores = [0.0, 0.0, 0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
     table = _charsmap()
     return {
-        "bpe": metadata("gpt2", ["a", "b", "ab", "<|im_end|>"], merges=["a b"], pre="gpt-2"),
-        "llama": metadata("llama", spm, scores, kinds),
-        "llama-no-types": metadata("llama", spm, scores),
-        "llama-no-bytes": metadata(
+        "ok-bpe": metadata("gpt2", ["a", "b", "ab", "<|im_end|>"], merges=["a b"], pre="gpt-2"),
+        "ok-llama": metadata("llama", spm, scores, kinds),
+        "ok-llama-no-types": metadata("llama", spm, scores),
+        "ok-llama-no-bytes": metadata(
             "llama", ["<unk>", "a", "▁", "▁a"], [0, -1, -2, -3], [2, 1, 1, 1]
         ),
-        "llama-no-unknown": metadata("llama", ["a", "b", "ab"], [0, -1, -2], [1, 1, 5]),
-        "llama-nan": metadata("llama", ["a", "b"], [float("nan"), 0.0]),
-        "llama-infinite": metadata("llama", ["a", "b"], [1e300, -1e300], score_kind=F64),
-        "llama-short-scores": metadata("llama", ["a", "b", "ab"], [0.0]),
-        "llama-odd-types": metadata("llama", ["a", "b", "ab", ""], [0, 1, 2, 3], [99, -5, 7, 0]),
-        "llama-all-control": metadata("llama", ["a", "b"], [0, 0], [3, 3]),
-        "llama-two-unknown": metadata("llama", ["a", "b"], [0, 0], [2, 2]),
-        "llama-nul": metadata("llama", ["\0", "\0a", "a", "▁"], [0, 1, 2, 3], [4, 1, 1, 1]),
-        "llama-twice": metadata("llama", ["a", "a"], [0, 0]),
-        "llama-not-utf8": metadata("llama", [b"\xff", "a", b"\xed\xa0\x80"], [0, 0, 0]),
-        "t5": metadata("t5", uni, uni_scores, [3, 3, 2, 1, 1, 1, 1, 1, 1], charsmap=table),
-        "t5-nul": metadata("t5", ["\0", "\0a", "<unk>"], [0, -1, 0], [1, 4, 2]),
-        "t5-huge-scores": metadata("t5", ["a", "b", "<unk>"], [3e38, -3e38, 0], [1, 1, 2]),
-        "t5-wild-charsmap": metadata("t5", uni, uni_scores, charsmap=b"\xff" * 2048),
-        "model-bpe": bytes([PIECES]) + _model(2),
-        "model-unigram": bytes([PIECES]) + _model(1, charsmap=table),
-        "model-words": bytes([PIECES]) + _model(3),
-        "model-endless-varint": bytes([PIECES]) + b"\xff" * 64,
-        "model-long-field": bytes([PIECES]) + b"\n\xff\xff\xff\xff\x7f",
-        "charsmap": bytes([CHARSMAP]) + table,
-        "charsmap-outside": bytes([CHARSMAP]) + _charsmap(offset=1 << 20),
-        "charsmap-no-end": bytes([CHARSMAP]) + table[:-1],
-        "choices-llama": bytes([CHOICES, 0, 1, 1, 0, 1, 200, 0, 0]) + bytes(range(160)) * 2,
-        "choices-t5": bytes([CHOICES, 1, 1, 1, 0, 1, 1, 3, 1]) + bytes(range(160)) * 2,
-        "choices-bpe": bytes([CHOICES, 2, 0, 1, 0, 1, 1, 3, 1]) + bytes(range(96)),
-        "charsmap-cut": bytes([CHARSMAP]) + table[:40],
+        "ok-llama-no-unknown": metadata("llama", ["a", "b", "ab"], [0, -1, -2], [1, 1, 5]),
+        "bad-llama-nan": metadata("llama", ["a", "b"], [float("nan"), 0.0]),
+        "bad-llama-infinite": metadata("llama", ["a", "b"], [1e300, -1e300], score_kind=F64),
+        "bad-llama-short-scores": metadata("llama", ["a", "b", "ab"], [0.0]),
+        "ok-llama-odd-types": metadata("llama", ["a", "b", "ab", ""], [0, 1, 2, 3], [99, -5, 7, 0]),
+        "ok-llama-all-control": metadata("llama", ["a", "b"], [0, 0], [3, 3]),
+        "ok-llama-two-unknown": metadata("llama", ["a", "b"], [0, 0], [2, 2]),
+        "ok-llama-nul": metadata("llama", ["\0", "\0a", "a", "▁"], [0, 1, 2, 3], [4, 1, 1, 1]),
+        "bad-llama-twice": metadata("llama", ["a", "a"], [0, 0]),
+        "ok-llama-not-utf8": metadata("llama", [b"\xff", "a", b"\xed\xa0\x80"], [0, 0, 0]),
+        "ok-t5": metadata("t5", uni, uni_scores, [3, 3, 2, 1, 1, 1, 1, 1, 1], charsmap=table),
+        "bad-t5-nul": metadata("t5", ["\0", "\0a", "<unk>"], [0, -1, 0], [1, 4, 2]),
+        "ok-t5-huge-scores": metadata("t5", ["a", "b", "<unk>"], [3e38, -3e38, 0], [1, 1, 2]),
+        "bad-t5-wild-charsmap": metadata("t5", uni, uni_scores, charsmap=b"\xff" * 2048),
+        "ok-model-bpe": bytes([PIECES]) + _model(2),
+        "ok-model-unigram": bytes([PIECES]) + _model(1, charsmap=table),
+        "bad-model-words": bytes([PIECES]) + _model(3),
+        "bad-model-endless-varint": bytes([PIECES]) + b"\xff" * 64,
+        "bad-model-long-field": bytes([PIECES]) + b"\n\xff\xff\xff\xff\x7f",
+        "ok-charsmap": bytes([CHARSMAP]) + table,
+        "bad-charsmap-outside": bytes([CHARSMAP]) + _charsmap(offset=1 << 20),
+        "bad-charsmap-no-end": bytes([CHARSMAP]) + table[:-1],
+        "ok-choices-llama": bytes([CHOICES, 0, 1, 1, 0, 1, 200, 0, 0]) + bytes(range(160)) * 2,
+        "bad-choices-t5": bytes([CHOICES, 1, 1, 1, 0, 1, 1, 3, 1]) + bytes(range(160)) * 2,
+        "ok-choices-bpe": bytes([CHOICES, 2, 0, 1, 0, 1, 1, 3, 1]) + bytes(range(96)),
+        "bad-charsmap-cut": bytes([CHARSMAP]) + table[:40],
     }
 
 
