@@ -21,6 +21,7 @@ from llmcli.checkpoints.hubcache import (
 )
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
 from llmcli.checkpoints.split import part_names
+from llmcli.checkpoints.used import WEIGHTS
 from llmcli.errors import LlmcliError
 from llmcli.reports.models import CacheUse, StoredModel
 
@@ -155,7 +156,8 @@ def _row(
     name: str, repository: HubRepository, revision: HubRevision, files: tuple[HubFile, ...]
 ) -> Stored:
     one = len(files) > 0 and files[0].name.lower().endswith(".gguf")
-    weights = [file for file in files if file.name.lower().endswith((".gguf", ".safetensors"))]
+    here = [file for file in files if file.key is not None]
+    weights = [file for file in here if file.name.lower().endswith(WEIGHTS)]
     model = StoredModel(
         name=name,
         place="hub cache",
@@ -164,7 +166,7 @@ def _row(
         files=len(files),
         revision=revision.commit,
         refs=revision.refs,
-        last_used=max((file.used for file in weights or files), default=None),
+        last_used=max((file.used for file in weights or here), default=None),
         state=_state_of_parts(files) if one else _state(revision.path, files),
     )
     return Stored(model=model, repository=repository, revision=revision, files=files)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.layout import INDENT, Column, Dotted, Rows, filled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, one_line
 from llmcli.reports.models import ModelsReport, PulledModel, Removal, RemovalReport, StoredModel
@@ -15,13 +17,12 @@ from llmcli.reports.numbers import counted
 
 _COLUMNS = (
     Column("name", right=False),
-    Column("size"),
-    Column("state", right=False, first_to_go=1),
-    Column("last used", right=False, first_to_go=2, labelled=True),
-    Column("place", right=False, first_to_go=3),
-    Column("files", first_to_go=4, labelled=True),
-    Column("revision", right=False, first_to_go=5, labelled=True),
+    *(
+        Column(name, right=name in ("size", "files"), first_to_go=1)
+        for name in ("size", "state", "last used", "place", "files", "revision")
+    ),
 )
+_FEW = len(_COLUMNS) - 2  # those without which the others may fit
 _SHORT = 12  # letters of a commit, which tell it from all others
 _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"),
          (60, "minute"))  # fmt: skip
@@ -29,7 +30,7 @@ _AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "h
 
 def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
     """A line a model, then what both caches take. `now` is in seconds since 1970."""
-    rows = [_row(model, time.time() if now is None else now) for model in report.models]
+    models = Models(report.models, time.time() if now is None else now)
     footer: list[RenderableType] = [
         Dotted([f"{cache.place} {size(cache.bytes)}", one_line(cache.path), *_others(cache.others)],
                FAINT)
@@ -38,31 +39,56 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     if report.left_over:
         words = f"left over {size(report.left_over)}"
         footer.append(Dotted([words, "`llmcli models prune` removes it"], FAINT))
-    return Group(Rows(_COLUMNS, rows, spill=True), Text(""), *footer)
+    return Group(models, Text(""), *footer)
+
+
+@dataclass(frozen=True)
+class Models:
+    """A table; where names are too long for one, a line for each name and one for its facts."""
+
+    models: Sequence[StoredModel]
+    now: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [_row(model, self.now) for model in self.models]
+        for columns in (len(_COLUMNS), _FEW):
+            table = Rows(_COLUMNS[:columns], [row[:columns] for row in rows])
+            if table.fit(options.max_width):
+                yield table
+                return
+        for row in rows:
+            yield Text(row[0].plain, style=row[0].style, overflow="fold")
+            yield from _below(_facts(row), options.max_width)
 
 
 def render_pulled(pulled: PulledModel) -> RenderableType:
     """One line: the name, the size, whether it was here already, and the path."""
     words = "fetched" if pulled.fetched else "already here"
-    return Text(
-        f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}  {one_line(pulled.path)}",
-        no_wrap=True,
-        overflow="ignore",
-    )
+    line = f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}  {one_line(pulled.path)}"
+    return Group(Text(line, no_wrap=True, overflow="ignore"))  # by itself it would be wrapped
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
     """What goes or is gone, why, and the bytes in all."""
     if not report.removed:
         return Text("nothing to remove" if not report.kept else "nothing was removed")
-    columns = [Column("name", right=False), Column("size"), Column("why", right=False)]
-    columns += [Column("path", right=False, first_to_go=1)]
-    rows = [_removal(removal) for removal in report.removed]
-    if not any(removal.why for removal in report.removed):
-        del columns[2]
-        rows = [[*row[:2], *row[3:]] for row in rows]
     words = "would free" if report.dry_run else "freed"
-    return Group(Rows(columns, rows, spill=True), Text(f"\n{words} {size(report.bytes)}"))
+    last = Text(f"\n{words} {size(report.bytes)}")
+    return Group(*(Removed(removal) for removal in report.removed), last)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """The name and the bytes, and below them why, and where it is."""
+
+    removal: Removal
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        paths = self.removal.paths
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        yield Text(f"{one_line(self.removal.name)}  {size(self.removal.bytes)}", overflow="fold")
+        facts = [one_line(self.removal.why), one_line(next(iter(paths), "")) + more]
+        yield from _below(facts, options.max_width)
 
 
 def ago(seconds: float) -> str:
@@ -88,12 +114,20 @@ def _row(model: StoredModel, now: float) -> list[Text]:
     return [Text(one_line(cell), style=style) for cell in cells]
 
 
-def _removal(removal: Removal) -> list[Text]:
-    first = next(iter(removal.paths), "")
-    more = f" and {len(removal.paths) - 1} more" if len(removal.paths) > 1 else ""
-    cells = [removal.name, size(removal.bytes), removal.why, first + more]
-    return [Text(one_line(cell)) for cell in cells]
+def _facts(row: Sequence[Text]) -> list[str]:
+    """The cells behind the name, as words that need no head."""
+    _, bytes_, state, used, place, files, revision = (cell.plain for cell in row)
+    used = f"used {used}" if used else ""
+    return [bytes_, state, used, place, f"{files} file{'s' * (files != '1')}" if files else "",
+            revision]  # fmt: skip
+
+
+def _below(parts: Sequence[str], width: int) -> Iterator[Text]:
+    for line in filled([part for part in parts if part], max(1, width - len(INDENT))):
+        yield Text(INDENT + line, style=FAINT, overflow="fold")
 
 
 def _others(count: int) -> list[str]:
-    return [f"{count} of data sets and other kinds"] if count else []
+    if count == 1:
+        return ["besides 1 repository that is no model"]
+    return [f"besides {count} repositories that are no models"] if count else []

@@ -1,0 +1,294 @@
+"""`llmcli models` as somebody types it: what it prints, what it removes, and when it does not."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_tiny import write_tiny
+from hub_cache_files import OLD, tree_of, write_revision
+from hub_stand_in import HubStandIn
+
+from llmcli.checkpoints import used
+
+SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub cache with one model in it, and our own cache beside it."""
+    root = tmp_path / "hf" / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "own"))
+    write_revision(root, "org/name", SAFE)
+    yield root
+    while used._held:
+        os.close(used._held.popitem()[1])
+
+
+def test_alone_it_is_the_list(cli, hub):
+    result = cli("models")
+    assert result.code == 0
+    assert result.err == ""
+    assert result.out == cli("models", "list").out
+    rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
+    assert rows["org/name"][1:] == [
+        "2",
+        "KiB",
+        "complete",
+        "just",
+        "now",
+        "hub",
+        "cache",
+        "2",
+        "aaaaaaaaaaaa",
+    ]
+    assert rows["tiny"][1:] == ["7.43", "MiB", "complete", "package", "8"]
+    assert rows["smollm2"][1:] == ["93.8", "MiB", "not", "fetched"]
+    assert f"hub cache 2 KiB · {hub}" in result.out
+
+
+def test_a_warning_is_a_note_and_no_failure(cli, hub):
+    (hub / "models--org--x").write_text("")
+    result = cli("models")
+    assert result.code == 0
+    assert result.err == "note: `org/x` in the hub cache: it is no directory\n"
+    assert cli("models", "-q").err == ""
+    assert cli("models", "--json").json()["warnings"] == [result.err[6:].strip()]
+
+
+def test_what_lies_in_the_cache_cannot_move_the_cursor(cli, hub):
+    write_revision(hub, "org/\x1b[2Jx", {"\x1b]0;title\x07.gguf": b"x"}, refs=["\x1b[1m"])
+    for argv in (["models"], ["models", "list", "--json"], ["models", "prune", "--dry-run"]):
+        result = cli(*argv)
+        assert result.code == 0
+        assert not set(result.out) & {"\x1b", "\x07"}
+
+
+def test_a_path_is_for_scripts(cli, hub):
+    result = cli("models", "path", "org/name")
+    assert result.code == 0
+    assert result.out == f"{hub}/models--org--name/snapshots/{'a' * 40}\n"
+    assert Path(cli("models", "path", "tiny").out.strip(), "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "line"),
+    [
+        (["path", "smollm2"], 3, "hint: `llmcli models pull smollm2` fetches it"),
+        (["path", "org/nowhere"], 3, "hint: `llmcli models pull org/nowhere` fetches it"),
+        (["path", "tinny"], 3, "hint: did you mean `tiny`?"),
+        (["path"], 2, "needs NAME"),
+        (["rm"], 2, "needs NAME..."),
+        (["pull"], 2, "needs NAME..."),
+        (["pull", "tinny"], 3, "hint: did you mean `tiny`?"),
+        (["pull", "tiny", "./x"], 2, "`./x` is a path"),
+        (["pull", "tiny", "--revision", "v1"], 2, "`--revision` goes with a model from the hub"),
+        (["rm", "tiny"], 2, "ships with llmcli"),
+        (["rm", "org/nam", "-y"], 3, "did you mean `org/name`?"),
+        (["prune", "--older-than", "soon"], 2, "such as `--older-than 30d`"),
+        (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
+        (["lst"], 2, "did you mean `llmcli models list`?"),
+        (["remove"], 2, "did you mean `llmcli models rm`?"),
+        (["nonsense"], 2, "one argument too many"),
+        (["-m", "tiny"], 2, "there is no option `-m`"),
+    ],
+)
+def test_errors(cli, hub, argv, code, line):
+    before = tree_of(hub)
+    result = cli("models", *argv)
+    assert result.code == code
+    assert line in result.err
+    assert result.out == ""
+    assert tree_of(hub) == before
+
+
+def test_nobody_can_be_asked_here(cli, hub):
+    before = tree_of(hub)
+    result = cli("models", "rm", "org/name")
+    assert result.code == 2
+    assert "hint: add `--yes`, or `--dry-run`" in result.err
+    dry = cli("models", "rm", "org/name", "--dry-run")
+    assert dry.code == 0
+    assert "would free 2 KiB" in dry.out
+    assert tree_of(hub) == before
+    result = cli("models", "rm", "org/name", "--yes")
+    assert result.code == 0
+    assert result.out == dry.out.replace("would free", "freed")
+    assert tree_of(hub) == {}
+
+
+def test_json_of_what_goes(cli, hub):
+    dry = cli("models", "rm", "org/name", "--dry-run", "--json").json()
+    done = cli("models", "rm", "org/name", "-y", "--json").json()
+    assert dry["removed"] == done["removed"]
+    assert (dry["dry_run"], done["dry_run"], done["bytes"]) == (True, False, 2050)
+    assert f"{hub}/models--org--name/snapshots/{'a' * 40}" in done["removed"][0]["paths"]
+    assert not any(map(os.path.lexists, done["removed"][0]["paths"]))
+
+
+def test_prune(cli, hub):
+    assert cli("models", "prune", "-y").out == "nothing to remove\n"
+    write_revision(hub, "org/name", {"model.safetensors": b"old"}, commit=OLD, refs=[])
+    assert "left over 3 B" in cli("models").out
+    assert cli("models", "prune").code == 2
+    result = cli("models", "prune", "--yes")
+    assert result.code == 0
+    assert result.out.splitlines()[0] == f"org/name@{OLD}  3 B"
+    assert result.out.endswith("\nfreed 3 B\n")
+    then = time.time() - 40 * 86400
+    os.utime(hub / f"models--org--name/snapshots/{'a' * 40}/model.safetensors", (then, then))
+    assert cli("models", "prune", "--older-than", "6w", "-y").out == "nothing to remove\n"
+    assert "last used 40 days ago" in cli("models", "prune", "--older-than", "5w", "-y").out
+    assert tree_of(hub) == {}
+
+
+class Asked:
+    """`llmcli` on a terminal of its own, with stdin and stderr; stdout is a pipe."""
+
+    def __init__(self, *argv: str, environment: dict[str, str]) -> None:
+        self.terminal, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "llmcli", *argv], stdin=inner, stderr=inner,
+            stdout=subprocess.PIPE, env=environment, start_new_session=True,
+        )  # fmt: skip
+        os.close(inner)
+
+    def answer(self, text: str) -> tuple[int, str, str]:
+        """What is said to `text`, typed where it asks: exit code, stdout, the terminal."""
+        seen = ""
+        while "[y/N] " not in seen:
+            assert select.select([self.terminal], [], [], 20)[0], seen
+            seen += os.read(self.terminal, 65536).decode()
+        os.write(self.terminal, text.encode())
+        out, _ = self.process.communicate(timeout=20)
+        while select.select([self.terminal], [], [], 0)[0]:
+            try:
+                seen += os.read(self.terminal, 65536).decode()
+            except OSError:  # the other end is closed
+                break
+        os.close(self.terminal)
+        return self.process.returncode, out.decode(), seen
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "gone"),
+    [("y\n", 0, True), ("Yes\n", 0, True), ("\n", 0, False), ("n\n", 0, False), ("\x04", 0, False),
+     ("yep\n", 0, False)],
+)  # fmt: skip
+def test_it_asks_on_a_terminal(hub, typed, code, gone):
+    environment = os.environ | {"HF_HOME": str(hub.parent), "HF_HUB_CACHE": str(hub)}
+    asked = Asked("models", "rm", "org/name", environment=environment)
+    found, out, seen = asked.answer(typed)
+    assert found == code
+    assert seen.index("org/name  2 KiB") < seen.index("would free") < seen.index("remove it?")
+    assert ("freed 2 KiB" in out) == gone
+    assert ("nothing was removed" in seen) != gone
+    assert (tree_of(hub) == {}) == gone
+
+
+# pull: the hub's protocol has tests of its own; here is what the command makes of it
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path, tiny):
+    """A hub with the small model, and with a repository of two GGUF files."""
+    whole = tmp_path / "source" / "name"
+    write_tiny(whole, weights=True)
+    quants = tmp_path / "source" / "quants"
+    quants.mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (quants / name).write_bytes(name.encode() * 100)
+    with HubStandIn({"org/name": whole, "org/quants": quants}) as hub:
+        hub.cache = hub.here(monkeypatch, tmp_path)
+        yield hub
+    while used._held:
+        os.close(used._held.popitem()[1])
+
+
+def test_pull_fetches_once_and_says_where(cli, stand_in):
+    first = cli("models", "pull", "org/name", "tiny", "hf:org/quants/b.gguf")
+    assert first.code == 0
+    assert first.err == ""
+    lines = [line.split("  ") for line in first.out.splitlines()]
+    assert [line[0] for line in lines] == ["org/name", "tiny", "hf:org/quants/b.gguf"]
+    assert [line[2] for line in lines] == ["fetched", "already here", "fetched"]
+    assert lines[2][1] == "600 B"
+    for name, *_, path in lines:
+        assert cli("models", "path", name).out == f"{path}\n"
+    listed = cli("models").out
+    assert "org/name " in listed
+    assert "hf:org/quants/b.gguf " in listed
+    assert "a.gguf" not in listed
+    assert cli("tokens", "-m", "org/name", "hi").code == 0
+    asked = len(stand_in.requests)
+    again = cli("models", "pull", "org/name", "hf:org/quants/b.gguf", "--json").json()
+    assert [(model["name"], model["fetched"]) for model in again["models"]] == [
+        ("org/name", False), ("hf:org/quants/b.gguf", False),
+    ]  # fmt: skip
+    assert len(stand_in.requests) == asked, "what is here makes no network call"
+
+
+def test_pull_stops_at_what_is_not_there(cli, stand_in):
+    result = cli("models", "pull", "org/name", "org/nowhere", "org/quants")
+    assert result.code == 3
+    assert [line.split("  ")[0] for line in result.out.splitlines()] == ["org/name"]
+    assert cli("models", "pull", "org/quants").code == 4, "which of the two files?"
+    refused = cli("models", "pull", "org/name@other", "--json")
+    assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
+
+
+def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):
+    """Another process is in the middle of the second file of a repository."""
+    stand_in.hold["b.gguf"] = 100
+    assert cli("models", "pull", "hf:org/quants/a.gguf").code == 0
+    pulling = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
+        stdout=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
+    )  # fmt: skip
+    assert stand_in.holding.wait(20)
+    removed = cli("models", "rm", "org/quants", "-y")
+    assert removed.code == 1
+    assert "in use: another process holds" in removed.err
+    assert cli("models", "prune", "--older-than", "0h", "-y").code == 0
+    assert cli("models", "path", "hf:org/quants/a.gguf").code == 0
+    stand_in.release.set()
+    out, _ = pulling.communicate(timeout=20)
+    assert pulling.returncode == 0
+    assert b"fetched" in out
+    assert (stand_in.cache / "models--org--quants").is_dir()
+    assert cli("models", "rm", "org/quants", "-y").code == 0
+    assert not (stand_in.cache / "models--org--quants").exists()
+
+
+def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
+    stand_in.hold["b.gguf"] = 100
+    pulling = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
+        env=os.environ | stand_in.environment(tmp_path),
+    )
+    assert stand_in.holding.wait(20)
+    pulling.kill()
+    pulling.wait(20)
+    halves = list(stand_in.cache.glob("*/blobs/*.incomplete"))
+    assert halves
+    assert "half of a download that was killed" in cli("models", "prune", "-y").out
+    assert not any(map(os.path.lexists, halves))
+    stand_in.release.set()
+    assert cli("models", "pull", "hf:org/quants/b.gguf").code == 0
+
+
+def test_no_heavy_import(hub):
+    code = (
+        "import sys; from llmcli.cli.app import main; main(['models', 'list']);"
+        " main(['models', 'path', 'tiny']); main(['models', 'prune', '--dry-run']);"
+        " print(sorted({'torch', 'httpx', 'gguf', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
