@@ -38,7 +38,7 @@ def test_alone_it_is_the_list(cli, hub):
     assert result.err == ""
     assert result.out == cli("models", "list").out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
-    assert rows["org/name"][1:] == [
+    assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 2 aaaaaaaaaaaa"
         "2",
         "KiB",
         "complete",
