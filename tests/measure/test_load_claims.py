@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from gguf_bytes import STRING, gguf, pair, tensor
 from load_files import check, checked, claim, loaded, write_gguf, write_sharded
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
@@ -210,6 +211,24 @@ def test_bytes_that_nothing_owns(tmp_path, look):
     assert (layout.ok, layout.value) == (False, 5)
     assert layout.where.startswith("the end of ")
     assert not report.fits
+
+
+@pytest.mark.parametrize(
+    ("offsets", "size", "where"),
+    [
+        ((0, 32), 64, ""),
+        ((32, 64), 96, "the end of the header"),
+        ((0, 64), 96, "the end of a"),
+        ((0, 32), 65, "the end of b"),
+    ],
+)
+def test_gaps_of_a_gguf_file(tmp_path, offsets, size, where):
+    table = [tensor(name, (8,), 0, at) for name, at in zip("ab", offsets, strict=True)]
+    names = [pair("general.architecture", STRING, "nobody"), pair("a", STRING, "b" * 40)]
+    (tmp_path / "m.gguf").write_bytes(gguf(names, table, bytes(size)))
+    layout = check(checked(tmp_path / "m.gguf"), "layout")
+    assert (layout.ok, layout.where) == (not where, where)
+    assert layout.value == (size - 64 if where else 0)
 
 
 @pytest.mark.parametrize(

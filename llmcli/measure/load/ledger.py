@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
@@ -13,8 +11,6 @@ from llmcli.config import ModelConfig
 from llmcli.model import Ledger
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.load import LedgerLine, Numbers
-
-_ALIGNMENT = 32  # of GGUF, where a file does not say another
 
 
 def ledger_lines(
@@ -88,32 +84,3 @@ def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewChec
         tolerance=0.0,
         where=max(wrong, key=wrong.__getitem__, default=""),
     )
-
-
-def layout_check(checkpoint: Checkpoint) -> ViewCheck:
-    """That between and after the tensors of each file there is nothing but padding."""
-    unowned = {where: count for where, count in _unowned(checkpoint) if count}
-    files = len(checkpoint.files)
-    return ViewCheck(
-        name="layout",
-        words=f"no byte of the {'file' if files == 1 else f'{files} files'} is left over",
-        value=float(sum(unowned.values())),
-        tolerance=0.0,
-        where=max(unowned, key=unowned.__getitem__, default=""),
-    )
-
-
-def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
-    """(After which tensor, how many bytes) beyond what the alignment asks for."""
-    said = checkpoint.metadata.get("general.alignment", _ALIGNMENT)
-    step = said if checkpoint.kind == "gguf" and type(said) is int else 1
-    files: dict[Path, list[TensorInfo]] = {}
-    for info in checkpoint.tensors.values():
-        files.setdefault(info.file, []).append(info)
-    for path, infos in files.items():
-        infos.sort(key=lambda info: info.offset)
-        starts = [info.offset for info in infos[1:]]
-        for info, following in zip(infos, [*starts, os.path.getsize(path)], strict=True):
-            end = info.offset + info.nbytes
-            padded = -(-end // step) * step
-            yield f"the end of {info.name}", max(0, following - padded)

@@ -13,13 +13,8 @@ from llmcli.errors import CheckpointError
 from llmcli.loading import configured, fitting_plan, load_checkpoint
 from llmcli.measure.load.claims import claims
 from llmcli.measure.load.fold import folded
-from llmcli.measure.load.ledger import (
-    filled_check,
-    layout_check,
-    ledger_check,
-    ledger_lines,
-    line_of,
-)
+from llmcli.measure.load.layout import layout_check
+from llmcli.measure.load.ledger import filled_check, ledger_check, ledger_lines, line_of
 from llmcli.measure.load.numbers import parameter_numbers, readable, stored_numbers, told
 from llmcli.measure.load.shared import shared_tensors
 from llmcli.measure.peaks import Peak, resident_bytes
