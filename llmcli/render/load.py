@@ -169,9 +169,8 @@ def _verdicts(report: LoadReport) -> Iterator[RenderableType]:
         yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)
     yield from map(_claim, report.claims)
     yield render_checks(report.checks)
-    if report.unread:
-        words = f"not looked at: numbers in {', '.join(report.unread)}"
-        yield Marked(LABEL, words, _DOUBTFUL)
+    for note in report.notes:
+        yield Marked(LABEL, one_line(note), _DOUBTFUL)
     if report.not_finite:
         yield Marked(BAD, one_line(report.not_finite), WRONG)
     else:

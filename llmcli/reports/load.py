@@ -123,7 +123,7 @@ class LoadReport:
     `lines` are in the parameters' order, then what fills none; `rows` are the same with layers
     folded. `base_bytes` were held before and `peak_bytes` at most; `device_bytes` on a GPU.
     `fault` is why nothing can be loaded, and `not_finite` the first number that is NaN or
-    infinite; both are empty where there is none. `unread`: formats whose numbers we cannot read.
+    infinite; both are empty where there is none. `notes` are about what was not looked at.
     """
 
     dtype: str | None
@@ -141,7 +141,7 @@ class LoadReport:
     shared: tuple[Shared, ...]
     claims: tuple[Claim, ...]
     checks: tuple[ViewCheck, ...]
-    unread: tuple[str, ...]
+    notes: tuple[str, ...]
     looked_at: int
     fault: str
     not_finite: str

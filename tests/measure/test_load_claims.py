@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf_bytes import STRING, gguf, pair, tensor
 from load_files import check, checked, claim, loaded, write_gguf, write_sharded
-from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
@@ -252,9 +252,18 @@ def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, cha
     assert check(report, "ledger").ok
 
 
-def test_a_model_of_an_unknown_kind_and_a_broken_tokenizer_are_faults(tmp_path):
+def test_a_model_of_an_unknown_kind_is_a_fault(tmp_path):
     path = write_llama(tmp_path / "m", model_type="nobody")
     assert "`nobody` are not supported" in checked(path).fault
-    (path / "config.json").write_text(json.dumps(LLAMA))
+
+
+@BOTH
+def test_a_broken_tokenizer_is_a_fault_and_one_of_an_unknown_kind_is_not(tmp_path, look):
+    path = write_llama(tmp_path / "m")
     (path / "tokenizer.json").write_text("{")
-    assert "tokenizer.json" in checked(path).fault
+    report = look(path)
+    assert "tokenizer.json" in report.fault
+    assert not report.fits
+    report = look(write_gguf(tmp_path / "m.gguf", tokenizer__ggml__model="nobody"))
+    assert report.ok
+    assert "`nobody`" in report.notes[0]

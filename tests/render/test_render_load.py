@@ -45,7 +45,7 @@ REPORT = LoadReport(
     ),
     base_bytes=100 << 20, peak_bytes=300 << 20, device_bytes=None,
     shared=(Shared(kind="tied", names=("head.W", "embed.W"), bytes=1 << 20),),
-    claims=(CLAIM,), checks=(CHECK,), unread=(), looked_at=4000, fault="", not_finite="",
+    claims=(CLAIM,), checks=(CHECK,), notes=(), looked_at=4000, fault="", not_finite="",
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_the_verdicts_are_alone_with_the_name_and_the_sizes():
             {"checks": (replace(CHECK, value=7.0, where="the end of x"),)},
             "✗ not so: nothing is left over · 7 of 0 allowed · worst at the end of x",
         ),
-        ({"unread": ("F4",)}, "! not looked at: numbers in F4"),
+        ({"notes": ("F4 was not looked at",)}, "! F4 was not looked at"),
         (
             {"lines": LINES[2:]},
             "there is no config.json: of which model these tensors are, is not known",

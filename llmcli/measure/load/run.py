@@ -9,7 +9,7 @@ from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.loading import configured, fitting_plan, load_checkpoint
 from llmcli.measure.load.claims import claims
 from llmcli.measure.load.fold import folded
@@ -43,12 +43,14 @@ def measure_load(
     base = resident_bytes()
     with Peak(devices.resolve_device(device)) as peak:
         model = load_checkpoint(
-            checkpoint, device=device, dtype=dtype, quantize=quantize, progress=progress,
-            stages=stages,
+            checkpoint, device=device, dtype=dtype, quantize=quantize, text=False,
+            progress=progress, stages=stages,
         )  # fmt: skip
         with stages("scan", model.weight_bytes):
             numbers = _parameters(model, progress)
     about = _About(config=model.config, tokenizer=model.tokenizer)
+    if model.tokenizer is None:  # there is none, or it is broken: why, is told
+        about = _with_tokenizer(about, checkpoint)
     lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
     found = [told(line.parameter, line.numbers) for line in lines]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
@@ -95,6 +97,7 @@ class _About:
     config: ModelConfig | None
     tokenizer: Tokenizer | None = None
     fault: str = ""
+    note: str = ""
 
 
 def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
@@ -116,8 +119,11 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
 
 
 def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
+    """Weights are what they are without a tokenizer that we know; one that is broken is a fault."""
     try:
         return replace(about, tokenizer=load_tokenizer(checkpoint))
+    except UnsupportedModel as error:
+        return replace(about, note=error.message)
     except CheckpointError as error:
         return replace(about, fault=about.fault or error.message)
 
@@ -158,6 +164,8 @@ def _report(
 ) -> LoadReport:
     """What both ways have in common, as of files that were only looked through."""
     formats = sorted({info.format for info in checkpoint.tensors.values()})
+    names = ", ".join(name for name in formats if not readable(name))
+    unread = f"numbers in {names} were not looked at" if names else ""
     took = [
         Stage(name=name, seconds=seconds, bytes=stages.nbytes.get(name))
         for name, seconds in stages.seconds.items()
@@ -178,7 +186,7 @@ def _report(
         shared=(),
         claims=claims(checkpoint, about.config, about.tokenizer),
         checks=(ledger_check(lines, checkpoint), layout_check(checkpoint)),
-        unread=tuple(name for name in formats if not readable(name)),
+        notes=tuple(filter(None, [about.note, unread])),
         looked_at=0,
         fault=about.fault,
         not_finite=next(filter(None, not_finite), ""),
