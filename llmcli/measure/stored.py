@@ -24,7 +24,9 @@ def stored_tensors(
     counts = {spec.name: spec.count for spec in parameters(config)}
     for load in plan(checkpoint.tensors, rules, config).loads:
         info = checkpoint.tensors[load.source]
-        part = counts.get(load.target, 0) * info.nbytes // max(1, prod(info.shape))
+        beside = () if load.scale is None else load.scale.tensors
+        whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
+        part = counts.get(load.target, 0) * whole // max(1, prod(info.shape))
         found[load.target] = Stored(
             source=info.name,
             shape=info.shape,

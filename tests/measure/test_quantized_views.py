@@ -73,9 +73,12 @@ def test_formats_and_bytes_of_the_file_are_counted_with_its_scales(tmp_path):
     matrices = 2 * (32 * 32 * 2 + 16 * 32 * 2 + 3 * 48 * 32)
     assert found["I8"] == (14, matrices)
     assert found["U8"] == (14, 14)
-    assert sum(stored.bytes for stored in file.formats) == sum(
-        info.nbytes for info in open_checkpoint(folder).tensors.values()
-    )
+    checkpoint = open_checkpoint(folder)
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    assert sum(stored.bytes for stored in file.formats) == total
+    config, rules = translate(checkpoint)
+    stored = stored_tensors(checkpoint, rules, config).values()
+    assert sum(one.bytes for one in stored) == total  # a parameter's bytes are with its scale's
 
 
 @pytest.mark.parametrize(
