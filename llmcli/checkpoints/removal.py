@@ -174,8 +174,9 @@ def _piece(
     name: str, reason: str, freed: int, paths: tuple[Path, ...], root: Path,
     repository: HubRepository, homes: Iterable[Path],
 ) -> Piece:  # fmt: skip
+    listed = sorted(paths, key=lambda path: path.parent.name != "snapshots")  # where it lies
     told = Removal(
-        name=name, place="hub cache", why=reason, bytes=freed, paths=tuple(map(str, paths))
+        name=name, place="hub cache", why=reason, bytes=freed, paths=tuple(map(str, listed))
     )
     locks = (*homes, *sorted(repository.locks.glob("*.lock")))
     return Piece(told=told, root=root, paths=paths, locks=locks, repository=repository.path)

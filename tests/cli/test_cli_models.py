@@ -39,16 +39,6 @@ def test_alone_it_is_the_list(cli, hub):
     assert result.out == cli("models", "list").out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
     assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 2 aaaaaaaaaaaa"
-        "2",
-        "KiB",
-        "complete",
-        "just",
-        "now",
-        "hub",
-        "cache",
-        "2",
-        "aaaaaaaaaaaa",
-    ]
     assert rows["tiny"][1:] == ["7.43", "MiB", "complete", "package", "8"]
     assert rows["smollm2"][1:] == ["93.8", "MiB", "not", "fetched"]
     assert f"hub cache 2 KiB · {hub}" in result.out
