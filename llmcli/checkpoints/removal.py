@@ -120,6 +120,9 @@ def remove(
 
 def _remove_together(pieces: Sequence[Piece], planned: Callable[[], list[Piece]]) -> None:
     names = shown(", ".join(piece.told.name for piece in pieces), 200)
+    for piece in pieces:
+        for path in piece.paths:
+            _need_inside(path, piece.root)
     try:
         with taken(tuple(lock for piece in pieces for lock in piece.locks)) as holder:
             if holder is not None:
@@ -141,13 +144,14 @@ def _remove_together(pieces: Sequence[Piece], planned: Callable[[], list[Piece]]
 
 def bytes_below(path: Path) -> int:
     """What a file, or all files in a directory, take on the disk; links take nothing."""
-    total = 0
-    for where, _, names in os.walk(path):
-        total += sum(bytes_below(Path(where) / name) for name in names)
+    if path.is_symlink():
+        return 0
+    if path.is_dir():
+        return sum(bytes_below(Path(w) / name) for w, _, names in os.walk(path) for name in names)
     try:
-        return total if path.is_symlink() or path.is_dir() else os.lstat(path).st_size
+        return os.lstat(path).st_size
     except OSError:
-        return total
+        return 0
 
 
 def _staying(parts: Sequence[Part], inventory: Inventory) -> list[HubFile]:
@@ -183,21 +187,21 @@ def _piece(
 
 
 def _remove(piece: Piece, still: set[Path]) -> None:
-    paths = [path for path in piece.paths if path in still]
-    for path in paths:
-        _need_inside(path, piece.root)
-    for path in paths:
-        _delete(path, piece.root)
+    for path in piece.paths:
+        if path in still:
+            _delete(path, piece.root)
     repository = piece.repository
     if repository is not None and not any(s.is_dir() for s in repository.glob("snapshots/*")):
-        _need_inside(repository, piece.root)
         _delete(repository, piece.root)
 
 
 def _need_inside(path: Path, root: Path) -> None:
-    """Raises WriteFailed unless real directories lead from `root` to `path`."""
+    """Raises WriteFailed unless real directories lead from `root` to `path`.
+
+    What lies in the cache itself is a directory of one model, and may be no link either.
+    """
     inner = path.relative_to(root)
-    folders = [root / Path(*inner.parts[:depth]) for depth in range(1, len(inner.parts))]
+    folders = [root / Path(*inner.parts[:depth]) for depth in range(1, max(2, len(inner.parts)))]
     link = next((folder for folder in folders if folder.is_symlink()), None)
     if ".." in inner.parts or link is not None:
         raise WriteFailed(
@@ -208,6 +212,7 @@ def _need_inside(path: Path, root: Path) -> None:
 
 def _delete(path: Path, root: Path) -> None:
     """A file, a link (never what it leads to), or a directory with all that is in it."""
+    _need_inside(path, root)
     if path.is_symlink() and path.parent.name == "blobs":
         _delete_shared(path, root)
     elif path.is_symlink() or not path.is_dir():

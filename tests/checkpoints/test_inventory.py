@@ -513,6 +513,18 @@ def hold_new(path: Path) -> subprocess.Popen[bytes]:
     return hold(path)
 
 
+def test_a_model_that_was_moved_elsewhere_and_linked(small, tmp_path):
+    moved = tmp_path / "moved"
+    small.file.parent.rename(moved)
+    small.file.parent.symlink_to(moved)
+    before = tree_of(tmp_path)
+    with pytest.raises(WriteFailed, match="leads out of the cache"):
+        take("small")
+    _, kept = clear(time.time() + DAY)
+    assert "leads out of the cache" in kept[0]
+    assert tree_of(tmp_path) == before
+
+
 def test_whoever_finds_a_model_uses_it(small, hub):
     snapshot = write_revision(hub, "org/name", SAFE)
     for name, weights in (("small", small.file), (str(snapshot), snapshot / "model.safetensors")):
