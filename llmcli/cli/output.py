@@ -57,6 +57,7 @@ class Output:
         self.quiet = options.quiet
         self.out = Screen.of(sys.stdout, os.environ)
         self.err = Screen.of(sys.stderr, os.environ)
+        self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
 
     def write(self, text: str, *, flush: bool = True) -> None:
         """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""
@@ -75,6 +76,8 @@ class Output:
     def note(self, message: str) -> None:
         """A line on stderr, `note: …`; not with `--quiet`."""
         if not self.quiet:
+            if self.erase is not None:
+                self.erase()
             tell(f"note: {message}")
 
     def show(self, *renderables: RenderableType) -> None:

@@ -38,7 +38,7 @@ class Progress:
             if tokens
             else "{task.percentage:>3.0f} %"
         )
-        self._screen = out.err
+        self._out, self._screen = out, out.err
         self._wanted = out.err.animate and not out.quiet
         self._begin = self._drawn = monotonic()
         self._bar: RichProgress | None = None
@@ -50,6 +50,7 @@ class Progress:
             sys.stderr.flush()
         else:
             self._opening = ""
+        self._out.erase = self._erase
         return self
 
     def __exit__(
@@ -58,9 +59,8 @@ class Progress:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._erase_opening()
-        if self._bar is not None:
-            self._bar.stop()
+        self._erase()
+        self._out.erase = None
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Shows `done` of `total` bytes or tokens; `what` names the work, one bar each."""
@@ -79,6 +79,13 @@ class Progress:
         if due:
             self._drawn = now
         self._bar.update(task, completed=done, total=total, refresh=due)
+
+    def _erase(self) -> None:
+        """Before something else is written, and at the end; the next call draws it anew."""
+        self._erase_opening()
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar, self._tasks = None, {}
 
     def _erase_opening(self) -> None:
         if self._opening:

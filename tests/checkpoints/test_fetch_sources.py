@@ -519,7 +519,12 @@ def test_a_lock_that_was_removed_while_one_waited_is_taken_again(hub):
 def test_the_names_of_the_catalog_go_this_way(monkeypatch, tmp_path):
     monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path))
     asked = []
-    monkeypatch.setattr(fetch_module, "fetch", lambda *args, **more: asked.append((args, more)))
+
+    def fetch(*args, **more):
+        asked.append((args, more))
+        return tmp_path / NAME
+
+    monkeypatch.setattr(fetch_module, "fetch", fetch)
     note, progress = print, print
     locate("smollm2", offline=True, note=note, progress=progress)
     assert asked == [((CATALOG["smollm2"],), {"offline": True, "progress": progress, "note": note})]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from cli_tiny import write_tiny
 
-from llmcli.cli.output import Screen, dumps, jsonable
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output, Screen, dumps, jsonable
+from llmcli.cli.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -150,3 +152,20 @@ def test_score_of_a_long_text_and_of_one_token(cli, tmp_path):
     assert one.json()["perplexity"] is None
     assert "single token" in one.err
     assert cli("score", "-m", folder, "abc", "--stride", "128").code == 2
+
+
+def test_a_note_does_not_end_up_behind_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.progress.PATIENCE_S", 0)
+    out = Output("models", OutputOptions())
+    out.err = Screen(terminal=True, animate=True, colour=True, width=80)
+    with Progress(out) as progress:
+        progress("downloading x", 1, 3)
+        out.note("it comes from elsewhere")
+        progress("downloading y", 2, 3)
+    first, note, rest = capsys.readouterr().err.partition("note: it comes from elsewhere\n")
+    assert "downloading x" in first
+    assert first.endswith("\x1b[2K")  # the line is empty again
+    assert note
+    assert "downloading y" in rest
+    out.note("after it")
+    assert capsys.readouterr().err == "note: after it\n"
