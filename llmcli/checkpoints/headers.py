@@ -13,7 +13,7 @@ from llmcli.checkpoints.catalog import CATALOG, Progress
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.hub import fetch_files
+from llmcli.checkpoints.hub import fetch_files, pin
 from llmcli.checkpoints.hubcalls import Listing, bytes_of, explained, listed
 from llmcli.checkpoints.hubfiles import choose, shards_of
 from llmcli.checkpoints.names import HubId, parse
@@ -57,6 +57,8 @@ def fetched_headers(
                 names = shards_of(target / INDEX, listing.sizes)
             if not weights and not choice.lone:
                 names = ()
+                if (small := target / choice.small[0]).is_symlink():
+                    pin(model, listing.commit, small.readlink().parent)  # the next look-up finds it
             for number, name in enumerate(names):
                 if progress is not None:
                     progress(what, number, len(names))
@@ -72,7 +74,8 @@ def _link_small(
         if (listing.sizes[name] or 0) > MAX_JSON_BYTES:
             raise CheckpointError(f"`{shown(name)}` is larger than {MAX_JSON_BYTES} bytes")
     try:
-        kept = fetch_files(model, listing, names, progress)
+        with explained(model):
+            kept = fetch_files(model, listing, names, progress)
     except WriteFailed:
         for name in names:
             data = bytes_of(model, name, listing.commit, 0, MAX_JSON_BYTES)

@@ -119,7 +119,7 @@ def download(model: HubId, *, weights: bool = True, progress: Progress | None = 
         paths = fetch_files(model, listing, (*choice.small, *large), progress)
         name, path = next(iter(paths.items()))
         folder = path.parents[name.count("/")]
-        _pin(model, listing.commit, folder)
+        pin(model, listing.commit, folder)
         return paths[large[0]] if choice.lone else folder
 
 
@@ -220,13 +220,13 @@ def _mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
             hf_hub_download(model.repository, name, revision=listing.commit)
 
 
-def _pin(model: HubId, commit: str, folder: Path) -> None:
+def pin(model: HubId, commit: str, snapshot: Path) -> None:
     """Writes which commit the branch or tag is, as the library would before a download.
 
     Afterwards, an interrupted update leaves the older version in use, which is whole.
     """
     revision = model.revision or "main"
-    path = folder.parent.parent / "refs" / revision
+    path = snapshot.parent.parent / "refs" / revision
     if revision == commit:
         return
     with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ def _pin(model: HubId, commit: str, folder: Path) -> None:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     # beside `refs`, where whatever lies is a branch, also after a full disk or a kill
-    with tempfile.TemporaryDirectory(dir=folder.parent.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=snapshot.parent.parent) as scratch:
         whole = Path(scratch) / "ref"
         whole.write_text(commit)
         os.replace(whole, path)

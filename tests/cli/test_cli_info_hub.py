@@ -1,4 +1,4 @@
-"""`info` of a model on the hub: headers alone, from a hub of our own on this machine."""
+"""`info`, `shapes` and `tokens` of a model on the hub: headers alone, from a hub of our own."""
 
 from __future__ import annotations
 
@@ -7,64 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cli_tiny import write_tiny
+from gguf_bytes import ARRAY, F32, STRING, U16, U32, gguf, pair, tensor
+from hub_stand_in import SHA, Answer, HubStandIn
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
-REFUSALS = {"gone": (404, "RepoNotFound"), "gated": (403, "GatedRepo"), "broken": (500, "")}
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The three calls that are made: what a repository holds, heads of files, their bytes."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, body):
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        if len(parts) < 4:
-            return self.send(404, b"", body, {})
-        name = parts[3] if parts[0] == "api" else parts[1]
-        if name in REFUSALS:
-            code, error = REFUSALS[name]
-            return self.send(code, b"{}", body, {"X-Error-Code": error} if error else {})
-        folder = self.server.folders.get(name, self.server.folder)
-        if parts[0] == "api":
-            files = [
-                {"rfilename": file.name, "size": file.stat().st_size} for file in folder.iterdir()
-            ]
-            told = {"id": f"org/{name}", "_id": "x", "sha": SHA, "siblings": files}
-            return self.send(200, json.dumps(told).encode(), body, {})
-        data = (folder / parts[-1]).read_bytes()
-        about = {"ETag": f'"{parts[-1]}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}
-        ranged = self.headers.get("Range", "")
-        if ranged and name != "simple":  # a simple server sends all
-            first, _, last = ranged.removeprefix("bytes=").partition("-")
-            return self.send(206, data[int(first) : int(last) + 1], body, about)
-        return self.send(200, data, body, about)
-
-    def send(self, code, data, body, headers):
-        self.send_response(code)
-        for key, value in (headers | {"Content-Length": str(len(data))}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            try:
-                self.wfile.write(data)
-                self.server.sent[self.path] = self.server.sent.get(self.path, 0) + len(data)
-            except ConnectionError:
-                pass
-
-    def log_message(self, *args):
-        pass
+LAYERS = ("attn_norm", "ffn_norm")
 
 
 def in_shards(folder):
@@ -82,69 +31,121 @@ def in_shards(folder):
     return shards
 
 
+def llama_gguf(words: int, *, part: int = 0, parts: int = 0) -> bytes:
+    """A Llama of one layer with a vocabulary of `words`; with `parts`, every other tensor."""
+    width, head = 64, 16
+    pairs = [
+        pair("general.architecture", STRING, "llama"),
+        pair("llama.block_count", U32, 1),
+        pair("llama.context_length", U32, 128),
+        pair("llama.embedding_length", U32, width),
+        pair("llama.feed_forward_length", U32, width),
+        pair("llama.attention.head_count", U32, 4),
+        pair("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
+        pair("tokenizer.ggml.model", STRING, "gpt2"),
+        pair("tokenizer.ggml.pre", STRING, "gpt-2"),
+        pair("tokenizer.ggml.tokens", ARRAY, (STRING, [f"word{i:08}" for i in range(words)])),
+        pair("tokenizer.ggml.merges", ARRAY, (STRING, [])),
+    ]
+    if part > 1:
+        pairs = []
+    if parts:
+        pairs += [pair("split.no", U16, part - 1), pair("split.count", U16, parts)]
+        pairs += [pair("split.tensors.count", U32, 11)]
+    names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
+    shapes = {f"blk.0.{name}.weight": [width, width] for name in names}
+    shapes |= {f"blk.0.{name}.weight": [width] for name in LAYERS}
+    shapes |= {"token_embd.weight": [width, words], "output_norm.weight": [width]}
+    assert head * 4 == width
+    chosen = [name for i, name in enumerate(shapes) if not parts or i % parts == part - 1]
+    rows, at = [], 0
+    for name in chosen:
+        rows.append(tensor(name, shapes[name], 0, at))
+        size = 4
+        for dim in shapes[name]:
+            size *= dim
+        at += size
+    return gguf(pairs, rows, bytes(at))
+
+
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub") / "m"
-    write_tiny(folder, weights=True, hidden_size=256, intermediate_size=1024, vocab_size=2000)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.folder, server.sent = folder, {}
-    server.folders = {"shards": in_shards(folder), "ggufs": folder.parent / "ggufs"}
-    server.folders["ggufs"].mkdir()
-    (server.folders["ggufs"] / "x.gguf").write_bytes(b"GGUF")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def served(tmp_path_factory):
+    """id -> directory; everything that a hub of these tests can have."""
+    root = tmp_path_factory.mktemp("hub")
+    m = write_tiny(
+        root / "m", weights=True, hidden_size=256, intermediate_size=1024, vocab_size=2000
+    )
+    files = {"ggufs": {"x.gguf": b"GGUF"}, "short": {"a.gguf": llama_gguf(1000)}}
+    files["long"] = {"a.gguf": llama_gguf(120_000), "README.md": b"x"}
+    files["split"] = {
+        f"a-{part:05}-of-00002.gguf": llama_gguf(9000, part=part, parts=2) for part in (1, 2)
+    }
+    files["several"] = files["short"] | {"b.gguf": b"x"}
+    files["none"] = {"pytorch_model.bin": b"x"}
+    for name, contents in files.items():
+        (root / name).mkdir()
+        for file, content in contents.items():
+            (root / name / file).write_bytes(content)
+    return {f"org/{name}": root / name for name in files} | {"org/m": m, "org/shards": in_shards(m)}
+
+
+@pytest.fixture
+def hub(served):
+    with HubStandIn(served) as hub:
+        yield hub
 
 
 @pytest.fixture
 def ask(hub, tmp_path):
-    """Runs `llmcli info` in a process of its own that knows no other hub."""
+    """Runs a command in a process of its own that knows no other hub."""
 
-    def run(*argv, **environ):
+    def run(*argv, command="info", **environ):
         hub.sent.clear()
+        hub.requests.clear()
+        more = ["--device", "cpu"] if command == "info" else []
         done = subprocess.run(
-            [sys.executable, "-m", "llmcli", "info", "--device", "cpu", *argv],
+            [sys.executable, "-m", "llmcli", command, *argv, *more],
             capture_output=True,
             check=False,
             timeout=60,
-            env=os.environ
-            | {
-                "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
-                "HF_HOME": str(tmp_path / "hf"),
-                "TMPDIR": str(tmp_path),
-                "HF_HUB_OFFLINE": "0",
-                "NO_PROXY": "*",
-            }
-            | environ,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | hub.environment(tmp_path, TMPDIR=str(tmp_path)) | environ,
         )
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
     return run
 
 
-@pytest.mark.parametrize("name", ["ranged", "simple"])
-def test_only_headers_are_fetched_and_nothing_is_left(hub, ask, tmp_path, name):
-    code, out, err = ask("-m", f"org/{name}", "--json")
+def weights_sent(hub: HubStandIn) -> int:
+    """Bytes that went out for weight files."""
+    kinds = (".safetensors", ".gguf")
+    return sum(count for path, count in hub.sent.items() if path.endswith(kinds))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_only_headers_are_fetched_and_nothing_is_left(hub, ask, tmp_path, served, ranges):
+    hub.ranges = ranges
+    code, out, err = ask("-m", "org/m", "--json")
     assert code == 0, err
     document = json.loads(out)
-    here = json.loads(ask("-m", str(hub.folder), "--json")[1])
+    here = json.loads(ask("-m", str(served["org/m"]), "--json")[1])
     for key in ("architecture", "tokenizer", "checks"):
         assert document[key] == here[key]
     assert document["model"]["parameters"] == here["model"]["parameters"] > 2_000_000
-    assert document["file"]["bytes"] == (hub.folder / "model.safetensors").stat().st_size
-    assert document["file"]["path"] == f"org/{name}@{SHA} on the hub"
+    assert document["file"]["bytes"] == (served["org/m"] / "model.safetensors").stat().st_size
+    assert document["file"]["path"] == f"org/m@{SHA} on the hub"
     assert not list(tmp_path.glob("llmcli-headers-*"))
 
 
-def test_the_weights_stay_where_they_are(hub, ask):
-    assert ask("-m", "org/ranged@main")[0] == 0
-    size = (hub.folder / "model.safetensors").stat().st_size
-    sent = sum(count for path, count in hub.sent.items() if path.endswith(".safetensors"))
-    assert 0 < sent <= 100_000 < size / 10
-    assert ask("-m", "org/ranged@main")[0] == 0
-    assert not any(path.endswith("tokenizer.json") for path in hub.sent), "cached the first time"
+def test_the_weights_stay_where_they_are(hub, ask, served):
+    assert ask("-m", "org/m@main")[0] == 0
+    size = (served["org/m"] / "model.safetensors").stat().st_size
+    assert 0 < weights_sent(hub) <= 100_000 < size / 10
+    code, out, err = ask("-m", "org/m@main", "--params", command="shapes")
+    assert code == 0, err
+    assert "W_q" in out or "attn" in out
+    assert 0 < weights_sent(hub) <= 100_000
+    assert hub.bytes_of("tokenizer.json") == 0, "cached the first time"
 
 
 def test_shards_are_one_model(ask):
@@ -156,19 +157,99 @@ def test_shards_are_one_model(ask):
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ", "code", "words"),
+    ("name", "ranges", "most"),
     [
-        (["-m", "org/gone"], {}, 3, "no model `org/gone` on the hub"),
-        (["-m", "org/gated"], {}, 6, "is gated"),
-        (["-m", "org/ggufs"], {}, 4, "has no safetensors files"),
-        (["-m", "org/broken"], {}, 6, "does not answer"),
-        (["-m", "org/x"], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "does not answer"),
-        (["-m", "org/x", "--offline"], {}, 6, "offline mode allows no download"),
-        (["-m", "hf:org/x/file.gguf"], {}, 6, "not in the hub cache"),
+        ("org/short", True, 1 << 20),
+        ("hf:org/short/a.gguf", False, 1 << 20),
+        ("org/long", True, 1 << 22),
+        ("org/long", False, 6 << 20),
     ],
 )
-def test_what_cannot_be_had_is_said(ask, argv, environ, code, words):
+def test_the_header_of_a_gguf_file(hub, ask, served, tmp_path, name, ranges, most):
+    hub.ranges = ranges
+    code, out, err = ask("-m", name, "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    file = served["org/long" if "long" in name else "org/short"] / "a.gguf"
+    assert weights_sent(hub) <= min(most, file.stat().st_size)
+    assert document["file"]["bytes"] == file.stat().st_size
+    assert not list(tmp_path.rglob("*.gguf"))
+    here = json.loads(ask("-m", str(file), "--json")[1])
+    for key in ("architecture", "tokenizer", "checks"):
+        assert document[key] == here[key]
+
+
+def test_the_headers_of_all_parts_of_a_split_model(hub, ask):
+    code, out, err = ask("-m", "hf:org/split/a-00002-of-00002.gguf", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["file"]["files"] == 2
+    assert document["architecture"]["layers"][0]["count"] == 1
+    assert weights_sent(hub) <= 2 << 20
+    whole = json.loads(ask("-m", "org/split", "--json")[1])
+    assert (whole["architecture"], whole["file"]) == (document["architecture"], document["file"])
+
+
+def test_a_gguf_file_whose_header_never_ends_is_given_up(hub, ask, tmp_path):
+    lying = gguf([pair("a", STRING, "x")], keys=60_000) + bytes(40_000_000)
+    served = tmp_path / "lying"
+    served.mkdir()
+    (served / "a.gguf").write_bytes(lying)
+    hub.repositories["org/lying"] = served
+    code, out, err = ask("-m", "org/lying")
+    assert (code, out) == (4, "")
+    assert "not a usable GGUF file" in err
+    assert weights_sent(hub) <= len(lying), "no byte twice"
+
+
+def test_tokens_need_no_weights_and_then_no_network(hub, ask):
+    code, out, err = ask("-m", "org/m", "hello", "--json", command="tokens")
+    assert code == 0, err
+    assert len(json.loads(out)["tokens"]) == 5
+    assert weights_sent(hub) == 0
+    again = json.loads(ask("-m", "org/m", "hello", "--json", command="tokens")[1])
+    assert again["tokens"] == json.loads(out)["tokens"]
+    assert not hub.requests
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(hub, ask, tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = str(tmp_path / "file" / "hub")
+    code, out, err = ask("-m", "org/m", "--json", HF_HUB_CACHE=cache)
+    assert code == 0, err
+    assert json.loads(out)["tokenizer"]
+    assert not list(tmp_path.glob("llmcli-headers-*"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer", "environ", "code", "words"),
+    [
+        (["-m", "org/gone"], {}, {}, 3, "no model `org/gone` on the hub"),
+        (["-m", "org/ggufs"], {}, {}, 4, "not a usable GGUF file"),
+        (["-m", "org/several"], {}, {}, 4, "several models: `a.gguf`, `b.gguf`"),
+        (["-m", "org/none"], {}, {}, 4, "as pickles alone"),
+        (["-m", "org/m"], {"/api/": Answer(status=500)}, {}, 6, "error (500"),
+        (["-m", "org/m"], {}, {"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
+        (["-m", "org/m", "--offline"], {}, {}, 6, "offline mode allows no download"),
+        (["-m", "org/m"], {}, {"HF_HUB_OFFLINE": "1"}, 6, "offline mode allows no download"),
+        (["-m", "hf:org/short/x.gguf"], {}, {}, 3, "no file `x.gguf`"),
+    ],
+)
+def test_what_cannot_be_had_is_said(hub, ask, argv, answer, environ, code, words):
+    hub.answers |= answer
     found, out, err = ask(*argv, **environ)
     assert (found, out) == (code, ""), err
-    assert words in err
+    assert words in err.replace("\n", " ")
     assert "hint:" in err
+    assert "Traceback" not in err
+
+
+def test_a_gated_model(hub, ask):
+    hub.gated.add("org/m")
+    code, out, err = ask("-m", "org/m")
+    assert (code, out) == (6, "")
+    assert "is gated" in err
+    assert ask("-m", "org/m", HF_TOKEN="hf_good")[0] == 0
+    assert not [
+        one for one in hub.requests if one.host == "storage" and "authorization" in one.headers
+    ]

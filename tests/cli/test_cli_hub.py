@@ -1,0 +1,160 @@
+"""Models from the hub as a user meets them: a run, one without network, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_tiny import write_tiny
+from hub_stand_in import SHA, HubStandIn
+
+LIMIT = "import resource, sys; n = int(sys.argv.pop(1)); "
+LIMIT += "resource.setrlimit(resource.RLIMIT_FSIZE, (n, n)); "
+LIMIT += "import runpy; runpy.run_module('llmcli', run_name='__main__')"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    size = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2000}
+    return write_tiny(tmp_path_factory.mktemp("hub") / "m", weights=True, **size)
+
+
+@pytest.fixture
+def hub(folder):
+    with HubStandIn({"org/m": folder}) as hub:
+        yield hub
+
+
+@pytest.fixture
+def start(hub, tmp_path):
+    """Starts `generate` of five tokens in a process that knows no other hub."""
+    running = []
+
+    def run(*argv, program=("-m", "llmcli"), **environ):
+        process = subprocess.Popen(
+            [sys.executable, *program, "generate", "-m", "org/m", "--raw", "-n", "5",
+             "--greedy", "--ignore-eos", "--ids", "1,2,3", "--dtype", "float32", *argv],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | hub.environment(tmp_path) | environ,
+            # a background shell ignores Ctrl-C, and what it starts does too
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )  # fmt: skip
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def ended(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def left(tmp_path):
+    """Files in the cache: (finished weights, half files)."""
+    files = [path for path in (tmp_path / "hf").rglob("*") if path.is_file()]
+    half = [path.name for path in files if path.name.endswith(".incomplete")]
+    return [path.name for path in files if path.name == "model.safetensors"], half
+
+
+def bodies(hub):
+    return [one for one in hub.requests if one.method == "GET" and "model.safe" in one.path]
+
+
+def test_the_second_run_makes_no_network_call(hub, start):
+    code, out, err = ended(start("--json"))
+    assert (code, err) == (0, "")
+    ids = json.loads(out)["outputs"][0]["ids"]
+    assert len(ids) == 5
+    assert len(bodies(hub)) == 1
+    hub.requests.clear()
+    for argv, environ in (([], {}), (["--revision", SHA], {"HF_HUB_OFFLINE": "1"})):
+        code, out, err = ended(start("--json", *argv, **environ))
+        assert (code, err) == (0, "")
+        assert json.loads(out)["outputs"][0]["ids"] == ids
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_what_stops_a_download_leaves_nothing_that_is_used(hub, start, tmp_path, number, code):
+    hub.hold["model.safetensors"] = 1_500_000
+    process = start()
+    assert hub.holding.wait(30)
+    time.sleep(0.2)
+    begin = time.monotonic()
+    process.send_signal(number)
+    found, out, err = ended(process)
+    assert (found, out) == (code, "")
+    assert time.monotonic() - begin < 5
+    assert "Traceback" not in err
+    finished, half = left(tmp_path)
+    assert not finished
+    assert bool(half) == (number == signal.SIGKILL)
+    assert ended(start("--offline"))[0] == 6, "nothing of it counts"
+    if number != signal.SIGKILL:
+        return
+    hub.hold.clear()
+    hub.release.set()
+    hub.requests.clear()
+    assert ended(start())[0] == 0
+    assert [one.headers.get("range") for one in bodies(hub)] == [None], "that file from its start"
+    assert not [one for one in hub.requests if "tokenizer.json" in one.path], "the others are kept"
+
+
+def test_two_processes_fetch_it_once(hub, start):
+    hub.hold["model.safetensors"] = 1_500_000
+    first = start()
+    assert hub.holding.wait(30)
+    second = start()
+    deadline = time.monotonic() + 30
+    while sum(one.method == "HEAD" and "model.safe" in one.path for one in hub.requests) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    hub.release.set()
+    results = [ended(first), ended(second)]
+    assert results[0] == results[1]
+    assert results[0][0] == 0
+    assert len(bodies(hub)) == 1
+
+
+def test_a_disk_that_fills_up_on_the_way(hub, start, tmp_path):
+    code, out, err = ended(start(program=("-c", LIMIT, "1000000")))
+    assert (code, out) == (1, "")
+    assert "the hub cache" in err
+    assert "free " in err
+    assert left(tmp_path) == ([], [])
+
+
+def test_a_cut_connection_is_nobodys_affair(hub, start):
+    hub.cut["model.safetensors"] = [1_200_000, 1_100_000]
+    code, _, err = ended(start())
+    assert (code, err) == (0, "")
+    assert len(bodies(hub)) == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "code", "words"),
+    [
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, 6, "cannot be reached"),
+        ({"HF_TOKEN": "hf_bad"}, 6, "does not accept the token"),
+        ({"HF_HUB_CACHE": "/dev/null/hub"}, 1, "cannot be written"),
+    ],
+)
+def test_what_is_in_the_way_is_one_line_and_a_hint(start, environ, code, words):
+    begin = time.monotonic()
+    found, out, err = ended(start(**environ))
+    assert (found, out) == (code, "")
+    assert words in " ".join(err.split())
+    assert "hint:" in err
+    assert "Traceback" not in err
+    assert time.monotonic() - begin < 20
