@@ -594,6 +594,13 @@ def test_left_overs_of_the_hub_cache(hub):
     assert left_over(Inventory.read()) == []
 
 
+def test_the_commit_that_the_catalog_names_is_not_left_over(hub):
+    entry = CATALOG["smollm2-bf16"]
+    write_revision(hub, entry.repository, SAFE, commit=entry.revision, refs=[])
+    write_revision(hub, entry.repository, SAFE, commit=OLD, refs=["main"])
+    assert left_over(Inventory.read()) == []
+
+
 def test_what_was_not_used_for_long(hub, small):
     for name, days in (("old", 45), ("new", 2)):
         content = {**SAFE, "model.safetensors": name.encode()}
