@@ -17,9 +17,9 @@ from typing import Any
 
 from llmcli.checkpoints.files import read_object, shown
 from llmcli.errors import CheckpointError
-from llmcli.text.hfvocab import chat_template_of, eos_ids, named_tokens, read_settings
 from llmcli.text.piecefile import read_pieces
 from llmcli.text.sentencepiece import CONTROL, PieceEncoder, PieceModel, Pieces
+from llmcli.text.settings import chat_template_of, eos_ids, named_tokens, read_settings
 from llmcli.text.spelling import Spelling
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
@@ -110,42 +110,56 @@ class MarkedEncoder:
             inside = replace(model, normalizer=replace(model.normalizer, space_prefix=False))
         self._first = PieceEncoder(model)
         self._inside = self._first if inside is model else PieceEncoder(inside)
-        self._added = sorted(added, key=lambda token: -len(token.text))
-
-    @cached_property
-    def _patterns(self) -> dict[bool, re.Pattern[str] | None]:
-        return {plain: self._pattern(plain) for plain in (False, True)}
-
-    def _pattern(self, plain: bool) -> re.Pattern[str] | None:
-        space = r"\s*"
-        parts = [
-            space * token.lstrip + f"({re.escape(token.text)})" + space * token.rstrip
-            for token in self._usable(plain)
-        ]
-        return re.compile("|".join(parts)) if parts else None
-
-    def _usable(self, plain: bool) -> list[AddedToken]:
-        return [token for token in self._added if not (plain and token.special)]
+        self._tokens = {
+            plain: {t.text: t for t in added if not (plain and t.special)}
+            for plain in (False, True)
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> Marked:
         """Ids of `text`; with `encode_special_tokens`, special tokens in it are plain text."""
         return Marked(parts=tuple(self._parts(text)))
 
     def _parts(self, text: str) -> Iterator[tuple[int | Pieces, int, int]]:
-        plain, at = self.encode_special_tokens, 0
-        pattern, tokens = self._patterns[plain], self._usable(plain)
-        for match in pattern.finditer(text) if pattern else ():
-            if match.start() > at:
-                yield self._stretch(text, at, match.start())
-            group = match.lastindex or 1
-            yield tokens[group - 1].id, *match.span(group)
-            at = match.end()
+        at = 0
+        for token, begin, end in _found(text, self._tokens[self.encode_special_tokens]):
+            if begin < at:
+                continue  # it is among the whitespace that the one before took along
+            before = text[at:begin].rstrip() if token.lstrip else text[at:begin]
+            if before:
+                yield self._stretch(text, at, at + len(before))
+            yield token.id, begin, end
+            at = len(text) - len(text[end:].lstrip()) if token.rstrip else end
         if at < len(text):
             yield self._stretch(text, at, len(text))
 
     def _stretch(self, text: str, at: int, end: int) -> tuple[Pieces, int, int]:
         encoder = self._inside if at else self._first
         return encoder.encode(text[at:end]), at, end
+
+
+def _found(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[tuple[AddedToken, int, int]]:
+    """Tokens in `text` with their first character and end, from the left, the longest first.
+
+    By length at every letter that begins one: an expression of all tokens takes seconds for a
+    long text where there are hundreds of them.
+    """
+    if not tokens:
+        return
+    lengths: dict[str, set[int]] = {}
+    for name in tokens:
+        lengths.setdefault(name[0], set()).add(len(name))
+    sorted_lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+    begins = re.compile("[" + "".join(map(re.escape, lengths)) + "]")
+    at = 0
+    while (match := begins.search(text, at)) is not None:
+        begin = match.start()
+        at = begin + 1
+        for length in sorted_lengths[match[0]]:
+            token = tokens.get(text[begin : begin + length])
+            if token is not None:
+                at = begin + length
+                yield token, begin, at
+                break
 
 
 @dataclass(frozen=True, kw_only=True)

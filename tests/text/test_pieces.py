@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import piece_models
 import pytest
@@ -259,6 +260,19 @@ def test_a_model_file_beside_its_settings(tmp_path):
     spans = [(p.id, p.start, p.end) for p in tokenizer.pieces("a<|user|>  a", add_bos=False)]
     assert spans == [(5, 0, 1), (6, 1, 9), (4, 11, 12)]
     assert tokenizer.encode_chat([{"role": "user", "content": "a"}]) == [1, 4]
+
+
+def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):
+    """An expression of them all took ten seconds for this text."""
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model(GOOD))
+    tokens = {str(9 + i): {"content": f"<unused{i}>", "special": True} for i in range(3000)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
+    tokenizer = from_piece_file(path)
+    start = time.process_time()
+    ids = tokenizer.encode("a <unused " * 10_000 + "<unused17>", add_bos=False)
+    assert time.process_time() - start < 3
+    assert ids[-1] == 9 + 17
 
 
 def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
