@@ -7,21 +7,15 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from llmcli.checkpoints.catalog import Progress
-from llmcli.checkpoints.files import is_full, shown
+from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hubbar import Counted, bar
-from llmcli.checkpoints.hubcalls import Listing, explained, listed, reachable
-from llmcli.checkpoints.huberrors import unwritable
+from llmcli.checkpoints.hubcalls import explained, listed, reachable
+from llmcli.checkpoints.hubfetch import fetch_files, mark_missing, pin
 from llmcli.checkpoints.hubfiles import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
@@ -30,7 +24,6 @@ from llmcli.errors import CheckpointError, ModelNotFound
 __all__ = ["cached", "download", "explained", "reachable"]
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:
@@ -114,7 +107,7 @@ def download(model: HubId, *, weights: bool = True, progress: Progress | None = 
         if weights and not choice.weights:  # first the index, which says what else
             index = fetch_files(model, listing, (INDEX,))[INDEX]
             large = shards_of(index, listing.sizes)
-        _mark_missing(model, listing, choice.small)
+        mark_missing(model, listing, choice.small)
         # the weights last: where they are, the rest is
         paths = fetch_files(model, listing, (*choice.small, *large), progress)
         name, path = next(iter(paths.items()))
@@ -130,111 +123,3 @@ def _check_revision(model: HubId) -> None:
             f"`{shown(model.revision)}` cannot be a revision",
             hint="a revision is a branch, a tag or a commit",
         )
-
-
-def fetch_files(
-    model: HubId, listing: Listing, names: Sequence[str], progress: Progress | None = None
-) -> dict[str, Path]:
-    """Fetches the missing ones of `names`, one after another: name -> path in the cache.
-
-    For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
-    no room for it, CheckpointError for a file whose sha256 is not what the hub told.
-    """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    paths: dict[str, Path] = {}
-    for name in names:
-        found = try_to_load_from_cache(model.repository, name, revision=listing.commit)
-        if isinstance(found, str):
-            paths[name] = Path(found)
-    missing = [name for name in names if name not in paths]
-    count = Counted(
-        f"downloading {model.repository}", [listing.sizes[name] for name in missing], progress
-    )
-    _check_room(count.total)
-    for name in missing:
-        count.begin(listing.sizes[name])
-        try:
-            found = hf_hub_download(
-                model.repository, name, revision=listing.commit, tqdm_class=bar(count)
-            )
-        except OSError as error:
-            if is_full(error):
-                raise unwritable(error, room=count.total - count.done) from None
-            raise
-        paths[name] = Path(found)
-        if paths[name].parts[-2 - name.count("/")] != listing.commit:
-            raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
-        _verify(model, name, paths[name], listing.sha256.get(name))
-        count.end()
-    return paths
-
-
-def _check_room(needed: int) -> None:
-    """WriteFailed where the cache's disk has less than `needed` bytes."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE).expanduser().absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    with contextlib.suppress(OSError):  # what cannot be asked is found out by writing
-        if needed > shutil.disk_usage(folder).free:
-            raise unwritable(None, room=needed)
-
-
-def _verify(model: HubId, name: str, path: Path, sha256: str | None) -> None:
-    """Compares a large file with the digest that the hub told, which is its name in the cache.
-
-    A wrong one is removed, so that nothing finds it.
-    """
-    blob = path.resolve()
-    expected = sha256 or (blob.name if _SHA256.fullmatch(blob.name) else None)
-    if expected is None:
-        return
-    with blob.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        path.unlink(missing_ok=True)
-        blob.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"`{shown(name)}` came from the hub with another sha256 than it has there, and was "
-            "removed",
-            hint="run the command again; if it stays so, something on the way changes files",
-        )
-
-
-def _mark_missing(model: HubId, listing: Listing, small: Sequence[str]) -> None:
-    """Lets the cache know what the repository does not have: a look-up then asks for it no more.
-
-    The library keeps such marks itself, when a file turns out not to exist.
-    """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    if model.file is not None or not small:
-        return
-    absent = [] if "config.json" in small else ["config.json"]
-    absent += [] if set(small) & set(TOKENIZERS) else [TOKENIZERS[0]]
-    for name in absent:
-        with contextlib.suppress(EntryNotFoundError):
-            hf_hub_download(model.repository, name, revision=listing.commit)
-
-
-def pin(model: HubId, commit: str, snapshot: Path) -> None:
-    """Writes which commit the branch or tag is, as the library would before a download.
-
-    Afterwards, an interrupted update leaves the older version in use, which is whole.
-    """
-    revision = model.revision or "main"
-    path = snapshot.parent.parent / "refs" / revision
-    if revision == commit:
-        return
-    with contextlib.suppress(OSError):
-        if path.read_text() == commit:
-            return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # beside `refs`, where whatever lies is a branch, also after a full disk or a kill
-    with tempfile.TemporaryDirectory(dir=snapshot.parent.parent) as scratch:
-        whole = Path(scratch) / "ref"
-        whole.write_text(commit)
-        os.replace(whole, path)
