@@ -46,8 +46,8 @@ WRITES = {
     "checkpoints.headers:_link_small": HEADERS,
     "checkpoints.headers:_put": HEADERS,
     "checkpoints.headers:fetched_headers": HEADERS,
-    "checkpoints.hub:_pin": HUB,
-    "checkpoints.hub:fetch_files": HUB,
+    "checkpoints.hubfetch:pin": HUB,
+    "checkpoints.hubfetch:fetch_files": HUB,
     "checkpoints.pinned:_download": FETCHED,
     "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
     "cli.attention.exports:_Csv.finish": NAMED,
@@ -69,7 +69,7 @@ WRITES = {
 }
 # … and those that write where no disk can be full
 ELSEWHERE = {
-    "checkpoints.hub:_mark_missing": "asks for a file that is not there",
+    "checkpoints.hubfetch:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "cli.exits:give_up": "to /dev/null",
     "measure.bench.peers.quiet:silent": "to /dev/null",
