@@ -15,6 +15,11 @@ from typing import Any
 from llmcli.checkpoints.files import shown
 from llmcli.errors import UnsupportedModel
 
+# What the `tokenizers` library drops spaces by, in its order (decoders/wordpiece.rs, `cleanup`).
+_TIDY = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -41,6 +46,9 @@ class Spelling:
     `strip`: so many leading spaces of a whole text are dropped.
     `first_drops`: this character vanishes from the first token of a text (Metaspace).
     `separator`: goes between tokens (only vocabularies without a decoder have one).
+    `continuation`: a token that begins with it belongs to the word before, without it; every
+    other one but a text's first gets a space in front (WordPiece).
+    `tidy`: (old, new) pairs applied to a token with its space, which drop that of a comma.
     """
 
     byte_level: bool = False
@@ -49,6 +57,8 @@ class Spelling:
     strip: int = 0
     first_drops: str | None = None
     separator: str = ""
+    continuation: str = ""
+    tidy: tuple[tuple[str, str], ...] = ()
 
     def to_bytes(self, string: str, *, first: bool = False) -> bytes:
         """The bytes of one token's string; `first`: it is the first token of a text."""
@@ -61,6 +71,11 @@ class Spelling:
         if first and self.first_drops:
             string = string.replace(self.first_drops, "")
         for old, new in self.replace:
+            string = string.replace(old, new)
+        if self.continuation and not first:
+            inside = string.startswith(self.continuation)
+            string = string[len(self.continuation) :] if inside else f" {string}"
+        for old, new in self.tidy:
             string = string.replace(old, new)
         if self.byte_fallback and (byte := _fallback_byte(string)) is not None:
             return byte
@@ -84,6 +99,9 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
         mark = str(decoder.get("replacement", "▁"))
         never = decoder.get("prepend_scheme") == "never"
         return Spelling(replace=((mark, " "),), first_drops=None if never else mark)
+    if kind == "WordPiece" and decoder.get("prefix"):
+        tidy = _TIDY if decoder.get("cleanup") else ()
+        return Spelling(continuation=str(decoder["prefix"]), tidy=tidy)
     steps = list(decoder.get("decoders", [])) if kind == "Sequence" else [decoder]
     replace: list[tuple[str, str]] = []
     byte_level = byte_fallback = fused = False
@@ -104,7 +122,8 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
         else:
             raise UnsupportedModel(
                 f"the tokenizer's decoder step `{shown(kind)}` is not one that llmcli knows",
-                hint="known: ByteLevel, Metaspace, and Replace, ByteFallback, Fuse, Strip in a row",
+                hint="known: ByteLevel, Metaspace, WordPiece, and in a row Replace, ByteFallback, "
+                "Fuse, Strip",
             )
     return Spelling(
         byte_level=byte_level, replace=tuple(replace), byte_fallback=byte_fallback, strip=strip

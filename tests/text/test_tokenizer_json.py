@@ -192,7 +192,7 @@ def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path):
 
 @pytest.mark.parametrize(
     "decoder",
-    [decoders.WordPiece(), decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)],
+    [decoders.BPEDecoder(), decoders.CTC(), decoders.Strip(" ", 1, 0)],
 )
 def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
     directory = write(tmp_path, "gpt2")
@@ -205,8 +205,8 @@ def test_an_unknown_decoder_is_unsupported(tmp_path, decoder):
 
 def test_no_tokenizer_and_other_tokenizers(tmp_path):
     assert from_directory(tmp_path) is None
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e")
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.model") as caught:
+    (tmp_path / "tekken.json").write_bytes(b"{}")
+    with pytest.raises(UnsupportedModel, match=r"tekken\.json") as caught:
         from_directory(tmp_path)
     assert caught.value.code == 4
 

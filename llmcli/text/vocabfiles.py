@@ -1,0 +1,242 @@
+"""The tokenizer of a directory with vocab.json and merges.txt, as before there was tokenizer.json.
+
+The two files say which bytes merge, not how a text is cut before that. transformers knows it by
+the class that tokenizer_config.json names, else by the model's type (models/*/tokenization_*.py,
+models/auto/tokenization_auto.py). A class that is not in the table here is an error: another cut
+gives plausible ids and worse text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmcli.checkpoints.files import open_regular, read_object, shown
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text.pretokenizers import find_rule
+from llmcli.text.settings import BROKEN, named_tokens, token_text
+
+if TYPE_CHECKING:
+    import tokenizers
+
+NAMES = ("vocab.json", "merges.txt")
+_MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
+_MAX_ID = 1 << 24
+_MAX_MERGES = 1 << 21
+_OTHER_WAY = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """What a class of transformers adds to the files.
+
+    `rule`: how text is cut, by its GGUF name (None: by the library's byte-level step, which is
+    GPT-2's). `nfc`: it is normalized first. `defaults`: the special tokens where the settings
+    name none. `encloses`: `cls_token` goes in front of a text.
+    """
+
+    defaults: dict[str, str]
+    rule: str | None = None
+    nfc: bool = False
+    encloses: bool = False
+
+
+_END = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+_GPT2 = _Kind(defaults=_END | {"bos_token": "<|endoftext|>"})
+_KINDS = {
+    "GPT2Tokenizer": _GPT2,
+    "CodeGenTokenizer": _GPT2,
+    "GPTNeoXTokenizer": _Kind(defaults=_GPT2.defaults | {"pad_token": "<|padding|>"}, nfc=True),
+    "Qwen2Tokenizer": _Kind(
+        defaults=_END | {"pad_token": "<|endoftext|>"}, rule="qwen2", nfc=True
+    ),
+    "RobertaTokenizer": _Kind(
+        defaults={
+            "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>",
+            "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
+        },
+        encloses=True,
+    ),
+}  # fmt: skip
+_BY_TYPE = {
+    "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "roberta": "RobertaTokenizer",
+}
+# transformers takes the model's own class for these, whatever the settings name.
+_ALWAYS = ("qwen2",)
+
+
+def read_pair(
+    directory: Path, settings: Mapping[str, Any], config: Mapping[str, Any] | None
+) -> tuple[tokenizers.Tokenizer, dict[str, Any], str]:
+    """The library's tokenizer of vocab.json and merges.txt, the settings, and the class's name.
+
+    The settings come back with the class's special tokens and with added_tokens.json as
+    `added_tokens_decoder`. Raises `UnsupportedModel` where the class is unknown or not named,
+    `CheckpointError` for files that are broken or contradict each other.
+    """
+    name = _class_name(settings, config or {})
+    kind = _KINDS[name]
+    settings = {**kind.defaults, **settings}
+    added = _added(directory, settings)
+    settings["added_tokens_decoder"] = {str(index): token for index, token in added.items()}
+    vocab = _read_vocab(directory / NAMES[0])
+    _join(vocab, added)
+    return _build(kind, vocab, _read_merges(directory / NAMES[1]), settings), settings, name
+
+
+def _class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The class of transformers that would read the files; UnsupportedModel where none is known."""
+    model_type = config.get("model_type")
+    model_type = model_type if isinstance(model_type, str) else ""
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if named is None or model_type in _ALWAYS:
+        named = _BY_TYPE.get(model_type)
+    if named is None:
+        raise UnsupportedModel(
+            f"nothing says how text is cut for `{NAMES[0]}`: no `tokenizer_class` is named",
+            hint=f"name it in tokenizer_config.json; known: {', '.join(_KINDS)}",
+        )
+    name = str(named).removesuffix("Fast")
+    if name not in _KINDS:
+        raise UnsupportedModel(
+            f"`{NAMES[0]}` of a `{shown(named)}` is not a kind of tokenizer that llmcli knows",
+            hint=_OTHER_WAY,
+        )
+    return name
+
+
+def _read_vocab(path: Path) -> dict[str, int]:
+    if path.stat().st_size > _MAX_FILE:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
+    try:
+        vocab = read_object(path) or {}
+    except CheckpointError as error:
+        raise CheckpointError(error.message, hint=error.hint or BROKEN) from error
+    for text, index in vocab.items():
+        _check_id(path.name, text, index)
+    taken: dict[int, str] = {}
+    for text, index in vocab.items():
+        if taken.setdefault(index, text) != text:
+            both = f"`{shown(taken[index])}` and `{shown(text)}`"
+            raise CheckpointError(f"`{path.name}` gives {both} the id {index}", hint=BROKEN)
+    return vocab
+
+
+def _check_id(file: str, text: object, index: object) -> None:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < _MAX_ID:
+        raise CheckpointError(
+            f"`{file}` gives `{shown(text)}` the id `{shown(index, 40)}`", hint=BROKEN
+        )
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """The pairs in the order of their rank; `#version` lines and blank ones are none."""
+    descriptor, size = open_regular(path)
+    with open(descriptor, "rb") as file:
+        if size > _MAX_FILE:
+            raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
+        data = file.read(size)
+    try:
+        lines = data.decode("utf-8-sig").split("\n")  # only these end a line, as in the library
+    except UnicodeDecodeError:
+        raise CheckpointError(f"`{path.name}` is not UTF-8", hint=BROKEN) from None
+    if len(lines) > _MAX_MERGES:
+        raise CheckpointError(f"`{path.name}` has more than {_MAX_MERGES} lines", hint=BROKEN)
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        line = line.removesuffix("\r")
+        if not line or line.startswith("#version"):
+            continue
+        left, between, right = line.partition(" ")
+        if not left or not right or not between or " " in right:
+            raise CheckpointError(
+                f"line {number} of `{path.name}` is no pair of tokens: `{shown(line, 40)}`",
+                hint=BROKEN,
+            )
+        merges.append((left, right))
+    return merges
+
+
+def _added(directory: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Id → token, of the settings, else of added_tokens.json, which transformers then reads."""
+    listed = settings.get("added_tokens_decoder")
+    if isinstance(listed, dict):
+        found = {}
+        for key, token in listed.items():
+            text = token_text(token)
+            if text is None or not (key.isdecimal() and key.isascii() and len(key) < 10):
+                raise CheckpointError(
+                    f"the added token `{shown(key, 40)}` has no id or no text", hint=BROKEN
+                )
+            _check_id("tokenizer_config.json", text, int(key))
+            found[int(key)] = token
+        return found
+    path = directory / "added_tokens.json"
+    extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens")
+    special = {token_text(token) for token in (extra if isinstance(extra, list) else ())}
+    special |= set(named_tokens(settings).values())
+    tokens: dict[int, dict[str, Any]] = {}
+    for text, index in (read_object(path) or {}).items():
+        _check_id(path.name, text, index)
+        tokens[index] = {"content": text, "special": text in special}
+    return tokens
+
+
+def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None:
+    """Put the added tokens into the vocabulary, under the ids that the files give them.
+
+    The library would count on from the vocabulary's size, which is wrong where ids have holes.
+    """
+    at = {index: text for text, index in vocab.items()}
+    for index, token in added.items():
+        text = token["content"]
+        if vocab.get(text, index) != index or at.get(index, text) != text:
+            raise CheckpointError(
+                f"the added token `{shown(text)}` has the id {index}, which `{NAMES[0]}` denies",
+                hint=BROKEN,
+            )
+        vocab[text] = index
+        at[index] = text
+
+
+def _build(
+    kind: _Kind,
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    settings: Mapping[str, Any],
+) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        backend = Tokenizer(BPE(vocab, merges))
+    except Exception as error:
+        raise CheckpointError(
+            f"`{NAMES[1]}` does not fit `{NAMES[0]}`: {shown(error, 120)}", hint=BROKEN
+        ) from error
+    if kind.nfc:
+        backend.normalizer = normalizers.NFC()
+    spaced = bool(settings.get("add_prefix_space"))
+    patterns = find_rule(kind.rule).patterns if kind.rule else ()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=not patterns)
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters]) if cuts else letters
+    backend.decoder = decoders.ByteLevel()
+    role = "cls_token" if kind.encloses else "bos_token"
+    first = token_text(settings.get(role))
+    if first is not None and (kind.encloses or settings.get("add_bos_token")):
+        if first not in vocab:
+            raise CheckpointError(
+                f"`{NAMES[0]}` has no `{shown(first)}`, which begins every text", hint=BROKEN
+            )
+        backend.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, vocab[first])]
+        )
+    return backend

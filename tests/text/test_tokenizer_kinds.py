@@ -1,0 +1,311 @@
+"""Every kind of tokenizer that a directory may hold, against transformers, on thousands of texts.
+
+The vocabularies are trained here and written by transformers' own `save_pretrained`, or as the
+files that checkpoints of a class had before there was tokenizer.json.
+"""
+
+import json
+import os
+import random
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import tokenizer_files
+from llama_cpp_strings import CODE, LOOKALIKES, MARKS, SPACES, WORDS, strings
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
+
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.text.hfvocab import from_directory
+
+EMOJI = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇩🇪🇫🇷", "1️⃣", "☃\ufe0f", "\u200d", "\ufe0f"]
+NAMED = ["<|endoftext|>", "<|im_start|>", "<|eot_id|>", "<s>", "</s>", "<unk>", "[CLS]", "[UNK]",
+         "<|begin_of_text|>", "<tool>", "<extra_id_0>", "[MASK]"]  # fmt: skip
+COMBINING = [chr(c) for c in (*range(0x300, 0x370, 5), 0x94D, 0xE31, 0x5B0, 0x64B, 0x20DD, 0x1160)]
+UNASSIGNED = [chr(c) for c in (0x378, 0x530, 0x2FE0, 0xFFFF, 0x1FFFE, 0xE0080, 0xF0000, 0x10FFFF)]
+
+
+def texts() -> list[str]:
+    """3,300 texts; those of `strings` and others with what a splitter gets wrong."""
+    draw = random.Random(11)
+    pools = [EMOJI, NAMED, COMBINING, UNASSIGNED, WORDS, SPACES, MARKS, LOOKALIKES]
+    pools.append([chr(c) for c in (*range(0x21), *range(0x7F, 0xA1))])
+    found = [*strings(2000, seed=12), *NAMED, *EMOJI, *CODE]
+    for name in NAMED:
+        found += [
+            f"a{name}b",
+            f"a {name} b",
+            f" {name}",
+            f"{name} ",
+            f"{name}\n{name}{name}",
+            name[:-1],
+        ]
+    found += [" " * n + "x" * (n % 7) + "\n" * (n % 5) for n in range(1, 60)]
+    found += ["a" * 5000, "ab" * 3000, "é" * 999, "́" * 500, "🙂" * 300, "中" * 999, "1" * 999]
+    found += ["\x00", "a\x00b", "\r", "a\rb", "\r\r\n", "\x1b[31m", "\u2028\u2029", "\u202eabc"]
+    while len(found) < 3300:
+        found.append("".join(draw.choice(draw.choice(pools)) for _ in range(draw.randint(1, 12))))
+    return found
+
+
+TEXTS = texts()
+
+
+def trained(model, trainer, *, pre, normalizer=None, decoder=None):
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, pre, decoder
+    tokenizer.train_from_iterator(tokenizer_files.CORPUS, trainer)
+    return tokenizer
+
+
+def wordpiece():
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    made = trained(
+        models.WordPiece(unk_token="[UNK]"),
+        trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False),
+        normalizer=normalizers.BertNormalizer(),
+        pre=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
+    )
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return made, names | {"pad_token": "[PAD]", "mask_token": "[MASK]"}
+
+
+def wordlevel():
+    made = trained(
+        models.WordLevel(unk_token="<unk>"),
+        trainers.WordLevelTrainer(special_tokens=["<unk>", "<s>"], show_progress=False),
+        pre=pre_tokenizers.Whitespace(),
+    )
+    return made, {"unk_token": "<unk>", "bos_token": "<s>"}
+
+
+def unigram():
+    """As T5's: replacements, runs of spaces merged, `▁` in front of every word."""
+    import piece_models
+
+    from llmcli.text.piecefile import parse_pieces
+
+    model = parse_pieces(piece_models.trained("t5")).model
+    made = Tokenizer(models.Unigram(list(zip(model.strings, model.scores, strict=True)), unk_id=2))
+    made.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(model.normalizer.charsmap),
+            normalizers.Replace(Regex(" {2,}"), "▁"),
+        ]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    made.decoder = decoders.Metaspace(prepend_scheme="always")
+    made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    names = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return made, names | {"extra_special_tokens": ["the"]}
+
+
+def byte_level(kind):
+    made, names = tokenizer_files.KINDS[kind]
+    return made(), names
+
+
+FILES = {
+    "gpt2": lambda: byte_level("gpt2"),
+    "llama3": lambda: byte_level("llama3"),
+    "qwen2": lambda: byte_level("qwen2"),
+    "llama2": lambda: byte_level("llama2"),
+    "metaspace": lambda: byte_level("metaspace"),
+    "wordpiece": wordpiece,
+    "wordlevel": wordlevel,
+    "unigram": unigram,
+}
+LISTED = {
+    "900": {"content": "<|im_start|>", "special": True, "normalized": False},
+    "901": {"content": "<|eot_id|>", "special": True, "lstrip": True, "rstrip": True},
+    "902": {"content": "<tool>", "special": False, "normalized": True},
+}
+PLAIN = {"cls_token": "the", "sep_token": "a", "bos_token": "the", "eos_token": "a"}
+PLAIN |= {"unk_token": "<|endoftext|>", "pad_token": None, "mask_token": None}
+# (tokenizer_config.json, config.json's model_type, further files) of vocab.json and merges.txt.
+PAIRS = {
+    "pair gpt2": ({}, "gpt2", {}),
+    "pair gpt2 spaced": (
+        {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": True, "add_bos_token": True},
+        "llama",
+        {"added_tokens.json": {"<s>": 900, "<tool>": 901}, "special_tokens_map.json": {
+            "bos_token": {"content": "<s>", "normalized": True}, "image_token": "<tool>",
+        }},
+    ),
+    "pair qwen2": ({"added_tokens_decoder": LISTED, "eos_token": "<|im_start|>"}, "qwen3", {}),
+    "pair qwen2 always": ({"tokenizer_class": "GPT2Tokenizer", "bos_token": None}, "qwen2", {}),
+    "pair neox": ({"tokenizer_class": "GPTNeoXTokenizer", "add_bos_token": True}, None, {}),
+    "pair roberta": ({"tokenizer_class": "RobertaTokenizer", **PLAIN}, None, {}),
+}  # fmt: skip
+
+
+def write_pair(directory, settings, model_type, more, *, kind="gpt2"):
+    model = json.loads(tokenizer_files._trained(kind))["model"]
+    contents = {"vocab.json": model["vocab"], "tokenizer_config.json": settings, **more}
+    if model_type:
+        contents["config.json"] = {"model_type": model_type}
+    for name, content in contents.items():
+        if content is not None:
+            (directory / name).write_text(json.dumps(content), encoding="utf-8")
+    lines = ["#version: 0.2", *map(" ".join, model["merges"])]
+    (directory / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"model_type": model_type}
+
+
+@pytest.fixture(scope="module", params=[*FILES, *PAIRS])
+def pair(request, tmp_path_factory):
+    """(ours, transformers', the kind's name)."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    kind, directory = request.param, tmp_path_factory.mktemp("kind")
+    config = None
+    if kind in FILES:
+        made, names = FILES[kind]()
+        saved = PreTrainedTokenizerFast(tokenizer_object=made, **names)
+        saved.save_pretrained(directory)
+    else:
+        config = write_pair(directory, *PAIRS[kind])
+    theirs = AutoTokenizer.from_pretrained(str(directory))
+    return from_directory(directory, config=config), theirs, kind
+
+
+def test_ids_and_text_are_transformers(pair):
+    ours, theirs, _ = pair
+    ending = theirs("a").input_ids[len(ours.encode("a")) :]  # EOS, which a prompt does not have
+    for number, text in enumerate(TEXTS):
+        ids = theirs(text).input_ids
+        assert ours.encode(text) + ending == ids, text
+        plain = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ours.encode(text, add_bos=False, parse_special=False) == plain, text
+        assert ours.decode(ids, skip_special=False) == decoded(theirs, ids), text
+        if number % 3 == 0:
+            assert ours.decode(ids) == decoded(theirs, ids, skip_special_tokens=True), text
+
+
+def decoded(theirs, ids, **options):
+    return theirs.decode(ids, clean_up_tokenization_spaces=False, **options)
+
+
+def test_the_prefix_is_transformers(pair):
+    ours, theirs, _ = pair
+    front = theirs("a", add_special_tokens=False).input_ids
+    full = theirs("a").input_ids
+    at = next(i for i in range(len(full)) if full[i : i + len(front)] == front)
+    assert ours.encode("a")[:at] == full[:at]
+    assert ours.add_bos is (at > 0)
+    assert ours.bos_id == theirs.bos_token_id
+    assert theirs.eos_token_id in (*ours.eos_ids, None)
+
+
+def test_pieces_are_the_ids_and_lie_in_the_text(pair):
+    ours, _, _ = pair
+    for text in TEXTS[::5]:
+        pieces = ours.pieces(text)
+        assert [piece.id for piece in pieces] == ours.encode(text)
+        ends = [piece.end for piece in pieces]
+        assert all(0 <= p.start <= p.end <= len(text.encode()) for p in pieces)
+        assert ends == sorted(ends)
+
+
+def test_line_ends_blank_lines_and_a_mark_in_front_change_nothing(tmp_path):
+    config = write_pair(tmp_path, {}, "gpt2", {})
+    before = [from_directory(tmp_path, config=config).encode(text) for text in TEXTS[:300]]
+    path = tmp_path / "merges.txt"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", ""]).encode())
+    ours = from_directory(tmp_path, config=config)
+    assert [ours.encode(text) for text in TEXTS[:300]] == before
+    path.write_text("\n".join(lines[1:]), encoding="utf-8")  # no header, no end of the last line
+    ours = from_directory(tmp_path, config=config)
+    assert [ours.encode(text) for text in TEXTS[:300]] == before
+
+
+def test_added_tokens_have_the_ids_that_the_files_give(tmp_path):
+    listed = {"950": {"content": "<tool>", "special": True}, "2000": {"content": "<end>"}}
+    config = write_pair(tmp_path, {"added_tokens_decoder": listed}, "gpt2", {})
+    ours = from_directory(tmp_path, config=config)
+    assert ours.encode("<tool><end>", add_bos=False) == [950, 2000]
+    assert ours.vocab_size == 2001
+    assert not ours.has(1999)
+    assert ours.special_ids >= {950}
+
+
+UNKNOWN = [
+    ({}, None, "no `tokenizer_class` is named"),
+    ({}, "llama", "no `tokenizer_class` is named"),
+    ({"tokenizer_class": "CLIPTokenizer"}, "gpt2", "`CLIPTokenizer`"),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, "llama", "`PreTrainedTokenizerFast`"),
+    ({"tokenizer_class": "\x1b[31m"}, "llama", r"`\\x1b\[31m`"),
+    ({"tokenizer_class": ["GPT2Tokenizer"]}, "gpt2", "not a kind of tokenizer"),
+    ({}, ["gpt2"], "no `tokenizer_class` is named"),
+]
+
+
+@pytest.mark.parametrize(("settings", "model_type", "words"), UNKNOWN)
+def test_an_unknown_cut_is_an_error_not_a_guess(tmp_path, settings, model_type, words):
+    config = write_pair(tmp_path, settings, model_type, {})
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        from_directory(tmp_path, config=config)
+    assert caught.value.code == 4
+    assert caught.value.hint
+
+
+HOSTILE = {
+    "vocab.json": [
+        b"[]", b"{", b"", b"\xff", b'{"a":' * 100_000, b'{"a": -1}', b'{"a": 1.5}', b'{"a": "1"}',
+        b'{"a": true}', b'{"a": null}', b'{"a": 4294967301}', b'{"a": 99999999999999999999999}',
+        b'{"a": 1, "b": 1}', b'{"\\ud800": 1}', b'{"a": 16777215}', b'{"a": 3, "b": 5}',
+    ],
+    "merges.txt": [
+        b"\xff\xfe", b"#version: 0.2\nqqqq zzzz\n", b"a\n", b"a b c\n", b" a\n", b"a \n", b"  \n",
+        b"a\tb\n", b"\x00 \x00\n", b"\x1b[31m\n", b"t h\rx\n", b"\n" * (1 << 21), b"",
+    ],
+    "added_tokens.json": [
+        b'{"<x>": -1}', b'{"<x>": 3}', b'{"<x>": "900"}', b'{"<x>": 99999999}', b"[1]", b"{",
+        b'{"the": 900}', b'{"<x>": 16777215}', b'{"<x>": []}',
+    ],
+    "tokenizer_config.json": [
+        b'{"added_tokens_decoder": {"x": {"content": "a"}}}',
+        b'{"added_tokens_decoder": {"-1": {"content": "<x>"}}}',
+        b'{"added_tokens_decoder": {"900": {}}}', b'{"added_tokens_decoder": {"900": 3}}',
+        b'{"added_tokens_decoder": {"900": {"content": "the"}}}',
+        b'{"added_tokens_decoder": {"99999999999999999999": {"content": "<x>"}}}',
+        b'{"added_tokens_decoder": {"\xd9\xa1": {"content": "<x>"}}}',
+        b'{"add_bos_token": true, "bos_token": "<none>"}',
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(name, content) for name, several in HOSTILE.items() for content in several],
+)
+def test_a_broken_pair_is_one_clear_error(tmp_path, name, content):
+    config = write_pair(tmp_path, {}, "gpt2", {})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        from_directory(tmp_path, config=config)
+    text = str(caught.value)
+    assert caught.value.code == 4
+    assert text.isprintable()
+    assert len(text) < 400
+    assert caught.value.hint
+
+
+def test_files_that_are_too_large_or_alone(tmp_path):
+    config = write_pair(tmp_path, {}, "gpt2", {})
+    for name in ("vocab.json", "merges.txt"):
+        kept = (tmp_path / name).read_bytes()
+        os.truncate(tmp_path / name, (1 << 25) + 1)
+        with pytest.raises(CheckpointError, match=f"`{name}` has more than"):
+            from_directory(tmp_path, config=config)
+        (tmp_path / name).unlink()
+        if name == "merges.txt":
+            with pytest.raises(UnsupportedModel, match=r"only there as `vocab\.json`"):
+                from_directory(tmp_path, config=config)
+        (tmp_path / name).write_bytes(kept)
