@@ -136,7 +136,7 @@ class NetworkError(LlmcliError):
 class NotFinite(LlmcliError):
     """NaN or infinity in weights, activations or logits (exit 7).
 
-    `dtype`: the arithmetic that it came out of, for a hint that can help: half precision
+    `dtype`: the arithmetic that it came out of, for a hint that can help: float16
     overflows in some models, where it is nothing else the weights are at fault.
     """
 
@@ -145,8 +145,8 @@ class NotFinite(LlmcliError):
 
     def __init__(self, message: str, *, hint: str | None = None, dtype: str = "") -> None:
         found = "`llmcli dump --name '*'` names the first number that is not"
-        if dtype.endswith("float16"):
-            found = f"try --dtype float32, for half precision may overflow; {found}"
+        if dtype == "float16":
+            found = f"try --dtype float32, for float16 may overflow; {found}"
         super().__init__(message, hint=hint or found)
 
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from llmcli.checkpoints import pinned, wheel
+from llmcli.checkpoints import wheel
 from llmcli.checkpoints.catalog import CatalogEntry, Progress
 from llmcli.checkpoints.files import is_full, shown, why
+from llmcli.checkpoints.hub import pinned
 from llmcli.errors import CheckpointError, ModelNotFound, NetworkError, WriteFailed
 
 _CHUNK = 1 << 20

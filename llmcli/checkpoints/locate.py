@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from llmcli.checkpoints.cache.used import mark_used
 from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.hub import cached, download
+from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.checkpoints.used import mark_used
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"

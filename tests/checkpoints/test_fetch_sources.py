@@ -22,8 +22,8 @@ from llmcli.checkpoints import fetch as fetch_module
 from llmcli.checkpoints import locate, wheel
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile, WheelFile
 from llmcli.checkpoints.fetch import fetch
-from llmcli.checkpoints.headers import fetched_headers
-from llmcli.checkpoints.hub import cached, download
+from llmcli.checkpoints.hub.download import cached, download
+from llmcli.checkpoints.hub.headers import fetched_headers
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError, NetworkError, WriteFailed
 

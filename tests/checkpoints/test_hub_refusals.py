@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from hub_stand_in import SHA, Answer, HubStandIn
 
-from llmcli.checkpoints.headers import fetched_headers
-from llmcli.checkpoints.hub import cached, download
+from llmcli.checkpoints.hub.download import cached, download
+from llmcli.checkpoints.hub.headers import fetched_headers
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound, NetworkError, WriteFailed
 
@@ -155,7 +155,7 @@ def test_answers_that_are_none(hub, body):
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_without_an_end(hub, monkeypatch, place, status):
-    monkeypatch.setattr("llmcli.checkpoints.hubcalls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
     hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
     refused()
     assert sum(hub.sent.values()) < 50_000_000

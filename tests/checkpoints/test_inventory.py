@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from hub_cache_files import MAIN, OLD, lock_of, tree_of, write_revision
 
-from llmcli.checkpoints import catalog, used
+from llmcli.checkpoints import catalog
+from llmcli.checkpoints.cache import used
+from llmcli.checkpoints.cache.inventory import Inventory
+from llmcli.checkpoints.cache.named import pieces_of
+from llmcli.checkpoints.cache.prune import left_over
+from llmcli.checkpoints.cache.removal import remove
+from llmcli.checkpoints.cache.used import home_of, mark_used
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
-from llmcli.checkpoints.inventory import Inventory
 from llmcli.checkpoints.locate import find
-from llmcli.checkpoints.named import pieces_of
-from llmcli.checkpoints.prune import left_over
-from llmcli.checkpoints.removal import remove
-from llmcli.checkpoints.used import home_of, mark_used
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 1000, "tokenizer.json": b"t" * 50}
@@ -373,10 +374,9 @@ def hold(path: Path) -> subprocess.Popen[bytes]:
 
 
 def use(path: Path) -> subprocess.Popen[bytes]:
-    code = "import sys; from pathlib import Path; from llmcli.checkpoints.used import mark_used"
-    return _started(
-        f"{code}; mark_used(Path(sys.argv[1])); print(); sys.stdout.flush(); sys.stdin.read()", path
-    )
+    code = "import sys, pathlib; from llmcli.checkpoints.cache.used import mark_used"
+    run = "mark_used(pathlib.Path(sys.argv[1])); print(); sys.stdout.flush(); sys.stdin.read()"
+    return _started(f"{code}; {run}", path)
 
 
 def _started(code: str, path: Path) -> subprocess.Popen[bytes]:

@@ -43,12 +43,12 @@ WRITES = {
     "checkpoints.fetch:_copy_verified": FETCHED,
     "checkpoints.fetch:_fetch": FETCHED,
     "checkpoints.fetch:_locked": FETCHED,
-    "checkpoints.headers:_link_small": HEADERS,
-    "checkpoints.headers:_put": HEADERS,
-    "checkpoints.headers:fetched_headers": HEADERS,
-    "checkpoints.hubfetch:pin": HUB,
-    "checkpoints.hubfetch:fetch_files": HUB,
-    "checkpoints.pinned:_download": FETCHED,
+    "checkpoints.hub.headers:_link_small": HEADERS,
+    "checkpoints.hub.headers:_put": HEADERS,
+    "checkpoints.hub.headers:fetched_headers": HEADERS,
+    "checkpoints.hub.fetching:pin": HUB,
+    "checkpoints.hub.fetching:fetch_files": HUB,
+    "checkpoints.hub.pinned:_download": FETCHED,
     "checkpoints.wheel:download": "tests/checkpoints/test_fetch.py::test_pip_finds_the_disk_full",
     "cli.attention.exports:_Csv.finish": NAMED,
     "cli.attention.exports:_Document.finish": NAMED,
@@ -69,7 +69,7 @@ WRITES = {
 }
 # … and those that write where no disk can be full
 ELSEWHERE = {
-    "checkpoints.hubfetch:mark_missing": "asks for a file that is not there",
+    "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
     "cli.exits:give_up": "to /dev/null",
     "measure.bench.peers.quiet:silent": "to /dev/null",

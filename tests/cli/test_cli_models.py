@@ -15,7 +15,7 @@ from cli_tiny import write_tiny
 from hub_cache_files import OLD, tree_of, write_revision
 from hub_stand_in import HubStandIn
 
-from llmcli.checkpoints import used
+from llmcli.checkpoints.cache import used
 
 SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048}
 

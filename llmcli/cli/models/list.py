@@ -40,8 +40,8 @@ def command(output: OutputOptions) -> None:
 
 
 def _report() -> ModelsReport:
-    from llmcli.checkpoints.inventory import Inventory
-    from llmcli.checkpoints.prune import left_over
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.prune import left_over
 
     inventory = Inventory.read()
     return ModelsReport(

@@ -15,7 +15,7 @@ from llmcli.cli.output import Output
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints.removal import Piece
+    from llmcli.checkpoints.cache.removal import Piece
 
 EPILOG = """
 Examples:
@@ -50,8 +50,8 @@ def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptio
     """
     age = None if needed.older_than is None else _seconds(needed.older_than)
     out = Output("models-prune", output)
-    from llmcli.checkpoints.inventory import Inventory
-    from llmcli.checkpoints.prune import left_over
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.prune import left_over
 
     since = None if age is None else time.time() - age
 

@@ -72,7 +72,7 @@ def command(asked: PullOptions, output: OutputOptions) -> None:
 
 
 def _pull(name: str, revision: str | None, out: Output) -> PulledModel:
-    from llmcli.checkpoints.inventory import bytes_at
+    from llmcli.checkpoints.cache.inventory import bytes_at
 
     fetched = not _is_here(name, revision)
     with Progress(out) as progress:
@@ -88,7 +88,7 @@ def _is_here(name: str, revision: str | None) -> bool:
     if entry is not None and entry.repository is not None:
         found = HubId(repository=entry.repository, revision=entry.revision)
     if isinstance(found, HubId):
-        from llmcli.checkpoints.hub import cached
+        from llmcli.checkpoints.hub.download import cached
 
         return cached(found) is not None
     return entry is not None and entry.is_cached()

@@ -15,7 +15,7 @@ from llmcli.measure.environment import environment
 from llmcli.reports.models import RemovalReport
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints.removal import Piece
+    from llmcli.checkpoints.cache.removal import Piece
 
 REMOVAL = "Removal"
 
@@ -46,7 +46,7 @@ def run_removal(
     With `passing_over` what is in use stays and the rest goes. Raises UsageError where it has to
     be asked and nobody can answer, WriteFailed where something could not be removed.
     """
-    from llmcli.checkpoints.removal import remove
+    from llmcli.checkpoints.cache.removal import remove
     from llmcli.render.models import render_removal
 
     pieces = planned()

@@ -12,7 +12,7 @@ from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 
 if TYPE_CHECKING:
-    from llmcli.checkpoints.removal import Piece
+    from llmcli.checkpoints.cache.removal import Piece
 
 EPILOG = """
 Examples:
@@ -41,8 +41,8 @@ def command(asked: RmOptions, removing: RemovingOptions, output: OutputOptions) 
     is never followed, and nothing outside of the two caches is touched.
     """
     out = Output("models-rm", output)
-    from llmcli.checkpoints.inventory import Inventory
-    from llmcli.checkpoints.named import pieces_of
+    from llmcli.checkpoints.cache.inventory import Inventory
+    from llmcli.checkpoints.cache.named import pieces_of
 
     def planned() -> list[Piece]:
         return pieces_of(asked.names, Inventory.read())

@@ -14,9 +14,9 @@ from pathlib import Path
 from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hubcalls import explained, listed, reachable
-from llmcli.checkpoints.hubfetch import fetch_files, mark_missing, pin
-from llmcli.checkpoints.hubfiles import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
+from llmcli.checkpoints.hub.calls import explained, listed, reachable
+from llmcli.checkpoints.hub.fetching import fetch_files, mark_missing, pin
+from llmcli.checkpoints.hub.files import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import CheckpointError, ModelNotFound

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmcli.checkpoints.cache.hub import HubFile, HubRepository, HubRevision
+from llmcli.checkpoints.cache.inventory import Inventory
+from llmcli.checkpoints.cache.used import WEIGHTS, taken
 from llmcli.checkpoints.files import shown, why
-from llmcli.checkpoints.hubcache import HubFile, HubRepository, HubRevision
-from llmcli.checkpoints.inventory import Inventory
-from llmcli.checkpoints.used import WEIGHTS, taken
 from llmcli.errors import WriteFailed
 from llmcli.reports.models import Removal
 

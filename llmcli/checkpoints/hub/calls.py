@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
-from llmcli.checkpoints.huberrors import as_ours
+from llmcli.checkpoints.hub.errors import as_ours
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, NetworkError
 

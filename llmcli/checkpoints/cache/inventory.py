@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
-from llmcli.checkpoints.folder import INDEX, read_folder
-from llmcli.checkpoints.hubcache import (
+from llmcli.checkpoints.cache.hub import (
     HubFile,
     HubRepository,
     HubRevision,
     hub_cache,
     read_hub_cache,
 )
+from llmcli.checkpoints.cache.used import WEIGHTS
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
+from llmcli.checkpoints.folder import INDEX, read_folder
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
 from llmcli.checkpoints.split import part_names
-from llmcli.checkpoints.used import WEIGHTS
 from llmcli.errors import LlmcliError
 from llmcli.reports.models import CacheUse, StoredModel
 

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmcli.checkpoints.cache.inventory import Inventory, Stored
+from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown
-from llmcli.checkpoints.inventory import Inventory, Stored
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.checkpoints.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError
 

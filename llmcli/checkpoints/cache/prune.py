@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmcli.checkpoints.cache.hub import HubRepository
+from llmcli.checkpoints.cache.inventory import Inventory, Stored, name_of, pinned
+from llmcli.checkpoints.cache.named import chosen
+from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.fetch import SCRATCH
-from llmcli.checkpoints.hubcache import HubRepository
-from llmcli.checkpoints.inventory import Inventory, Stored, name_of, pinned
-from llmcli.checkpoints.named import chosen
-from llmcli.checkpoints.removal import Part, Piece, of_hub, of_own, of_repository
 
 _VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
 _UNLOCKED_S = 3600.0  # after which a half that has no lock file is nobody's any more

@@ -13,9 +13,9 @@ from llmcli.checkpoints.catalog import CATALOG, Progress
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.hubcalls import Listing, bytes_of, explained, listed
-from llmcli.checkpoints.hubfetch import fetch_files, pin
-from llmcli.checkpoints.hubfiles import choose, shards_of
+from llmcli.checkpoints.hub.calls import Listing, bytes_of, explained, listed
+from llmcli.checkpoints.hub.fetching import fetch_files, pin
+from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, WriteFailed
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import is_full, shown
-from llmcli.checkpoints.hubbar import Counted, bar
-from llmcli.checkpoints.hubcalls import Listing
-from llmcli.checkpoints.huberrors import unwritable
-from llmcli.checkpoints.hubfiles import TOKENIZERS
+from llmcli.checkpoints.hub.bar import Counted, bar
+from llmcli.checkpoints.hub.calls import Listing
+from llmcli.checkpoints.hub.errors import unwritable
+from llmcli.checkpoints.hub.files import TOKENIZERS
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
 

@@ -55,7 +55,7 @@ def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progres
 
     @contextlib.contextmanager
     def opened(scratch: Path) -> Iterator[IO[bytes]]:
-        from llmcli.checkpoints.hub import explained, reachable
+        from llmcli.checkpoints.hub.calls import explained, reachable
 
         if not reachable():
             raise NetworkError("the hub cannot be reached")
@@ -76,7 +76,7 @@ def downloaded(hub: HubFile, size: int, sha256: str, doing: str, report: Progres
 def _download(hub: HubFile, size: int, folder: Path, doing: str, report: Progress) -> str:
     from huggingface_hub import hf_hub_download
 
-    from llmcli.checkpoints.hubbar import Counted, bar
+    from llmcli.checkpoints.hub.bar import Counted, bar
 
     count = Counted(doing, [size], report)
     count.begin(size)

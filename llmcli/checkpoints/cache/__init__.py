@@ -1,0 +1,1 @@
+"""What models lie on this machine: listed, looked up by name, and removed. No torch."""

@@ -1,0 +1,1 @@
+"""The hub: what it answers, which of its files are a model, and how they are fetched. No torch."""
