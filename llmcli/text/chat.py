@@ -6,10 +6,9 @@ output, every string and list that an operator, a method, a filter or a slice ma
 together (about a gigabyte at worst), the items of its ranges, and its time: 2 seconds, and one more
 for every million characters of the messages.
 
-Not bounded: the time to parse a source of the permitted size; the time and the memory that a
-single operation of Python takes on values of the permitted size, which nothing interrupts
-(`urlize` of 8 million brackets takes a gigabyte, comparing deeply nested lists may take for
-ever); lists and dicts written out in the source, which count only by their time.
+What is compared or hashed has the bound of a string, written out. Parsing and compiling a source
+of the permitted size takes a few seconds at worst and is not in the template's time; nor can a
+single operation of Python on values of the permitted size be interrupted (up to about a second).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from llmcli.text.meter import CURRENT, Meter
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MAX_SOURCE = 1 << 20  # characters; the longest known templates have some 30,000
+MAX_SOURCE = 1 << 18  # characters; the longest known templates have some 30,000
 _HINT = "use `--raw`, which continues the text as it stands"
 
 

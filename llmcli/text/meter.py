@@ -61,6 +61,12 @@ class Meter:
         self._count(weight(value))
         return value
 
+    def compared(self, *values: Any) -> None:
+        """Before they are compared, sorted or hashed: bounds what those that hold others hold."""
+        for value in values:
+            if isinstance(value, (dict, *_LISTS)):
+                self.check(weight(value))
+
     def _count(self, size: int) -> None:
         self.check(size)
         self._left -= size
@@ -124,6 +130,8 @@ class Meter:
             self.check(len(value) + tabs * (widest or 8))
         elif name in ("translate", "wordwrap"):
             self.check((1 + weight(value)) * (1 + longest))
+        elif name == "title":
+            self.check(8 * weight(value))  # a list of its words, each an object
         elif name == "indent":
             self.check(weight(value) + len(str(value).splitlines()) * (longest + widest))
 

@@ -62,6 +62,70 @@ TEMPLATES = {
     "{% set x %}<{{ ns.s }}>{% endset %}{{ x + x }}{{ [1] + [2] }}{{ 'a\tb'.expandtabs(4) }}"
     "{{ ns }}"
     "{% filter upper %}ab{% endfilter %}",
+    # Public models' shapes, in few words.
+    "llama3": "{{- bos_token }}{%- if custom_tools is defined %}{%- set tools = custom_tools %}"
+    "{%- endif %}{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = 'x' %}"
+    "{%- endif %}{%- endif %}{%- if messages and messages[0]['role'] == 'system' %}"
+    "{%- set system = messages[0]['content'] | trim %}{%- set messages = messages[1:] %}"
+    "{%- else %}{%- set system = '' %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}Today: {{ date_string }}\n"
+    "{{- system + '<|eot_id|>' }}{%- for m in messages %}"
+    "{%- if not (m.role == 'ipython' or m.role == 'tool' or 'tool_calls' in m) %}"
+    "{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim }}"
+    "{%- elif 'tool_calls' in m %}{{ m.tool_calls | length }}{%- endif %}{%- endfor %}",
+    "qwen3": "{%- set ns = namespace(multi_step_tool=true, last=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and not("
+    "message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}"
+    "{%- set ns.multi_step_tool = false %}{%- set ns.last = index %}{%- endif %}{%- endfor %}"
+    "{%- for message in messages %}{%- set content = message.content %}"
+    "{%- set reasoning = '' %}{%- if message.reasoning_content is string %}"
+    "{%- set reasoning = message.reasoning_content %}{%- elif '</think>' in content %}"
+    "{%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1] %}"
+    "{%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}"
+    "{%- if loop.last or (not loop.last and reasoning) %}{{ reasoning.strip('\n') }}|"
+    "{%- endif %}{{ '<|im_start|>' ~ message.role ~ '\n' ~ content }}{% if ns.last > 0 %}+"
+    "{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- 'A\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- 'no' }}{%- endif %}"
+    "{%- endif %}",
+    "gemma": "{{ bos_token }}{%- set first = messages[0]['content'] if messages else '' -%}"
+    "{%- for m in messages -%}{%- if (m['role'] == 'user') != (loop.index0 % 2 == 1) -%}"
+    "{%- if m['role'] == 'assistant' -%}{%- set role = 'model' -%}{%- else -%}"
+    "{%- set role = m['role'] -%}{%- endif -%}{{ '<start_of_turn>' + role + '\n' + (first if "
+    "loop.first else '') }}{%- if m['content'] is string -%}{{ m['content'] | trim }}"
+    "{%- elif m['content'] is iterable -%}{%- for item in m['content'] -%}"
+    "{{ item['text'] | trim }}{%- endfor -%}{%- else -%}{{ raise_exception('type') }}{%- endif -%}"
+    "{{ '<end_of_turn>\n' }}{%- endif -%}{%- endfor -%}",
+    "mistral": "{%- set loop_messages = messages %}{%- set user = loop_messages | "
+    "selectattr('role', 'equalto', 'user') | list %}{%- set ns = namespace(index=0) %}"
+    "{%- for m in loop_messages %}{%- if m.role == 'tool' or m.tool_calls is defined and "
+    "m.tool_calls is not none %}{%- continue %}{%- endif %}{%- set ns.index = ns.index + 1 %}"
+    "{%- if m.role == 'user' and m == user[-1] %}{{- '[INST]' + m.content + '[/INST]' }}"
+    "{%- elif m['role'] in ['assistant', 'system'] %}{{- ' ' + m.content|trim + eos_token }}"
+    "{%- endif %}{%- endfor %}{%- for key, val in {'a': 1, 'b': '\"é'}.items() if key != 'a' %}"
+    "{{- ', \"' + key + '\": ' + val|tojson }}{%- endfor %}{{ ns.index }}",
+    "deepseek": "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = "
+    "false %}{% endif %}{% set ns = namespace(is_first=false, system_prompt='', out=[]) %}"
+    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{%- set ns.system_prompt = ns.system_prompt + message['content'] %}{%- endif %}{%- endfor %}"
+    "{{ bos_token }}{{ ns.system_prompt }}{%- for message in messages %}"
+    "{%- if message['role'] == 'assistant' and message['content'] is not none %}"
+    "{% set content = message['content'] %}{% if '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}"
+    "{%- if message['role'] == 'user' %}{%- set ns.is_first = true -%}"
+    "{{'<｜User｜>' + message['content']}}{%- endif %}{%- endfor -%}",
+    "glm4": "[gMASK]<sop>{% macro visible(content) -%}{% if content is string -%}{{ content }}"
+    "{%- elif content is iterable and content is not mapping -%}{% for item in content -%}"
+    "{% if item is mapping and item.type == 'text' -%}{{ item.text }}{%- endif %}{%- endfor %}"
+    "{%- else -%}{{ content }}{%- endif %}{%- endmacro -%}{% for item in messages %}"
+    "{% if item['tools'] is defined %}{% for tool in item.tools %}{{ tool | tojson(indent=4, "
+    "ensure_ascii=False) }}{% endfor %}{% endif %}{%- set meta = item.get('metadata', '') %}"
+    "<|{{ item.role }}|>{{ meta }}\n{{ visible(item['content']) }}{{ '/nothink' if "
+    "enable_thinking is defined and not enable_thinking and not visible(item.content)"
+    ".endswith('/nothink') else '' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% endif %}{{ [(1, 'a'), (2, messages)][0] }}{{ 'b' in ('a', messages) }}",
     "dict": "{% set d = dict(a=1) %}{{ d.a }}{{ {'b': 2}.b }}",
 }
 CHATS = [
@@ -69,7 +133,7 @@ CHATS = [
     [
         {"role": "system", "content": "Be\nbrief."},
         {"role": "user", "content": " What is it? "},
-        {"role": "assistant", "content": "That."},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nThat."},
         {"role": "user", "content": "Thanks"},
     ],
     [],
@@ -138,6 +202,10 @@ def test_the_sandbox_holds(source):
 
 
 MEMORY = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB
+GROW = (
+    "{% set ns = namespace(l=[]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}"
+    "{% endfor %}"
+)
 HOSTILE = [
     "{% for i in range(10 ** 9) %}x{% endfor %}",
     "{{ 'x' * 10 ** 10 }}",
@@ -182,7 +250,23 @@ HOSTILE = [
     "{{ ('x' * 10**6).replace('', 'x' * 10**6) }}", "{{ lipsum(n=10**9) }}",
     "{{ ('x' * 10**6) | list | join('x' * 10**6) }}", "{{ strftime_now('%1000000000d' * 500) }}",
     "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    # Comparing, hashing, and what takes a lot of memory.
+    *(
+        GROW + "{% set a = ns.l %}" + GROW + end
+        for end in (
+            "{{ ns.l == a }}", "{{ ns.l in [a] }}", "{{ a < ns.l }}",
+            "{{ [ns.l, a] | sort | length }}",
+            "{{ [ns.l, a] | min }}", "{{ [a] | select('eq', ns.l) | list | length }}",
+            "{{ a is eq(ns.l) }}", "{{ [a] | rejectattr('0', 'in', [ns.l]) | list | length }}",
+        )
+    ),
+    GROW.replace("[", "(").replace("]", ")") + "{{ {ns.l: 1} | length }}",
+    "{{ (['a' * 8000000] * 200000) | max | length }}",
+    "{{ (['a' * 8000000] * 200000) | unique | list | length }}",
+    "{{ ('(' * 8000000) | urlize | length }}", "{{ ('a ' * 4000000) | title | length }}",
+    "{{ " + "a~" * 100_000 + "a }}", "{{ " + "a," * 100_000 + "a }}",
     # Time.
+    "{{ ([1] * 400000) | select('in', [2] * 400000) | list | length }}",
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l %}{% endfor %}{% endfor %}",
     "{% set l = [1] * 99999 %}{% for i in l %}{% for j in l if false %}{% endfor %}{% endfor %}",
