@@ -29,14 +29,16 @@ def confidence_style(probability: float) -> str:
 def printable(text: str) -> str:
     """`text` for a terminal: control characters other than newline and tab are spelled out.
 
-    A model can be made to write escape sequences that move the cursor or set the title.
+    A model can be made to write escape sequences that move the cursor or set the title, and
+    characters that turn the direction of what follows (joiners and the like stay: emoji).
     """
     if text.isprintable():
         return text
     return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
-        else _spelled(character)
+        _spelled(character)
+        if character in _TURNING
+        or (character not in "\n\t" and unicodedata.category(character) in _UNSEEN)
+        else character
         for character in text
     )
 
@@ -64,6 +66,8 @@ def one_line(text: str) -> str:
     return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
 
 
+_TURNING = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+_UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 

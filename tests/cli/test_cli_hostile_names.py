@@ -1,0 +1,97 @@
+"""Names, metadata and tokens that would move a cursor never reach a terminal as they are."""
+
+import json
+import os
+import pty
+import sys
+
+import pytest
+import torch
+from tiny_checkpoints import llama_tensors, write_llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+BAD = "\x1b[31m\x1b]0;own\x07 \x9b2J\u202eevil\u2028\x7f\r\x00"
+# Controls, overrides of the writing direction, and ends of lines that are no newline.
+FORBIDDEN = {
+    *map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))),
+    "\u2028",
+    "\u2029",
+} - {"\n"}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A directory, tensors, settings, tokens and a template that are all called `BAD`."""
+    name = BAD.replace("\x00", "").replace("/", "")
+    extra = {f"model.layers.0.{BAD}": torch.zeros(3), f"{BAD}.weight": torch.zeros(2)}
+    folder = write_llama(
+        tmp_path_factory.mktemp("hostile") / name,
+        llama_tensors() | extra,
+        _name_or_path=BAD,
+        **{BAD: BAD},
+        torch_dtype=BAD,
+    )
+    return write_tokenizer(folder)
+
+
+def write_tokenizer(folder):
+    vocab = {f"{BAD}{index}": index for index in range(90)}
+    vocab |= {"\x1b[2J": 90, "\u202e": 91, "\x9b": 92, "<unk>": 93, "a": 94, "\x07": 95, "\x7f": 96}
+    library = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    library.decoder = decoders.Fuse()
+    library.save(str(folder / "tokenizer.json"))
+    settings = {"chat_template": f"{{{{ '{BAD}' ~ messages[0].content }}}}", "eos_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+COMMANDS = [
+    ["tokens", "a \x1b[2J \x9b \u202e \x07"],
+    ["tokens", "--chat", "a"],
+    ["tokens", "--raw", "--ids", "3,90,91,92,95,96"],
+    ["info"],
+    ["info", "--metadata"],
+    ["shapes"],
+    ["shapes", "--params"],
+    ["load"],
+    ["load", "--all"],
+    ["load", "--check"],
+    ["generate", "--raw", "a", "-n", "2", "--block", "\x1b[31m"],
+    ["tokens", "a", "-m", "\x1b[31m\u202e/none"],
+]
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=lambda argv: " ".join(argv).encode("unicode_escape"))
+def test_no_view_and_no_message_has_a_raw_control_character(cli, hostile, argv):
+    model = [] if "-m" in argv else ["-m", hostile]
+    result = cli(*argv, *model)
+    assert result.code in (0, 1, 2, 3, 4, 7), result.err
+    assert result.out or result.err
+    for text in (result.out, result.err):
+        assert not FORBIDDEN & set(text), [c for c in text if c in FORBIDDEN]
+
+
+def test_what_a_model_writes_on_a_terminal_has_no_control_character(tmp_path):
+    folder = write_tokenizer(write_llama(tmp_path / BAD.replace("\x00", "")))
+    read, write = pty.openpty()
+    argv = [sys.executable, "-m", "llmcli", "generate", "--raw", "--ids", "94,90", "-n", "8", "--seed", "1"]
+    pid = os.fork()
+    if pid == 0:
+        for stream in (0, 1, 2):
+            os.dup2(write, stream)
+        os.environ.update(NO_COLOR="1", TERM="dumb", OMP_NUM_THREADS="1")
+        os.execv(sys.executable, [*argv, "-m", folder, "--dtype", "float32"])
+    os.close(write)
+    seen = b""
+    try:
+        while chunk := os.read(read, 65536):
+            seen += chunk
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    os.close(read)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    text = seen.decode().replace("\r\n", "\n")
+    assert status == 0, text
+    assert "\\x1b" in text, "a token's escape is spelled out"
+    assert not FORBIDDEN & set(text), [c for c in text if c in FORBIDDEN]
