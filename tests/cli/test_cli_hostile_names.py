@@ -75,7 +75,8 @@ def test_no_view_and_no_message_has_a_raw_control_character(cli, hostile, argv):
 def test_what_a_model_writes_on_a_terminal_has_no_control_character(tmp_path):
     folder = write_tokenizer(write_llama(tmp_path / BAD.replace("\x00", "")))
     read, write = pty.openpty()
-    argv = [sys.executable, "-m", "llmcli", "generate", "--raw", "--ids", "94,90", "-n", "8", "--seed", "1"]
+    argv = [sys.executable, "-m", "llmcli", "generate", "--raw", "--ids", "94,90", "-n", "8"]
+    argv += ["--seed", "1"]
     pid = os.fork()
     if pid == 0:
         for stream in (0, 1, 2):
