@@ -157,7 +157,7 @@ def _found(text: str, tokens: Mapping[str, AddedToken]) -> Iterator[tuple[AddedT
         for length in sorted_lengths[match[0]]:
             token = tokens.get(text[begin : begin + length])
             if token is not None:
-                at = begin + length
+                at = begin + len(token.text)  # the text may end before `length`
                 yield token, begin, at
                 break
 

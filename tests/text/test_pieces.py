@@ -275,6 +275,15 @@ def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):
     assert ids[-1] == 9 + 17
 
 
+def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(tmp_path):
+    """`<unk>` begins with the same letter and is longer than what is left."""
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model(GOOD))
+    text = "é a<s>"
+    last = from_piece_file(path).pieces(text, add_bos=False)[-1]
+    assert (last.text, last.end - last.start, last.end) == ("<s>", 3, len(text.encode()))
+
+
 def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(model([*GOOD, ("▁a", 0.0, 1)]))
