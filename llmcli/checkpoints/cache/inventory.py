@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.checkpoints.cache.hub import (
-    HubFile,
-    HubRepository,
-    HubRevision,
+from llmcli.checkpoints.cache.layout import (
+    CachedFile,
+    CachedRepository,
+    CachedRevision,
     hub_cache,
     read_hub_cache,
 )
@@ -35,9 +35,9 @@ class Stored:
 
     model: StoredModel
     entry: CatalogEntry | None = None
-    repository: HubRepository | None = None
-    revision: HubRevision | None = None
-    files: tuple[HubFile, ...] = ()
+    repository: CachedRepository | None = None
+    revision: CachedRevision | None = None
+    files: tuple[CachedFile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Inventory:
 
     own: Path
     root: Path
-    repositories: tuple[HubRepository, ...]
+    repositories: tuple[CachedRepository, ...]
     others: int
 
     @classmethod
@@ -95,7 +95,7 @@ class Inventory:
         return Stored(model=_nowhere(entry), entry=entry)
 
 
-def pinned(repository: HubRepository, revision: HubRevision) -> bool:
+def pinned(repository: CachedRepository, revision: CachedRevision) -> bool:
     """Whether it is a model of the catalog, which has a name for it."""
     return any(
         entry.repository == repository.name and entry.revision == revision.commit
@@ -103,7 +103,7 @@ def pinned(repository: HubRepository, revision: HubRevision) -> bool:
     )
 
 
-def on_disk(files: Iterable[HubFile]) -> int:
+def on_disk(files: Iterable[CachedFile]) -> int:
     """Bytes of the files, each of them counted once however many links it has."""
     return sum({file.key: file.size for file in files if file.key is not None}.values())
 
@@ -121,23 +121,23 @@ def bytes_at(path: Path) -> int:
     return sum(sizes.values())
 
 
-def groups(revision: HubRevision) -> list[list[HubFile]]:
+def groups(revision: CachedRevision) -> list[list[CachedFile]]:
     """Its GGUF models, the parts of one together, by name."""
-    found: dict[str, list[HubFile]] = {}
+    found: dict[str, list[CachedFile]] = {}
     for file in revision.files:
         if file.name.lower().endswith(".gguf"):
             found.setdefault((part_names(file.name) or (file.name,))[0], []).append(file)
     return list(found.values())
 
 
-def name_of(repository: HubRepository, revision: HubRevision) -> str:
+def name_of(repository: CachedRepository, revision: CachedRevision) -> str:
     """`org/name` for the default branch, else with a branch, a tag or the commit behind it."""
     if "main" in revision.refs:
         return repository.name
     return f"{repository.name}@{next(iter(revision.refs), revision.commit)}"
 
 
-def _rows(repository: HubRepository, revision: HubRevision) -> Iterator[Stored]:
+def _rows(repository: CachedRepository, revision: CachedRevision) -> Iterator[Stored]:
     """One model, or where a repository has GGUF files (each is one) a model for each of them."""
     name = name_of(repository, revision)
     ggufs = groups(revision)
@@ -153,7 +153,7 @@ def _rows(repository: HubRepository, revision: HubRevision) -> Iterator[Stored]:
 
 
 def _row(
-    name: str, repository: HubRepository, revision: HubRevision, files: tuple[HubFile, ...]
+    name: str, repository: CachedRepository, revision: CachedRevision, files: tuple[CachedFile, ...]
 ) -> Stored:
     one = len(files) > 0 and files[0].name.lower().endswith(".gguf")
     here = [file for file in files if file.key is not None]
@@ -172,13 +172,13 @@ def _row(
     return Stored(model=model, repository=repository, revision=revision, files=files)
 
 
-def _state_of_parts(files: tuple[HubFile, ...]) -> str:
+def _state_of_parts(files: tuple[CachedFile, ...]) -> str:
     parts = part_names(files[0].name) or (files[0].name,)
     here = {file.name for file in files if file.key is not None}
     return COMPLETE if here.issuperset(parts) else BROKEN
 
 
-def _state(snapshot: Path, files: tuple[HubFile, ...]) -> str:
+def _state(snapshot: Path, files: tuple[CachedFile, ...]) -> str:
     """As far as names and the index tell it; nothing is said of what is in the weights."""
     if any(file.key is None for file in files):
         return BROKEN
@@ -198,7 +198,7 @@ def _state(snapshot: Path, files: tuple[HubFile, ...]) -> str:
         return BROKEN
 
 
-def _unreadable(repository: HubRepository) -> StoredModel:
+def _unreadable(repository: CachedRepository) -> StoredModel:
     return StoredModel(
         name=repository.name, place="hub cache", path=str(repository.path), bytes=0, files=0,
         revision=None, refs=(), last_used=None, state="unreadable" if repository.problem else

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmcli.checkpoints.cache.hub import HubRepository
 from llmcli.checkpoints.cache.inventory import Inventory, Stored, name_of, pinned
+from llmcli.checkpoints.cache.layout import CachedRepository
 from llmcli.checkpoints.cache.named import chosen
 from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.catalog import CATALOG
@@ -70,7 +70,7 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
             yield of_own(folder, entry.name, reason, scratch, inventory.own)
 
 
-def _detached(repository: HubRepository) -> Iterator[Part]:
+def _detached(repository: CachedRepository) -> Iterator[Part]:
     """Commits without a branch beside one that has it.
 
     Where no commit has one, they were asked for by commit, as the catalog does.
@@ -87,7 +87,7 @@ def _detached(repository: HubRepository) -> Iterator[Part]:
                 )
 
 
-def _of_repository(repository: HubRepository, inventory: Inventory) -> Iterator[Piece]:
+def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterator[Piece]:
     if repository.problem or repository.path.is_symlink():
         return
     name, root = repository.name, inventory.root
@@ -109,7 +109,7 @@ def _of_repository(repository: HubRepository, inventory: Inventory) -> Iterator[
             yield of_repository(repository, name, reason, paths, root)
 
 
-def _ended(half: Path, repository: HubRepository) -> bool:
+def _ended(half: Path, repository: CachedRepository) -> bool:
     """Whether nobody writes it: it has a lock, taken before it is removed, or has rested long."""
     etag = half.name.split(".")[0]
     return (repository.locks / f"{etag}.lock").exists() or _at_rest(half)

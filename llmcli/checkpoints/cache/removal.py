@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmcli.checkpoints.cache.hub import HubFile, HubRepository, HubRevision
 from llmcli.checkpoints.cache.inventory import Inventory
+from llmcli.checkpoints.cache.layout import CachedFile, CachedRepository, CachedRevision
 from llmcli.checkpoints.cache.used import WEIGHTS, taken
 from llmcli.checkpoints.files import shown, why
 from llmcli.errors import WriteFailed
@@ -42,9 +42,9 @@ class Part:
 
     name: str
     why: str
-    repository: HubRepository
-    revision: HubRevision
-    files: tuple[HubFile, ...]
+    repository: CachedRepository
+    revision: CachedRevision
+    files: tuple[CachedFile, ...]
 
 
 def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
@@ -79,7 +79,7 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
 
 
 def of_repository(
-    repository: HubRepository, name: str, reason: str, paths: Sequence[Path], root: Path
+    repository: CachedRepository, name: str, reason: str, paths: Sequence[Path], root: Path
 ) -> Piece:
     """Files in `repository` that no snapshot links to, or the whole of it where it has none."""
     freed = sum(map(bytes_below, paths))
@@ -154,7 +154,7 @@ def bytes_below(path: Path) -> int:
         return 0
 
 
-def _staying(parts: Sequence[Part], inventory: Inventory) -> list[HubFile]:
+def _staying(parts: Sequence[Part], inventory: Inventory) -> list[CachedFile]:
     """All files of the cache but those of `parts`, and but what is no model without them."""
     gone = {file.path for part in parts for file in part.files}
     for revision in {part.revision.path: part.revision for part in parts}.values():
@@ -170,13 +170,13 @@ def _staying(parts: Sequence[Part], inventory: Inventory) -> list[HubFile]:
     ]
 
 
-def _own_blobs(repository: HubRepository) -> Path:
+def _own_blobs(repository: CachedRepository) -> Path:
     return repository.path / "blobs"
 
 
 def _piece(
     name: str, reason: str, freed: int, paths: tuple[Path, ...], root: Path,
-    repository: HubRepository, homes: Iterable[Path],
+    repository: CachedRepository, homes: Iterable[Path],
 ) -> Piece:  # fmt: skip
     listed = sorted(paths, key=lambda path: path.parent.name != "snapshots")  # where it lies
     told = Removal(

@@ -22,7 +22,7 @@ _MOST_FILES = 100_000  # of one repository; the largest public ones have some th
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubFile:
+class CachedFile:
     """A file of a snapshot: `name` within it, the entry in `blobs` that it is (or itself).
 
     `key` is the same for the same bytes on the disk, None for a link to nothing. `used` is the
@@ -38,22 +38,22 @@ class HubFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubRevision:
+class CachedRevision:
     """One commit of a repository; `refs` are the branches and tags that point to it."""
 
     commit: str
     path: Path
     refs: tuple[str, ...]
-    files: tuple[HubFile, ...]
+    files: tuple[CachedFile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubRepository:
+class CachedRepository:
     """A model's repository; `problem` says why it could not be read, empty where it could."""
 
     name: str
     path: Path
-    revisions: tuple[HubRevision, ...] = ()
+    revisions: tuple[CachedRevision, ...] = ()
     problem: str = ""
 
     @property
@@ -69,7 +69,7 @@ def hub_cache() -> Path:
     return Path(os.path.realpath(Path(constants.HF_HUB_CACHE).expanduser()))
 
 
-def read_hub_cache(root: Path) -> tuple[list[HubRepository], int]:
+def read_hub_cache(root: Path) -> tuple[list[CachedRepository], int]:
     """The models in `root` by name, and how many repositories there are no models.
 
     Never raises: what cannot be read becomes the `problem` of its repository.
@@ -82,14 +82,14 @@ def read_hub_cache(root: Path) -> tuple[list[HubRepository], int]:
     return found, sum(name.startswith(_OTHERS) for name in names)
 
 
-def _repository(path: Path) -> HubRepository:
+def _repository(path: Path) -> CachedRepository:
     name = path.name.removeprefix(PREFIX).replace("--", "/")
     try:
         if not path.is_dir():
-            return HubRepository(name=name, path=path, problem="it is no directory")
+            return CachedRepository(name=name, path=path, problem="it is no directory")
         refs = _refs(path / "refs")
         revisions = tuple(
-            HubRevision(
+            CachedRevision(
                 commit=entry.name,
                 path=Path(entry.path),
                 refs=tuple(sorted(ref for ref, commit in refs.items() if commit == entry.name)),
@@ -100,8 +100,8 @@ def _repository(path: Path) -> HubRepository:
         )
     except (OSError, ValueError) as error:
         cause = why(error) if isinstance(error, OSError) else shown(error)
-        return HubRepository(name=name, path=path, problem=f"it cannot be read: {cause}")
-    return HubRepository(name=name, path=path, revisions=revisions)
+        return CachedRepository(name=name, path=path, problem=f"it cannot be read: {cause}")
+    return CachedRepository(name=name, path=path, revisions=revisions)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -140,7 +140,7 @@ def _refs(folder: Path) -> dict[str, str]:
     return found
 
 
-def _files(snapshot: Path) -> tuple[HubFile, ...]:
+def _files(snapshot: Path) -> tuple[CachedFile, ...]:
     found = []
     for path in _walk(snapshot):
         name, blob = path.relative_to(snapshot).as_posix(), path
@@ -149,10 +149,10 @@ def _files(snapshot: Path) -> tuple[HubFile, ...]:
         try:
             status = path.stat()
         except OSError:  # what it links to is gone
-            found.append(HubFile(name=name, path=path, blob=blob))
+            found.append(CachedFile(name=name, path=path, blob=blob))
             continue
         key, used = (status.st_dev, status.st_ino), max(status.st_atime, status.st_mtime)
         found.append(
-            HubFile(name=name, path=path, blob=blob, size=status.st_size, key=key, used=used)
+            CachedFile(name=name, path=path, blob=blob, size=status.st_size, key=key, used=used)
         )
     return tuple(found)
