@@ -5,16 +5,28 @@ from __future__ import annotations
 import errno
 import json
 import os
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hub_stand_in import SHA, Answer, HubStandIn
 
+from llmcli.checkpoints.cache.layout import hub_cache
+from llmcli.checkpoints.hub.calls import prepare, reachable
 from llmcli.checkpoints.hub.download import cached, download
+from llmcli.checkpoints.hub.errors import no_client
 from llmcli.checkpoints.hub.headers import fetched_headers
+from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound, NetworkError, WriteFailed
+from llmcli.errors import (
+    CheckpointError,
+    LlmcliError,
+    ModelNotFound,
+    NetworkError,
+    UsageError,
+    WriteFailed,
+)
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{1}", "model.safetensors": b"w" * 3_000_000}
 
@@ -278,3 +290,117 @@ def test_a_cache_that_cannot_be_written(hub, monkeypatch, number, words):
     assert "HF_HOME" in error.hint
     assert words in error.hint
     assert not [name for name in files_in(hub.cache) if name in FILES or "incomplete" in name]
+
+
+@pytest.fixture
+def anew():
+    """The library's client is made again inside the test, and again after it."""
+    from huggingface_hub import close_session
+
+    close_session()
+    prepare.cache_clear()
+    yield
+    prepare.cache_clear()
+    close_session()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_ENDPOINT", "garbage"),
+        ("HF_ENDPOINT", "http://[::1"),
+        ("HF_ENDPOINT", "http://127.0.0.1:99999"),
+        ("HF_ENDPOINT", "http://127.0.0.1:x"),
+        ("HF_ENDPOINT", "file:///etc"),
+        ("HF_ENDPOINT", "http://a b"),
+        ("HF_ENDPOINT", "http://a\x1b[31m"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "garbage"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "-1"),
+        ("HF_HUB_ETAG_TIMEOUT", "99999999999999999999"),
+        ("HF_HUB_ETAG_TIMEOUT", "\x1b[31m\n"),
+    ],
+)
+def test_settings_of_the_library_that_cannot_be(hub, anew, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    for ask in (refused, hub_cache, lambda: cached(parse("org/name")), prepare):
+        with pytest.raises(UsageError, match=f"`{name}` is") as caught:
+            raise ask() or AssertionError
+        assert name in checked(caught.value).hint
+    assert not reachable()
+    assert not hub.requests
+
+
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"])
+def test_empty_settings_are_none(monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    check_settings()
+    assert name not in os.environ
+
+
+def test_what_the_library_says_by_itself(monkeypatch):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for level, kept in (("\x1b[31m", False), ("INFO", True)):
+            monkeypatch.setenv("HF_HUB_VERBOSITY", level)
+            check_settings()
+            assert ("HF_HUB_VERBOSITY" in os.environ) is kept
+        library = "huggingface_hub.file_download"
+        warnings.warn_explicit("no disk space", UserWarning, "x.py", 1, module=library)
+        warnings.warn_explicit("of others", UserWarning, "x.py", 1, module="huggingface_hubs")
+    assert [str(one.message) for one in told] == ["of others"]
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+@pytest.mark.parametrize("value", ["socks9://127.0.0.1:1", "ftp://q", "\x1b[31m", "http://a:x"])
+def test_proxies_that_cannot_be(hub, anew, monkeypatch, variable, value):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(variable, value)
+    assert not reachable()
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert "the proxy cannot be used" in error.message
+    assert "HTTP_PROXY" in error.hint
+    assert "socksio" in error.hint
+    assert not hub.requests
+
+
+def test_a_missing_package_for_a_proxy():
+    assert "socksio" in checked(no_client(ImportError("no package for socks"))).hint
+
+
+def test_certificates_that_are_not_there(hub, anew, monkeypatch, tmp_path):
+    (tmp_path / "broken.pem").write_text("garbage")
+    for name in ("none.pem", "broken.pem"):
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+        assert not reachable()
+        error = refused()
+        assert isinstance(error, NetworkError)
+        assert "certificates" in error.message
+        assert "SSL_CERT_FILE" in error.hint
+
+
+def test_a_cache_that_is_a_link_to_itself(hub, monkeypatch):
+    hub.cache.parent.mkdir()
+    hub.cache.symlink_to(hub.cache.name)
+    for folder, words in ((str(hub.cache), "to itself"), ("~no-such-user/x", "home of nobody")):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", folder)
+        for ask in (hub_cache, lambda: cached(parse("org/name")), refused):
+            with pytest.raises(UsageError, match=words) as caught:
+                raise ask() or AssertionError
+            assert "HF_HUB_CACHE" in checked(caught.value).hint
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_branch_in_the_cache_that_is_no_file(hub, make):
+    download(parse("org/name"))
+    reference = hub.cache / "models--org--name" / "refs" / "main"
+    reference.unlink()
+    make(reference)
+    for spec in ("org/name", "hf:org/name/model.safetensors"):
+        assert cached(parse(spec)) is None
+    if make is os.mkfifo:
+        assert download(parse("org/name"))
+        assert reference.read_text() == SHA
+    else:
+        assert isinstance(refused(), WriteFailed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.checkpoints.files import shown, why
+from llmcli.checkpoints.hub.library import check_settings
 
 PREFIX = "models--"
 _OTHERS = ("datasets--", "spaces--", "kernels--")
@@ -64,6 +65,7 @@ class CachedRepository:
 
 def hub_cache() -> Path:
     """The directory of the hub's cache, its own links followed; it may not exist."""
+    check_settings()
     from huggingface_hub import constants  # 4 ms; knows all variables, older ones too
 
     return Path(os.path.realpath(Path(constants.HF_HUB_CACHE).expanduser()))

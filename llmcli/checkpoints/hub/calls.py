@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import quote
 
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
-from llmcli.checkpoints.hub.errors import as_ours
+from llmcli.checkpoints.hub.errors import as_ours, no_client
+from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, LlmcliError, NetworkError
 
@@ -42,10 +43,14 @@ def reachable() -> bool:
     """Whether the hub ($HF_ENDPOINT) answers one request within three seconds. Never raises.
 
     Asked in a thread: no timeout of a connection bounds how long its name is looked up.
+    False also where nothing can be asked: `explained` says why.
     """
+    try:
+        prepare()
+    except LlmcliError:
+        return False
     from huggingface_hub import constants, get_session
 
-    prepare()
     over, answers = threading.Event(), []
 
     def ask() -> None:
@@ -163,7 +168,12 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
 
 @functools.cache
 def prepare() -> None:
-    """Sets the library up, once: quiet, and with `_guard` on every answer."""
+    """Sets the library up, once: quiet, and with `_guard` on every answer.
+
+    Raises UsageError for a setting of the library's that cannot be, NetworkError for one of
+    proxies or certificates.
+    """
+    check_settings()
     from huggingface_hub import constants, get_session, set_client_factory
     from huggingface_hub.utils import logging
 
@@ -171,8 +181,12 @@ def prepare() -> None:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # what it writes at once, and what a cut line can lose: 10 MB as it comes
     constants.DOWNLOAD_CHUNK_SIZE = 1 << 20
-    made = get_session()
-    hooks = {**made.event_hooks, "response": [*made.event_hooks["response"], _guard]}
+    try:
+        made = get_session()
+    except Exception as error:  # whatever the client thinks of the environment
+        raise no_client(error) from None
+    others = [hook for hook in made.event_hooks["response"] if hook is not _guard]
+    hooks = {**made.event_hooks, "response": [*others, _guard]}
     set_client_factory(lambda: type(made)(event_hooks=hooks, follow_redirects=True, timeout=None))
 
 

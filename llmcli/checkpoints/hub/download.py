@@ -17,6 +17,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.checkpoints.hub.calls import explained, listed, reachable
 from llmcli.checkpoints.hub.fetching import fetch_files, mark_missing, pin
 from llmcli.checkpoints.hub.files import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
+from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import CheckpointError, ModelNotFound
@@ -33,10 +34,13 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
     would perhaps bring more: other tools fetch weights without the tokenizer.
     Raises ModelNotFound where the id cannot be one.
     """
+    check_settings()
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # 0.16 s
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     _check_revision(model)
+    if has_odd_reference(model):
+        return None
     try:
         if model.file is not None:
             names = part_names(model.file) or (model.file,)

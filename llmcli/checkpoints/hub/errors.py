@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcli.checkpoints.files import is_full, shown, why
 from llmcli.checkpoints.names import HubId
-from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, WriteFailed
+from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, WriteFailed, first_line
 
 _LOGIN = "log in with `hf auth login`"
 
@@ -56,6 +56,16 @@ def unwritable(error: OSError | None, *, room: int | None = None) -> WriteFailed
         f"the hub cache `{shown(constants.HF_HUB_CACHE, 200)}` cannot be written: {cause}",
         hint=f"{free}set HF_HOME to a directory {'with room' if full else 'that can be written'}",
     )
+
+
+def no_client(error: Exception) -> NetworkError:
+    """No connection can be set up: proxies and certificates are read before any is made."""
+    if isinstance(error, OSError) and not isinstance(error, UnicodeError):
+        cause, hint = f"the certificates cannot be read: {why(error)}", "check SSL_CERT_FILE"
+    else:
+        cause = f"the proxy cannot be used: {shown(first_line(error), 120)}"
+        hint = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; socks needs `pip install socksio`"
+    return NetworkError(f"no connection to the hub: {cause}", hint=hint)
 
 
 def _of_the_disk(error: OSError) -> bool:

@@ -121,7 +121,7 @@ def pin(model: HubId, commit: str, snapshot: Path) -> None:
     if revision == commit:
         return
     with contextlib.suppress(OSError):
-        if path.read_text() == commit:
+        if path.is_file() and path.read_text() == commit:  # a pipe would never end
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     # beside `refs`, where whatever lies is a branch, also after a full disk or a kill

@@ -85,7 +85,8 @@ def gguf_groups(names: Collection[str]) -> list[tuple[str, ...]]:
         for name in names
         if _is(name, ".gguf") and not _aside(posixpath.basename(name).lower())
     }
-    return sorted(group for group in groups if set(group) <= set(names))
+    known = set(names)
+    return sorted(group for group in groups if known.issuperset(group))
 
 
 def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:

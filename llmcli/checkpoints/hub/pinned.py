@@ -17,6 +17,7 @@ from typing import IO
 
 from llmcli.checkpoints.catalog import HubFile, Progress
 from llmcli.checkpoints.files import open_regular
+from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
 
@@ -28,6 +29,7 @@ Opened = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
 def kept(hub: HubFile) -> Path | None:
     """Where the hub's cache, which other tools fill too, has the file. No network."""
+    check_settings()
     from huggingface_hub import try_to_load_from_cache  # 0.16 s
 
     found = try_to_load_from_cache(hub.repository, hub.file, revision=hub.revision)
