@@ -10,7 +10,7 @@ import re
 import string
 import time
 import types
-from collections.abc import ItemsView, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,6 +45,13 @@ class Meter:
         if time.monotonic() > self._end:
             raise TimeoutError(f"it takes more than {self._seconds:.3g} seconds")
         return True
+
+    def ticking(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The items, as long as there is time and room for a list of them."""
+        for count, item in enumerate(items):
+            self.tick()
+            self.check(ITEM * count)
+            yield item
 
     def check(self, size: int) -> None:
         """Room for one string of that many characters."""
@@ -150,24 +157,28 @@ def weight(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else _weight(value, {})
 
 
-def _weight(value: Any, known: dict[int, int]) -> int:
+def _weight(value: Any, known: dict[int, tuple[int, Any]]) -> int:
     if type(value).__name__ in _HOLDERS:
         return 1 << 40  # a format could reach what it holds
+    if id(value) in known:
+        return known[id(value)][0]
     parts = _parts(value)
     if parts is None:
         return _size(value) + 8
-    if id(value) not in known:
-        known[id(value)] = 0
-        known[id(value)] = 8 + sum(_weight(part, known) for part in parts)
-    return known[id(value)]
+    known[id(value)] = 0, parts
+    # The parts are kept: a view makes new ones, whose ids others would have after them.
+    known[id(value)] = 8 + sum(_weight(part, known) for part in parts), parts
+    return known[id(value)][0]
 
 
-def _parts(value: Any) -> list[Any] | None:
+def _parts(value: Any) -> Sequence[Any] | None:
     """What a container holds, None for what is none."""
     if type(value).__name__ == "Namespace":  # Jinja's; it hides all other attributes
         value = value._Namespace__attrs
     if isinstance(value, dict):
         return [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        return value
     return list(value) if isinstance(value, _LISTS) else None
 
 

@@ -34,6 +34,8 @@ _WRITING = {"capitalize", "center", "e", "escape", "forceescape", "format", "ind
 
 # Filters and tests that compare what they are given, all of it.
 _ORDERING = {"sort", "min", "max", "unique", "groupby", "dictsort"}
+_SEARCHING = {"index", "count", "changed", "isdisjoint", "fromkeys"}  # methods that do
+_HASHING = {"dict", "fromkeys", "isdisjoint"}  # numbers can be chosen so that all hashes collide
 _COMPARING = {"in", "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=",
               "gt", "greaterthan", ">", "ge", ">="}  # fmt: skip
 
@@ -116,8 +118,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         meter.tick()
         if is_text_method(__obj) and __obj.__name__ == "join" and args:
             args = (list(args[0]), *args[1:])  # a generator has no length
+        name = getattr(__obj, "__name__", "")
+        if name in _SEARCHING:
+            meter.compared(getattr(__obj, "__self__", None), *args)
+        if name in _HASHING and args and not isinstance(args[0], dict):
+            args = (meter.ticking(args[0]), *args[1:])
         meter.method(__obj, args, kwargs)
         return meter.made(super().call(__context, __obj, *args, **kwargs))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        CURRENT.get().tick()  # `sort(attribute='a,a,…')` looks for each of them in every item
+        return super().getitem(obj, argument)
 
     def concat(self, parts: Iterable[str]) -> str:
         chunks, size = [], 0
@@ -170,7 +181,9 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = CURRENT.get()
         meter.tick()
-        if (name in ("join", "sum") or name in _ORDERING) and not isinstance(value, str | dict):
+        if name in _ORDERING and not isinstance(value, dict):
+            value = meter.made(list(meter.ticking(value)))
+        elif name in ("join", "sum") and not isinstance(value, str | dict):
             value = list(value)
         if name in _WRITING:
             meter.written(value)
@@ -183,6 +196,8 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _PassArg.environment: context.environment,
         }
         before = () if wants is None else (first[wants],)
+        if name in ("unique", "sum"):
+            value = meter.ticking(value)
         return meter.made(function(*before, value, *args, **kwargs))
 
     return run
