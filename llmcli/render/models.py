@@ -6,14 +6,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from llmcli.render.layout import INDENT, Column, Dotted, Rows, filled
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, one_line
-from llmcli.reports.models import ModelsReport, PulledModel, Removal, RemovalReport, StoredModel
-from llmcli.reports.numbers import counted
+from llmcli.reports.models import (
+    ModelsReport,
+    PulledModel,
+    Removal,
+    RemovalReport,
+    StoredModel,
+    ago,
+)
 
 _COLUMNS = (
     Column("name", right=False),
@@ -24,8 +31,6 @@ _COLUMNS = (
 )
 _FEW = len(_COLUMNS) - 2  # those without which the others may fit
 _SHORT = 12  # letters of a commit, which tell it from all others
-_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"),
-         (60, "minute"))  # fmt: skip
 
 
 def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
@@ -62,10 +67,8 @@ class Models:
 
 
 def render_pulled(pulled: PulledModel) -> RenderableType:
-    """One line: the name, the size, whether it was here already, and the path."""
-    words = "fetched" if pulled.fetched else "already here"
-    line = f"{one_line(pulled.name)}  {size(pulled.bytes)}  {words}  {one_line(pulled.path)}"
-    return Group(Text(line, no_wrap=True, overflow="ignore"))  # by itself it would be wrapped
+    """The name, the size, whether it was here already, and the path: one line where it fits."""
+    return Pulled(pulled)
 
 
 def render_removal(report: RemovalReport) -> RenderableType:
@@ -75,6 +78,23 @@ def render_removal(report: RemovalReport) -> RenderableType:
     words = "would free" if report.dry_run else "freed"
     last = Text(f"\n{words} {size(report.bytes)}")
     return Group(*(Removed(removal) for removal in report.removed), last)
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A line for scripts; on a terminal that is too narrow for it, the path is on its own."""
+
+    pulled: PulledModel
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        words = "fetched" if self.pulled.fetched else "already here"
+        facts = f"{one_line(self.pulled.name)}  {size(self.pulled.bytes)}  {words}"
+        path = one_line(self.pulled.path)
+        if cell_len(facts) + len("  ") + cell_len(path) <= options.max_width:
+            yield Text(f"{facts}  {path}")
+        else:
+            yield Text(facts, overflow="fold")
+            yield from _below([path], options.max_width)
 
 
 @dataclass(frozen=True)
@@ -89,14 +109,6 @@ class Removed:
         yield Text(f"{one_line(self.removal.name)}  {size(self.removal.bytes)}", overflow="fold")
         facts = [one_line(self.removal.why), one_line(next(iter(paths), "")) + more]
         yield from _below(facts, options.max_width)
-
-
-def ago(seconds: float) -> str:
-    """`3 days ago`, `just now` within a minute and for what lies in the future."""
-    for unit, noun in _AGES:
-        if seconds >= unit:
-            return f"{counted(int(seconds // unit), noun)} ago"
-    return "just now"
 
 
 def _row(model: StoredModel, now: float) -> list[Text]:

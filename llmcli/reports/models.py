@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from llmcli.reports.numbers import counted
+
 Place = Literal["package", "llmcli cache", "hub cache", "nowhere"]
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"),
+         (60, "minute"))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,17 @@ class PulledModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailedPull:
+    """A model that could not be fetched, and its error: the exit `code`, and the word for it."""
+
+    name: str
+    code: int
+    kind: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Removal:
     """What goes together: `bytes` become free, `paths` are files and whole directories.
 
@@ -93,3 +108,14 @@ class RemovalReport:
     def bytes(self) -> int:
         """What is freed in all."""
         return sum(removal.bytes for removal in self.removed)
+
+
+def ago(seconds: float) -> str:
+    """`3 days ago`, `just now` within a minute and for what lies in the future.
+
+    Days up to two months, and months up to two years: half of a month is not rounded away.
+    """
+    for unit, noun in _AGES:
+        if seconds >= unit * (2 if unit > 86400 else 1):
+            return f"{counted(int(seconds // unit), noun)} ago"
+    return "just now"

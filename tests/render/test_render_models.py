@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from llmcli.render.models import ago, render_models, render_pulled, render_removal
+from llmcli.render.models import render_models, render_pulled, render_removal
 from llmcli.reports.models import (
     CacheUse,
     ModelsReport,
@@ -16,6 +16,7 @@ from llmcli.reports.models import (
     Removal,
     RemovalReport,
     StoredModel,
+    ago,
 )
 
 NOW = 1_800_000_000.0
@@ -123,8 +124,13 @@ def test_what_goes_why_and_where():
 
 def test_what_was_pulled_is_one_line_for_scripts():
     pulled = PulledModel(name="a\x1b[2Jb", path="/" + "x" * 200, bytes=2048, fetched=True)
-    line = shown(render_pulled(pulled), 60)
-    assert line == f"a\\x1b[2Jb  2 KiB  fetched  /{'x' * 200}"
+    line = f"a\\x1b[2Jb  2 KiB  fetched  /{'x' * 200}"
+    assert shown(render_pulled(pulled), 10_000) == line
+    assert shown(render_pulled(pulled), len(line)) == line
+    narrow = shown(render_pulled(pulled), 60).splitlines()
+    assert narrow[0] == "a\\x1b[2Jb  2 KiB  fetched"
+    assert "".join(part.strip() for part in narrow[1:]) == "/" + "x" * 200
+    assert all(cell_len(part) <= 60 for part in narrow)
 
 
 def test_control_characters_are_spelled():
@@ -137,8 +143,8 @@ def test_control_characters_are_spelled():
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(-5, "just now"), (59, "just now"), (60, "1 minute ago"), (7200, "2 hours ago"),
-     (DAY, "1 day ago"), (29 * DAY, "29 days ago"), (61 * DAY, "2 months ago"),
-     (800 * DAY, "2 years ago")],
+     (DAY, "1 day ago"), (59 * DAY, "59 days ago"), (61 * DAY, "2 months ago"),
+     (400 * DAY, "13 months ago"), (800 * DAY, "2 years ago")],
 )  # fmt: skip
 def test_ages(seconds, words):
     assert ago(seconds) == words

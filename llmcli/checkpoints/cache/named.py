@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from llmcli.checkpoints.cache.commits import lengthened
 from llmcli.checkpoints.cache.inventory import Inventory, Stored
 from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.catalog import CATALOG
@@ -15,15 +16,18 @@ from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound, UsageError
 
 
-def pieces_of(names: Sequence[str], inventory: Inventory) -> list[Piece]:
+def pieces_of(
+    names: Sequence[str], inventory: Inventory, revision: str | None = None
+) -> list[Piece]:
     """What has to go for each of `names`, as they are typed after `-m`, each of them once.
 
+    `revision` is that of all of them, None where each has its own or the default branch's.
     Raises UsageError for what is in no cache, ModelNotFound for what is not on this machine.
     """
     pieces: list[Piece] = []
     parts: list[Part] = []
     for name in dict.fromkeys(names):
-        found = selected(name, inventory)
+        found = selected(name, inventory, revision)
         if isinstance(found, Part):
             parts.append(found)
         else:
@@ -31,9 +35,9 @@ def pieces_of(names: Sequence[str], inventory: Inventory) -> list[Piece]:
     return pieces + of_hub(parts, inventory)
 
 
-def selected(name: str, inventory: Inventory) -> Part | Piece:
+def selected(name: str, inventory: Inventory, revision: str | None = None) -> Part | Piece:
     """The part of a repository, or all of something else, that `name` stands for."""
-    for stored in inventory.stored():
+    for stored in inventory.stored() if revision is None else ():
         if stored.model.name == name:
             if stored.model.place == "package":
                 raise UsageError(
@@ -43,7 +47,7 @@ def selected(name: str, inventory: Inventory) -> Part | Piece:
             if stored.model.place == "nowhere":
                 raise _not_here(name, inventory)
             return chosen(stored, inventory, "")
-    found = parse(name)
+    found = parse(name, revision=revision)
     if isinstance(found, Path):
         raise UsageError(
             f"`{shown(name)}` is a path, and `models rm` removes what is in the caches",
@@ -72,15 +76,17 @@ def chosen(stored: Stored, inventory: Inventory, reason: str) -> Part | Piece:
 def _of_hub(name: str, hub: HubId, inventory: Inventory) -> Part | None:
     """What a line of the list has another name for: another branch, a commit, all GGUF files."""
     for repository in inventory.repositories:
+        if repository.name != hub.repository:
+            continue
+        commits = [revision.commit for revision in repository.revisions]
         for revision in repository.revisions:
-            if repository.name != hub.repository or (hub.revision or "main") not in (
-                *revision.refs, revision.commit,
-            ):  # fmt: skip
+            wanted = hub.revision or "main"
+            if wanted not in revision.refs and lengthened(wanted, commits) != revision.commit:
                 continue
             files = revision.files
             if hub.file is not None:
-                wanted = part_names(hub.file) or (hub.file,)
-                files = tuple(file for file in files if file.name in wanted)
+                parts = part_names(hub.file) or (hub.file,)
+                files = tuple(file for file in files if file.name in parts)
             if files:
                 return Part(name=name, why="", repository=repository, revision=revision,
                             files=files)  # fmt: skip

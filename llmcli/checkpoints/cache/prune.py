@@ -2,7 +2,8 @@
 
 In our cache: scratch of fetches that were killed, and versions of a file that the catalog no
 longer names. In the hub's, of models alone: halves of downloads, blobs that no snapshot links
-to, commits that a branch has moved on from, and repositories with nothing in them.
+to, commits that a branch has moved on from, those of which a download only began, and
+repositories with nothing in them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from llmcli.checkpoints.cache.named import chosen
 from llmcli.checkpoints.cache.removal import Part, Piece, of_hub, of_own, of_repository
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.fetch import SCRATCH
+from llmcli.checkpoints.hub.files import SMALL
+from llmcli.reports.models import ago
 
 _VERSION = re.compile(r"(?P<name>.+)-[0-9a-f]{12}")
 _UNLOCKED_S = 3600.0  # after which a half that has no lock file is nobody's any more
@@ -32,24 +35,27 @@ def left_over(inventory: Inventory, unused_since: float | None = None) -> list[P
     parts: dict[tuple[Path, ...], Part] = {}
     for repository in inventory.repositories:
         pieces += _of_repository(repository, inventory)
-        for part in _detached(repository):
-            parts[tuple(file.path for file in part.files)] = part
+        for part in _needless(repository):
+            parts[_paths(part)] = part
     if unused_since is not None:
         for stored, reason in _unused(inventory, unused_since):
             found = chosen(stored, inventory, reason)
             if isinstance(found, Part):
-                parts.setdefault(tuple(file.path for file in found.files), found)
+                parts.setdefault(_paths(found), found)
             else:
                 pieces.append(found)
     return pieces + of_hub(list(parts.values()), inventory)
+
+
+def _paths(part: Part) -> tuple[Path, ...]:
+    return (part.revision.path, *(file.path for file in part.files))
 
 
 def _unused(inventory: Inventory, before: float) -> Iterator[tuple[Stored, str]]:
     for stored in inventory.stored():
         used = stored.model.last_used
         if used is not None and used < before and stored.model.place != "nowhere":
-            days = int((time.time() - used) // 86400)
-            yield stored, f"last used {'a day' if days == 1 else f'{days} days'} ago"
+            yield stored, f"last used {ago(time.time() - used)}"
 
 
 def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
@@ -70,21 +76,30 @@ def _of_own_cache(inventory: Inventory) -> Iterator[Piece]:
             yield of_own(folder, entry.name, reason, scratch, inventory.own)
 
 
-def _detached(repository: CachedRepository) -> Iterator[Part]:
-    """Commits without a branch beside one that has it.
+def _needless(repository: CachedRepository) -> Iterator[Part]:
+    """Commits that were replaced, or of which only the beginning was fetched.
 
-    Where no commit has one, they were asked for by commit, as the catalog does.
+    Where no commit has a branch, they were asked for by commit, as the catalog does.
     """
-    if any(revision.refs for revision in repository.revisions):
-        for revision in repository.revisions:
-            if revision.files and not revision.refs and not pinned(repository, revision):
-                yield Part(
-                    name=name_of(repository, revision),
-                    why="a branch has moved on from this commit",
-                    repository=repository,
-                    revision=revision,
-                    files=revision.files,
-                )
+    branches = any(revision.refs for revision in repository.revisions)
+    some = any(revision.files for revision in repository.revisions)
+    for revision in repository.revisions:
+        reason = ""
+        if not revision.files:
+            reason = "a snapshot with nothing in it" if some and _at_rest(revision.path) else ""
+        elif not revision.refs and not pinned(repository, revision):
+            if branches:
+                reason = "a branch has moved on from this commit"
+            elif all(file.name in SMALL for file in revision.files) and _at_rest(revision.path):
+                reason = "what is beside weights, without them"
+        if reason:
+            yield Part(
+                name=name_of(repository, revision),
+                why=reason,
+                repository=repository,
+                revision=revision,
+                files=revision.files,
+            )
 
 
 def _of_repository(repository: CachedRepository, inventory: Inventory) -> Iterator[Piece]:

@@ -81,9 +81,17 @@ def of_hub(parts: Sequence[Part], inventory: Inventory) -> list[Piece]:
 def of_repository(
     repository: CachedRepository, name: str, reason: str, paths: Sequence[Path], root: Path
 ) -> Piece:
-    """Files in `repository` that no snapshot links to, or the whole of it where it has none."""
+    """Files in `repository` that no snapshot links to, or the whole of it.
+
+    That needs the locks of all snapshots, also of those that could not be read.
+    """
     freed = sum(map(bytes_below, paths))
-    return _piece(name, reason, freed, tuple(paths), root, repository, [])
+    homes = [
+        home
+        for home in sorted(repository.path.glob("snapshots/*") if repository.path in paths else ())
+        if home.is_dir() and not home.is_symlink()
+    ]
+    return _piece(name, reason, freed, tuple(paths), root, repository, homes)
 
 
 def of_own(folder: Path, name: str, reason: str, paths: Sequence[Path], root: Path) -> Piece:

@@ -27,14 +27,14 @@ def home_of(path: Path) -> Path | None:
 
     That is `models/NAME-DIGEST` in our cache and `models--ORG--NAME/snapshots/COMMIT` in the hub's.
     """
-    ours = Path(os.path.abspath(cache_dir() / "models"))
+    ours = Path(os.path.realpath(cache_dir() / "models"))
     absolute = Path(os.path.abspath(path))
     for folder in (absolute, *absolute.parents):
-        inside = folder.parent
+        inside = Path(os.path.realpath(folder.parent))  # as whoever removes it calls it
         if inside == ours or (
             inside.name == "snapshots" and inside.parent.name.startswith("models--")
         ):
-            return folder
+            return inside / folder.name
     return None
 
 
