@@ -54,7 +54,8 @@ def open_regular(path: Path) -> tuple[int, int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFound(f"there is no file `{shown(path)}`") from None
+        hint = "fetch or copy it again" if os.path.islink(path) else "check the path"
+        raise ModelNotFound(f"there is no file `{shown(path)}`", hint=hint) from None
     except (OSError, ValueError) as error:
         cause = why(error) if isinstance(error, OSError) else "the name holds a NUL byte"
         raise CheckpointError(f"`{shown(path)}` cannot be read: {cause}") from None

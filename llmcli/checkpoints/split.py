@@ -21,7 +21,7 @@ from llmcli.errors import CheckpointError
 # five digits of it must not make a hundred thousand look-ups.
 MAX_PARTS = 1024
 
-_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+_PART = re.compile(r"(.+-)([0-9]{5})(-of-)([0-9]{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
 
 
 def part_names(name: str) -> tuple[str, ...] | None:
@@ -33,10 +33,10 @@ def part_names(name: str) -> tuple[str, ...] | None:
     found = _PART.fullmatch(name)
     if found is None:
         return None
-    stem, part, count, suffix = found[1], int(found[2]), int(found[3]), found[4]
+    stem, part, of, count, suffix = found[1], int(found[2]), found[3], int(found[4]), found[5]
     if not 1 <= part <= count <= MAX_PARTS:
         return None
-    return tuple(f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1))
+    return tuple(f"{stem}{number:05d}{of}{count:05d}{suffix}" for number in range(1, count + 1))
 
 
 def read_parts(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo], dict[Path, int]]:

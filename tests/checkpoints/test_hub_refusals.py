@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ from types import SimpleNamespace
 import pytest
 from hub_stand_in import SHA, Answer, HubStandIn
 
+from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.cache.layout import hub_cache
-from llmcli.checkpoints.hub.calls import prepare, reachable
+from llmcli.checkpoints.hub import fetching
+from llmcli.checkpoints.hub.calls import bytes_of, prepare, reachable
 from llmcli.checkpoints.hub.download import cached, download
-from llmcli.checkpoints.hub.errors import no_client
+from llmcli.checkpoints.hub.errors import as_ours, no_client
 from llmcli.checkpoints.hub.headers import fetched_headers
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId, parse
@@ -185,17 +188,18 @@ def test_a_body_without_an_end_is_not_written(hub):
 @pytest.mark.parametrize(
     "name",
     [
-        "../evil.safetensors",
-        "/etc/evil.safetensors",
-        "a/../../evil.safetensors",
-        "..\\e.safetensors",
+        "../evil.safetensors", "/etc/evil.safetensors", "a/../../evil.safetensors",
+        "..\\e.safetensors", "./evil.gguf", "a//evil.gguf", "evil\0.gguf", "evil\udcff.gguf",
+        "", "evil/", "e" * 256 + ".gguf",
     ],
-)
+)  # fmt: skip
 def test_names_that_lead_out_of_the_cache(hub, tmp_path, name):
     hub.answers["/api/models/"] = Answer(body=listing(siblings=[{"rfilename": name, "size": 1}]))
-    refused()
-    with pytest.raises(LlmcliError):
-        download(HubId(repository="org/name", file=name))
+    for model in (parse("org/name"), HubId(repository="org/name", file=name or "x.gguf")):
+        for ask in (lambda: download(model), lambda: fetched_headers(model).__enter__()):  # noqa: B023
+            with pytest.raises(CheckpointError, match="which is no name") as caught:
+                ask()
+            checked(caught.value)
     assert not list(tmp_path.rglob("*evil*"))
 
 
@@ -230,6 +234,40 @@ def test_a_wrong_body_is_removed(hub):
     assert (download(parse("org/name")) / "model.safetensors").read_bytes() == b"w" * 3_000_000
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("spec", ["org/name", f"org/name@{SHA}", "hf:org/name/model.safetensors"])
+def test_who_is_killed_before_the_digest_leaves_nothing_that_counts(hub, monkeypatch, spec, again):
+    hub.corrupt.add("model.safetensors")
+    verify = fetching._verify
+
+    def killed(name, *arguments):
+        if name == "model.safetensors":
+            os.kill(os.getpid(), signal.SIGKILL)
+        verify(name, *arguments)
+
+    monkeypatch.setattr(fetching, "_verify", killed)
+    child = os.fork()
+    if not child:
+        try:
+            download(parse(spec))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    monkeypatch.undo()
+    hub.here(monkeypatch, hub.cache.parents[1])
+    left = hub.cache / "models--org--name" / "snapshots" / SHA / "model.safetensors"
+    assert left.stat().st_size == 3_000_000, "the bytes are all there, and one bit is wrong"
+    assert cached(parse(spec)) is cached(parse(spec), whole=False) is None
+    if again:
+        assert "another sha256" in refused(spec).message
+        assert not left.exists()
+    hub.corrupt.clear()
+    path = download(parse(spec))
+    assert (path if path.is_file() else path / left.name).read_bytes() == b"w" * 3_000_000
+    assert cached(parse(spec)) == path
+    assert not [one for one in hub.cache.rglob("*") if "unverified" in str(one)]
+
+
 def test_a_body_that_ends_early_and_says_so_is_not_kept(hub):
     hub.answers["/config.json"] = Answer(
         body=b"{}", headers={"ETag": '"x"', "X-Repo-Commit": SHA, "X-Linked-Size": "9"}
@@ -239,7 +277,7 @@ def test_a_body_that_ends_early_and_says_so_is_not_kept(hub):
     assert cached(parse("org/name")) is None
 
 
-@pytest.mark.parametrize("size", [10**30, 1 << 62])
+@pytest.mark.parametrize("size", [10**30, 1 << 62, 10**15])
 def test_absurd_sizes_find_no_room(hub, size):
     siblings = json.loads(listing())["siblings"]
     siblings[-1]["size"] = size
@@ -248,8 +286,8 @@ def test_absurd_sizes_find_no_room(hub, size):
     assert isinstance(error, WriteFailed)
     assert "free" in error.hint
     assert not files_in(hub.cache)
-    with pytest.raises(LlmcliError) as caught, fetched_headers(parse("org/name")):
-        pass
+    with pytest.raises(CheckpointError, match="no file has") as caught:
+        fetched_headers(parse("org/name")).__enter__()
     checked(caught.value)
 
 
@@ -404,3 +442,71 @@ def test_a_branch_in_the_cache_that_is_no_file(hub, make):
         assert reference.read_text() == SHA
     else:
         assert isinstance(refused(), WriteFailed)
+
+
+def test_no_place_for_headers(hub, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/nowhere/at/all"])
+    with pytest.raises(WriteFailed, match="no temporary directory") as caught:
+        fetched_headers(parse("org/name")).__enter__()
+    assert "TMPDIR" in checked(caught.value).hint
+
+
+def test_a_broken_header_is_named_as_the_file_on_the_hub(hub):
+    with (
+        pytest.raises(CheckpointError) as caught,
+        fetched_headers(parse("hf:org/name/model.safetensors")) as (path, _),
+    ):
+        open_checkpoint(path)
+    assert "`hf:org/name/model.safetensors`" in caught.value.message
+    assert "llmcli-headers" not in caught.value.message
+
+
+def test_a_repository_without_an_end(hub, monkeypatch):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls._MOST_FILES", 2)
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert "more than 2 files" in error.message
+
+
+def test_a_listing_that_is_not_there_and_says_no_more(hub):
+    hub.answers["/api/models/"] = Answer(status=404, body=b"not found")
+    error = refused()
+    assert isinstance(error, ModelNotFound)
+    assert "no model `org/name`" in error.message
+
+
+@pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])
+def test_answers_that_drip(hub, monkeypatch, place):
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls._WHOLE_S", 0.0)
+    monkeypatch.setattr("llmcli.checkpoints.hub.calls._SLOWEST", 1e9)
+    if place == "/resolve/":
+        with pytest.raises(NetworkError, match="does not come to an end") as caught:
+            bytes_of(parse("org/name"), "model.safetensors", SHA, 0, 100)
+        checked(caught.value)
+    else:
+        assert "does not come to an end" in refused().message
+
+
+@pytest.mark.parametrize("place", ["/api/models/", "/config.json", "/model.safetensors"])
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://x/y", "same", "http://[::1"])
+def test_redirects_to_what_is_no_hub(hub, place, target):
+    to = f"{hub.url}{place}org/name/model.safetensors" if target == "same" else target
+    hub.answers[place] = Answer(status=302, headers={"Location": to, "ETag": '"a"'})
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert "HF_ENDPOINT" in error.hint
+
+
+def test_a_file_without_a_tag(hub):
+    hub.answers["/config.json"] = Answer(body=b"{}")
+    error = refused()
+    assert isinstance(error, NetworkError)
+    assert "HF_ENDPOINT" in error.hint
+
+
+def test_a_name_that_cannot_be_sent_is_not_laid_to_the_token(monkeypatch):
+    error = UnicodeEncodeError("ascii", "\u00e9", 0, 1, "ordinal not in range")
+    for token, words in (("", "the download"), ("hf_good", "the download"), ("hf_é", "the token")):
+        monkeypatch.setenv("HF_TOKEN", token)
+        assert words in checked(as_ours(parse("org/name"), error)).message

@@ -17,6 +17,8 @@ def test_any_part_gives_the_whole_group_in_order():
     for name in expected:
         assert part_names(name) == expected
     assert part_names("x-00001-of-00001.gguf") == ("x-00001-of-00001.gguf",)
+    shouted = ("X-00001-OF-00002.GGUF", "X-00002-OF-00002.GGUF")
+    assert part_names(shouted[0]) == part_names(shouted[1]) == shouted
     assert part_names("X-00002-of-00002.GGUF") == ("X-00001-of-00002.GGUF", "X-00002-of-00002.GGUF")
     twice = "x-00001-of-00002-00001-of-00002.gguf"
     assert part_names(twice) == (twice, "x-00001-of-00002-00002-of-00002.gguf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llmcli.checkpoints.catalog import Progress
@@ -38,8 +38,12 @@ class Counted:
             self._progress(self._what, min(self.done, self.total), self.total)
 
 
-def bar(count: Counted) -> Any:
-    """What the library takes for the class of its bars, and which draws nothing."""
+def bar(count: Counted, check_room: Callable[[int], None] | None = None) -> Any:
+    """What the library takes for the class of its bars, and which draws nothing.
+
+    `check_room` is called with the bytes of a file that are to come, before they do: the hub may
+    promise more of a file than it lists.
+    """
 
     class Bar:
         """The part of tqdm's interface that is used; Xet reports from a thread of its own."""
@@ -49,6 +53,8 @@ def bar(count: Counted) -> Any:
                 raise NetworkError("the hub does not tell how large a file is")
             self.total = int(options["total"])
             self._done = int(options.get("initial") or 0)
+            if check_room is not None:
+                check_room(self.total - self._done)
 
         def update(self, amount: float | None = 1) -> None:
             """Called before the bytes are written: a body without an end stops here."""

@@ -12,7 +12,8 @@ import importlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +27,9 @@ from llmcli.errors import CheckpointError, LlmcliError, NetworkError
 _REACH_S = 3.0
 ANSWER_S = 10.0  # for everything after the first request: a long listing takes its time
 _MAX_ERROR_BYTES = 100_000
+_WHOLE_S = 30.0  # for an answer from its first byte to its last, and
+_SLOWEST = 20_000  # for a part of a file a second more for each so many bytes
+_MOST_FILES = 100_000  # of a repository; the largest public ones have some thousand
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -108,7 +112,12 @@ def listed(model: HubId) -> Listing:
         sha, siblings = told["sha"], told["siblings"]
         if not _COMMIT.fullmatch(sha):
             raise ValueError("its commit is none")
-        sizes = {str(file["rfilename"]): _size(file.get("size")) for file in siblings}
+        if len(siblings) > _MOST_FILES:
+            raise CheckpointError(
+                f"`{shown(model.repository)}` lists more than {_MOST_FILES:,} files",
+                hint="look for another repository with the same model",
+            )
+        sizes = {_name(file["rfilename"]): _size(file.get("size")) for file in siblings}
         digests = {
             str(file["rfilename"]): str((file.get("lfs") or {}).get("sha256")) for file in siblings
         }
@@ -121,6 +130,22 @@ def listed(model: HubId) -> Listing:
     return Listing(commit=sha, sizes=sizes, sha256=known)
 
 
+def _name(told: Any) -> str:
+    """The name of a file, which becomes one below the cache; CheckpointError for any other text."""
+    if not isinstance(told, str):
+        raise ValueError("a name that is none")
+    try:
+        odd = any(len(part) > 255 for part in told.encode().split(b"/"))
+    except UnicodeEncodeError:
+        odd = True
+    if odd or set(told) & set("\\\0") or {"", ".", ".."} & set(told.split("/")):
+        raise CheckpointError(
+            f"the hub names a file `{shown(told)}`, which is no name",
+            hint="look for another repository with the same model",
+        )
+    return told
+
+
 def _size(told: Any) -> int | None:
     return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
 
@@ -130,14 +155,30 @@ def _body(url: str) -> bytes:
     from huggingface_hub import get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    data = bytearray()
+    data, late = bytearray(), _deadline(0)
     with get_session().stream("GET", url, headers=build_hf_headers(), timeout=ANSWER_S) as answer:
         hf_raise_for_status(answer)
         for chunk in answer.iter_bytes():
+            late()
             data += chunk
             if len(data) > MAX_JSON_BYTES:
                 raise NetworkError(f"the hub's answer is larger than {MAX_JSON_BYTES} bytes")
     return bytes(data)
+
+
+def _deadline(size: int) -> Callable[[], None]:
+    """A function to call for each piece of an answer of `size` bytes, from now on.
+
+    It raises NetworkError once the whole takes too long: a timeout of a connection bounds the
+    wait for the next byte only.
+    """
+    end = time.monotonic() + _WHOLE_S + size / _SLOWEST
+
+    def late() -> None:
+        if time.monotonic() > end:
+            raise NetworkError("the hub's answer does not come to an end", hint="try again later")
+
+    return late
 
 
 def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> bytes:
@@ -153,12 +194,14 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
         "Accept-Encoding": "identity",
     }
     url, data = hf_hub_url(model.repository, name, revision=commit), bytearray()
+    late = _deadline(stop - start)
     with get_session().stream(
         "GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True
     ) as answer:
         hf_raise_for_status(answer)
         skip = start if answer.status_code == 200 else 0
         for chunk in answer.iter_bytes():
+            late()
             data += chunk[skip:]
             skip = max(0, skip - len(chunk))
             if len(data) >= stop - start:
@@ -208,7 +251,10 @@ def _guard(answer: Any) -> None:
     for header in ("etag", "x-linked-etag"):
         tag = answer.headers.get(header, "").lstrip("W/").strip('"')
         if answer.request.method == "HEAD" and (set(tag) & set("/\\\0") or tag in (".", "..")):
-            raise CheckpointError(f"the hub names a file `{shown(tag)}`, which is no name")
+            raise CheckpointError(
+                f"the hub names a file `{shown(tag)}`, which is no name",
+                hint="check HF_ENDPOINT: what answers is no hub",
+            )
     answer.stream = _bounded()(answer.stream, _MAX_ERROR_BYTES if status >= 400 else None)
 
 

@@ -7,6 +7,8 @@ from llmcli.checkpoints.names import HubId
 from llmcli.errors import LlmcliError, ModelNotFound, NetworkError, WriteFailed, first_line
 
 _LOGIN = "log in with `hf auth login`"
+# errors of the library's client, of which there are two kinds, for what no hub sends
+_NO_HUB = ("UnsupportedProtocol", "TooManyRedirects", "InvalidURL", "DecodingError")
 
 
 def as_ours(model: HubId, error: Exception) -> LlmcliError:
@@ -14,7 +16,7 @@ def as_ours(model: HubId, error: Exception) -> LlmcliError:
 
     ModelNotFound for what the hub does not have, WriteFailed for its cache, NetworkError else.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_token
 
     cause = error.__cause__
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
@@ -31,16 +33,20 @@ def as_ours(model: HubId, error: Exception) -> LlmcliError:
             f"`{name}` is not in the hub cache, and offline mode allows no download",
             hint="unset HF_HUB_OFFLINE where there is a network",
         )
-    if isinstance(error, UnicodeEncodeError):
+    if isinstance(error, UnicodeEncodeError) and not (get_token() or "").isascii():
         return NetworkError(
             "the token for the hub has characters that no token has", hint="check HF_TOKEN"
         )
     full = "No space left" in str(error)  # Xet writes by itself and gives its errors as text
     if full or (isinstance(error, OSError) and _of_the_disk(error)):
         return unwritable(error if isinstance(error, OSError) else None)
+    hint = "run the command again: files that are complete are kept"
+    strange = type(error).__name__ in _NO_HUB or "location header" in str(error)
+    if strange or isinstance(error, errors.FileMetadataError | ValueError):
+        hint = "check HF_ENDPOINT, and the proxy where there is one: what answers is no hub"
     return NetworkError(
         f"the download of `{name}` failed: {shown(str(error) or type(error).__name__, 120)}",
-        hint="run the command again: files that are complete are kept",
+        hint=hint,
     )
 
 
@@ -90,10 +96,13 @@ def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
             hint="leave the revision out for the newest version",
         )
     if isinstance(error, errors.EntryNotFoundError):
-        return ModelNotFound(f"`{name}` does not have the file that the hub lists in it")
+        return ModelNotFound(
+            f"`{name}` does not have the file that the hub lists in it",
+            hint="run the command again: it may have changed just now",
+        )
     if isinstance(error, errors.DisabledRepoError):
         return NetworkError(f"`{name}` is disabled on the hub", hint="look for a copy of it")
-    if isinstance(error, errors.RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
         # who may not see a private repository is told that there is none, as everybody else is
         return ModelNotFound(
             f"there is no model `{name}` on the hub, or it is private",

@@ -17,9 +17,10 @@ from llmcli.checkpoints.hub.calls import Listing, bytes_of, explained, listed
 from llmcli.checkpoints.hub.fetching import fetch_files, pin
 from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.names import HubId, parse
-from llmcli.errors import CheckpointError, WriteFailed
+from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 
 _FIRST = 100_000  # bytes of a weight file to begin with: most headers of safetensors are shorter
+_MAX_FILE = 1 << 43  # what every file system holds; the hub's largest are a hundredth of that
 _FIRST_GGUF = 1 << 20  # its header holds the vocabulary
 _MAX_GGUF = 1 << 28  # the largest vocabularies take 20 MB
 
@@ -45,7 +46,7 @@ def fetched_headers(
     `weights` there are none, unless they hold the tokenizer, as GGUF files do. The directory is
     gone afterwards. Raises what `explained` and `choose` raise.
     """
-    with tempfile.TemporaryDirectory(prefix="llmcli-headers-") as folder:
+    with _scratch() as folder:
         with explained(model):
             listing = listed(model)
             choice = choose(model, listing.sizes)
@@ -63,7 +64,24 @@ def fetched_headers(
                 if progress is not None:
                     progress(what, number, len(names))
                 _write_header(model, name, listing, target / name)
-        yield target / names[0] if choice.lone else target, listing.commit
+        try:
+            yield target / names[0] if choice.lone else target, listing.commit
+        except LlmcliError as error:  # which names a file that is gone when it is read
+            error.message = error.message.replace(folder, f"hf:{model.repository}")
+            raise
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="llmcli-headers-")
+    except OSError as error:
+        raise WriteFailed(
+            f"no temporary directory can be made: {why(error)}",
+            hint="set TMPDIR to a directory that can be written",
+        ) from None
+    with made as folder:
+        yield folder
 
 
 def _link_small(
@@ -106,6 +124,11 @@ def _put(target: Path, at: int, data: bytes, size: int | None) -> None:
 def _write_header(model: HubId, name: str, listing: Listing, target: Path) -> None:
     """The first bytes of a weight file, as many as its header has; holes up to its size."""
     size = listing.sizes[name]
+    if (size or 0) > _MAX_FILE:
+        raise CheckpointError(
+            f"`{shown(name)}` has {size} bytes, as the hub tells, which no file has",
+            hint="look for another repository with the same model",
+        )
     if name.lower().endswith(".gguf"):
         return _write_gguf(model, name, listing.commit, size, target)
     data = bytes_of(model, name, listing.commit, 0, _FIRST)
