@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import signal
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

@@ -7,24 +7,32 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
+from llmcli.checkpoints.cache.commits import spelled_out
 from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.checkpoints.hub.calls import explained, listed, reachable
 from llmcli.checkpoints.hub.fetching import fetch_files, mark_missing, pin
-from llmcli.checkpoints.hub.files import SMALL, TOKENIZERS, choose, gguf_groups, shards_of
+from llmcli.checkpoints.hub.files import (
+    BROKEN,
+    COMPLETE,
+    NO_WEIGHTS,
+    SMALL,
+    TOKENIZERS,
+    choose,
+    gguf_groups,
+    shards_of,
+    state_of,
+)
 from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
+from llmcli.checkpoints.hub.marks import absent, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
-from llmcli.errors import CheckpointError, ModelNotFound
+from llmcli.errors import ModelNotFound
 
 __all__ = ["cached", "download", "explained", "reachable"]
-
-_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:
@@ -39,6 +47,7 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     _check_revision(model)
+    model = spelled_out(model)
     if has_odd_reference(model):
         return None
     try:
@@ -48,7 +57,11 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
                 try_to_load_from_cache(model.repository, name, revision=model.revision)
                 for name in names
             ]
-            return Path(str(found[0])) if all(isinstance(one, str) for one in found) else None
+            if not all(isinstance(one, str) for one in found):
+                return None
+            path = Path(str(found[0]))
+            marks = unverified(path.parents[names[0].count("/")])
+            return path if marks.isdisjoint(names) else None
         folder = snapshot_download(
             model.repository,
             revision=model.revision,
@@ -56,43 +69,34 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
             # without a listing in the cache this compares nothing; with one, what must be there
             allow_patterns=list(SMALL) if whole else [SINGLE],
         )
-        return _usable(model, Path(folder), weights, whole)
+        return _usable(Path(folder), weights, whole)
     except HFValidationError:
         raise ModelNotFound(
             f"`{shown(model.repository)}` cannot be a hub id",
             hint="a hub id is `org/name`, as on the model's page",
         ) from None
-    except (LocalEntryNotFoundError, OSError, ValueError, CheckpointError):
+    except (LocalEntryNotFoundError, OSError, ValueError):
         return None
 
 
-def _usable(model: HubId, folder: Path, weights: bool, whole: bool) -> Path | None:
+def _usable(folder: Path, weights: bool, whole: bool) -> Path | None:
     """The directory, or the GGUF file in it, where what is needed is there."""
-    names = {name for name in os.listdir(folder) if os.path.exists(folder / name)}
-    tensors = [name for name in names if name.endswith(".safetensors")]
-    described = not whole or (
-        _known(model, folder, names, "config.json")
-        and (names & set(TOKENIZERS) or _known(model, folder, names, TOKENIZERS[0]))
-    )
-    if not weights and names & set(TOKENIZERS):
+    names = held(folder)
+    if not weights and not names.isdisjoint(TOKENIZERS):
         return folder
-    if SINGLE in names or (INDEX in names and set(shards_of(folder / INDEX, names))):
-        return folder if described else None
-    if len(tensors) == 1 and not _SHARD.fullmatch(tensors[0]):
-        return folder if described else None
-    groups = gguf_groups(names)
-    if len(groups) == 1 and not tensors:
-        return folder / groups[0][0]
-    pickles = any(name.endswith((".bin", ".pt", ".pth")) for name in names)
-    return folder if not whole and (pickles or groups or tensors) else None
+    state = state_of(names, folder / INDEX, absent(folder))
+    if state == COMPLETE:
+        tensors = any(name.endswith(".safetensors") for name in names)
+        return folder if tensors else folder / gguf_groups(names)[0][0]
+    return None if whole or state in (BROKEN, NO_WEIGHTS) else folder
 
 
-def _known(model: HubId, folder: Path, names: set[str], name: str) -> bool:
-    """Whether the snapshot has the file, or the cache a mark that the repository does not."""
-    from huggingface_hub import try_to_load_from_cache
-
-    mark = try_to_load_from_cache(model.repository, name, revision=folder.name)
-    return name in names or mark is not None
+def held(snapshot: Path) -> set[str]:
+    """Names of the files of a snapshot that are there and may be used."""
+    found = {
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()
+    }
+    return found - unverified(snapshot)
 
 
 def download(model: HubId, *, weights: bool = True, progress: Progress | None = None) -> Path:
@@ -104,6 +108,7 @@ def download(model: HubId, *, weights: bool = True, progress: Progress | None = 
     the one that the hub told, WriteFailed before anything is fetched where it has no room.
     """
     _check_revision(model)
+    model = spelled_out(model)
     with explained(model):
         listing = listed(model)
         choice = choose(model, listing.sizes)

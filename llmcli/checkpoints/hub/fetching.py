@@ -17,6 +17,7 @@ from llmcli.checkpoints.hub.bar import Counted, bar
 from llmcli.checkpoints.hub.calls import Listing
 from llmcli.checkpoints.hub.errors import unwritable
 from llmcli.checkpoints.hub.files import TOKENIZERS
+from llmcli.checkpoints.hub.marks import marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
 
@@ -28,16 +29,23 @@ def fetch_files(
 ) -> dict[str, Path]:
     """Fetches the missing ones of `names`, one after another: name -> path in the cache.
 
+    What another fetch of ours left there before it was verified is verified now, or fetched again.
     For use inside `explained`. Raises WriteFailed before anything is fetched where the cache has
     no room for it, CheckpointError for a file whose sha256 is not what the hub told.
     """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
+    snapshot = snapshot_of(model, listing.commit)
+    doubtful = unverified(snapshot)
     paths: dict[str, Path] = {}
     for name in names:
         found = try_to_load_from_cache(model.repository, name, revision=listing.commit)
         if isinstance(found, str):
-            paths[name] = Path(found)
+            with contextlib.suppress(CheckpointError):  # it is gone now, and fetched below
+                if name in doubtful:
+                    with marked(snapshot, name):
+                        _verify(name, Path(found), listing.sha256.get(name))
+                paths[name] = Path(found)
     missing = [name for name in names if name not in paths]
     count = Counted(
         f"downloading {model.repository}", [listing.sizes[name] for name in missing], progress
@@ -45,20 +53,39 @@ def fetch_files(
     _check_room(count.total)
     for name in missing:
         count.begin(listing.sizes[name])
-        try:
-            found = hf_hub_download(
-                model.repository, name, revision=listing.commit, tqdm_class=bar(count)
-            )
-        except OSError as error:
-            if is_full(error):
-                raise unwritable(error, room=count.total - count.done) from None
-            raise
-        paths[name] = Path(found)
-        if paths[name].parts[-2 - name.count("/")] != listing.commit:
-            raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
-        _verify(model, name, paths[name], listing.sha256.get(name))
+        with marked(snapshot, name):
+            paths[name] = _fetch(model, listing, name, count)
         count.end()
     return paths
+
+
+def snapshot_of(model: HubId, commit: str) -> Path:
+    """Where the hub's cache has, or will have, the files of `model` at that commit."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = repo_folder_name(repo_id=model.repository, repo_type="model")
+    return Path(constants.HF_HUB_CACHE).expanduser() / folder / "snapshots" / commit
+
+
+def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
+    """One file, verified. A fetch that is interrupted leaves no snapshot without files."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        path = Path(
+            hf_hub_download(model.repository, name, revision=listing.commit, tqdm_class=bar(count))
+        )
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            snapshot_of(model, listing.commit).rmdir()
+        if isinstance(error, OSError) and is_full(error):
+            raise unwritable(error, room=count.total - count.done) from None
+        raise
+    if path.parts[-2 - name.count("/")] != listing.commit:
+        raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
+    _verify(name, path, listing.sha256.get(name))
+    return path
 
 
 def _check_room(needed: int) -> None:
@@ -73,7 +100,7 @@ def _check_room(needed: int) -> None:
             raise unwritable(None, room=needed)
 
 
-def _verify(model: HubId, name: str, path: Path, sha256: str | None) -> None:
+def _verify(name: str, path: Path, sha256: str | None) -> None:
     """Compares a large file with the digest that the hub told, which is its name in the cache.
 
     A wrong one is removed, so that nothing finds it.

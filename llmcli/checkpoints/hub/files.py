@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
 from llmcli.checkpoints.split import part_names
-from llmcli.errors import CheckpointError, ModelNotFound
+from llmcli.errors import CheckpointError, LlmcliError, ModelNotFound
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # what is read beside safetensors, where it is there
@@ -22,6 +23,10 @@ SMALL = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+COMPLETE, BROKEN = "complete", "incomplete"
+NO_CONFIGURATION, NO_TOKENIZER = "no configuration", "no tokenizer"
+SEVERAL, PICKLES, NO_WEIGHTS = "several models", "pickled weights only", "no weights"
+_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,41 @@ def shards_of(index: Path, names: Collection[str]) -> tuple[str, ...]:
         if name not in names or "/" in name or not _is(name, ".safetensors"):
             raise CheckpointError(f"`{INDEX}` names `{shown(name)}`, which is not beside it")
     return tuple(sorted(set(found.values())))
+
+
+def state_of(names: Collection[str], index: Path, absent: Collection[str] = ()) -> str:
+    """How much of a model a directory with the files `names` is, in the words of `models list`.
+
+    `index` is where its index would lie, `absent` what its repository is known not to have.
+    COMPLETE is what needs no download; NO_CONFIGURATION and NO_TOKENIZER have all weights.
+    Nothing is said of what is in the weights. Never raises.
+    """
+    tensors = [name for name in names if _is(name, ".safetensors") and "/" not in name]
+    if SINGLE in names:
+        whole = True
+    elif INDEX in names:
+        try:
+            whole = bool(shards_of(index, names))
+        except LlmcliError:
+            whole = False
+    elif tensors:
+        if any(map(_SHARD.fullmatch, tensors)):
+            return BROKEN
+        if len(tensors) > 1:
+            return SEVERAL
+        whole = True
+    elif groups := gguf_groups(names):
+        return COMPLETE if len(groups) == 1 else SEVERAL
+    elif any(_is(name, ".gguf") and part_names(name) for name in names):
+        return BROKEN
+    else:
+        return PICKLES if any(name.endswith(PICKLE_SUFFIXES) for name in names) else NO_WEIGHTS
+    known = {*names, *absent}
+    if not whole:
+        return BROKEN
+    if "config.json" not in known:
+        return NO_CONFIGURATION
+    return NO_TOKENIZER if known.isdisjoint(TOKENIZERS) else COMPLETE
 
 
 def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
