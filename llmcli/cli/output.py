@@ -158,14 +158,17 @@ def write_document(path: str, document: Mapping[str, Any]) -> None:
         file.write(b"\n")
 
 
-def make_console(screen: Screen) -> Console:
-    """A rich console that never guesses: colour and width are decided here."""
+def make_console(screen: Screen, *, live: bool = False) -> Console:
+    """A rich console that never guesses: colour and width are decided here.
+
+    `live`: for what is drawn again and again, which NO_COLOR does not forbid.
+    """
     from rich.console import Console
 
     names: tuple[Literal["truecolor", "256", "standard"], ...] = ("standard", "256", "truecolor")
     return Console(
         width=screen.width,
-        force_terminal=screen.colour,
+        force_terminal=screen.animate if live else screen.colour,
         no_color=not screen.colour,
         color_system=names[colour_system() - 1] if screen.colour else None,
         highlight=False,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 0.4  # what is over sooner needs no bar, and rich.progress costs 60 ms to import
 BETWEEN_S = 0.1  # from one drawing of a bar to the next
+_WIDE = 80  # columns in which a bar has room for bytes
 
 
 class Progress:
@@ -28,7 +29,8 @@ class Progress:
 
     A context manager: at its end the bar is gone and stderr is as it was. `opening` is written
     at once, without rich, and stands until the bar comes or the end. `tokens`: what is counted
-    are tokens, and the bar says how many; else it says the share.
+    are tokens, and the bar says how many; else it says the share, and of what is downloaded
+    also the bytes and their speed where the terminal is wide enough.
     """
 
     def __init__(self, out: Output, opening: str = "", *, tokens: bool = False) -> None:
@@ -36,7 +38,7 @@ class Progress:
         self._amount = (
             "{task.completed:.0f} / {task.total:.0f} tokens"
             if tokens
-            else "{task.percentage:>3.0f} %"
+            else "{task.percentage:>3.0f} %{task.fields[bytes]}"
         )
         self._out, self._screen = out, out.err
         self._wanted = out.err.animate and not out.quiet
@@ -73,12 +75,20 @@ class Progress:
         if task is None:
             for other in self._tasks.values():
                 self._bar.update(other, visible=False)
-            task = self._tasks[what] = self._bar.add_task(what, total=total)
+            task = self._tasks[what] = self._bar.add_task(what, total=total, bytes="")
         now = monotonic()
         due = now - self._drawn >= BETWEEN_S or done == total or fresh
         if due:
             self._drawn = now
-        self._bar.update(task, completed=done, total=total, refresh=due)
+        self._bar.update(task, completed=done, total=total)
+        if due:
+            if what.startswith("downloading ") and total and self._screen.width >= _WIDE:
+                from llmcli.render.stats import size
+
+                speed = next(t.speed for t in self._bar.tasks if t.id == task)
+                rate = f", {size(round(speed))}/s" if speed else ""
+                self._bar.update(task, bytes=f", {size(done)} of {size(total)}{rate}")
+            self._bar.refresh()
 
     def _erase(self) -> None:
         """Before something else is written, and at the end; the next call draws it anew."""
@@ -97,7 +107,7 @@ class Progress:
         from rich.progress import Progress as RichProgress
 
         self._erase_opening()
-        console = make_console(self._screen)
+        console = make_console(self._screen, live=True)
         console.file = sys.stderr
         bar = RichProgress(
             TextColumn("{task.description}", markup=False),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -164,6 +166,43 @@ def test_reading_a_prompt_is_counted_in_tokens(capsys, monkeypatch):
     assert shown == "loading x …"
     assert "reading the prompt" in bar
     assert "1024 / 3001 tokens" in bar
+
+
+BAR = """
+import time
+from llmcli.cli.options import OutputOptions
+from llmcli.cli.output import Output
+from llmcli.cli.progress import Progress
+
+with Progress(Output("models", OutputOptions())) as progress:
+    time.sleep(0.5)
+    for done in range(1, 4):
+        progress("downloading x", done << 20, 3 << 20)
+        time.sleep(0.15)
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_without_colour_a_bar_is_drawn_and_erased(columns):
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", BAR], cwd=ROOT, stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)},
+    )  # fmt: skip
+    os.close(terminal)
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux: nobody has the terminal open any more
+        while piece := os.read(controller, 65536):
+            seen += piece
+    os.close(controller)
+    assert process.wait(timeout=60) == 0
+    shown = seen.decode()
+    assert "downloading x" in shown
+    assert " 67 %" in shown
+    assert shown.endswith("\x1b[2K")  # the line is empty again
+    assert not re.search(r"\x1b\[[\d;]*m", shown)
+    assert (", 2 MiB of 3 MiB, " in shown) is (columns >= 80)
+    assert ("iB/s" in shown) is (columns >= 80)
 
 
 WRITER = """
