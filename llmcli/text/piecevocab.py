@@ -25,6 +25,8 @@ from llmcli.text.tokenizer import Tokenizer, Vocabulary
 
 _NAMES = ("tokenizer.model", "spiece.model")
 _BROKEN = "the file is damaged; fetch it again"
+_SPACES = re.compile(r"\s+")
+_MOST_DIGITS = 20  # of an id that is a key; Python refuses to read some thousands
 _MOST_ADDED = 1 << 20  # ids beyond the model's; more would fill the memory with holes
 
 
@@ -128,7 +130,8 @@ class MarkedEncoder:
             if before:
                 yield self._stretch(text, at, at + len(before))
             yield token.id, begin, end
-            at = len(text) - len(text[end:].lstrip()) if token.rstrip else end
+            behind = _SPACES.match(text, end) if token.rstrip else None
+            at = behind.end() if behind is not None else end
         if at < len(text):
             yield self._stretch(text, at, len(text))
 
@@ -200,7 +203,8 @@ def _added(
     for text, index in extra.items():
         added[_checked(index)] = AddedToken(text=text, id=index, special=text in named)
     for key, token in (listed if isinstance(listed, dict) else {}).items():
-        index = _checked(int(key) if key.isdecimal() and key.isascii() else key)
+        number = key.isdecimal() and key.isascii() and len(key) <= _MOST_DIGITS
+        index = _checked(int(key) if number else key)
         content = token.get("content") if isinstance(token, dict) else None
         if not isinstance(content, str) or not content:
             raise CheckpointError(f"the added token {index} has no text", hint=_BROKEN)

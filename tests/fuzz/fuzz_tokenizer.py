@@ -3,22 +3,25 @@
     python tests/fuzz/fuzz_tokenizer.py -max_total_time=3600 NEW_INPUTS tests/fuzz/corpus/tokenizer
 
 needs atheris (a coverage-guided fuzzer, `pip install atheris`). The first byte says what the rest
-is: a GGUF file, a SentencePiece model, a table of replacements, or choices by which a GGUF file's
-metadata is made. A crash of the C++
-library below counts as a finding. The fixed corpus is replayed by test_tokenizer_fuzz.py without
+is: a GGUF file, a SentencePiece model, a table of replacements, choices by which a GGUF file's
+metadata is made, or the settings beside a SentencePiece model. A crash of the C++ library below
+counts as a finding. The fixed corpus is replayed by test_tokenizer_fuzz.py without
 atheris; `python tests/fuzz/fuzz_tokenizer.py --seeds DIRECTORY` writes it.
 """
 
+import json
 import random
 import struct
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 if __name__ == "__main__" and "--seeds" not in sys.argv:  # before: its branches are counted
     import atheris
 
-    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     with atheris.instrument_imports(include=["llmcli.text", "llmcli.checkpoints"]):
         import llmcli.text  # noqa: F401
 
@@ -29,13 +32,15 @@ from llmcli.errors import LlmcliError
 from llmcli.text.charsmap import check_charsmap
 from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.piecefile import parse_pieces
+from llmcli.text.piecevocab import from_piece_file
 from llmcli.text.sentencepiece import PieceEncoder
 from llmcli.text.stream import StreamDecoder
+from llmcli.text.tokenizer import Tokenizer
 from llmcli.text.wire import message, number
 
 HERE = Path("model.gguf")
 SECONDS = 5.0  # of the processor: a small vocabulary takes milliseconds
-GGUF, PIECES, CHARSMAP, CHOICES = 0, 1, 2, 3
+GGUF, PIECES, CHARSMAP, CHOICES, SETTINGS = range(5)
 TEXTS = [
     "", " ", "a", "ab  ab", " hello world", "▁▁x", "é\n\t", "<s>ab</s>", "<0x0A><0x-1>", "\0a\0",
     "👍\ufffd", "ﬁ½ Ａ", "aaaaaaaaaaaaaaaaaaaaaaaa", "<|x|> b", "x" * 300,
@@ -78,7 +83,7 @@ def _use(data: bytes) -> bool:
         check_charsmap(body)
         _encode_all(PieceEncoder(parse_pieces(_model(1, charsmap=body)).model))
         return True
-    tokenizer = from_gguf(_chosen(body) if kind == CHOICES else parse_gguf(HERE, body)[0])
+    tokenizer = _tokenizer(kind, body)
     if tokenizer is None:
         return False
     for text in TEXTS:
@@ -95,6 +100,16 @@ def _use(data: bytes) -> bool:
     for i in (-1, 0, tokenizer.vocab_size - 1, tokenizer.vocab_size, 1 << 40):
         tokenizer.token_bytes(i, first=True), tokenizer.token_text(i)
     return True
+
+
+def _tokenizer(kind: int, body: bytes) -> Tokenizer | None:
+    if kind != SETTINGS:
+        return from_gguf(_chosen(body) if kind == CHOICES else parse_gguf(HERE, body)[0])
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "tokenizer_config.json").write_bytes(body)
+        path = Path(name) / "tokenizer.model"
+        path.write_bytes(_model(2))
+        return from_piece_file(path)
 
 
 def _chosen(body: bytes) -> dict[str, object]:
@@ -181,8 +196,17 @@ def seeds() -> dict[str, bytes]:
         "ok-choices-llama": bytes([CHOICES, 0, 1, 1, 0, 1, 200, 0, 0]) + bytes(range(160)) * 2,
         "bad-choices-t5": bytes([CHOICES, 1, 1, 1, 0, 1, 1, 3, 1]) + bytes(range(160)) * 2,
         "ok-choices-bpe": bytes([CHOICES, 2, 0, 1, 0, 1, 1, 3, 1]) + bytes(range(96)),
+        "ok-settings": settings({"300": {"content": "<|x|>", "lstrip": True, "rstrip": True}}),
+        "bad-settings-long-id": settings({"9" * 5000: {"content": "x"}}),
+        "bad-settings-far-id": settings({str((1 << 31) - 1): {"content": "x"}}),
         "bad-charsmap-cut": bytes([CHARSMAP]) + table[:40],
     }
+
+
+def settings(added) -> bytes:
+    """A tokenizer_config.json with these added tokens, and a prefix."""
+    given = {"added_tokens_decoder": added, "add_bos_token": True, "bos_token": "<s>"}
+    return bytes([SETTINGS]) + json.dumps(given).encode()
 
 
 def metadata(model, tokens, scores=None, types=None, *, score_kind=F32, **more) -> bytes:

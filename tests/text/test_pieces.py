@@ -275,6 +275,19 @@ def test_thousands_of_added_tokens_do_not_slow_a_text_down(tmp_path):
     assert ids[-1] == 9 + 17
 
 
+def test_whitespace_behind_many_tokens_is_looked_at_once(tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model(GOOD))
+    token = {"content": "<x>", "special": True, "rstrip": True}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": {"9": token}})
+    )
+    tokenizer = from_piece_file(path)
+    start = time.process_time()
+    assert tokenizer.encode("<x> \u2003\x1f\n" * 300_000, add_bos=False) == [9] * 300_000
+    assert time.process_time() - start < 5  # a copy of what follows, each time, takes minutes
+
+
 def test_a_special_token_may_end_a_text_that_a_longer_one_would_not_fit(tmp_path):
     """`<unk>` begins with the same letter and is longer than what is left."""
     path = tmp_path / "tokenizer.model"
@@ -307,6 +320,7 @@ def test_legacy_puts_the_space_in_front_of_every_stretch(tmp_path):
         {"added_tokens_decoder": {"9": "a"}},
         {"added_tokens_decoder": {str(1 << 30): {"content": "far"}}},
         {"added_tokens_decoder": {"99999999999999999999": {"content": "far"}}},
+        {"added_tokens_decoder": {"9" * 5000: {"content": "more digits than Python reads"}}},
     ],
 )
 def test_added_tokens_that_cannot_be(settings, tmp_path):
