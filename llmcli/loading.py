@@ -15,10 +15,11 @@ from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
+from llmcli.filling import read_values
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.text import Tokenizer, load_tokenizer
-from llmcli.weights import Progress, check_fit, load_weights, randomize, read_values
+from llmcli.weights import Progress, check_fit, load_weights, randomize
 
 
 def load(

@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors config reports ← checkpoints families anatomy text ← ops kernels devices ← nn
-    ← model scaled weights loading generation ← measure ladder explain ← cli;
+    ← model scales filling weights loading generation ← measure ladder explain ← cli;
     render sees only reports
 """
 
@@ -22,7 +22,7 @@ LAYERS = (
     {"checkpoints", "families", "anatomy", "text"},
     {"ops", "kernels", "devices"},
     {"nn"},
-    {"model", "scaled", "weights", "loading", "generation"},
+    {"model", "scales", "filling", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
     {"cli", "__main__"},
 )
@@ -33,9 +33,13 @@ BESIDE = {
     ("text", "checkpoints"),
     ("ops", "kernels"),
     ("devices", "ops"),
+    ("filling", "model"),
+    ("filling", "scales"),
     ("weights", "model"),
-    ("weights", "scaled"),
+    ("weights", "scales"),
+    ("weights", "filling"),
     ("loading", "model"),
+    ("loading", "filling"),
     ("loading", "weights"),
     ("generation", "model"),
     ("ladder", "measure"),
@@ -50,7 +54,7 @@ TORCH_FREE = {
 # is imported only for them. Everything else goes into a function.
 COMPUTES = (
     *("ops", "kernels", "devices", "nn"),
-    *("model", "scaled", "weights", "loading", "generation"),
+    *("model", "scales", "filling", "weights", "loading", "generation"),
 )
 AT_TOP = {
     "cli": {"typer"},

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli import devices
+from llmcli import devices, weights
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import (
     CheckpointError,
@@ -48,7 +48,7 @@ def test_every_tensor_in_its_slot(tmp_path):
 
 def test_small_chunks_load_the_same(tmp_path, monkeypatch):
     whole = load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder.slots
-    monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", 300)
+    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
     chunked = load_tiny(tmp_path, dtype="bfloat16").decoder.slots
     assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
@@ -155,7 +155,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
     monkeypatch.setattr("llmcli.nn.parameters.lies_by_columns", lambda rows, device, dtype: True)
-    monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", 300)
+    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
     assert by_columns.blocks[0].ffn.gate_up.weight.stride(0) == 1
     for name, slot in by_rows.slots.items():
@@ -208,3 +208,26 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     assert devices.available_bytes(torch.device("cpu")) == 4_000_000
     texts["/sys/fs/cgroup/memory.max"] = "max\n"
     assert devices.available_bytes(torch.device("cpu")) == 8_192_000
+
+
+@pytest.mark.parametrize(("least", "used"), [(1 << 30, 1), (0, 2)])
+def test_threads_are_used_where_they_are_worth_it_and_given_back(
+    tmp_path, monkeypatch, least, used
+):
+    seen = set()
+
+    def noted(*given):
+        seen.add(torch.get_num_threads())
+        return fill(*given)
+
+    fill = weights.fill
+    monkeypatch.setattr("llmcli.weights.fill", noted)
+    monkeypatch.setattr("llmcli.weights._THREADED", least)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        load_tiny(write_llama(tmp_path))
+        assert torch.get_num_threads() == 2
+        assert seen == {used}
+    finally:
+        torch.set_num_threads(before)

@@ -8,7 +8,7 @@ from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_q
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli import weights
+from llmcli import filling
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import Load, Plan, Rows, Transpose, UnpairRows
@@ -55,7 +55,7 @@ def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
     whole = load_tiny(folder, dtype="float32").decoder.slots
     for nbytes in (1, 700):  # row by row; chunks that begin inside a block
-        monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", nbytes)
+        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
         chunked = load_tiny(folder, dtype="float32").decoder.slots
         assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
@@ -69,15 +69,15 @@ def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
         seen.append(made.nbytes)
         return made
 
-    dequantize = weights.dequantize
-    monkeypatch.setattr("llmcli.weights.dequantize", noted)
+    dequantize = filling.dequantize
+    monkeypatch.setattr("llmcli.filling.dequantize", noted)
     numbers, scales = quantize(torch.randn(2048, 4096), FP8, (128, 128))
     save_file({"w": numbers, "s": scales}, tmp_path / "model.safetensors")
     slot = torch.empty(2048, 4096)
     fill(slot, tmp_path, Grid(formats=("F8_E4M3",), rows=128, columns=128))
     assert torch.equal(slot, numbers.float() * spread(scales, (128, 128), slot.shape))
     assert len(seen) == 8
-    assert max(seen) <= weights._CHUNK_BYTES
+    assert max(seen) <= filling._CHUNK_BYTES
 
 
 def fill(slot, folder, grid, *ops):
@@ -110,7 +110,7 @@ def test_a_row_keeps_its_scale_wherever_it_goes(tmp_path, monkeypatch, block, op
     wanted = right(numbers.float() * spread(scales, block, numbers.shape))
     grid = Grid(formats=("F8_E4M3",), rows=block[0], columns=block[1])
     for nbytes in (4 << 20, 300):
-        monkeypatch.setattr("llmcli.weights._CHUNK_BYTES", nbytes)
+        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
         slot = torch.empty(wanted.shape)
         fill(slot, tmp_path, grid, *ops)
         assert torch.equal(slot, wanted)

@@ -15,6 +15,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from llmcli import devices
 from llmcli.measure.cpu_caches import cpu_caches
 from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
 from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
@@ -114,14 +115,9 @@ def _filled(nbytes: int, device: torch.device) -> Tensor:
 @contextmanager
 def _threads(device: torch.device, threads: int) -> Iterator[None]:
     """With that many threads on a CPU, and on that device; as it was afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    yield
-            else:
+    with devices.threads(threads), torch.inference_mode():
+        if device.type == "cuda":
+            with torch.cuda.device(device):
                 yield
-    finally:
-        torch.set_num_threads(before)
+        else:
+            yield

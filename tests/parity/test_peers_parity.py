@@ -18,7 +18,7 @@ from parity_types import Checkpoints
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UnsupportedModel
-from llmcli.families.hub import hub_config, hub_loads
+from llmcli.families.to_transformers import hub_config, hub_loads
 from llmcli.loading import Model, load_checkpoint
 from llmcli.measure.bench.peers import compare
 from llmcli.measure.bench.peers.transformers import open_transformers

@@ -31,7 +31,7 @@ def parameter_numbers(name: str, slot: Tensor) -> Numbers:
     for part in parts(slot):
         found.add(part)
     numbers = _numbers(found, tuple(slot.shape))
-    # a formula writes `X W`, of which torch keeps the transpose
+    # a formula writes `X W`, of which torch keeps the transpose; shapes of square ones are silent
     turned = name == "head.W" or ".W_" in name
     bad = numbers.first_bad
     return numbers if bad is None or not turned else _at(numbers, bad[::-1])

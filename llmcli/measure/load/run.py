@@ -24,6 +24,9 @@ from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import Progress, ledger_of
 
 LOOKING = "looking at the numbers"
+# Two are half as fast again where nothing else runs; where something does they wait for each other
+# after each of thousands of small operations, and are many times slower.
+_THREADS = 1
 
 
 def measure_load(
@@ -131,24 +134,26 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
 def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
     """What each parameter is like as it lies in memory."""
     found, done = {}, 0
-    for name, slot in model.decoder.slots.items():
-        found[name] = parameter_numbers(name, slot)
-        done += slot.nbytes
-        if progress is not None:
-            progress(LOOKING, done, model.weight_bytes)
+    with devices.threads(_THREADS):
+        for name, slot in model.decoder.slots.items():
+            found[name] = parameter_numbers(name, slot)
+            done += slot.nbytes
+            if progress is not None:
+                progress(LOOKING, done, model.weight_bytes)
     return found
 
 
 def _tensors(checkpoint: Checkpoint, held: int, progress: Progress | None) -> dict[str, Numbers]:
     """What each tensor is like as it is stored; those that cannot be read are left out."""
     found, done = {}, 0
-    for name, info in checkpoint.tensors.items():
-        numbers = stored_numbers(checkpoint, info)
-        if numbers is not None:
-            found[name] = numbers
-        done += info.nbytes
-        if progress is not None:
-            progress(LOOKING, done, held)
+    with devices.threads(_THREADS):
+        for name, info in checkpoint.tensors.items():
+            numbers = stored_numbers(checkpoint, info)
+            if numbers is not None:
+                found[name] = numbers
+            done += info.nbytes
+            if progress is not None:
+                progress(LOOKING, done, held)
     checkpoint.release()
     return found
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from llmcli.config import FrequencyFactors
 from llmcli.errors import UsageError
-from llmcli.families.hub import hub_config, hub_loads, transposed
+from llmcli.families.to_transformers import hub_config, hub_loads, transposed
 from llmcli.model import Model
 
 
