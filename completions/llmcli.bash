@@ -251,6 +251,8 @@ _llmcli() {
         env\ --revision) values=''; kind=words ;;
         bench\ compare\ --fail-if-slower) values=''; kind=words ;;
         models\ pull\ --revision) values=''; kind=words ;;
+        models\ rm\ --revision) values=''; kind=words ;;
+        models\ path\ --revision) values=''; kind=words ;;
         models\ prune\ --older-than) values=''; kind=words ;;
     esac
     if [[ -n $kind ]]; then
@@ -303,9 +305,9 @@ _llmcli() {
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;
         models\ list) words='--json -q --quiet --debug -h --help' ;;
-        models\ pull) words='--revision --json -q --quiet --debug -h --help' ;;
-        models\ rm) words='-y --yes --dry-run --json -q --quiet --debug -h --help' ;;
-        models\ path) words='--json -q --quiet --debug -h --help' ;;
+        models\ pull) words='--offline --revision --json -q --quiet --debug -h --help' ;;
+        models\ rm) words='--revision -y --yes --dry-run --json -q --quiet --debug -h --help' ;;
+        models\ path) words='--revision --json -q --quiet --debug -h --help' ;;
         models\ prune) words='--older-than -y --yes --dry-run --json -q --quiet --debug -h --help' ;;
         *) words='--version --install-completion --show-completion -h --help' ;;
     esac

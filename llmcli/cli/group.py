@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -76,10 +76,12 @@ class Root(TyperGroup):
     """`llmcli` itself: `entries` names the commands, a module each.
 
     `nested` are commands of two words, `bench compare`; the first of them is a command, too.
+    Of those in `bare` no other word follows the first.
     """
 
     entries: Mapping[str, Entry] = {}
     nested: Mapping[str, Entry] = {}
+    bare: frozenset[str] = frozenset()
 
     def get_help_option(self, ctx: Any) -> Any:
         """typer's `-h/--help`, converted by our rules like every other option."""
@@ -107,12 +109,12 @@ class Root(TyperGroup):
         if name not in self.entries:
             hint = "did you mean `llmcli --help`?"
             if name != "help":
-                hint = _suggestion(name, self.entries)
+                hint = _suggestion(name, self.entries, self.nested)
             raise UsageError(f"there is no command `{name}`", hint=hint)
         if (both := " ".join(args[:2])) in self.nested:
             return both, self.get_command(ctx, both), args[2:]
-        if len(args) > 1 and (near := _nested(both, self.nested)):
-            raise UsageError(f"there is no command `{both}`", hint=f"did you mean `llmcli {near}`?")
+        if len(args) > 1 and (near := _nested(both, self.nested, self.bare)):
+            raise UsageError(f"there is no command `{both}`", hint=near)
         return name, self.get_command(ctx, name), args[1:]
 
     def get_help(self, ctx: Any) -> str:
@@ -155,16 +157,22 @@ def _adopted(option: Any) -> Any:
     return option
 
 
-def _nested(both: str, known: Iterable[str]) -> str | None:
-    """The command of two words that `both` nearly is: its first word is right."""
+def _nested(both: str, known: Iterable[str], bare: Collection[str]) -> str | None:
+    """A hint where `both` nearly is a command of two words, or can be nothing else."""
     first, second = both.split(" ", 1)
     own = [] if second.startswith("-") else [n for n in known if n.split()[0] == first]
-    return next(iter(get_close_matches(both, own, 1, 0.8)), None)
+    if near := get_close_matches(both, own, 1, 0.8):
+        return f"did you mean `llmcli {near[0]}`?"
+    if own and first in bare:
+        return f"the commands are {', '.join(own)}; see `llmcli {first} --help`"
+    return None
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known: Iterable[str], nested: Iterable[str]) -> str:
     known = list(known)
-    close = [full for full in known if full.startswith(name)] or get_close_matches(name, known, 1)
+    close = [both for both in nested if both.split()[1] == name]
+    close = close or [full for full in known if full.startswith(name)]
+    close = close or get_close_matches(name, known, 1)
     if close:
         return f"did you mean `llmcli {close[0]}`?"
     return f"the commands are {', '.join(known)}; see `llmcli --help`"

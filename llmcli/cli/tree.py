@@ -93,6 +93,7 @@ class LlmcliRoot(Root):
 
     entries = ENTRIES
     nested = NESTED
+    bare = frozenset({"models"})
 
 
 def _version(value: bool) -> None:

@@ -72,17 +72,6 @@ class PulledModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailedPull:
-    """A model that could not be fetched, and its error: the exit `code`, and the word for it."""
-
-    name: str
-    code: int
-    kind: str
-    message: str
-    hint: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Removal:
     """What goes together: `bytes` become free, `paths` are files and whole directories.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from hub_stand_in import HubStandIn
 
 from llmcli.checkpoints.cache import used
 
-SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048}
+SAFE = {"config.json": b"{}", "model.safetensors": b"w" * 2048, "tokenizer.json": b"{}"}
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_alone_it_is_the_list(cli, hub):
     assert result.err == ""
     assert result.out == cli("models", "list").out
     rows = {line.split()[0]: line.split() for line in result.out.splitlines() if line.strip()}
-    assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 2 aaaaaaaaaaaa"
+    assert " ".join(rows["org/name"][1:]) == "2 KiB complete just now hub cache 3 aaaaaaaaaaaa"
     assert rows["tiny"][1:] == ["7.43", "MiB", "complete", "package", "8"]
     assert rows["smollm2"][1:] == ["93.8", "MiB", "not", "fetched"]
     assert f"hub cache 2 KiB · {hub}" in result.out
@@ -86,7 +88,14 @@ def test_a_path_is_for_scripts(cli, hub):
         (["prune", "--older-than", "-1d"], 2, "`--older-than`"),
         (["lst"], 2, "did you mean `llmcli models list`?"),
         (["remove"], 2, "did you mean `llmcli models rm`?"),
-        (["nonsense"], 2, "one argument too many"),
+        (["nonsense"], 2, "hint: the commands are models list, models pull, models rm, "),
+        (["verify", "--help"], 2, "there is no command `models verify`"),
+        (["help"], 2, "see `llmcli models --help`"),
+        (["path", "org/name", "--revision", "v2"], 3, "models pull org/name --revision v2`"),
+        (["path", "tiny", "--revision", "v2"], 2, "goes with a model from the hub"),
+        (["rm", "org/name", "--revision", "v2", "-y"], 3, "did you mean `org/name`?"),
+        (["rm", "org/name@main", "--revision", "v2", "-y"], 2, "two different revisions"),
+        (["pull", "org/nowhere", "--offline"], 6, "offline mode allows no download"),
         (["-m", "tiny"], 2, "there is no option `-m`"),
     ],
 )
@@ -97,6 +106,13 @@ def test_errors(cli, hub, argv, code, line):
     assert line in result.err
     assert result.out == ""
     assert tree_of(hub) == before
+
+
+@pytest.mark.parametrize("word", ["list", "pull", "rm", "path", "prune"])
+def test_the_second_word_alone(cli, word):
+    result = cli(word, "x")
+    assert result.code == 2
+    assert result.err.splitlines()[1] == f"hint: did you mean `llmcli models {word}`?"
 
 
 def test_nobody_can_be_asked_here(cli, hub):
@@ -130,11 +146,14 @@ def test_prune(cli, hub):
     assert cli("models", "prune").code == 2
     result = cli("models", "prune", "--yes")
     assert result.code == 0
-    assert result.out.splitlines()[0] == f"org/name@{OLD}  3 B"
+    assert result.out.splitlines()[0] == f"org/name@{OLD[:12]}  3 B"
     assert result.out.endswith("\nfreed 3 B\n")
     then = time.time() - 40 * 86400
     os.utime(hub / f"models--org--name/snapshots/{'a' * 40}/model.safetensors", (then, then))
     assert cli("models", "prune", "--older-than", "6w", "-y").out == "nothing to remove\n"
+    dry = cli("models", "prune", "--older-than", "5w", "--dry-run", "--json").json()
+    assert (dry["older_than"], len(dry["removed"])) == ("5w", 1)
+    assert "complete 40 days ago hub cache" in " ".join(cli("models").out.split())
     assert "last used 40 days ago" in cli("models", "prune", "--older-than", "5w", "-y").out
     assert tree_of(hub) == {}
 
@@ -183,6 +202,25 @@ def test_it_asks_on_a_terminal(hub, typed, code, gone):
     assert (tree_of(hub) == {}) == gone
 
 
+def test_a_commit_by_its_first_digits(cli, hub):
+    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=[])
+    whole = f"{hub}/models--org--name/snapshots/{OLD}\n"
+    for argv in (["org/name@bbbbbbb"], ["org/name", "--revision", "b" * 12], ["org/name@" + OLD]):
+        assert cli("models", "path", *argv).out == whole
+    assert cli("models", "path", "org/name@bbbbbb").code == 3, "six digits are too few"
+    assert f"org/name@{OLD[:12]} " in cli("models").out
+    near = OLD[:20] + "c" * 20
+    write_revision(hub, "org/name", {**SAFE, "config.json": b"{  }"}, commit=near, refs=[])
+    assert cli("models", "path", "org/name@bbbbbbb").code == 3, "which of the two?"
+    listed = [model["name"] for model in cli("models", "--json").json()["models"]]
+    assert {f"org/name@{OLD[:21]}", f"org/name@{near[:21]}"} < set(listed)
+    assert cli("models", "path", f"org/name@{OLD[:21]}").out == whole
+    dry = cli("models", "rm", "org/name", "--revision", OLD[:21], "--dry-run", "--json").json()
+    assert whole.strip() in dry["removed"][0]["paths"]
+    assert cli("models", "rm", f"org/name@{OLD[:21]}", "-y").code == 0
+    assert cli("models", "path", "org/name@bbbbbbb").out.strip().endswith(near)
+
+
 # pull: the hub's protocol has tests of its own; here is what the command makes of it
 
 
@@ -225,13 +263,47 @@ def test_pull_fetches_once_and_says_where(cli, stand_in):
     assert len(stand_in.requests) == asked, "what is here makes no network call"
 
 
-def test_pull_stops_at_what_is_not_there(cli, stand_in):
-    result = cli("models", "pull", "org/name", "org/nowhere", "org/quants")
-    assert result.code == 3
-    assert [line.split("  ")[0] for line in result.out.splitlines()] == ["org/name"]
+def test_pull_goes_on_after_what_is_not_there(cli, stand_in):
+    names = ("org/nowhere", "org/name", "org/quants", "tiny")
+    result = cli("models", "pull", *names)
+    assert result.code == 3, "as the first that failed"
+    assert [line.split("  ")[0] for line in result.out.splitlines()] == ["org/name", "tiny"]
+    said = [line for line in result.err.splitlines() if line.startswith("error: ")]
+    assert ["org/nowhere" in said[0], "org/quants" in said[1], len(said)] == [True, True, 2]
+    assert result.err.count("hint: ") == 2
+    told = cli("models", "pull", *names, "--json")
+    document = told.json()
+    assert (told.code, document["finish_reason"]) == (3, "complete")
+    assert [model["name"] for model in document["models"]] == ["org/name", "tiny"]
+    failed = [(one["name"], one["code"], one["kind"]) for one in document["failed"]]
+    assert failed == [("org/nowhere", 3, "model_not_found"), ("org/quants", 4, "checkpoint")]
+    assert document["failed"][0]["message"] in said[0]
+
+
+def test_one_model_that_cannot_be_had_is_an_error_like_any_other(cli, stand_in):
     assert cli("models", "pull", "org/quants").code == 4, "which of the two files?"
     refused = cli("models", "pull", "org/name@other", "--json")
     assert (refused.code, refused.json()["error"]["kind"]) == (3, "model_not_found")
+
+
+def test_pull_that_is_interrupted_says_what_it_has(stand_in, tmp_path):
+    stand_in.hold["b.gguf"] = 100
+    pulling = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", "models", "pull", "tiny", "hf:org/quants/b.gguf",
+         "org/name", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | stand_in.environment(tmp_path), start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert stand_in.holding.wait(20)
+    pulling.send_signal(signal.SIGINT)
+    out, err = pulling.communicate(timeout=20)
+    stand_in.release.set()
+    assert pulling.returncode == 130
+    document = json.loads(out)
+    assert [model["name"] for model in document["models"]] == ["tiny"]
+    assert (document["failed"], document["finish_reason"]) == ([], "interrupted")
+    assert err == b"interrupted after 1 of 3 models\n"
 
 
 def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):

@@ -198,6 +198,15 @@ def test_an_error(code: int, argv: list[str], document: Callable[..., Any]) -> N
     assert said["error"]["code"] == code
 
 
+def test_a_pull_that_fails_in_part(document: Callable[..., Any]) -> None:
+    said = document(["models", "pull", "tinny", "tiny"], 3)
+    _check(said, "models-pull")
+    (failed,) = said["failed"]
+    assert failed["name"] == "tinny"
+    for key in failed:
+        assert _errors(_without(said, ("failed", 0, key)), "models-pull"), key
+
+
 @pytest.mark.parametrize(
     ("argv", "file"),
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmcli.checkpoints.cache.commits import shortened
 from llmcli.checkpoints.cache.layout import (
     CachedFile,
     CachedRepository,
@@ -19,14 +19,11 @@ from llmcli.checkpoints.cache.layout import (
 )
 from llmcli.checkpoints.cache.used import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
-from llmcli.checkpoints.folder import INDEX, read_folder
-from llmcli.checkpoints.sniff import PICKLE_SUFFIXES
+from llmcli.checkpoints.folder import INDEX
+from llmcli.checkpoints.hub.files import BROKEN, COMPLETE, state_of
+from llmcli.checkpoints.hub.marks import absent, unverified
 from llmcli.checkpoints.split import part_names
-from llmcli.errors import LlmcliError
 from llmcli.reports.models import CacheUse, StoredModel
-
-COMPLETE, BROKEN = "complete", "incomplete"
-_SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +60,9 @@ class Inventory:
             yield self._of_catalog(entry)
         for repository in self.repositories:
             for revision in repository.revisions:
-                if not pinned(repository, revision):
+                if revision.files and not pinned(repository, revision):
                     yield from _rows(repository, revision)
-            if not repository.revisions:
+            if not any(revision.files for revision in repository.revisions):
                 yield Stored(model=_unreadable(repository), repository=repository)
 
     def warnings(self) -> tuple[str, ...]:
@@ -88,7 +85,7 @@ class Inventory:
         if entry.repository is not None:
             for repository in self.repositories:
                 for revision in repository.revisions:
-                    if repository.name == entry.repository and revision.commit == entry.revision:
+                    if revision.files and _is_of(entry, repository, revision):
                         return _row(entry.name, repository, revision, revision.files)
         elif entry.file is not None and entry.is_cached():
             return Stored(model=_of_file(entry, entry.file), entry=entry)
@@ -97,10 +94,11 @@ class Inventory:
 
 def pinned(repository: CachedRepository, revision: CachedRevision) -> bool:
     """Whether it is a model of the catalog, which has a name for it."""
-    return any(
-        entry.repository == repository.name and entry.revision == revision.commit
-        for entry in CATALOG.values()
-    )
+    return any(_is_of(entry, repository, revision) for entry in CATALOG.values())
+
+
+def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevision) -> bool:
+    return entry.repository == repository.name and entry.revision == revision.commit
 
 
 def on_disk(files: Iterable[CachedFile]) -> int:
@@ -131,10 +129,14 @@ def groups(revision: CachedRevision) -> list[list[CachedFile]]:
 
 
 def name_of(repository: CachedRepository, revision: CachedRevision) -> str:
-    """`org/name` for the default branch, else with a branch, a tag or the commit behind it."""
+    """`org/name` for the default branch, else with a branch, a tag or the commit behind it.
+
+    Of the commit as many digits as tell it from the others here.
+    """
     if "main" in revision.refs:
         return repository.name
-    return f"{repository.name}@{next(iter(revision.refs), revision.commit)}"
+    short = shortened(revision.commit, [one.commit for one in repository.revisions])
+    return f"{repository.name}@{next(iter(revision.refs), short)}"
 
 
 def _rows(repository: CachedRepository, revision: CachedRevision) -> Iterator[Stored]:
@@ -155,7 +157,7 @@ def _rows(repository: CachedRepository, revision: CachedRevision) -> Iterator[St
 def _row(
     name: str, repository: CachedRepository, revision: CachedRevision, files: tuple[CachedFile, ...]
 ) -> Stored:
-    one = len(files) > 0 and files[0].name.lower().endswith(".gguf")
+    one = _is_gguf(files)
     here = [file for file in files if file.key is not None]
     weights = [file for file in here if file.name.lower().endswith(WEIGHTS)]
     model = StoredModel(
@@ -167,35 +169,25 @@ def _row(
         revision=revision.commit,
         refs=revision.refs,
         last_used=max((file.used for file in weights or here), default=None),
-        state=_state_of_parts(files) if one else _state(revision.path, files),
+        state=state(revision, files),
     )
     return Stored(model=model, repository=repository, revision=revision, files=files)
 
 
-def _state_of_parts(files: tuple[CachedFile, ...]) -> str:
-    parts = part_names(files[0].name) or (files[0].name,)
-    here = {file.name for file in files if file.key is not None}
-    return COMPLETE if here.issuperset(parts) else BROKEN
+def state(revision: CachedRevision, files: tuple[CachedFile, ...]) -> str:
+    """`complete`, or what is wrong with the model that `files` of the revision are."""
+    marks = unverified(revision.path)
+    here = {file.name for file in files if file.key is not None and file.name not in marks}
+    if _is_gguf(files):
+        parts = part_names(files[0].name) or (files[0].name,)
+        return COMPLETE if here.issuperset(parts) else BROKEN
+    if len(here) < len(files):
+        return BROKEN
+    return state_of(here, revision.path / INDEX, absent(revision.path))
 
 
-def _state(snapshot: Path, files: tuple[CachedFile, ...]) -> str:
-    """As far as names and the index tell it; nothing is said of what is in the weights."""
-    if any(file.key is None for file in files):
-        return BROKEN
-    names = {file.name for file in files}
-    if INDEX not in names and any(_SHARD.fullmatch(name) for name in names):
-        return BROKEN
-    if not any(name.endswith(".safetensors") for name in names):
-        if INDEX in names:
-            return BROKEN
-        pickles = any(name.endswith(PICKLE_SUFFIXES) for name in names)
-        return "pickled weights only" if pickles else "no weights"
-    if "config.json" not in names:
-        return "no configuration"
-    try:
-        return COMPLETE if read_folder(snapshot).shards else BROKEN
-    except LlmcliError:
-        return BROKEN
+def _is_gguf(files: tuple[CachedFile, ...]) -> bool:
+    return len(files) > 0 and files[0].name.lower().endswith(".gguf")
 
 
 def _unreadable(repository: CachedRepository) -> StoredModel:

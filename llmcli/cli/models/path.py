@@ -10,6 +10,7 @@ import typer
 
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
+from llmcli.cli.models.options import RevisionOptions
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
 from llmcli.errors import ModelNotFound, NetworkError
@@ -32,18 +33,18 @@ class PathOptions:
     ]
 
 
-def command(asked: PathOptions, output: OutputOptions) -> None:
+def command(asked: PathOptions, at: RevisionOptions, output: OutputOptions) -> None:
     """Where a model lies: its file, or its directory. Exit 3 where it is not on this machine.
 
     Fetches nothing; `llmcli models pull NAME` does.
     """
     out = Output("models-path", output)
     try:
-        _, path = find(asked.name, offline=True)
+        _, path = find(asked.name, revision=at.revision, offline=True)
     except NetworkError:
+        words = shown(asked.name) + (f" --revision {shown(at.revision)}" if at.revision else "")
         raise ModelNotFound(
-            f"`{shown(asked.name)}` is not on this machine",
-            hint=f"`llmcli models pull {shown(asked.name)}` fetches it",
+            f"`{words}` is not on this machine", hint=f"`llmcli models pull {words}` fetches it"
         ) from None
     whole = os.path.abspath(path)
     if out.json:

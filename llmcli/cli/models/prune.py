@@ -46,7 +46,8 @@ def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptio
 
     In our cache: scratch, and versions that the catalog no longer names. In the hub's, of models
     alone: halves of downloads, files that no snapshot links to, commits that a branch has moved on
-    from, empty repositories. What another process is using stays.
+    from, downloads that only began, empty repositories. Other programs share the hub's cache:
+    `--dry-run` shows what would go. What another process is using stays.
     """
     age = None if needed.older_than is None else _seconds(needed.older_than)
     out = Output("models-prune", output)
@@ -58,7 +59,8 @@ def command(needed: PruneOptions, removing: RemovingOptions, output: OutputOptio
     def planned() -> list[Piece]:
         return left_over(Inventory.read(), since)
 
-    run_removal(out, removing, planned, passing_over=True)
+    asked = {"older_than": needed.older_than}
+    run_removal(out, removing, planned, passing_over=True, more=asked)
 
 
 def _seconds(text: str) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,8 +41,9 @@ def run_removal(
     planned: Callable[[], list[Piece]],
     *,
     passing_over: bool,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Shows what `planned` lists, asks, and removes it.
+    """Shows what `planned` lists, asks, and removes it; `more` are keys of the JSON document.
 
     With `passing_over` what is in use stays and the rest goes. Raises UsageError where it has to
     be asked and nobody can answer, WriteFailed where something could not be removed.
@@ -53,7 +55,7 @@ def run_removal(
     told = tuple(piece.told for piece in pieces)
     plan = RemovalReport(removed=told, kept=(), dry_run=True)
     if not pieces or options.dry_run:
-        _show(out, plan)
+        _show(out, plan, more)
         return
     if not options.yes:
         _need_somebody()
@@ -63,14 +65,14 @@ def run_removal(
             return
     gone, kept = remove(pieces, planned, passing_over=passing_over)
     report = RemovalReport(removed=tuple(gone), kept=tuple(kept), dry_run=False)
-    _show(out, report)
+    _show(out, report, more)
     for line in kept:
         out.note(line)
 
 
-def _show(out: Output, report: RemovalReport) -> None:
+def _show(out: Output, report: RemovalReport, more: Mapping[str, object]) -> None:
     if out.json:
-        body = vars(report) | {"bytes": report.bytes}
+        body = vars(report) | {"bytes": report.bytes, **more}
         out.document(body, model=None, environment=environment())
         return
     from llmcli.render.models import render_removal

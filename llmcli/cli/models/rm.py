@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmcli.cli.models.options import RevisionOptions
 from llmcli.cli.models.removing import RemovingOptions, run_removal
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
@@ -33,7 +34,9 @@ class RmOptions:
     ]
 
 
-def command(asked: RmOptions, removing: RemovingOptions, output: OutputOptions) -> None:
+def command(
+    asked: RmOptions, at: RevisionOptions, removing: RemovingOptions, output: OutputOptions
+) -> None:
     """Removes models from our cache and from the hub's, which other programs share.
 
     Of a repository the named revision goes, and the files that no other revision needs. Asks
@@ -45,6 +48,6 @@ def command(asked: RmOptions, removing: RemovingOptions, output: OutputOptions) 
     from llmcli.checkpoints.cache.named import pieces_of
 
     def planned() -> list[Piece]:
-        return pieces_of(asked.names, Inventory.read())
+        return pieces_of(asked.names, Inventory.read(), at.revision)
 
     run_removal(out, removing, planned, passing_over=False)
