@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import signal
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -511,3 +510,25 @@ def test_a_name_that_cannot_be_sent_is_not_laid_to_the_token(monkeypatch):
     for token, words in (("", "the download"), ("hf_good", "the download"), ("hf_é", "the token")):
         monkeypatch.setenv("HF_TOKEN", token)
         assert words in checked(as_ours(parse("org/name"), error)).message
+
+
+def test_a_wrong_body_of_a_small_file_is_removed(hub):
+    hub.corrupt.add("config.json")
+    error = refused()
+    assert isinstance(error, CheckpointError)
+    assert "another sha1" in error.message
+    assert "config.json" not in files_in(hub.cache)
+    hub.corrupt.clear()
+    assert (download(parse("org/name")) / "config.json").read_bytes() == b"{}"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the library, as in a process of ours
+def test_room_for_more_than_the_listing_says(hub, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    siblings = json.loads(listing())["siblings"]
+    siblings[-1]["size"] = 3
+    hub.answers["/api/models/"] = Answer(body=listing(siblings=siblings))
+    error = refused()
+    assert isinstance(error, WriteFailed)
+    assert "free 3 MB there" in error.hint
+    assert "model.safetensors" not in files_in(hub.cache)

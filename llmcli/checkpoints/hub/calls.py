@@ -36,11 +36,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """A repository at one commit: bytes of each file (None: not told), sha256 of the large ones."""
+    """A repository at one commit: bytes of each file (None: not told), and digests.
+
+    `sha256` of the large ones, `git`: the names that git gives the others, where they are told.
+    """
 
     commit: str
     sizes: Mapping[str, int | None]
     sha256: Mapping[str, str]
+    git: Mapping[str, str]
 
 
 def reachable() -> bool:
@@ -118,16 +122,16 @@ def listed(model: HubId) -> Listing:
                 hint="look for another repository with the same model",
             )
         sizes = {_name(file["rfilename"]): _size(file.get("size")) for file in siblings}
-        digests = {
-            str(file["rfilename"]): str((file.get("lfs") or {}).get("sha256")) for file in siblings
+        large = {
+            file["rfilename"]: file["lfs"].get("sha256") for file in siblings if file.get("lfs")
         }
+        small = {file["rfilename"]: file.get("blobId") for file in siblings if not file.get("lfs")}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NetworkError(
             f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
             hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
         ) from None
-    known = {name: digest for name, digest in digests.items() if _DIGEST.fullmatch(digest)}
-    return Listing(commit=sha, sizes=sizes, sha256=known)
+    return Listing(commit=sha, sizes=sizes, sha256=_told(large, _DIGEST), git=_told(small, _COMMIT))
 
 
 def _name(told: Any) -> str:
@@ -144,6 +148,14 @@ def _name(told: Any) -> str:
             hint="look for another repository with the same model",
         )
     return told
+
+
+def _told(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, str]:
+    return {
+        name: digest
+        for name, digest in digests.items()
+        if isinstance(digest, str) and pattern.fullmatch(digest)
+    }
 
 
 def _size(told: Any) -> int | None:

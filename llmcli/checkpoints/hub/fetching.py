@@ -44,7 +44,7 @@ def fetch_files(
             with contextlib.suppress(CheckpointError):  # it is gone now, and fetched below
                 if name in doubtful:
                     with marked(snapshot, name):
-                        _verify(name, Path(found), listing.sha256.get(name))
+                        _verify(name, Path(found), listing)
                 paths[name] = Path(found)
     missing = [name for name in names if name not in paths]
     count = Counted(
@@ -73,8 +73,9 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
+        drawn = bar(count, _check_room)
         path = Path(
-            hf_hub_download(model.repository, name, revision=listing.commit, tqdm_class=bar(count))
+            hf_hub_download(model.repository, name, revision=listing.commit, tqdm_class=drawn)
         )
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -84,7 +85,7 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
         raise
     if path.parts[-2 - name.count("/")] != listing.commit:
         raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
-    _verify(name, path, listing.sha256.get(name))
+    _verify(name, path, listing)
     return path
 
 
@@ -100,23 +101,29 @@ def _check_room(needed: int) -> None:
             raise unwritable(None, room=needed)
 
 
-def _verify(name: str, path: Path, sha256: str | None) -> None:
-    """Compares a large file with the digest that the hub told, which is its name in the cache.
+def _verify(name: str, path: Path, listing: Listing) -> None:
+    """Compares a file with the digest that the hub told: of a large one its name in the cache.
 
-    A wrong one is removed, so that nothing finds it.
+    A wrong one is removed, so that nothing finds it. What the hub tells no digest of passes.
     """
     blob = path.resolve()
-    expected = sha256 or (blob.name if _SHA256.fullmatch(blob.name) else None)
+    expected, kind = listing.sha256.get(name), "sha256"
+    if expected is None and _SHA256.fullmatch(blob.name):
+        expected = blob.name
+    begun = hashlib.sha256()
+    if expected is None:
+        expected, kind = listing.git.get(name), "sha1"
+        begun = hashlib.sha1(b"blob %d\0" % blob.stat().st_size, usedforsecurity=False)
     if expected is None:
         return
     with blob.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.file_digest(file, lambda: begun).hexdigest()
     if found != expected:
         path.unlink(missing_ok=True)
         blob.unlink(missing_ok=True)
         raise CheckpointError(
-            f"`{shown(name)}` came from the hub with another sha256 than it has there, and was "
-            "removed",
+            f"`{shown(name)}` came from the hub with another {kind} than it has there, and "
+            "was removed",
             hint="run the command again; if it stays so, something on the way changes files",
         )
 
