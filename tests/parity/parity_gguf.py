@@ -58,7 +58,8 @@ def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = 
         kept = format if values.ndim == 2 and "position" not in target else "F32"
         data = _encode(values, kept)
         writer.add_tensor(target, data, raw_dtype=Type[kept])
-        decoded = torch.from_numpy(gguf.quants.dequantize(data, Type[kept])).reshape(values.shape)
+        decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
+        decoded = torch.from_numpy(decoded).reshape(values.shape)
         parameter.copy_(_as_read(name, decoded, model))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -91,6 +92,8 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
 def _encode(values: Tensor, format: str) -> np.ndarray:
     if format.endswith("_K") or format.startswith("IQ") or format == "NVFP4":
         return random_blocks(values.shape, format)
+    if format == "F64":  # the gguf package neither reads nor writes it
+        return values.contiguous().double().numpy()
     return gguf.quants.quantize(values.contiguous().numpy(), Type[format])
 
 

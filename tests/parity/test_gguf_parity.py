@@ -29,7 +29,7 @@ _WIDE = {
     "qwen3": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
 }
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
-EXACT = {"F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}
+EXACT = {"F64", "F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -48,20 +48,31 @@ _YARN = {
 
 @torch.no_grad()
 def compare(
-    folder: Path, model_type: str, format: str, overrides: dict[str, Any], *, head: bool = True
+    folder: Path,
+    model_type: str,
+    format: str,
+    overrides: dict[str, Any],
+    *,
+    head: bool = True,
+    version: int = 3,
 ) -> float:
     """Largest difference of log-probabilities over a long prompt in float64."""
     one = Case("gguf", model_type, _WIDE[model_type] | overrides)
     model = build(one, seed=3)
     file = folder / "model.gguf"
     write_gguf(model, file, format, head=head)
+    with file.open("r+b") as header:
+        header.seek(len(b"GGUF"))
+        header.write(version.to_bytes(4, "little"))  # 2 and 3 differ in nothing else
     model.save_pretrained(folder / "hf")
     theirs = reference_logprobs(load_reference(folder / "hf", torch.float64), ids := prompt())
     ours = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float64")
     return (ours.decoder(ids).log_softmax(-1) - theirs).abs().nan_to_num(torch.inf).max().item()
 
 
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize(
+    "format", ["F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+)
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen2", "qwen3"])
 def test_every_format(model_type: str, format: str, tmp_path: Path) -> None:
     assert compare(tmp_path, model_type, format, {}) < (1e-9 if format in EXACT else 1e-5)
@@ -93,6 +104,11 @@ def test_variants(model_type: str, overrides: dict[str, Any], tmp_path: Path) ->
     # eps and theta are stored as float32: 1e-3 is not the double 1e-3
     tolerance = 1e-7 if {"rms_norm_eps", "layer_norm_epsilon"} & set(overrides) else 1e-9
     assert compare(tmp_path, model_type, "F32", overrides) < tolerance
+
+
+@pytest.mark.parametrize("format", ["F32", "Q4_0"])
+def test_files_of_version_2(format: str, tmp_path: Path) -> None:
+    assert compare(tmp_path, "llama", format, {}, version=2) < 1e-9
 
 
 def test_llama3_factors_are_a_tensor(tmp_path: Path) -> None:
