@@ -91,17 +91,18 @@ class Checkpoint:
             file.release()
 
 
-def open_checkpoint(path: Path, *, name: str | None = None) -> Checkpoint:
+def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True) -> Checkpoint:
     """Open a directory, a `.safetensors` or a `.gguf` file; `name` is for messages.
 
-    Any part of a GGUF model in several files stands for the whole.
+    Any part of a GGUF model in several files stands for the whole. Without `weights` nothing but
+    the configuration is looked for in a directory: enough for the tokenizer that is in it.
 
     Reads headers and JSON only. Raises ModelNotFound where nothing is there and
     CheckpointError for whatever cannot be used: a pickle, a broken header, a missing shard.
     """
     name = str(path) if name is None else name
     if os.path.isdir(path):  # unlike Path.is_dir, false where it may not be looked at
-        folder = read_folder(path)
+        folder = read_folder(path, weights=weights)
         if folder.gguf is None:
             return _from_folder(path, name, folder)
         path = folder.gguf

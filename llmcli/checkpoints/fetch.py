@@ -67,13 +67,16 @@ def fetch(
             for left in _left_overs(path.parent):
                 shutil.rmtree(left, ignore_errors=True)
             if not entry.is_cached():
+                # none where the file was here at first, and was removed while we waited
+                sources = sources or _sources(entry, offline, report)
                 _fetch(entry, sources, path, report, note or (lambda text: None))
     except OSError as error:
         if entry.is_cached():  # in a cache that may only be read: what was left there stays
             return path
+        room = max((source.room for source in sources), default=entry.size)
         raise WriteFailed(
             f"`{shown(path.parent)}` cannot be written: {why(error)}",
-            hint=_make_room(max(source.room for source in sources)) if is_full(error) else _ELSE,
+            hint=_make_room(room) if is_full(error) else _ELSE,
         ) from None
     return path
 

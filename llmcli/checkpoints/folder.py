@@ -30,8 +30,9 @@ class Folder:
     gguf: Path | None = None
 
 
-def read_folder(path: Path, *, only: Path | None = None) -> Folder:
-    """Look through a directory; with `only`, read the configuration beside that one file.
+def read_folder(path: Path, *, only: Path | None = None, weights: bool = True) -> Folder:
+    """Look through a directory; with `only`, read the configuration beside that one file, and
+    without `weights` the configuration alone.
 
     Weights, in this order: `model.safetensors`, the shards of the index, one other
     `.safetensors`, one `.gguf` or the parts of one. Raises ModelNotFound where there is no model
@@ -41,6 +42,8 @@ def read_folder(path: Path, *, only: Path | None = None) -> Folder:
     generation = read_object(path / "generation_config.json")
     if only is not None:
         return Folder(config=config, generation_config=generation, shards=(only,))
+    if not weights:
+        return Folder(config=config, generation_config=generation)
     names = _names(path)
     index: dict[str, Path] = {}
     shards: tuple[Path, ...] = ()

