@@ -21,6 +21,7 @@ from llmcli.checkpoints.cache.prune import left_over
 from llmcli.checkpoints.cache.removal import remove
 from llmcli.checkpoints.cache.used import home_of, mark_used
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
+from llmcli.checkpoints.hub.marks import marked
 from llmcli.checkpoints.locate import find
 from llmcli.errors import ModelNotFound, UsageError, WriteFailed
 
@@ -142,6 +143,19 @@ MAP = b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-000
 def test_what_is_missing(hub, files, state):
     write_revision(hub, "org/name", files)
     assert rows()["org/name"].state == state
+
+
+def test_what_the_library_and_we_note_beside_a_snapshot(hub):
+    files = {"config.json": b"{}", "model.safetensors": b"x"}
+    snapshot = write_revision(hub, "org/name", files)
+    noted = snapshot.parent.parent / ".no_exist" / MAIN / "tokenizer.json"
+    noted.parent.mkdir(parents=True)
+    noted.touch()
+    assert rows()["org/name"].complete, "its repository has no tokenizer either"
+    with contextlib.suppress(KeyboardInterrupt), marked(snapshot, "model.safetensors"):
+        assert rows()["org/name"].state == "incomplete", "nobody has compared its digest"
+        raise KeyboardInterrupt
+    assert rows()["org/name"].state == "incomplete"
 
 
 def test_a_part_or_a_blob_that_is_gone(hub):
@@ -410,6 +424,21 @@ def test_what_another_process_runs_stays_until_it_ends(hub):
     assert tree_of(hub) == {}
 
 
+def test_a_repository_that_cannot_be_read_may_be_in_use_too(hub, monkeypatch):
+    snapshot = write_revision(hub, "org/name", SAFE)
+    write_revision(hub, "org/name", {**SAFE, "config.json": b"{ }"}, commit=OLD, refs=["v1"])
+    monkeypatch.setattr("llmcli.checkpoints.cache.layout._MOST_FILES", 1)
+    assert rows()["org/name"].state == "unreadable"
+    running = use(snapshot)
+    before = tree_of(hub)
+    with pytest.raises(WriteFailed, match=rf"in use: another process holds `.*{MAIN}`"):
+        take("org/name")
+    assert tree_of(hub) == before
+    end(running)
+    take("org/name")
+    assert tree_of(hub) == {}
+
+
 def test_what_another_process_fetches_stays(hub):
     write_revision(hub, "org/name", SAFE)
     half = hub / "models--org--name" / "blobs" / "e1.00ff00ff.incomplete"
@@ -474,6 +503,21 @@ def test_homes(hub, tmp_path):
     assert home_of(own / "x.gguf") == own
     assert home_of(tmp_path / "x.gguf") is None
     assert home_of(own.parent) is None
+
+
+def test_a_home_has_one_name_however_one_gets_there(hub, small, tmp_path, monkeypatch):
+    """Whoever removes it has to know that this process itself is who uses it."""
+    snapshot = write_revision(hub, "org/name", SAFE)
+    file = small.file
+    (tmp_path / "linked").symlink_to(tmp_path)
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "linked" / "own"))
+    for path, home in ((snapshot, snapshot), (file, file.parent)):
+        linked = tmp_path / "linked" / path.relative_to(tmp_path)
+        assert home_of(linked) == home_of(path) == home
+        mark_used(linked)
+    take("small", "org/name")
+    assert tree_of(hub) == {}
+    assert not file.exists()
 
 
 # our own cache
@@ -592,6 +636,32 @@ def test_left_overs_of_the_hub_cache(hub):
     assert (blobs / "fresh.incomplete").exists()
     assert (blobs / "new").exists()
     assert (hub / "datasets--org--data" / "blobs" / "x.incomplete").exists()
+    assert left_over(Inventory.read()) == []
+
+
+def test_downloads_that_only_began_are_left_over(hub):
+    began = write_revision(hub, "org/began", {"config.json": b"{}", "vocab.json": b"x"}, refs=[])
+    named = write_revision(hub, "org/named", {"config.json": b"{}", "vocab.json": b"x"})
+    other = write_revision(hub, "org/other", {"config.json": b"{}", "model.onnx": b"o"}, refs=[])
+    write_revision(hub, "org/name", SAFE)
+    empty = hub / "models--org--name" / "snapshots" / OLD
+    empty.mkdir()
+    (hub / "models--org--name" / "refs" / "v1").write_text(OLD)
+    assert f"org/name@{OLD[:12]}" not in rows()
+    assert "org/name@v1" not in rows(), "a model with no file is none"
+    assert left_over(Inventory.read()) == [], "they may be on their way"
+    for path in (began, named, other, empty):
+        aged(path, 1)
+    gone, kept = clear()
+    assert kept == []
+    assert {(r.name, r.why, r.bytes) for r in gone} == {
+        (f"org/began@{MAIN[:12]}", "what is beside weights, without them", 3),
+        ("org/name@v1", "a snapshot with nothing in it", 0),
+    }
+    assert not (hub / "models--org--began").exists()
+    assert not empty.exists()
+    assert not (hub / "models--org--name" / "refs" / "v1").exists()
+    assert set(rows()) == {"org/name", "org/named", f"org/other@{MAIN[:12]}"}
     assert left_over(Inventory.read()) == []
 
 
