@@ -170,7 +170,7 @@ def test_answers_that_are_none(hub, body):
 @pytest.mark.parametrize("place", ["/api/models/", "/config.json"])
 @pytest.mark.parametrize("status", [200, 404])
 def test_answers_without_an_end(hub, monkeypatch, place, status):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls.MAX_JSON_BYTES", 1_000_000)
+    monkeypatch.setattr("llmcli.checkpoints.hub.listing.MAX_JSON_BYTES", 1_000_000)
     hub.answers[place] = Answer(status=status, body=b" " * 65536, endless=True)
     refused()
     assert sum(hub.sent.values()) < 50_000_000
@@ -463,7 +463,7 @@ def test_a_broken_header_is_named_as_the_file_on_the_hub(hub):
 
 
 def test_a_repository_without_an_end(hub, monkeypatch):
-    monkeypatch.setattr("llmcli.checkpoints.hub.calls._MOST_FILES", 2)
+    monkeypatch.setattr("llmcli.checkpoints.hub.listing._MOST_FILES", 2)
     error = refused()
     assert isinstance(error, CheckpointError)
     assert "more than 2 files" in error.message

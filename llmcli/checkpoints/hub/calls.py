@@ -1,4 +1,4 @@
-"""Calls to the hub: whether it answers, what a repository holds, and its errors in our words.
+"""Calls to the hub: whether it answers, bytes of its files, and its errors in our words.
 
 All go through huggingface_hub's session, which knows $HF_ENDPOINT, $HF_TOKEN and proxies. What
 the library does not bound is bounded here: a server is a stranger, as a file is.
@@ -9,16 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import json
-import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote
 
-from llmcli.checkpoints.files import MAX_JSON_BYTES, shown
+from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.errors import as_ours, no_client
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
@@ -29,22 +25,6 @@ ANSWER_S = 10.0  # for everything after the first request: a long listing takes 
 _MAX_ERROR_BYTES = 100_000
 _WHOLE_S = 30.0  # for an answer from its first byte to its last, and
 _SLOWEST = 20_000  # for a part of a file a second more for each so many bytes
-_MOST_FILES = 100_000  # of a repository; the largest public ones have some thousand
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """A repository at one commit: bytes of each file (None: not told), and digests.
-
-    `sha256` of the large ones, `git`: the names that git gives the others, where they are told.
-    """
-
-    commit: str
-    sizes: Mapping[str, int | None]
-    sha256: Mapping[str, str]
-    git: Mapping[str, str]
 
 
 def reachable() -> bool:
@@ -93,92 +73,7 @@ def explained(model: HubId) -> Iterator[None]:
         raise as_ours(model, error) from None
 
 
-def listed(model: HubId) -> Listing:
-    """What `model`'s repository holds at its revision. Raises NetworkError within three seconds
-    where the hub does not answer, and library errors for use inside `explained`.
-    """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    validate_repo_id(model.repository)
-    if not reachable():
-        raise NetworkError(
-            f"`{shown(model.repository)}` is not in the hub cache, and the hub "
-            f"({shown(constants.ENDPOINT)}) cannot be reached",
-            hint="check the network and HF_ENDPOINT, or use `-m tiny`, which needs none",
-        )
-    url = f"{constants.ENDPOINT}/api/models/{model.repository}"
-    if model.revision is not None:
-        url += f"/revision/{quote(model.revision, safe='')}"
-    body = _body(url + "?blobs=true")
-    try:
-        told = json.loads(body)
-        sha, siblings = told["sha"], told["siblings"]
-        if not _COMMIT.fullmatch(sha):
-            raise ValueError("its commit is none")
-        if len(siblings) > _MOST_FILES:
-            raise CheckpointError(
-                f"`{shown(model.repository)}` lists more than {_MOST_FILES:,} files",
-                hint="look for another repository with the same model",
-            )
-        sizes = {_name(file["rfilename"]): _size(file.get("size")) for file in siblings}
-        large = {
-            file["rfilename"]: file["lfs"].get("sha256") for file in siblings if file.get("lfs")
-        }
-        small = {file["rfilename"]: file.get("blobId") for file in siblings if not file.get("lfs")}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise NetworkError(
-            f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
-            hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
-        ) from None
-    return Listing(commit=sha, sizes=sizes, sha256=_told(large, _DIGEST), git=_told(small, _COMMIT))
-
-
-def _name(told: Any) -> str:
-    """The name of a file, which becomes one below the cache; CheckpointError for any other text."""
-    if not isinstance(told, str):
-        raise ValueError("a name that is none")
-    try:
-        odd = any(len(part) > 255 for part in told.encode().split(b"/"))
-    except UnicodeEncodeError:
-        odd = True
-    if odd or set(told) & set("\\\0") or {"", ".", ".."} & set(told.split("/")):
-        raise CheckpointError(
-            f"the hub names a file `{shown(told)}`, which is no name",
-            hint="look for another repository with the same model",
-        )
-    return told
-
-
-def _told(digests: Mapping[str, Any], pattern: re.Pattern[str]) -> dict[str, str]:
-    return {
-        name: digest
-        for name, digest in digests.items()
-        if isinstance(digest, str) and pattern.fullmatch(digest)
-    }
-
-
-def _size(told: Any) -> int | None:
-    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
-
-
-def _body(url: str) -> bytes:
-    """The whole answer to a question of ours, as long as it has a reasonable length."""
-    from huggingface_hub import get_session, hf_raise_for_status
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    data, late = bytearray(), _deadline(0)
-    with get_session().stream("GET", url, headers=build_hf_headers(), timeout=ANSWER_S) as answer:
-        hf_raise_for_status(answer)
-        for chunk in answer.iter_bytes():
-            late()
-            data += chunk
-            if len(data) > MAX_JSON_BYTES:
-                raise NetworkError(f"the hub's answer is larger than {MAX_JSON_BYTES} bytes")
-    return bytes(data)
-
-
-def _deadline(size: int) -> Callable[[], None]:
+def deadline(size: int) -> Callable[[], None]:
     """A function to call for each piece of an answer of `size` bytes, from now on.
 
     It raises NetworkError once the whole takes too long: a timeout of a connection bounds the
@@ -206,7 +101,7 @@ def bytes_of(model: HubId, name: str, commit: str, start: int, stop: int) -> byt
         "Accept-Encoding": "identity",
     }
     url, data = hf_hub_url(model.repository, name, revision=commit), bytearray()
-    late = _deadline(stop - start)
+    late = deadline(stop - start)
     with get_session().stream(
         "GET", url, headers=headers, timeout=ANSWER_S, follow_redirects=True
     ) as answer:

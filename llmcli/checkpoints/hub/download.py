@@ -13,7 +13,7 @@ from llmcli.checkpoints.cache.commits import spelled_out
 from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hub.calls import explained, listed, reachable
+from llmcli.checkpoints.hub.calls import explained, reachable
 from llmcli.checkpoints.hub.fetching import fetch_files, mark_missing, pin
 from llmcli.checkpoints.hub.files import (
     BROKEN,
@@ -27,6 +27,7 @@ from llmcli.checkpoints.hub.files import (
     state_of,
 )
 from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
+from llmcli.checkpoints.hub.listing import listed
 from llmcli.checkpoints.hub.marks import absent, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names

@@ -14,9 +14,9 @@ from pathlib import Path
 from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import is_full, shown
 from llmcli.checkpoints.hub.bar import Counted, bar
-from llmcli.checkpoints.hub.calls import Listing
 from llmcli.checkpoints.hub.errors import unwritable
 from llmcli.checkpoints.hub.files import TOKENIZERS
+from llmcli.checkpoints.hub.listing import Listing
 from llmcli.checkpoints.hub.marks import marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError

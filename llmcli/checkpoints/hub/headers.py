@@ -13,10 +13,11 @@ from llmcli.checkpoints.catalog import CATALOG, Progress
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
-from llmcli.checkpoints.hub.calls import Listing, bytes_of, explained, listed
+from llmcli.checkpoints.hub.calls import bytes_of, explained
 from llmcli.checkpoints.hub.download import cached
 from llmcli.checkpoints.hub.fetching import fetch_files, pin, snapshot_of
 from llmcli.checkpoints.hub.files import choose, shards_of
+from llmcli.checkpoints.hub.listing import Listing, listed
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
 
