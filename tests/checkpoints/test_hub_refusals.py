@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -532,3 +533,15 @@ def test_room_for_more_than_the_listing_says(hub, monkeypatch):
     assert isinstance(error, WriteFailed)
     assert "free 3 MB there" in error.hint
     assert "model.safetensors" not in files_in(hub.cache)
+
+
+def test_left_overs_of_a_killed_download_go_with_the_next(hub):
+    blobs = hub.cache / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    tag = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
+    left, other = blobs / f"{tag}.01234567.incomplete", blobs / "other.01234567.incomplete"
+    for path in (left, other):
+        path.write_bytes(b"w")
+    assert download(parse("org/name"))
+    assert not left.exists()
+    assert other.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import re
@@ -86,7 +87,20 @@ def _fetch(model: HubId, listing: Listing, name: str, count: Counted) -> Path:
     if path.parts[-2 - name.count("/")] != listing.commit:
         raise CheckpointError(f"the hub sent `{shown(name)}` of another commit than it named")
     _verify(name, path, listing)
+    _remove_left_overs(path.resolve())
     return path
+
+
+def _remove_left_overs(blob: Path) -> None:
+    """What killed downloads of the same file left, unless one of them is at it again."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{blob.name}.lock"
+    left = list(blob.parent.glob(f"{glob.escape(blob.name)}.*.incomplete"))
+    if left:
+        with contextlib.suppress(OSError), WeakFileLock(lock, timeout=0.1):
+            for path in left:
+                path.unlink(missing_ok=True)
 
 
 def _check_room(needed: int) -> None:
