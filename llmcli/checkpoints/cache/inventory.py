@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from llmcli.checkpoints.cache.layout import (
     hub_cache,
     read_hub_cache,
 )
+from llmcli.checkpoints.cache.sizes import facts, on_disk, regular
 from llmcli.checkpoints.cache.used import WEIGHTS
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, cache_dir
 from llmcli.checkpoints.folder import INDEX
@@ -73,7 +72,7 @@ class Inventory:
     def caches(self) -> tuple[CacheUse, ...]:
         """What both of them take."""
         files = [f for r in self.repositories for v in r.revisions for f in v.files]
-        own = sum(size for _, size, _ in _regular(self.own))
+        own = sum(size for _, size, _ in regular(self.own))
         return (
             CacheUse(place="llmcli cache", path=str(self.own.parent), bytes=own),
             CacheUse(
@@ -99,24 +98,6 @@ def pinned(repository: CachedRepository, revision: CachedRevision) -> bool:
 
 def _is_of(entry: CatalogEntry, repository: CachedRepository, revision: CachedRevision) -> bool:
     return entry.repository == repository.name and entry.revision == revision.commit
-
-
-def on_disk(files: Iterable[CachedFile]) -> int:
-    """Bytes of the files, each of them counted once however many links it has."""
-    return sum({file.key: file.size for file in files if file.key is not None}.values())
-
-
-def bytes_at(path: Path) -> int:
-    """What the model at `path` takes: a file with all its parts, or the files of a directory."""
-    found = [path.with_name(name) for name in part_names(path.name) or (path.name,)]
-    if path.is_dir():
-        found = [one for one, _, _ in _regular(path)]
-    sizes = {}
-    for file in found:
-        with contextlib.suppress(OSError):
-            status = file.stat()
-            sizes[status.st_dev, status.st_ino] = status.st_size
-    return sum(sizes.values())
 
 
 def groups(revision: CachedRevision) -> list[list[CachedFile]]:
@@ -200,7 +181,7 @@ def _unreadable(repository: CachedRepository) -> StoredModel:
 
 def _of_file(entry: CatalogEntry, path: Path) -> StoredModel:
     bundled = entry.folder is not None
-    files = list(_regular(path)) if bundled else [_facts(path)]
+    files = list(regular(path)) if bundled else [facts(path)]
     return StoredModel(
         name=entry.name,
         place="package" if bundled else "llmcli cache",
@@ -219,19 +200,3 @@ def _nowhere(entry: CatalogEntry) -> StoredModel:
         name=entry.name, place="nowhere", path=None, bytes=entry.size, files=0,
         revision=entry.revision, refs=(), last_used=None, state="not fetched",
     )  # fmt: skip
-
-
-def _regular(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Path, bytes and last use of every file below `folder`; links are not followed."""
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                yield _facts(Path(where) / name)
-            except OSError:
-                continue
-
-
-def _facts(path: Path) -> tuple[Path, int, float]:
-    status = os.lstat(path)
-    size = status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return path, size, max(status.st_atime, status.st_mtime)

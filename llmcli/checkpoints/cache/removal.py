@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llmcli.checkpoints.cache.inventory import Inventory
 from llmcli.checkpoints.cache.layout import CachedFile, CachedRepository, CachedRevision
+from llmcli.checkpoints.cache.sizes import bytes_below
 from llmcli.checkpoints.cache.used import WEIGHTS, taken
 from llmcli.checkpoints.files import shown, why
 from llmcli.errors import WriteFailed
@@ -148,18 +149,6 @@ def _remove_together(pieces: Sequence[Piece], planned: Callable[[], list[Piece]]
             f"`{names}` cannot be removed: {why(error)}{place}",
             hint="see who owns the files of the cache",
         ) from None
-
-
-def bytes_below(path: Path) -> int:
-    """What a file, or all files in a directory, take on the disk; links take nothing."""
-    if path.is_symlink():
-        return 0
-    if path.is_dir():
-        return sum(bytes_below(Path(w) / name) for w, _, names in os.walk(path) for name in names)
-    try:
-        return os.lstat(path).st_size
-    except OSError:
-        return 0
 
 
 def _staying(parts: Sequence[Part], inventory: Inventory) -> list[CachedFile]:
