@@ -101,7 +101,7 @@ class Picker:
                 f"the logits of sequence {self._sequences[row]} for its token {self._step}"
                 " are not finite",
                 hint="try `--dtype float32` where it was half precision, which overflows in some "
-                "models; else the checkpoint may hold NaN",
+                "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
             )
         if not logprobs:
             return Choice(int(id), None, ())

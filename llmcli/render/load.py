@@ -52,18 +52,26 @@ _WORDS = {
 }
 
 
-def render_load(report: LoadReport, model: str, lines: Sequence[LedgerLine]) -> RenderableType:
-    """`lines` as a table, then stages and verdicts; `model` is its line."""
+def render_load(
+    report: LoadReport, model: str, lines: Sequence[LedgerLine], *, brief: bool = False
+) -> RenderableType:
+    """`lines` as a table, then stages and verdicts; `model` is its line.
+
+    `brief`: of the rest no more than what is wrong, and the last verdict.
+    """
     columns, rows = list(_LEDGER), [_row(line, report.dtype) for line in lines]
     if any(_is_bad(line.numbers) for line in lines):
         columns.insert(2, _BAD)
         for row, line in zip(rows, lines, strict=True):
             row.insert(2, Text(_bad(line.numbers), style=row[0].style))
+    table = Rows(columns, rows, spill=True)
+    if brief:
+        return Group(Text(one_line(model), style=HEADING), table, *_wrong(report))
     return Group(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report)), FAINT),
         Text(""),
-        Rows(columns, rows, spill=True),
+        table,
         Text(""),
         Rows(_STAGES, list(_stages(report))),
         Text(""),
@@ -89,7 +97,9 @@ def _facts(report: LoadReport) -> Iterator[str]:
     if report.device_bytes is not None:
         yield f"at most {size(report.device_bytes)} of {report.device}"
     if report.peak_bytes is not None:
-        before = "" if report.base_bytes is None else f", {size(report.base_bytes)} of it before"
+        before = "" if report.base_bytes is None else (
+            f", of it {size(report.base_bytes)} Python and PyTorch before"
+        )
         yield f"peak memory {size(report.peak_bytes)}{before}"
 
 
@@ -138,15 +148,20 @@ def _bad(numbers: Numbers | None) -> str:
         return ""
     above = numbers.infinite - numbers.negative
     kinds = ((numbers.nan, "NaN"), (above, "+∞"), (numbers.negative, "−∞"))
-    return ", ".join(f"{count:,} {word}" for count, word in kinds if count)
+    told = ", ".join(f"{count:,} {word}" for count, word in kinds if count)
+    if numbers.first_bad is None:
+        return told
+    first = " at" if numbers.count - numbers.finite == 1 else ", first at"
+    return f"{told}{first} [{','.join(map(str, numbers.first_bad))}]"
 
 
 def _stages(report: LoadReport) -> Iterator[list[Text]]:
     total = sum(stage.seconds for stage in report.stages)
     for stage in report.stages:
+        twice = ", some twice" if (stage.bytes or 0) > report.tensor_bytes else ""
         speed = stage.bytes_per_s
         cells = (
-            _WORDS.get(stage.name, stage.name),
+            _WORDS.get(stage.name, stage.name) + (twice if stage.name == "read" else ""),
             duration(stage.seconds),
             f"{100 * stage.seconds / total:.0f} %" if total else "",
             "" if stage.bytes is None else size(stage.bytes),
@@ -157,7 +172,7 @@ def _stages(report: LoadReport) -> Iterator[list[Text]]:
 
 
 def _verdicts(report: LoadReport) -> Iterator[RenderableType]:
-    """What is shared, then what holds and what does not, the numbers last."""
+    """What is shared, then what holds and what does not, the numbers and the whole last."""
     for shared in report.shared:
         yield Text(one_line(_shared(shared)), style=FAINT)
     if report.fault:
@@ -176,6 +191,29 @@ def _verdicts(report: LoadReport) -> Iterator[RenderableType]:
     else:
         words = f"no NaN and no infinity in {counted(report.looked_at, 'number')}"
         yield Marked(GOOD, words, FAINT)
+    if report.ok:
+        yield _whole(report)
+
+
+def _wrong(report: LoadReport) -> Iterator[RenderableType]:
+    """The verdicts that are not good, else the last one."""
+    if report.fault:
+        yield Marked(BAD, one_line(report.fault), WRONG)
+    yield from (_claim(claim) for claim in report.claims if not claim.ok)
+    failed = [check for check in report.checks if not check.ok]
+    if failed:
+        yield render_checks(failed)
+    if report.not_finite:
+        yield Marked(BAD, one_line(report.not_finite), WRONG)
+    if report.ok:
+        yield _whole(report)
+
+
+def _whole(report: LoadReport) -> RenderableType:
+    tensors = len({line.source for line in report.lines})
+    fitted = any(line.parameter for line in report.lines)  # each has its place
+    checks = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
+    return Marked(GOOD, f"whole: {counted(tensors, 'tensor')}, {counted(checks, 'check')}", FAINT)
 
 
 def _shared(shared: Shared) -> str:

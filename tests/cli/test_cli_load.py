@@ -12,6 +12,9 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import load_file, save_file
 
+from llmcli.cli.load.command import _again
+from llmcli.cli.options import ModelOptions
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -43,13 +46,16 @@ def test_layers_are_folded_and_all_of_them_are_shown_when_asked(cli, folder):
     assert "blocks.{0-1}.mlp.W_up" in result.out
     assert "F32 [48 32] × 2" in result.out
     assert "head.W is embed.W" in result.out
-    assert result.out.rstrip().splitlines()[-1].startswith("✓ no NaN and no infinity in ")
+    *_, numbers, whole = result.out.rstrip().splitlines()
+    assert numbers.startswith("✓ no NaN and no infinity in ")
+    assert whole == "✓ whole: 20 tensors, 7 checks"
     every = cli("load", "-m", folder, "--all").out
     assert "blocks.0.mlp.W_up" in every
     assert "blocks.1.mlp.W_up" in every
     some = cli("load", "-m", folder, "--filter", "*.1.mlp.up_proj*").out
     assert "blocks.1.mlp.W_up" in some
     assert "blocks.0.mlp.W_up" not in some
+    assert len(some.splitlines()) == 5, "a title, two of the table, a line, the last verdict"
 
 
 def test_the_document_has_each_stage_with_what_it_took(cli, folder):
@@ -86,6 +92,9 @@ def test_not_a_number_exits_7_after_the_view(cli, changed, flags):
     assert result.code == 7
     name = "model.layers.1.mlp.up_proj.weight[3,7]" if flags else "blocks.1.mlp.W_up[7,3]"
     assert result.out.rstrip().splitlines()[-1] == f"✗ `{name}` is not a number"
+    if not flags:  # the layer is not folded with the others
+        assert "1 NaN at [7,3]" in result.out
+        assert "blocks.0.mlp.W_up" in result.out
     assert f"error: `{name}` is not a number" in result.err
     assert "hint: the file has such numbers" in result.err
     document = cli("load", "-m", path, *flags, "--json")
@@ -108,11 +117,13 @@ def test_what_does_not_fit_exits_4(cli, changed):
     plain = cli("load", "-m", path)
     assert (plain.code, plain.out) == (4, "")
     assert "no tensor for `ln_final.w`" in plain.err
+    assert f"`llmcli load -m {path} --check` looks at what is here" in plain.err
     result = cli("load", "-m", path, "--check")
     assert result.code == 4
     assert "✗ the checkpoint does not fit its own configuration" in result.out
     assert "✓ no NaN and no infinity" in result.out
     assert "error: the checkpoint does not fit" in result.err
+    assert "whole:" not in result.out
 
 
 def test_a_wrong_claim_exits_4_before_what_is_not_finite(cli, changed):
@@ -194,3 +205,15 @@ def test_in_ascii_marks_are_words(folder):
     )  # fmt: skip
     assert b"no infinity in" in result.stdout
     assert result.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("./m", "fetch it again, or another one"),
+        (None, "fetch it again, or another one"),
+        ("org/name@main", "`llmcli models rm org/name@main` and load it again"),
+    ],
+)
+def test_what_to_do_with_a_file_of_bad_numbers_is_said_by_where_it_came_from(name, words):
+    assert words in _again(ModelOptions(model=name))

@@ -176,3 +176,24 @@ def test_a_model_in_parts_is_one_ledger(tmp_path, look):
     assert [line.source for line in report.lines] == [line.source for line in whole.lines]
     assert [line.numbers for line in report.lines] == [line.numbers for line in whole.lines]
     assert [(one.name, one.ok) for one in report.claims] == [("split_tensors", True)]
+
+
+def test_a_layer_with_what_is_not_finite_has_a_row_of_its_own(tmp_path):
+    tensors = llama_tensors()
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 7] = float("nan")
+    rows = {row.parameter: row for row in loaded(write_llama(tmp_path, tensors)).rows}
+    assert rows["blocks.0.mlp.W_up"].numbers.nan == 0
+    assert rows["blocks.1.mlp.W_up"].numbers.first_bad == (7, 3)
+    assert rows["blocks.{0-1}.mlp.W_down"].tensors == 2
+
+
+def test_scales_of_layers_are_one_row_as_their_weights_are(tmp_path):
+    folder, _ = write_quantized(tmp_path, "fp8-blocks")
+    report = loaded(folder)
+    scales = [row for row in report.rows if "belongs to the scale" in row.reason]
+    lines = [line for line in report.lines if "belongs to the scale" in line.reason]
+    assert sum(row.tensors for row in scales) == len(lines) > len(scales)
+    up = next(row for row in scales if "up_proj" in row.source)
+    layers = up.source.partition("{")[2].partition("}")[0]
+    assert f"layers.{{{layers}}}.mlp.up_proj.weight`" in up.reason
+    assert sum(row.bytes for row in report.rows) == report.tensor_bytes

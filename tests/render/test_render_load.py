@@ -65,7 +65,7 @@ def test_every_part_of_the_report_is_there():
     assert lines[0] == "m (Q4_1 → bfloat16 on cpu)"
     assert lines[1] == (
         "3 tensors in 2 files, 5 MiB · 4,000 parameters, 8 MiB of memory · "
-        "peak memory 300 MiB, 100 MiB of it before"
+        "peak memory 300 MiB, of it 100 MiB Python and PyTorch before"
     )
     cells = [cell.strip() for cell in lines[5].split("   ") if cell.strip()]
     assert cells == [
@@ -81,18 +81,41 @@ def test_every_part_of_the_report_is_there():
 def test_time_has_its_share_and_bytes_their_speed():
     lines = [" ".join(line.split()) for line in loaded().splitlines()]
     assert "find or fetch 250 ms 25 %" in lines
-    assert "read 500 ms 50 % 954 MiB 2 GB/s" in lines
+    assert "read, some twice 500 ms 50 % 954 MiB 2 GB/s" in lines, "of 4 MiB of tensors"
+    once = loaded(replace(REPORT, tensor_bytes=10**9)).splitlines()
+    assert "read 500 ms 50 % 954 MiB 2 GB/s" in [" ".join(line.split()) for line in once]
     assert "together 1.00 s" in lines
 
 
 def test_good_news_last():
-    assert loaded().splitlines()[-5:] == [
+    assert loaded().splitlines()[-6:] == [
         "head.W is embed.W: one matrix of 1 MiB",
         "✓ every parameter has its tensor, and every tensor its place",
         "✓ `total_size`: 1,000",
         "✓ nothing is left over · exactly",
         "✓ no NaN and no infinity in 4,000 numbers",
+        "✓ whole: 3 tensors, 4 checks",
     ]
+
+
+def test_of_some_lines_there_is_no_more_than_what_is_wrong_and_the_last_verdict():
+    def brief(**changes):
+        report = replace(REPORT, **changes)
+        return printed(render_load(report, "m", LINES[:1], brief=True), 200).splitlines()
+
+    good = brief()
+    assert len(good) == 5
+    assert good[-1] == "✓ whole: 3 tensors, 4 checks"
+    wrong = brief(
+        claims=(CLAIM, replace(CLAIM, ok=False, holds="999")),
+        checks=(CHECK, replace(CHECK, value=1.0, words="all is there")),
+        fault="no tensor for `x`",
+        not_finite="`y[0]` is infinite",
+    )
+    assert [line[:20] for line in wrong[4:]] == [
+        "✗ no tensor for `x`", "✗ `total_size`: 1,00", "✗ not so: all is the",
+        "✗ `y[0]` is infinite",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -109,7 +132,7 @@ def test_what_is_not_finite_has_a_column_that_stays(width):
     bad = replace(NUMBERS, nan=3, infinite=2, negative=1, first_bad=(1, 2))
     lines = (replace(LINES[0], numbers=bad), *LINES[1:])
     text = loaded(replace(REPORT, not_finite="`blocks.0.attn.W_q[1,2]` is nan"), width, lines)
-    assert "3 NaN, 1 +∞, 1 −∞" in text
+    assert "3 NaN, 1 +∞, 1 −∞, first at [1,2]" in text
     assert text.splitlines()[-1] == "✗ `blocks.0.attn.W_q[1,2]` is nan"
     assert "no infinity" not in text
     assert "NaN" not in loaded().split("stage")[0]
@@ -128,10 +151,10 @@ def verdicts(**changes):
 
 
 def test_the_verdicts_are_alone_with_the_name_and_the_sizes():
-    lines = verdicts()
+    lines = verdicts(base_bytes=None)
     assert lines[0] == "m"
     assert lines[1].startswith("3 tensors in 2 files")
-    assert len(lines) == 2 + 5
+    assert len(lines) == 2 + 6
 
 
 @pytest.mark.parametrize(

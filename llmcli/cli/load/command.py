@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from llmcli.checkpoints.names import parse
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.load.document import load_document
 from llmcli.cli.load.options import LoadOptions, check_options, chosen
@@ -12,7 +15,7 @@ from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import KERNELS, need_directory
-from llmcli.errors import CheckpointError, NotFinite
+from llmcli.errors import CheckpointError, NotFinite, WeightMismatch
 from llmcli.measure.environment import environment
 from llmcli.reports.load import LoadReport
 
@@ -56,7 +59,7 @@ def command(load: LoadOptions, model: ModelOptions, output: OutputOptions) -> No
     if load.check:
         report = _checked(checkpoint, stages, out)
         _show(report, _about(checkpoint), load, out)
-        _judge(report)
+        _judge(report, model)
         return
     if checkpoint.config is None:
         raise CheckpointError(
@@ -64,9 +67,13 @@ def command(load: LoadOptions, model: ModelOptions, output: OutputOptions) -> No
             hint="put the model's config.json into the same directory, or look at the tensors "
             "alone with --check",
         )
-    report, about = _loaded(checkpoint, stages, model, out)
+    try:
+        report, about = _loaded(checkpoint, stages, model, out)
+    except WeightMismatch as error:
+        error.hint = f"{error.hint}; `llmcli load{_named(model)} --check` looks at what is here"
+        raise
     _show(report, about, load, out)
-    _judge(report, str(report.dtype))
+    _judge(report, model)
 
 
 def _opened(model: ModelOptions, out: Output) -> tuple[Checkpoint, dict[str, float]]:
@@ -152,10 +159,27 @@ def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Out
     if load.check:
         out.show(render_check(report, about["name"]))
     else:
-        out.show(render_load(report, model_line(about), lines))
+        brief = load.filter is not None
+        out.show(render_load(report, model_line(about), lines, brief=brief))
 
 
-def _judge(report: LoadReport, dtype: str = "") -> None:
+def _named(model: ModelOptions) -> str:
+    """` -m X` as it was given, nothing for the model that is usual."""
+    return "" if model.model is None else f" -m {quote(model.model)}"
+
+
+def _again(model: ModelOptions) -> str:
+    """How to get a model once more whose file has such numbers."""
+    given = model.model
+    if given is None or isinstance(parse(given), Path):
+        return "the file has such numbers: fetch it again, or another one"
+    return (
+        f"the file has such numbers: `llmcli models rm {quote(given)}` and load it again, or use "
+        "another model"
+    )
+
+
+def _judge(report: LoadReport, model: ModelOptions) -> None:
     """Raises CheckpointError for what does not fit or is not so, NotFinite for NaN and infinity."""
     wrong = [
         *filter(None, [report.fault]),
@@ -169,6 +193,6 @@ def _judge(report: LoadReport, dtype: str = "") -> None:
     if wrong:
         raise _Unfit(wrong[0])
     if report.not_finite:
-        half = dtype == "float16"  # which infinity may come from, and NaN may not
-        hint = None if half else "the file has such numbers: fetch it again, or another one"
-        raise _Told(report.not_finite, hint=hint, dtype=dtype)
+        half = report.dtype == "float16"  # which infinity may come from, and NaN may not
+        hint = None if half else _again(model)
+        raise _Told(report.not_finite, hint=hint, dtype=report.dtype or "")

@@ -12,17 +12,18 @@ from llmcli.reports.numbers import spans
 def folded(lines: Iterable[LedgerLine]) -> tuple[LedgerLine, ...]:
     """A row for tensors that differ in nothing but the first number of their names.
 
-    That is the layer's. What else is different, such as a stored format, stays apart; the
-    numbers are of all of them, and bytes add up.
+    That is the layer's. What else is different, such as a stored format or where a number is not
+    finite, stays apart; the numbers are of all of them, and bytes add up.
     """
     rows: dict[Hashable, list[LedgerLine]] = {}
     for line in lines:
         template = replace(
-            line, parameter=_open(line.parameter)[0], source=_open(line.source)[0], bytes=0,
-            numbers=None,
+            line, parameter=_open(line.parameter)[0], source=_open(line.source)[0],
+            reason=_open(line.reason)[0], bytes=0, numbers=None,
         )  # fmt: skip
-        alike = not line.parameter or _open(line.parameter)[1] == _open(line.source)[1]
-        rows.setdefault((template, line.numbers is None, alike or line.source), []).append(line)
+        layers = {_open(name)[1] for name in (line.parameter, line.source, line.reason) if name}
+        alike = len(layers - {None}) < 2
+        rows.setdefault((template, _bad(line), alike or line.source), []).append(line)
     return tuple(_row(row) for row in rows.values())
 
 
@@ -34,10 +35,17 @@ def _row(lines: Sequence[LedgerLine]) -> LedgerLine:
         lines[0],
         parameter=_together([line.parameter for line in lines]),
         source=_together([line.source for line in lines]),
+        reason=_together([line.reason for line in lines]),
         bytes=sum(line.bytes for line in lines),
         numbers=pooled(parts) if parts else None,
         tensors=len(lines),
     )
+
+
+def _bad(line: LedgerLine) -> Hashable:
+    """What is not finite in it; None where nobody looked."""
+    found = line.numbers
+    return found and (found.nan, found.infinite, found.negative, found.first_bad)
 
 
 def _together(names: Sequence[str]) -> str:
