@@ -12,7 +12,7 @@ from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environme
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import cached, download
-from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
@@ -115,6 +115,8 @@ def _existing(path: Path, spec: str) -> Path:
     near = difflib.get_close_matches(path.name, _listing(path.parent), n=1)
     if near:
         hint = f"did you mean `{shown(path.parent / near[0])}`?"
+    elif name := hub_name(spec):
+        hint = f"for the file on the hub write `{shown(name, 200)}`"
     raise ModelNotFound(f"there is no file or directory `{shown(spec)}`", hint=hint)
 
 

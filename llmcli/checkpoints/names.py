@@ -12,6 +12,13 @@ from llmcli.errors import ModelNotFound, UsageError
 _WEIGHTS = (".gguf", ".safetensors")
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>[^@\0]+))?(?:@(?P<rev>[^@\s]+))?")
+# what people paste: the address of a page, a file of a repository, and the tag that others use
+_PAGE = re.compile(r"(?:hf:)?(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.+)")
+_VIEW = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})/(?:blob|resolve|raw|tree)/(?P<rev>(?:refs/pr/)?[^/?]+)"
+    r"(?:/(?P<file>[^?]+))?(?:\?.*)?"
+)
+_TAG = re.compile(rf"(?:hf:)?(?P<repo>{_PART}/{_PART}):[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +56,39 @@ def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
     return found
 
 
+def hub_name(spec: str) -> str | None:
+    """What to type for something of the hub's that was written in another way, if it is that.
+
+    The address of a page or a file, `org/name/file.gguf` without `hf:`, `org/name:TAG`.
+    """
+    page = _PAGE.fullmatch(spec)
+    rest = page["rest"].rstrip("/") if page else spec
+    if tag := _TAG.fullmatch(rest):
+        return tag["repo"]
+    view = _VIEW.fullmatch(rest) if page else None
+    plain = view or _HUB.fullmatch(rest.partition("?")[0] if page else rest)
+    if plain is None or (view is None and not page and not plain["file"]):
+        return None
+    revision, file = plain["rev"], plain["file"]
+    if file and (".." in file.split("/") or not file.lower().endswith(_WEIGHTS)):
+        file = None  # of a page: the model is what is beside it
+        if not page:
+            return None
+    at = f"@{revision}" if revision and revision != "main" else ""
+    return f"hf:{plain['repo']}/{file}{at}" if file else f"{plain['repo']}{at}"
+
+
 def _hub_id(spec: str, revision: str | None) -> HubId:
     match = _HUB.fullmatch(spec.removeprefix("hf:"))
     file = match["file"] if match else None
     if match is None or (file and (not spec.startswith("hf:") or ".." in file.split("/"))):
+        hint = "write `org/name[@rev]`, `hf:org/name/file.gguf`, or `./` before a directory"
+        if name := hub_name(spec):
+            hint = f"for the model on the hub write `{shown(name, 200)}`"
+        if _TAG.fullmatch(spec):
+            hint += ", and the file where it has several"
         raise ModelNotFound(
-            f"`{shown(spec)}` is neither a file, a model's name nor a hub id",
-            hint="write `org/name[@rev]`, `hf:org/name/file.gguf`, or `./` before a directory",
+            f"`{shown(spec)}` is neither a file, a model's name nor a hub id", hint=hint
         )
     if match["rev"] and revision and match["rev"] != revision:
         raise UsageError(

@@ -120,6 +120,13 @@ def test_the_one_gguf_file_of_a_repository(serve):
     assert hub.bytes_of("mmproj-a.gguf") == 0
 
 
+def test_the_one_gguf_file_in_a_folder(serve):
+    serve({"q/a.gguf": b"x"})
+    path = get()
+    assert path.read_bytes() == b"x"
+    assert cached(parse("org/name")) == path
+
+
 def test_all_parts_of_a_split_gguf_model(serve):
     parts = {f"Q4/m-{number:05}-of-00003.gguf": bytes([number]) * 99 for number in (1, 2, 3)}
     serve(parts | {"Q4/other.gguf": b"x"})
@@ -131,15 +138,25 @@ def test_all_parts_of_a_split_gguf_model(serve):
     assert cached(parse("hf:org/name/Q4/m-00003-of-00003.gguf")) is None
 
 
-def test_which_of_several_is_for_the_user_to_say(serve):
-    serve({f"m-Q{bits}.gguf": b"x" for bits in range(2, 9)})
-    with pytest.raises(CheckpointError, match=r"several models: `m-Q2.gguf`, .* and 3 more") as e:
+@pytest.mark.parametrize(
+    ("kinds", "liked", "words"),
+    [
+        (("Q2_K", "Q3_K", "Q4_K_M", "Q5_K_M", "Q8_0"), "Q4_K_M", "(4 MB), `m-Q2_K.gguf` (4 MB), "),
+        (("f16", "q8_0"), "q8_0", "`m-q8_0.gguf` (4 MB), `m-f16.gguf` (4 MB)"),
+        (("Q2_K", "Q3_K"), "Q2_K", "`m-Q2_K.gguf` (4 MB), `m-Q3_K.gguf` (4 MB)"),
+    ],
+)
+def test_which_of_several_is_for_the_user_to_say(serve, kinds, liked, words):
+    serve({f"m-{kind}.gguf": BIG for kind in kinds})
+    with pytest.raises(CheckpointError, match="several models: `m-") as caught:
         get()
-    assert "`hf:org/name/m-Q2.gguf`" in e.value.hint
-    assert get("hf:org/name/m-Q4.gguf").name == "m-Q4.gguf"
-    with pytest.raises(ModelNotFound, match="no file `m-Q9") as e:
+    assert words in caught.value.message
+    assert caught.value.message.endswith(" and 1 more") == (len(kinds) > 4)
+    assert f"`hf:org/name/m-{liked}.gguf`" in caught.value.hint
+    assert get(f"hf:org/name/m-{kinds[1]}.gguf").name == f"m-{kinds[1]}.gguf"
+    with pytest.raises(ModelNotFound, match="no file `m-Q9") as caught:
         get("hf:org/name/m-Q9.gguf")
-    assert "did you mean `hf:org/name/m-Q" in e.value.hint
+    assert "did you mean `hf:org/name/m-" in caught.value.hint
 
 
 def test_pickles_are_refused_before_they_are_fetched(serve):

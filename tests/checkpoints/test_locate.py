@@ -100,6 +100,33 @@ def test_what_is_nothing(spec):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("hf.co/org/name", "org/name"),
+        ("https://huggingface.co/org/name", "org/name"),
+        ("https://huggingface.co/org/name/", "org/name"),
+        ("https://huggingface.co/org/name/tree/main", "org/name"),
+        ("https://huggingface.co/org/name/tree/v2", "org/name@v2"),
+        ("https://huggingface.co/org/name/blob/main/config.json", "org/name"),
+        ("https://huggingface.co/org/name/blob/main/q/m.gguf", "hf:org/name/q/m.gguf"),
+        ("https://huggingface.co/org/name/resolve/v2/m.gguf", "hf:org/name/m.gguf@v2"),
+        ("https://huggingface.co/org/name/resolve/main/m.gguf?download=true", "hf:org/name/m.gguf"),
+        ("https://hf.co/org/name/blob/refs/pr/3/m.gguf", "hf:org/name/m.gguf@refs/pr/3"),
+        ("org/name:Q4_K_M", "org/name"),
+        ("hf.co/org/name:Q4_K_M", "org/name"),
+        ("hf:org/name:latest", "org/name"),
+        ("org/name/file.gguf", "hf:org/name/file.gguf"),
+        ("org/name/q/file.safetensors", "hf:org/name/q/file.safetensors"),
+    ],
+)
+def test_what_people_paste_is_answered_with_what_to_type(spec, name):
+    with pytest.raises(ModelNotFound) as caught:
+        locate(spec)
+    assert f"on the hub write `{name}`" in caught.value.hint
+    assert isinstance(parse(name), HubId)
+
+
 @pytest.mark.parametrize("spec", ["", "  "])
 def test_an_empty_name(spec):
     with pytest.raises(UsageError):

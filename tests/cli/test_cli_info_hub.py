@@ -224,7 +224,7 @@ def test_tokens_need_no_weights_and_then_no_network(hub, ask):
 
 
 def test_tokens_of_a_model_in_shards_that_are_not_here(hub, ask, tmp_path):
-    code, out, err = ask("-m", "org/shards", "hello", "--json", command="tokens")
+    code, _, err = ask("-m", "org/shards", "hello", "--json", command="tokens")
     assert code == 0, err
     assert weights_sent(hub) == hub.bytes_of("model.safetensors.index.json") == 0
     code, _, err = ask("-m", "org/shards", "--json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ SMALL = (
 COMPLETE, BROKEN = "complete", "incomplete"
 NO_CONFIGURATION, NO_TOKENIZER = "no configuration", "no tokenizer"
 SEVERAL, PICKLES, NO_WEIGHTS = "several models", "pickled weights only", "no weights"
+_LIKED = ("Q4_K_M", "Q8_0")  # small and nearly as good; larger and as good
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -42,13 +43,14 @@ class Choice:
     lone: bool
 
 
-def choose(model: HubId, names: Collection[str]) -> Choice:
-    """What is needed of a repository that holds `names`.
+def choose(model: HubId, sizes: Mapping[str, int | None]) -> Choice:
+    """What is needed of a repository that holds files of these `sizes`, where they are known.
 
     Its safetensors, else its one GGUF file, which may be in parts; where it names a file, that.
     Raises ModelNotFound for a file that is not there, CheckpointError where the choice is the
     user's, and where there are pickles only.
     """
+    names = sizes.keys()
     if model.file is not None:
         return _named(model, model.file, names)
     small = tuple(name for name in SMALL if name in names)
@@ -61,9 +63,9 @@ def choose(model: HubId, names: Collection[str]) -> Choice:
         return Choice(small=small, weights=tuple(tensors), lone=False)
     ggufs = gguf_groups(names)
     if tensors and not ggufs:
-        raise _several(model, sorted(tensors))
+        raise _several(model, [(name,) for name in sorted(tensors)], sizes)
     if len(ggufs) > 1:
-        raise _several(model, [group[0] for group in ggufs])
+        raise _several(model, ggufs, sizes)
     if ggufs:
         return Choice(small=(), weights=ggufs[0], lone=True)
     repository = shown(model.repository)
@@ -165,10 +167,19 @@ def _named(model: HubId, file: str, names: Collection[str]) -> Choice:
     return Choice(small=tuple(name for name in small if name in names), weights=(file,), lone=True)
 
 
-def _several(model: HubId, found: list[str]) -> CheckpointError:
+def _several(
+    model: HubId, found: list[tuple[str, ...]], sizes: Mapping[str, int | None]
+) -> CheckpointError:
+    """Names the files, each the first of a model, and one of them that most people want."""
+    liked = next((g for kind in _LIKED for g in found if kind in g[0].upper()), found[0])
+    named = []
+    for group in (liked, *(group for group in found if group is not liked))[:4]:
+        size = sum(sizes[name] or 0 for name in group)
+        named.append(f"`{shown(group[0])}`" + (f" ({size / 1e6:,.0f} MB)" if size >= 1e6 else ""))
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
     return CheckpointError(
-        f"`{shown(model.repository)}` has several models: {listed(found)}",
-        hint=f"name one, as in `{shown(f'hf:{model.repository}/{found[0]}', 200)}`",
+        f"`{shown(model.repository)}` has several models: {', '.join(named)}{more}",
+        hint=f"name one, as in `{shown(f'hf:{model.repository}/{liked[0]}', 200)}`",
     )
 
 
