@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from llmcli.text.tokenizer import SpecialToken
+from llmcli.text.specials import SpecialToken
 
 # What a token is: llama.cpp's attributes. A corrected token may be several things at once.
 # Plain integers: a vocabulary has a quarter of a million of them.

@@ -8,19 +8,19 @@ tokenization_utils_tokenizers.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
+from llmcli.text.hfspecial import mark_special
 from llmcli.text.settings import (
     BROKEN,
     chat_template_of,
     eos_ids,
     named_tokens,
     read_settings,
-    token_text,
 )
 from llmcli.text.spelling import spelling_of
 from llmcli.text.tokenizer import Tokenizer, Vocabulary
@@ -94,7 +94,7 @@ def _build(
     name: str,
 ) -> Tokenizer:
     named = named_tokens(settings)
-    _mark_special(backend, named, settings)
+    mark_special(backend, named, settings)
     ids = {role: backend.token_to_id(text) for role, text in named.items()}
     added = backend.get_added_tokens_decoder()
     strings = _strings(backend)
@@ -126,58 +126,6 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     return backend
-
-
-def _mark_special(
-    backend: tokenizers.Tokenizer, named: Mapping[str, str], settings: Mapping[str, Any]
-) -> None:
-    """Make the named tokens special, as transformers does when it loads.
-
-    Only tokens that the vocabulary has: a new one would get an id that no model was trained on.
-    One call for all of them, because the library builds its search anew with every call.
-    """
-    registered = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    wanted: dict[str, tokenizers.AddedToken] = {}
-
-    def want(token: Any, *, special: bool) -> None:
-        text = token_text(token)
-        if text is not None and backend.token_to_id(text) is not None:
-            wanted[text] = _added(text, token, special=special)
-
-    listed = settings.get("added_tokens_decoder")
-    for token in listed.values() if isinstance(listed, dict) else ():
-        if isinstance(token, dict):
-            want(token, special=bool(token.get("special", False)))
-    for role, text in named.items():
-        want(wanted.get(text, registered.get(text, settings[role])), special=True)
-    for token in _more_special(settings):
-        want(token, special=True)
-    changed = [token for text, token in wanted.items() if token != registered.get(text)]
-    backend.add_tokens([token for token in changed if not token.special])
-    backend.add_special_tokens([token for token in changed if token.special])
-
-
-def _more_special(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """Special tokens beside the roles: listed, or a model's own (`image_token`, …)."""
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        more = settings.get(key)
-        yield from more if isinstance(more, list) else ()
-        yield from more.values() if isinstance(more, dict) else ()
-    for key, token in settings.items():
-        if key.endswith("_token") and isinstance(token, str):
-            yield token
-
-
-def _added(text: str, token: Any, *, special: bool) -> tokenizers.AddedToken:
-    """The token as the library wants it, with the flags of `token` where that has any."""
-    from tokenizers import AddedToken
-
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
-    if isinstance(token, AddedToken):
-        flags = {name: getattr(token, name) for name in flags}
-    elif isinstance(token, dict):
-        flags = {name: bool(token.get(name, default)) for name, default in flags.items()}
-    return AddedToken(text, special=special, **flags)
 
 
 def _strings(backend: tokenizers.Tokenizer) -> list[str | None]:

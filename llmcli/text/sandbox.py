@@ -9,23 +9,20 @@ takes 0.07 s.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
 from jinja2 import Environment, nodes, pass_context
 from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.lexer import Token, TokenStream
-from jinja2.parser import Parser
+from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import _PassArg
-from jinja2.visitor import NodeTransformer
 
 from llmcli.text.meter import CURRENT, is_text_method
+from llmcli.text.templatetree import Generation, Metered, Short
 
-_MAX_TOKENS = 1 << 15  # of the source; 30,000 characters have some 8,000
 _MAX_PATTERN = 1000  # characters of a date's pattern
 # Filters that write their value as text, or add it up, whatever it holds.
 _WRITING = {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower",
@@ -45,7 +42,7 @@ def environment() -> Environment:
     made = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[_Short, _Generation, loopcontrols],
+        extensions=[Short, Generation, loopcontrols],
         finalize=_finalize,
     )
     made.filters["tojson"] = _to_json
@@ -61,52 +58,11 @@ def environment() -> Environment:
     return made
 
 
-def _call(name: str, node: nodes.Node, *args: nodes.Expr) -> nodes.Call:
-    target = nodes.EnvironmentAttribute(name)
-    made = nodes.Call(target, list(args), [], None, None)
-    return made.set_environment(node.environment).set_lineno(node.lineno)  # type: ignore
-
-
-class _Metered(NodeTransformer):
-    """Puts calls of the meter into a template's syntax tree."""
-
-    def visit_For(self, node: nodes.For) -> nodes.For:
-        self.generic_visit(node)
-        turn = nodes.ExprStmt(_call("tick", node), lineno=node.lineno)
-        node.body.insert(0, turn)
-        if node.test is not None:
-            node.test = nodes.And(_call("tick", node), node.test, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Concat:
-        self.generic_visit(node)
-        node.nodes = [_call("written", part, part) for part in node.nodes]
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        self.generic_visit(node)
-        return _call("made", node, node) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        self.generic_visit(node)
-        holders: list[Any] = [node, *node.ops]
-        for part in holders:
-            if not isinstance(part.expr, nodes.Const):
-                part.expr = _call("compared", part.expr, part.expr)
-        return node
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
-        self.generic_visit(node)
-        if node.ctx != "load" or all(isinstance(item, nodes.Const) for item in node.items):
-            return node
-        return _call("compared", node, node)  # a key of a dict is hashed with all that it holds
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Metered().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = Metered().visit(super()._parse(source, name, filename))
         return tree
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -151,26 +107,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def compared(self, value: Any) -> Any:
         CURRENT.get().compared(value)
         return value
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only text."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Short(Extension):
-    """Ends the parsing of what would take minutes and gigabytes to compile."""
-
-    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-        for count, token in enumerate(stream):
-            if count > _MAX_TOKENS:
-                raise OverflowError(f"it has more than {_MAX_TOKENS} words and signs")
-            yield token
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,19 +2,19 @@
 
 The two files say which bytes merge, not how a text is cut before that. transformers knows it by
 the class that tokenizer_config.json names, else by the model's type (models/*/tokenization_*.py,
-models/auto/tokenization_auto.py). A class that is not in the table here is an error: another cut
-gives plausible ids and worse text.
+models/auto/tokenization_auto.py). A class that is not in the table of pairclass.py is an error:
+another cut gives plausible ids and worse text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import open_regular, read_object, shown
-from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.errors import CheckpointError
+from llmcli.text.pairclass import KINDS, PairKind, class_name
 from llmcli.text.pretokenizers import find_rule
 from llmcli.text.settings import BROKEN, named_tokens, token_text
 
@@ -25,50 +25,6 @@ NAMES = ("vocab.json", "merges.txt")
 _MAX_FILE = 1 << 25  # bytes; the largest known have 6 million
 _MAX_ID = 1 << 24
 _MAX_MERGES = 1 << 21
-_OTHER_WAY = "load it with transformers' AutoTokenizer and save it: that writes tokenizer.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """What a class of transformers adds to the files.
-
-    `rule`: how text is cut, by its GGUF name (None: by the library's byte-level step, which is
-    GPT-2's). `nfc`: it is normalized first. `defaults`: the special tokens where the settings
-    name none. `encloses`: `cls_token` goes in front of a text.
-    """
-
-    defaults: dict[str, str]
-    rule: str | None = None
-    nfc: bool = False
-    encloses: bool = False
-
-
-_END = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-_GPT2 = _Kind(defaults=_END | {"bos_token": "<|endoftext|>"})
-_KINDS = {
-    "GPT2Tokenizer": _GPT2,
-    "CodeGenTokenizer": _GPT2,
-    "GPTNeoXTokenizer": _Kind(defaults=_GPT2.defaults | {"pad_token": "<|padding|>"}, nfc=True),
-    "Qwen2Tokenizer": _Kind(
-        defaults=_END | {"pad_token": "<|endoftext|>"}, rule="qwen2", nfc=True
-    ),
-    "RobertaTokenizer": _Kind(
-        defaults={
-            "bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>",
-            "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
-        },
-        encloses=True,
-    ),
-}  # fmt: skip
-_BY_TYPE = {
-    "gpt2": "GPT2Tokenizer",
-    "gpt_neox": "GPTNeoXTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "roberta": "RobertaTokenizer",
-}
-# transformers takes the model's own class for these, whatever the settings name.
-_ALWAYS = ("qwen2",)
 
 
 def read_pair(
@@ -80,35 +36,14 @@ def read_pair(
     `added_tokens_decoder`. Raises `UnsupportedModel` where the class is unknown or not named,
     `CheckpointError` for files that are broken or contradict each other.
     """
-    name = _class_name(settings, config or {})
-    kind = _KINDS[name]
+    name = class_name(settings, config or {})
+    kind = KINDS[name]
     settings = {**kind.defaults, **settings}
     added = _added(directory, settings)
     settings["added_tokens_decoder"] = {str(index): token for index, token in added.items()}
     vocab = _read_vocab(directory / NAMES[0])
     _join(vocab, added)
     return _build(kind, vocab, _read_merges(directory / NAMES[1]), settings), settings, name
-
-
-def _class_name(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The class of transformers that would read the files; UnsupportedModel where none is known."""
-    model_type = config.get("model_type")
-    model_type = model_type if isinstance(model_type, str) else ""
-    named = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if named is None or model_type in _ALWAYS:
-        named = _BY_TYPE.get(model_type)
-    if named is None:
-        raise UnsupportedModel(
-            f"nothing says how text is cut for `{NAMES[0]}`: no `tokenizer_class` is named",
-            hint=f"name it in tokenizer_config.json; known: {', '.join(_KINDS)}",
-        )
-    name = str(named).removesuffix("Fast")
-    if name not in _KINDS:
-        raise UnsupportedModel(
-            f"`{NAMES[0]}` of a `{shown(named)}` is not a kind of tokenizer that llmcli knows",
-            hint=_OTHER_WAY,
-        )
-    return name
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
@@ -206,7 +141,7 @@ def _join(vocab: dict[str, int], added: Mapping[int, Mapping[str, Any]]) -> None
 
 
 def _build(
-    kind: _Kind,
+    kind: PairKind,
     vocab: dict[str, int],
     merges: list[tuple[str, str]],
     settings: Mapping[str, Any],
