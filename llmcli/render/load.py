@@ -8,16 +8,15 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from llmcli.render.checks import BAD, GOOD, WRONG, Marked, render_checks
-from llmcli.render.layout import SEPARATOR, Column, Dotted, Rows
+from llmcli.render.checks import WRONG
+from llmcli.render.layout import Column, Dotted, Rows
+from llmcli.render.load_verdicts import verdicts, wrong
 from llmcli.render.stats import SHORT, duration, size
 from llmcli.render.theme import FAINT, HEADING, one_line
 from llmcli.render.timing.numbers import unit
-from llmcli.reports.load import Claim, LedgerLine, LoadReport, Numbers, Shared
+from llmcli.reports.load import LedgerLine, LoadReport, Numbers
 from llmcli.reports.numbers import counted
 
-LABEL = "!"  # a label that is not true, which nothing depends on
-_DOUBTFUL = "yellow"
 # the first two stay whatever the width; those with the largest number go below their row first
 _LEDGER = (
     Column("parameter", right=False),
@@ -66,7 +65,7 @@ def render_load(
             row.insert(2, Text(_bad(line.numbers), style=row[0].style))
     table = Rows(columns, rows, spill=True)
     if brief:
-        return Group(Text(one_line(model), style=HEADING), table, *_wrong(report))
+        return Group(Text(one_line(model), style=HEADING), table, *wrong(report))
     return Group(
         Text(one_line(model), style=HEADING),
         Dotted(list(_facts(report)), FAINT),
@@ -75,7 +74,7 @@ def render_load(
         Text(""),
         Rows(_STAGES, list(_stages(report))),
         Text(""),
-        *_verdicts(report),
+        *verdicts(report),
     )
 
 
@@ -84,7 +83,7 @@ def render_check(report: LoadReport, name: str) -> RenderableType:
     return Group(
         Text(one_line(name), style=HEADING),
         Dotted([*_facts(report)], FAINT),
-        *_verdicts(report),
+        *verdicts(report),
     )
 
 
@@ -169,66 +168,3 @@ def _stages(report: LoadReport) -> Iterator[list[Text]]:
         )
         yield [Text(cell) for cell in cells]
     yield [Text(cell, style=HEADING) for cell in ("together", duration(total), "", "", "")]
-
-
-def _verdicts(report: LoadReport) -> Iterator[RenderableType]:
-    """What is shared, then what holds and what does not, the numbers and the whole last."""
-    for shared in report.shared:
-        yield Text(one_line(_shared(shared)), style=FAINT)
-    if report.fault:
-        yield Marked(BAD, one_line(report.fault), WRONG)
-    elif not any(line.parameter for line in report.lines):
-        words = "there is no config.json: of which model these tensors are, is not known"
-        yield Text(words, style=FAINT)
-    else:
-        yield Marked(GOOD, "every parameter has its tensor, and every tensor its place", FAINT)
-    yield from map(_claim, report.claims)
-    yield render_checks(report.checks)
-    for note in report.notes:
-        yield Marked(LABEL, one_line(note), _DOUBTFUL)
-    if report.not_finite:
-        yield Marked(BAD, one_line(report.not_finite), WRONG)
-    else:
-        words = f"no NaN and no infinity in {counted(report.looked_at, 'number')}"
-        yield Marked(GOOD, words, FAINT)
-    if report.ok:
-        yield _whole(report)
-
-
-def _wrong(report: LoadReport) -> Iterator[RenderableType]:
-    """The verdicts that are not good, else the last one."""
-    if report.fault:
-        yield Marked(BAD, one_line(report.fault), WRONG)
-    yield from (_claim(claim) for claim in report.claims if not claim.ok)
-    failed = [check for check in report.checks if not check.ok]
-    if failed:
-        yield render_checks(failed)
-    if report.not_finite:
-        yield Marked(BAD, one_line(report.not_finite), WRONG)
-    if report.ok:
-        yield _whole(report)
-
-
-def _whole(report: LoadReport) -> RenderableType:
-    tensors = len({line.source for line in report.lines})
-    fitted = any(line.parameter for line in report.lines)  # each has its place
-    checks = len(report.checks) + len(report.claims) + fitted + 1  # and each is finite
-    return Marked(GOOD, f"whole: {counted(tensors, 'tensor')}, {counted(checks, 'check')}", FAINT)
-
-
-def _shared(shared: Shared) -> str:
-    if shared.kind == "tied":
-        return f"{shared.names[0]} is {shared.names[1]}: one matrix of {size(shared.bytes)}"
-    names = " and ".join(shared.names[:3])
-    more = f" and {len(shared.names) - 3} more" if len(shared.names) > 3 else ""
-    return f"{names}{more} hold the same numbers, {size(shared.bytes)} each"
-
-
-def _claim(claim: Claim) -> RenderableType:
-    what = one_line(claim.what)
-    says, holds = one_line(claim.says), one_line(claim.holds)
-    if claim.ok:
-        there = "" if says == holds else SEPARATOR + holds
-        return Marked(GOOD, f"{what}: {says}{there}", FAINT)
-    words = f"{what}: {says}, but it is {holds}"
-    return Marked(BAD, words, WRONG) if claim.must else Marked(LABEL, words, _DOUBTFUL)
