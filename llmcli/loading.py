@@ -18,8 +18,9 @@ from llmcli.families import Plan, Rule, plan, translate
 from llmcli.filling import read_values
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
+from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
-from llmcli.weights import Progress, check_fit, load_weights, randomize
+from llmcli.weights import check_fit, load_weights, randomize
 
 
 def load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -18,9 +18,8 @@ from llmcli.filling import fill
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format
+from llmcli.reports.progress import Progress
 from llmcli.scales import check_scale
-
-Progress = Callable[[str, int, int | None], None]
 
 # Bytes of weights from which on threads are worth it. Below it they save a few hundredths of a
 # second where nothing else runs; where something does they wait for each other after each of

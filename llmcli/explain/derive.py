@@ -19,9 +19,10 @@ from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
-from llmcli.explain.values import Progress, Values, needed_bytes
+from llmcli.explain.values import Values, needed_bytes
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
+from llmcli.reports.progress import Progress
 
 Source = Literal["derived", "kernel"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from torch import Tensor
 from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
-
-Progress = Callable[[str, int, int | None], None]
+from llmcli.reports.progress import Progress
 
 # the largest ones, which one formula alone needs: computed again rather than kept
 _NOT_KEPT = ("scores", "pattern", "gate", "up", "act", "pre", "post")

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from llmcli.ladder.clock import spread, timed
-from llmcli.ladder.course import Course, Progress
+from llmcli.ladder.course import Course
 from llmcli.ladder.int8 import quantize
 from llmcli.ladder.weights import Weights
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.state import State
 from llmcli.reports.ladder import Variant
+from llmcli.reports.progress import Progress
 
 Step = Callable[[], Tensor]  # the logits [V] of the token after the prompt
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.count import count, loop_work
-from llmcli.ladder.course import Course, Progress
+from llmcli.ladder.course import Course
 from llmcli.ladder.estimate import estimate
 from llmcli.ladder.letters import head_size
 from llmcli.ladder.loops import Loops
@@ -25,6 +25,7 @@ from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.trace import Trace
 from llmcli.ladder.weights import Weights
 from llmcli.reports.ladder import RungReport, Shown, Work
+from llmcli.reports.progress import Progress
 
 # What rounding may change, relative to the largest number compared: logits are of the order of 10
 # in most models and of hundreds in some, the rows after a block go up to thousands. Below 10 the

@@ -5,7 +5,7 @@ Letters: b sequences, n tokens of the prompt, g tokens read one by one after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,6 @@ from torch import Tensor
 from llmcli.devices import require_memory
 from llmcli.errors import NotFinite
 from llmcli.ladder.weights import Weights
-
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from llmcli import devices
 from llmcli.measure.cpu_caches import cpu_caches
 from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
 from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
-from llmcli.weights import Progress
+from llmcli.reports.progress import Progress
 
 _MEMORY_SETS = 4  # times the last cache: less of it is left from the round before
 _LEAST_SET = {"cuda": 1 << 30}  # of memory: a kernel takes some µs to start

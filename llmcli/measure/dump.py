@@ -24,12 +24,13 @@ from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.dump_plan import OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
-from llmcli.measure.observe import Progress, observe
+from llmcli.measure.observe import observe
 from llmcli.measure.parts import arrays_of
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model, dtype_name
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.dump import DumpedTensor, DumpPlan, DumpReport
+from llmcli.reports.progress import Progress
 
 # an array with its name, shape, dtype, and its numbers in C order, a part at a time
 Write = Callable[[str, tuple[int, ...], str, Iterable[np.ndarray]], None]

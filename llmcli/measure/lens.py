@@ -19,11 +19,12 @@ from llmcli import devices
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.emitted import Emitted
 from llmcli.measure.lens_reader import Reader, Target, need_finite
-from llmcli.measure.observe import Progress, Watch, observe
+from llmcli.measure.observe import Watch, observe
 from llmcli.measure.stream import Stream
 from llmcli.measure.unembedding import Agreement, unembed
 from llmcli.model import Model
 from llmcli.reports.lens import LensReport
+from llmcli.reports.progress import Progress
 
 CHUNK = 1 << 25  # logits R · P · V that exist at a time: 128 MiB of float32
 

@@ -21,10 +21,10 @@ from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.nn.state import State
+from llmcli.reports.progress import Progress
 
 # watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
 Watch = Callable[[int, str, Tensor], None]
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,13 @@ from llmcli.measure.attention.layer import Layer, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
-from llmcli.measure.observe import Observed, Progress, observe
+from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import KVCache
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import METRICS
+from llmcli.reports.progress import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from llmcli.measure.attention.look import Look
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
-from llmcli.measure.observe import Progress
 from llmcli.model import Model
 from llmcli.reports.attention import AttentionReport, PairsBy, What
 from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.reports.progress import Progress
 
 
 def measure_attention(

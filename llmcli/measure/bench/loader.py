@@ -21,7 +21,7 @@ from llmcli.measure.held import phase_peak
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model
 from llmcli.reports.bench import Ran, Settings
-from llmcli.weights import Progress
+from llmcli.reports.progress import Progress
 
 
 class Loader:

@@ -20,8 +20,9 @@ from llmcli.measure.load.shared import shared_tensors
 from llmcli.measure.peaks import Peak, resident_bytes
 from llmcli.model import Model, Stages, dtype_name
 from llmcli.reports.load import LedgerLine, LoadReport, Numbers, Stage
+from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
-from llmcli.weights import Progress, ledger_of
+from llmcli.weights import ledger_of
 
 LOOKING = "looking at the numbers"
 # Two are half as fast again where nothing else runs; where something does they wait for each other

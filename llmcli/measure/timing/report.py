@@ -12,12 +12,13 @@ from llmcli.measure.timing.bounds import Roof
 from llmcli.measure.timing.checks import memory_check, timing_checks
 from llmcli.measure.timing.phase import phase_time
 from llmcli.measure.timing.plan import Plan, working_set
-from llmcli.measure.timing.run import Job, PhaseName, Progress, Runs, run_pairs
+from llmcli.measure.timing.run import Job, PhaseName, Runs, run_pairs
 from llmcli.measure.timing.unfused import measure_splits
 from llmcli.model import Model
 from llmcli.ops import processor
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.progress import Progress
 from llmcli.reports.timing import PhaseTime, SplitTime, Stage, TimingReport
 
 BOTH: tuple[PhaseName, ...] = ("prefill", "decode")

@@ -8,7 +8,7 @@ Axes: B sequences, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
@@ -27,10 +27,10 @@ from llmcli.measure.timing.kept import Kept, Watched
 from llmcli.measure.timing.operations import OperationCount
 from llmcli.model import Model
 from llmcli.nn.step import Tap
+from llmcli.reports.progress import Progress
 
 PhaseName = Literal["prefill", "decode"]
 SAMPLE = "sample"  # the mark of a token that is chosen
-Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)

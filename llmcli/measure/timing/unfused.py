@@ -19,13 +19,14 @@ from torch import Tensor
 
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
-from llmcli.measure.timing.run import Job, PhaseName, Progress
+from llmcli.measure.timing.run import Job, PhaseName
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.attention import visible_keys
 from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.progress import Progress
 from llmcli.reports.timing import PhaseTime, SplitTime
 
 PIECES = {
