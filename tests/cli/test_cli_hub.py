@@ -35,12 +35,15 @@ def start(hub, tmp_path):
     """Starts `generate` of five tokens in a process that knows no other hub."""
     running = []
 
+    home = os.environ | hub.environment(tmp_path)
+    del home["HF_HUB_CACHE"]  # HF_HOME alone says where the cache is
+
     def run(*argv, program=("-m", "llmcli"), **environ):
         process = subprocess.Popen(
             [sys.executable, *program, "generate", "-m", "org/m", "--raw", "-n", "5",
              "--greedy", "--ignore-eos", "--ids", "1,2,3", "--dtype", "float32", *argv],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | hub.environment(tmp_path) | environ,
+            env=home | environ,
             # a background shell ignores Ctrl-C, and what it starts does too
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
