@@ -317,12 +317,18 @@ def in_a_child(source, *, seconds, interrupt_s=0.0):
 
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_template_is_one_clear_error(source):
-    found = in_a_child(source, seconds=3)  # two that it has and one for what cannot be interrupted
+def test_a_hostile_template_is_one_clear_error(source, monkeypatch):
+    monkeypatch.setattr("llmcli.text.meter.MAX_SECONDS", 0.5)
+    found = in_a_child(source, seconds=2)  # a second more for what cannot be interrupted
     assert found.startswith("CheckpointError: the chat template failed: ")
     assert "MemoryError" not in found
     assert "\n" not in found
     assert len(found) < 300
+
+
+def test_a_template_has_two_seconds():
+    source = "{% for i in range(99999) %}{% for j in [1] * 99999 %}{% endfor %}{% endfor %}"
+    assert "it takes more than 2 seconds" in in_a_child(source, seconds=3)
 
 
 @pytest.mark.parametrize(
