@@ -45,7 +45,7 @@ WRITES = {
     "checkpoints.fetch:_locked": FETCHED,
     "checkpoints.hub.headers:_link_small": HEADERS,
     "checkpoints.hub.headers:_put": HEADERS,
-    "checkpoints.hub.headers:fetched_headers": HEADERS,
+    "checkpoints.hub.headers:_scratch": HEADERS,
     "checkpoints.hub.fetching:pin": HUB,
     "checkpoints.hub.fetching:_fetch": HUB,
     "checkpoints.hub.marks:marked": HUB,
