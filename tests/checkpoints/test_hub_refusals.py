@@ -475,6 +475,7 @@ def test_a_listing_that_is_not_there_and_says_no_more(hub):
     error = refused()
     assert isinstance(error, ModelNotFound)
     assert "no model `org/name`" in error.message
+    assert "HF_ENDPOINT" in error.hint
 
 
 @pytest.mark.parametrize("place", ["/api/models/", "/resolve/"])

@@ -102,7 +102,12 @@ def _refused(model: HubId, name: str, error: Exception) -> LlmcliError:
         )
     if isinstance(error, errors.DisabledRepoError):
         return NetworkError(f"`{name}` is disabled on the hub", hint="look for a copy of it")
-    if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
+    if status == 404 and not isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFound(
+            f"there is no model `{name}` where the hub should be",
+            hint="check its name, and HF_ENDPOINT and the proxy where there is one",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
         # who may not see a private repository is told that there is none, as everybody else is
         return ModelNotFound(
             f"there is no model `{name}` on the hub, or it is private",
