@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import IO
 
 from llmcli.checkpoints import wheel
-from llmcli.checkpoints.catalog import CatalogEntry, Progress
+from llmcli.checkpoints.catalog import CatalogEntry
 from llmcli.checkpoints.files import is_full, shown, why
 from llmcli.checkpoints.hub import pinned
 from llmcli.errors import CheckpointError, ModelNotFound, NetworkError, WriteFailed
+from llmcli.reports.progress import Progress
 
 _CHUNK = 1 << 20
 SCRATCH = ".fetch-"  # begins the names of temporary directories

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llmcli.checkpoints.cache.used import mark_used
-from llmcli.checkpoints.catalog import CATALOG, Progress, offline_from_environment
+from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import cached, download
 from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
+from llmcli.reports.progress import Progress
 
 DEFAULT_MODEL, BUNDLED_MODEL = "smollm2", "tiny"
 

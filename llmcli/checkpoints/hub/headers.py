@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from llmcli.checkpoints.catalog import CATALOG, Progress
+from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import MAX_JSON_BYTES, shown, why
 from llmcli.checkpoints.folder import INDEX
 from llmcli.checkpoints.gguf import read_gguf
@@ -20,6 +20,7 @@ from llmcli.checkpoints.hub.files import choose, shards_of
 from llmcli.checkpoints.hub.listing import Listing, listed
 from llmcli.checkpoints.names import HubId, parse
 from llmcli.errors import CheckpointError, LlmcliError, WriteFailed
+from llmcli.reports.progress import Progress
 
 _FIRST = 100_000  # bytes of a weight file to begin with: most headers of safetensors are shorter
 _MAX_FILE = 1 << 43  # what every file system holds; the hub's largest are a hundredth of that

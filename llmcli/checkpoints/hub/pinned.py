@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
-from llmcli.checkpoints.catalog import HubFile, Progress
+from llmcli.checkpoints.catalog import HubFile
 from llmcli.checkpoints.files import open_regular
 from llmcli.checkpoints.hub.library import check_settings
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
+from llmcli.reports.progress import Progress
 
 _SECONDS = 3.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
