@@ -9,16 +9,15 @@ them at the first unreadable file, and those are what somebody looks for who wan
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmcli.checkpoints.files import shown, why
 from llmcli.checkpoints.hub.library import check_settings
+from llmcli.checkpoints.hub.listing import COMMIT
 
 PREFIX = "models--"
 _OTHERS = ("datasets--", "spaces--", "kernels--")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_FILES = 100_000  # of one repository; the largest public ones have some thousand
 
 
@@ -137,7 +136,7 @@ def _refs(folder: Path) -> dict[str, str]:
         if path.is_file():
             with path.open("rb") as file:
                 text = file.read(64).decode("ascii", "replace").strip()
-            if _COMMIT.fullmatch(text):
+            if COMMIT.fullmatch(text):
                 found[path.relative_to(folder).as_posix()] = text
     return found
 

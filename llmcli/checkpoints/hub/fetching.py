@@ -6,7 +6,6 @@ import contextlib
 import glob
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -16,13 +15,11 @@ from llmcli.checkpoints.files import is_full, shown
 from llmcli.checkpoints.hub.bar import Counted, bar
 from llmcli.checkpoints.hub.errors import unwritable
 from llmcli.checkpoints.hub.files import TOKENIZERS
-from llmcli.checkpoints.hub.listing import Listing
+from llmcli.checkpoints.hub.listing import SHA256, Listing
 from llmcli.checkpoints.hub.marks import marked, unverified
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError
 from llmcli.reports.progress import Progress
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_files(
@@ -122,7 +119,7 @@ def _verify(name: str, path: Path, listing: Listing) -> None:
     """
     blob = path.resolve()
     expected, kind = listing.sha256.get(name), "sha256"
-    if expected is None and _SHA256.fullmatch(blob.name):
+    if expected is None and SHA256.fullmatch(blob.name):
         expected = blob.name
     begun = hashlib.sha256()
     if expected is None:

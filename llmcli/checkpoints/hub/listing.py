@@ -15,8 +15,8 @@ from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError
 
 _MOST_FILES = 100_000  # of a repository; the largest public ones have some thousand
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def listed(model: HubId) -> Listing:
     try:
         told = json.loads(body)
         sha, siblings = told["sha"], told["siblings"]
-        if not _COMMIT.fullmatch(sha):
+        if not COMMIT.fullmatch(sha):
             raise ValueError("its commit is none")
         if len(siblings) > _MOST_FILES:
             raise CheckpointError(
@@ -70,7 +70,7 @@ def listed(model: HubId) -> Listing:
             f"what answers for the hub ({shown(constants.ENDPOINT)}) does not speak its language",
             hint="check HF_ENDPOINT, and whether the network wants a login in a browser first",
         ) from None
-    return Listing(commit=sha, sizes=sizes, sha256=_told(large, _DIGEST), git=_told(small, _COMMIT))
+    return Listing(commit=sha, sizes=sizes, sha256=_told(large, SHA256), git=_told(small, COMMIT))
 
 
 def _name(told: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import IO
 from llmcli.checkpoints.catalog import HubFile
 from llmcli.checkpoints.files import open_regular
 from llmcli.checkpoints.hub.library import check_settings
+from llmcli.checkpoints.hub.listing import SHA256
 from llmcli.checkpoints.names import HubId
 from llmcli.errors import CheckpointError, NetworkError, WriteFailed
 from llmcli.reports.progress import Progress
 
 _SECONDS = 3.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Opened = Callable[[Path], AbstractContextManager[IO[bytes]]]
 
@@ -102,7 +101,7 @@ def _check_promise(hub: HubFile, size: int, sha256: str) -> None:
     promise = get_hf_file_metadata(url, timeout=_SECONDS)
     etag = promise.etag or ""
     other = "size" if promise.size not in (None, size) else ""
-    if _SHA256.fullmatch(etag) and etag != sha256:  # of a file that is not large it is no sha256
+    if SHA256.fullmatch(etag) and etag != sha256:  # of a file that is not large it is no sha256
         other = "sha256"
     if other:
         raise CheckpointError(f"the hub has another file as `{hub.file}`: its {other} differs")
