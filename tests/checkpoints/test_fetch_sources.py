@@ -3,7 +3,6 @@
 import ctypes
 import hashlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from full_disk import largest_file
 from hub_stand_in import SHA, Answer, HubStandIn
 
 from llmcli.checkpoints import fetch as fetch_module
@@ -313,17 +313,6 @@ def test_a_file_system_that_has_no_size_is_not_full(hub, monkeypatch):
     disk = SimpleNamespace(total=0, free=0)
     monkeypatch.setattr(fetch_module.shutil, "disk_usage", lambda _: disk)
     assert whole(fetch(ENTRY))
-
-
-@contextmanager
-def largest_file(size):
-    """The system refuses to write more than `size` bytes into a file: a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("source", ["hub", "hub's cache", "wheel"])

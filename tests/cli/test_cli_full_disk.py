@@ -11,13 +11,13 @@ import contextlib
 import errno
 import io
 import os
-import resource
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 from cli_tiny import write_tiny
+from full_disk import largest_file
 
 import llmcli
 import llmcli.measure.ceilings
@@ -109,17 +109,6 @@ def alone(monkeypatch, tmp_path):
     monkeypatch.setattr("llmcli.ladder.climb.ROUNDS_S", 0.0)
     (tmp_path / "in").mkdir()
     monkeypatch.chdir(tmp_path / "in")
-
-
-@contextmanager
-def largest_file(size):
-    """The system refuses to write more than `size` bytes into a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
