@@ -72,7 +72,8 @@ def settings(
         return replace(picked, value=str(whole), words=_short(whole))
 
     none = ("", None)
-    home = Path(environ.get("HF_HOME") or "~/.cache/huggingface")
+    caches = Path(environ.get("XDG_CACHE_HOME") or "~/.cache")
+    home = Path(environ.get("HF_HOME") or caches / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     offline = pick(
         "offline", ("--offline", model.offline), ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"), "off"
@@ -85,8 +86,8 @@ def settings(
     chosen = [
         pick("model", ("--model", model.model), ("LLMCLI_MODEL",), DEFAULT_MODEL),
         place("llmcli cache", cache_dir(), ("LLMCLI_CACHE", "XDG_CACHE_HOME")),
-        place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME")),
-        place("hub home", home, ("HF_HOME",)),
+        place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")),
+        place("hub home", home, ("HF_HOME", "XDG_CACHE_HOME")),
         token,
         offline,
         pick("revision", ("--revision", model.revision), (), None, "the hub's default branch"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,15 @@ def test_paths_are_absolute_in_json_and_short_in_text(cli, monkeypatch, tmp_path
     assert values(cli)[0]["hub cache"] == str(Path("here").absolute())
     monkeypatch.setenv("LLMCLI_CACHE", "/else/where")
     assert "  /else/where  " in cli("env").out
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"])
+def test_the_hubs_places_are_those_of_its_library(cli, monkeypatch, variable):
+    monkeypatch.setenv(variable, "/else/where")
+    ask = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)"
+    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    found, _ = values(cli)
+    assert [found["hub cache"], found["hub home"]] == told.stdout.split()
 
 
 def test_what_is_not_set_is_null(cli, monkeypatch):
