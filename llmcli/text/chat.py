@@ -25,18 +25,13 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 MAX_SOURCE = 1 << 18  # characters; the longest known templates have some 30,000
-_HINT = "use `--raw`, which continues the text as it stands"
+_HINT = "go without it: `generate` has `--raw` for that, the other commands need no `--chat`"
 
 
 class ChatTemplate:
     """A checkpoint's chat template with its special tokens (`bos_token` and so on, as text)."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        if len(source) > MAX_SOURCE:
-            raise CheckpointError(
-                f"the chat template has {len(source)} characters, more than {MAX_SOURCE}",
-                hint=_HINT,
-            )
         self.source = source
         self.special_tokens = dict(special_tokens or {})
 
@@ -49,6 +44,11 @@ class ChatTemplate:
         assistant's answer begins. Raises `CheckpointError` where the template is no valid
         Jinja, refuses the messages, leaves the sandbox, or passes one of the bounds.
         """
+        if len(self.source) > MAX_SOURCE:  # not before it is used: raw text needs no template
+            raise CheckpointError(
+                f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
+                hint=_HINT,
+            )
         content = sum(len(str(m.get("content", ""))) for m in messages)
         chunks: list[str] = []
         size = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from cli_tiny import write_tiny
@@ -24,3 +25,13 @@ def test_without_a_tokenizer_there_is_nothing_to_show(cli, tmp_path, given):
     assert result.code == 4
     assert "no tokenizer, so there is nothing for `tokens` to show" in result.err
     assert "--ids" not in result.err
+
+
+def test_a_template_that_is_too_long_stops_only_who_asks_for_it(cli, tiny, tmp_path):
+    folder = shutil.copytree(tiny, tmp_path / "m")
+    (folder / "chat_template.jinja").write_text("x" * 300_000)
+    assert cli("tokens", "-m", str(folder), "hi").code == 0
+    result = cli("tokens", "-m", str(folder), "hi", "--chat")
+    assert result.code == 4
+    assert "the chat template has 262145 characters, more than 262144" in result.err
+    assert "no `--chat`" in result.err

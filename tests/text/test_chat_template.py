@@ -345,7 +345,7 @@ def test_an_interrupted_template_ends_at_once(source):
 
 def test_sizes_are_bounded():
     with pytest.raises(CheckpointError, match="more than"):
-        ChatTemplate("x" * (MAX_SOURCE + 1))
+        ChatTemplate("x" * (MAX_SOURCE + 1)).render([])
     assert MAX_OUTPUT < 1 << 26
     long = "a" * (MAX_OUTPUT // 2)
     chat = [{"role": "user", "content": long}]
