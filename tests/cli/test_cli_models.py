@@ -81,6 +81,7 @@ def test_a_path_is_for_scripts(cli, hub):
         (["pull"], 2, "needs NAME..."),
         (["pull", "tinny"], 3, "hint: did you mean `tiny`?"),
         (["pull", "tiny", "./x"], 2, "`./x` is a path"),
+        (["pull", "org/name/m.gguf"], 2, "hub write `hf:org/name/m.gguf`"),
         (["pull", "tiny", "--revision", "v1"], 2, "`--revision` goes with a model from the hub"),
         (["rm", "tiny"], 2, "ships with llmcli"),
         (["rm", "org/nam", "-y"], 3, "did you mean `org/name`?"),

@@ -13,7 +13,7 @@ import typer
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.locate import find
-from llmcli.checkpoints.names import HubId, parse
+from llmcli.checkpoints.names import HubId, hub_name, parse
 from llmcli.cli.exits import SIGNALS, tell
 from llmcli.cli.models.options import RevisionOptions
 from llmcli.cli.options import MODEL, OutputOptions
@@ -56,9 +56,11 @@ def command(asked: PullOptions, at: RevisionOptions, output: OutputOptions) -> N
     out = Output("models-pull", output)
     for name in asked.names:  # a wrong name is told before the first one is downloaded
         if isinstance(parse(name, revision=at.revision), Path):
+            hint = "name a model of the catalog, or `org/name` on the hub"
+            if meant := hub_name(name):
+                hint = f"for the model on the hub write `{shown(meant, 200)}`"
             raise UsageError(
-                f"`{shown(name)}` is a path, and `models pull` fetches what is elsewhere",
-                hint="name a model of the catalog, or `org/name` on the hub",
+                f"`{shown(name)}` is a path, and `models pull` fetches what is elsewhere", hint=hint
             )
     names = list(dict.fromkeys(asked.names))
     pulled: list[PulledModel] = []
