@@ -82,8 +82,9 @@ class UnsupportedModel(CheckpointError):
 class WeightMismatch(CheckpointError):
     """Checkpoint tensors and model parameters do not match one to one (exit 4).
 
-    `missing`: parameters that nothing fills; `unexpected`: checkpoint tensors that no rule
-    names; `misshapen`: (parameter, checkpoint tensor, shape expected, shape found).
+    `missing`: parameters that nothing fills, the first of them in vain from the tensor `source`;
+    `unexpected`: checkpoint tensors that no rule names; `misshapen`: (parameter, checkpoint
+    tensor, shape expected, shape found).
     """
 
     kind = "weight_mismatch"
@@ -92,6 +93,7 @@ class WeightMismatch(CheckpointError):
         self,
         *,
         missing: Sequence[str] = (),
+        source: str | None = None,
         unexpected: Sequence[str] = (),
         misshapen: Sequence[tuple[str, str, tuple[int, ...], tuple[int, ...]]] = (),
         hint: str | None = None,
@@ -101,7 +103,8 @@ class WeightMismatch(CheckpointError):
         self.misshapen = tuple(misshapen)
         parts = []
         if self.missing:
-            parts.append(f"no tensor for {_some(self.missing)}")
+            called = f" (the first would be `{source}`)" if source else ""
+            parts.append(f"no tensor for {_some(self.missing)}{called}")
         if self.unexpected:
             parts.append(f"no parameter for {_some(self.unexpected)}")
         for name, source, expected, found in self.misshapen[:1]:

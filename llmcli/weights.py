@@ -88,7 +88,8 @@ def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig
     times = Counter(load_.target for load_ in todo.loads)
     missing = [name for name in expected if name not in times]
     if missing or todo.unexpected:
-        raise WeightMismatch(missing=missing, unexpected=todo.unexpected)
+        source = todo.source_of(missing[0]) if missing else None
+        raise WeightMismatch(missing=missing, source=source, unexpected=todo.unexpected)
     twice = [name for name, count in times.items() if count > 1]
     if twice:
         raise CheckpointError(f"two tensors of the checkpoint are both `{twice[0]}`")

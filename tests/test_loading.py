@@ -59,6 +59,11 @@ def test_missing_unexpected_and_misshapen_tensors(tmp_path):
     with pytest.raises(WeightMismatch, match=r"no tensor for `ln_final\.w`") as caught:
         load_tiny(write_llama(tmp_path / "a", tensors))
     assert caught.value.code == 4
+    assert caught.value.message.endswith("(the first would be `model.norm.weight`)")
+    tensors = llama_tensors()
+    del tensors["model.layers.1.self_attn.q_proj.weight"]
+    with pytest.raises(WeightMismatch, match=r"would be `model\.layers\.1\.self_attn\.q_proj\.w"):
+        load_tiny(write_llama(tmp_path / "d", tensors))
     tensors = llama_tensors() | {"model.layers.0.self_attn.extra": torch.ones(2)}
     with pytest.raises(WeightMismatch, match=r"no parameter for `model\.layers\.0.*extra"):
         load_tiny(write_llama(tmp_path / "b", tensors))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from llmcli.config import ModelConfig
 from llmcli.families.scales import Grid, Scale
@@ -115,13 +115,21 @@ class Plan:
     """What the rules make of a list of names.
 
     `dropped` are (name, reason); `unexpected` are names that no rule knows. `scales` is what a
-    scale is called in place of `weight`, None where the weights are not quantized.
+    scale is called in place of `weight`, None where the weights are not quantized. `sources` are
+    the patterns of tensors by those of the parameters that they would fill.
     """
 
     loads: tuple[Load, ...]
     dropped: tuple[tuple[str, str], ...]
     unexpected: tuple[str, ...]
     scales: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def source_of(self, parameter: str) -> str | None:
+        """What the tensor that fills `parameter` is called; None where no rule fills it."""
+        skeleton, numbers = _skeleton(parameter)
+        pattern = self.sources.get(skeleton)
+        return None if pattern is None else _filled(pattern, numbers)
 
 
 HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
@@ -167,6 +175,11 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         dropped=tuple(dropped),
         unexpected=(*unexpected, *unused),
         scales=next((pattern.rpartition(".")[2] for pattern in called), None),
+        sources={
+            _PLACEHOLDER.sub("{}", rule.target): rule.source
+            for rule in reversed(rules)  # of two names for one, the family has its usual one first
+            if isinstance(rule, Rename)
+        },
     )
 
 
