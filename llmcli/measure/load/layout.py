@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
+from llmcli.measure.load.ledger import none_wrong
 from llmcli.reports.checks import ViewCheck
 
 _ALIGNMENT = 32  # of GGUF, where a file does not say another
@@ -18,13 +19,8 @@ def layout_check(checkpoint: Checkpoint) -> ViewCheck:
     """That between and after the tensors of each file there is nothing but padding."""
     unowned = {where: count for where, count in _unowned(checkpoint) if count}
     files = len(checkpoint.files)
-    return ViewCheck(
-        name="layout",
-        words=f"no byte of the {'file' if files == 1 else f'{files} files'} is left over",
-        value=float(sum(unowned.values())),
-        tolerance=0.0,
-        where=max(unowned, key=unowned.__getitem__, default=""),
-    )
+    words = f"no byte of the {'file' if files == 1 else f'{files} files'} is left over"
+    return none_wrong("layout", words, unowned)
 
 
 def _unowned(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:

@@ -60,13 +60,8 @@ def ledger_check(lines: tuple[LedgerLine, ...], checkpoint: Checkpoint) -> ViewC
         left[line.source] -= line.bytes
     wrong = {name: abs(count) for name, count in left.items() if count}
     held = sum(info.nbytes for info in checkpoint.tensors.values())
-    return ViewCheck(
-        name="ledger",
-        words=f"the ledger has each of the {held:,} bytes of {len(left):,} tensors once",
-        value=float(sum(wrong.values())),
-        tolerance=0.0,
-        where=max(wrong, key=wrong.__getitem__, default=""),
-    )
+    words = f"the ledger has each of the {held:,} bytes of {len(left):,} tensors once"
+    return none_wrong("ledger", words, wrong)
 
 
 def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewCheck:
@@ -77,9 +72,15 @@ def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewChec
             wanted[line.parameter] -= line.numbers.count
     wrong = {name: abs(count) for name, count in wanted.items() if count}
     total = sum(spec.count for spec in parameters(config))
+    words = f"each of the {total:,} parameters was filled and looked at"
+    return none_wrong("parameters", words, wrong)
+
+
+def none_wrong(name: str, words: str, wrong: Mapping[str, int]) -> ViewCheck:
+    """The check that `wrong` has nothing: where → how much; the most of it is told by its place."""
     return ViewCheck(
-        name="parameters",
-        words=f"each of the {total:,} parameters was filled and looked at",
+        name=name,
+        words=words,
         value=float(sum(wrong.values())),
         tolerance=0.0,
         where=max(wrong, key=wrong.__getitem__, default=""),
