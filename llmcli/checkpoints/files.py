@@ -71,6 +71,15 @@ def open_regular(path: Path) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
+def read_bytes(path: Path, most: int, *, hint: str) -> bytes:
+    """All of the file `path`; CheckpointError with `hint` where it has more than `most` bytes."""
+    descriptor, size = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        if size > most:
+            raise CheckpointError(f"`{path.name}` has more than {most} bytes", hint=hint)
+        return file.read(size)
+
+
 def read_json(path: Path) -> Any:
     """The JSON document in `path`, or CheckpointError.
 

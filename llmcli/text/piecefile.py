@@ -12,7 +12,7 @@ from math import isfinite
 from pathlib import Path
 from struct import unpack
 
-from llmcli.checkpoints.files import open_regular
+from llmcli.checkpoints.files import read_bytes
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.text.charsmap import check_charsmap
 from llmcli.text.sentencepiece import (
@@ -45,11 +45,7 @@ def read_pieces(path: Path) -> PieceFile:
     Raises CheckpointError for a file that is no such model or contradicts itself, and
     UnsupportedModel for the kinds that no language model uses (words, characters).
     """
-    descriptor, size = open_regular(path)
-    with open(descriptor, "rb") as file:
-        if size > MAX_FILE:
-            raise CheckpointError(f"`{path.name}` has more than {MAX_FILE} bytes", hint=_BROKEN)
-        data = file.read(size)
+    data = read_bytes(path, MAX_FILE, hint=_BROKEN)
     try:
         return parse_pieces(data)
     except UnsupportedModel:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.checkpoints.files import open_regular, read_object, shown
+from llmcli.checkpoints.files import read_bytes, read_object, shown
 from llmcli.errors import CheckpointError
 from llmcli.text.pairclass import KINDS, PairKind, class_name
 from llmcli.text.pretokenizers import find_rule
@@ -72,11 +72,7 @@ def _check_id(file: str, text: object, index: object) -> None:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     """The pairs in the order of their rank; `#version` lines and blank ones are none."""
-    descriptor, size = open_regular(path)
-    with open(descriptor, "rb") as file:
-        if size > _MAX_FILE:
-            raise CheckpointError(f"`{path.name}` has more than {_MAX_FILE} bytes", hint=BROKEN)
-        data = file.read(size)
+    data = read_bytes(path, _MAX_FILE, hint=BROKEN)
     try:
         lines = data.decode("utf-8-sig").split("\n")  # only these end a line, as in the library
     except UnicodeDecodeError:
