@@ -99,6 +99,11 @@ class Model:
         return self.decoder.dtype
 
     @property
+    def stream_dtype(self) -> torch.dtype:
+        """Of the residual stream, the inputs of norms and the logits: at least float32."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters as they lie in memory, a tied head counted once."""
         return sum(slot.nbytes for slot in self.decoder.slots.values())

@@ -91,6 +91,9 @@ def attention_activations(
     k = {"Hk": a.kv_heads, "T": call.tokens, "dh": a.head_dim}
     v = {"Hk": a.kv_heads, "T": call.tokens, "dv": a.value_dim}
     per_column = call.product_flops(width, 1)
+    # what is normalized has at least float32; then values of 16 bits are a copy
+    wide = a.qk_norm is not None
+    own = wide and call.dtype != call.wide_dtype
     # the last word: what one call makes for all of them, and each is a view of
     rows: list[tuple[str, dict[str, int], str, int, str]] = [
         ("q", q, f"Q = T¹ W_q{bias['q']}", per_column * a.heads * a.head_dim, "qkv"),
@@ -115,7 +118,8 @@ def attention_activations(
             formula,
             flops=flops,
             layer=layer,
-            shares=f"{prefix}.{fused}",
+            wide=wide and name in ("q", "k"),
+            shares=None if own and name == "v" else f"{prefix}.{fused}",
         )
         for name, sizes, formula, flops, fused in rows
     ]

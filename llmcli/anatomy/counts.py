@@ -17,6 +17,7 @@ _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a 
 # code of its own for 16-bit products.
 _CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
+_HEAD_NUMBERS = 1 << 22  # of the head's matrix that are float32 at a time, at most (`ops.linear`)
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
 
 
@@ -159,7 +160,9 @@ def prefill_peak(
     tokens = min(context, chunk)
     widened = size < 4 and not (cuda or native)
     wide = max(size, 4)
-    peak = batch * config.vocab * (size + wide)  # the logits of the last position, in both
+    peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
+    if size < 4:
+        peak += 4 * min(config.vocab * config.width, _HEAD_NUMBERS)
     for layer in dict.fromkeys(config.layers):
         peak = max(
             peak,
@@ -178,15 +181,22 @@ def prefill_peak(
 def _attention_peak(
     width: int, a: AttentionConfig, batch: int, tokens: int, keys: int, size: int, *, cuda: bool
 ) -> int:
-    """The stream and its norm, then the product with its rotation, or the attention itself."""
+    """The stream, its norm and the product, then what is largest: the norm of queries and keys,
+    the rotation, the attention itself, or its projection.
+    """
     rows = batch * tokens
     turned = (a.heads + a.kv_heads) * a.head_dim
-    held = rows * (2 * width + _product(a)) * size
+    mixed = a.heads * a.value_dim
+    wide = max(size, 4)
+    held = rows * (width * (wide + size) + _product(a) * size)
+    # products are normalized in float32: the whole, a copy of the queries, and what comes out
+    normed = _product(a) * wide + a.heads * a.head_dim * wide + 2 * turned * size
+    norming = rows * normed if a.qk_norm else 0
     # the rotation is done in float32: narrower numbers are copied to it and back
     turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
+    projecting = rows * ((turned + mixed) * size + width * _both(size))
     masked = _is_masked(tokens, keys, a.window)
-    wide = max(size, 4)
-    attending = rows * (turned + a.heads * a.value_dim) * size
+    attending = rows * (turned + mixed) * size
     # the fused kernel's sum of every row, and the tile of scores that one thread works on
     attending += rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     if masked:
@@ -196,7 +206,7 @@ def _attention_peak(
         copied = size + (4 if size < 4 else 0)
         attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
         attending += batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
-    return held + max(turning, attending)
+    return held + max(norming, turning, attending, projecting)
 
 
 def _product(a: AttentionConfig) -> int:
@@ -209,7 +219,13 @@ def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int) -> int:
 
     Gated: gate and up, the gate after its function, and the product of both.
     """
-    return rows * (5 * width + 2 * _columns(mlp)) * size
+    wide = max(size, 4)
+    return rows * (width * (3 * wide + size + _both(size)) + 2 * _columns(mlp) * size)
+
+
+def _both(size: int) -> int:
+    """Bytes of a number that a product gave in 16 bits and that is widened: it is there twice."""
+    return size if size >= 4 else size + 4
 
 
 def _columns(mlp: MlpConfig) -> int:

@@ -29,10 +29,12 @@ def embedding_activations(
     `[T, D]`, and seen by each of them.
     """
     sizes = {"T": call.tokens, "D": width}
-    token = call.activation("embed", sizes, "E = W_E[id]")
+    token = call.activation("embed", sizes, "E = W_E[id]", wide=True)
     if embedding.positions is None:
         return (token,)
-    rows = call.activation("pos_embed", sizes, "P = W_P[position]", shares="pos_embed.rows")
+    rows = call.activation(
+        "pos_embed", sizes, "P = W_P[position]", wide=True, shares="pos_embed.rows"
+    )
     return (token, rows)
 
 
@@ -60,20 +62,13 @@ def head_activations(
 ) -> tuple[TensorSpec, ...]:
     """`logits_raw` and `logits`, both `[B, T, V]`; `tokens` is 1 where only the last is wanted.
 
-    They differ in dtype (`logits` is at least float32), and where a head scales or caps them.
+    They differ where a head scales or caps them, and are one tensor where it does not.
     """
     sizes = {"T": tokens, "V": vocab}
     flops = call.product_flops(width, vocab, tokens=tokens)
-    same = call.dtype is not None and call.dtype == call.wide_dtype
     return (
-        call.activation("logits_raw", sizes, head_formula(head), flops=flops),
-        call.activation(
-            "logits",
-            sizes,
-            f"logits = logits_raw in {call.wide_dtype or 'at least float32'}",
-            wide=True,
-            shares="logits_raw" if same else None,
-        ),
+        call.activation("logits_raw", sizes, head_formula(head), flops=flops, wide=True),
+        call.activation("logits", sizes, "logits = logits_raw", wide=True, shares="logits_raw"),
     )
 
 

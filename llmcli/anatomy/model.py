@@ -127,7 +127,7 @@ def _block_activations(
 
     def residual(name: str, formula: str, flops: int = 0, shares: str | None = None) -> TensorSpec:
         return call.activation(
-            f"{block}.{name}", stream, formula, flops=flops, layer=index, shares=shares
+            f"{block}.{name}", stream, formula, flops=flops, layer=index, wide=True, shares=shares
         )
 
     def norm(name: str, config: NormConfig, letters: tuple[str, str]) -> tuple[TensorSpec, ...]:

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from llmcli.anatomy import calculated
 from llmcli.anatomy.attention import entering
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
+from llmcli.ops.linear import rounds_sums
 from llmcli.ops.norm import at_least_float32
 
 # what a fused kernel never writes: computed from what it wrote, in at least float32
 UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
+_WIDENED = ("q", "k", "attn_out", "mlp_out")  # products in at least float32: `ops.linear_wide`
 
 
 class Kernel:
@@ -47,6 +50,10 @@ class Kernel:
         self.prompt_tokens = prompt_tokens
         self.alone = tuple(alone)
         self.eps: float = torch.finfo(model.dtype).eps
+        call = calculated(
+            model.config, batch=1, tokens=1, past=0, phase="prefill", dtype="bfloat16"
+        )
+        self._wide = {spec.name for spec in call if spec.dtype == "float32"}
 
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
@@ -59,9 +66,11 @@ class Kernel:
         return exact(self.emitted[name])
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What the kernel rounds it to: statistics and what is derived are at least float32."""
-        wide = name.rpartition(".")[2] in ("scale", *UNWRITTEN)
-        return torch.promote_types(self.model.dtype, torch.float32) if wide else self.model.dtype
+        """What the decoder rounds it to, which may be less than what it is kept in."""
+        dtype = self.model.dtype
+        widened = name.rpartition(".")[2] in _WIDENED and rounds_sums(self.model.device, dtype)
+        wide = name in self._wide and not widened
+        return torch.promote_types(dtype, torch.float32) if wide else dtype
 
     def length(self, position: int) -> int:
         """How long the sequence was when the token at `position` was computed."""

@@ -120,11 +120,6 @@ class Norm(Scale):
         out = spread / self.scales(x) * values.vector(self.weight).abs()
         return out if self.bias is None else out + values.vector(self.bias).abs()
 
-    def halves(self, values: Kernel, result: Tensor) -> Tensor:
-        """Where an RMSNorm is computed as a LayerNorm it is rounded before the weight, too."""
-        twice = self._mean_is_rounded(values, values[self.source])
-        return result.abs() * (1 + twice) if self.norm.kind == "rms" else result.abs()
-
     def _mean_is_rounded(self, values: Kernel, x: Tensor) -> Tensor:
         """Of which rows the kernel takes a mean off, whose roundings are those of Σ|x|: `[T, 1]`.
 

@@ -80,7 +80,8 @@ def measure_lens(
     # an end of text would move what counts from it
     kept = range(total) if generate else span(total)
     _need(model, len(every), len(kept), total if generate else 0)
-    stream, agreement = Stream(every, kept), Agreement(model.dtype, model.device)
+    stream = Stream(every, kept, model.stream_dtype)
+    agreement = Agreement(model.dtype, model.device)
     emitted = Emitted(model.config) if generate else None
     watch = _watcher(model, stream, agreement, emitted)
     with torch.inference_mode():
@@ -121,9 +122,9 @@ def _need(model: Model, rows: int, positions: int, cached: int) -> None:
     # and what a row of cells is worked out with, and the comparison in float64, one after the other
     numbers = (rows + 12) * at_once * vocab
     devices.require_memory(
-        rows * positions * width * model.dtype.itemsize
+        rows * positions * width * model.stream_dtype.itemsize
         + model.decoder.state_bytes(1, cached)
-        + numbers * max(4, model.dtype.itemsize),
+        + numbers * model.stream_dtype.itemsize,
         model.device,
         f"{rows} rows of {positions} positions",
         "use a shorter prompt or a smaller --generate"

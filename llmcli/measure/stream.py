@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import NotFinite
-from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 
 PLACES = ("resid_pre", "resid_mid", "resid_post")
@@ -23,16 +22,16 @@ class Stream:
     """Watches a run: keeps `names` at `positions`, and adds up what is added to the stream.
 
     Every place of it has to be the place before plus what was added since; the first is the
-    embedding.
+    embedding. `dtype`: what the stream has to have.
     """
 
-    def __init__(self, names: tuple[str, ...], positions: range) -> None:
+    def __init__(self, names: tuple[str, ...], positions: range, dtype: torch.dtype) -> None:
         self.names = names
+        self._dtype = dtype
         self._positions = positions
         self._kept: dict[str, list[Tensor]] = {name: [] for name in names}
         self._parts: list[Tensor] = []
         self._off, self._where = 0.0, ""
-        self._eps = 0.0
 
     def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
@@ -54,7 +53,7 @@ class Stream:
         return self._parts[-1]
 
     def rows(self, positions: range) -> Tensor:
-        """`[R, P, D]` at some of the positions that were kept, in the dtype of the run."""
+        """`[R, P, D]` at some of the positions that were kept, in the stream's dtype."""
         start, stop = (at - self._positions.start for at in (positions.start, positions.stop))
         return torch.stack([self._joined(name)[start:stop] for name in self.names])
 
@@ -68,21 +67,22 @@ class Stream:
     def check(self) -> ViewCheck:
         """The worst difference, as a share of the numbers that were added.
 
-        One sum is rounded once, by half of eps at most; GPUs may do it in another order.
+        One sum is rounded once, by half of eps at most; GPUs may do it in another order. The stream
+        has at least float32 whatever the model computes in: one that was rounded to less is wrong.
         """
         return ViewCheck(
             name="residual_stream",
             words="every row is the one before plus its layer, relative",
             value=self._off,
-            tolerance=self._eps,
+            tolerance=torch.finfo(self._dtype).eps,
             where=self._where,
         )
 
     def _add_up(self, first: int, name: str, x_TD: Tensor) -> None:
-        parts = [at_least_float32(part) for part in self._parts]
+        parts = [part.to(self._dtype) for part in self._parts]
         size_TD = sum((part.abs() for part in parts), torch.zeros_like(parts[0]))
-        apart_TD = (sum(parts[1:], parts[0]) - at_least_float32(x_TD)).abs()
-        share_T = (apart_TD / size_TD.clamp_min(torch.finfo(x_TD.dtype).tiny)).amax(-1)
+        apart_TD = (sum(parts[1:], parts[0]) - x_TD.to(self._dtype)).abs()
+        share_T = (apart_TD / size_TD.clamp_min(torch.finfo(self._dtype).tiny)).amax(-1)
         off, at = (float(found) for found in share_T.max(0))
         if not math.isfinite(off):
             worst = int((~torch.isfinite(share_T)).nonzero()[0])
@@ -92,5 +92,4 @@ class Stream:
             )
         if off > self._off:
             self._off, self._where = off, f"{name}, position {first + int(at)}"
-        self._eps = torch.finfo(x_TD.dtype).eps
         self._parts = []

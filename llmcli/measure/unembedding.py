@@ -17,7 +17,6 @@ from torch import Tensor
 
 from llmcli.config import NormConfig
 from llmcli.model import Model
-from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 
@@ -59,9 +58,7 @@ def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None
 
 def own_logits(model: Model, h_ND: Tensor) -> Tensor:
     """What the model's own final norm and head make of rows that left its last block, `[N, V]`."""
-    decoder = model.decoder
-    weight_VD = decoder.embed if decoder.head is None else decoder.head.weight
-    return at_least_float32(linear(decoder.ln_final(h_ND), weight_VD, decoder.head_bias))
+    return model.decoder.logits(model.decoder.ln_final(h_ND))
 
 
 class Agreement:

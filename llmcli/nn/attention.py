@@ -54,7 +54,7 @@ class Attention:
         )
 
     def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]`, the new keys and values appended to `cache`."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
         qk_BTNd, v_BKTe = self._project(x_BTD, step)
         if config.rope is not None:
@@ -78,7 +78,7 @@ class Attention:
         ]
         z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         step.emit(f"{self.name}.z", z_BHTe)
-        return self.out(z_BHTe.transpose(1, 2).flatten(2))
+        return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 
     def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as the N = H + K heads of one tensor, so that what is done to both
@@ -87,9 +87,12 @@ class Attention:
         config = self.config
         batch, tokens, _ = x_BTD.shape
         heads = config.heads + config.kv_heads
-        qk, v = self.qkv(x_BTD).split_with_sizes(
+        normed = config.qk_norm is not None
+        qkv = self.qkv.wide(x_BTD) if normed else self.qkv(x_BTD)
+        qk, v = qkv.split_with_sizes(
             [heads * config.head_dim, config.kv_heads * config.value_dim], -1
         )
+        v = v.to(x_BTD.dtype)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
         self._emit_qk("", qk_BTNd, step)

@@ -18,7 +18,7 @@ from llmcli.nn.step import Step
 
 
 class Block:
-    """`x + mixer(ln1(x))`, then `x + ffn(ln2(x))`."""
+    """`x + mixer(ln1(x))`, then `x + ffn(ln2(x))`, the stream x in at least float32."""
 
     def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
         self.name = name

@@ -20,7 +20,7 @@ from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, RopeTables, Step, Tap
-from llmcli.ops.linear import linear
+from llmcli.ops.linear import linear_float32
 from llmcli.ops.norm import at_least_float32
 
 
@@ -139,21 +139,28 @@ class Decoder:
         return step
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
-        x_BTD = F.embedding(ids_BT, self.embed)
+        x_BTD = at_least_float32(F.embedding(ids_BT, self.embed))
         step.emit("embed", x_BTD)
         if self.pos_embed is not None:
-            pos_BTD = F.embedding(step.positions, self.pos_embed).expand_as(x_BTD)
+            rows = at_least_float32(F.embedding(step.positions, self.pos_embed))
+            pos_BTD = rows.expand_as(x_BTD)
             step.emit("pos_embed", pos_BTD)
             x_BTD = x_BTD + pos_BTD
         return x_BTD
 
     def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
-        weight_VD = self.embed if self.head is None else self.head.weight
-        raw_BTV = linear(self.ln_final.observed(x_BTD, step), weight_VD, self.head_bias)
-        step.emit("logits_raw", raw_BTV)
-        logits_BTV = at_least_float32(raw_BTV)
+        logits_BTV = self.logits(self.ln_final.observed(x_BTD, step))
+        step.emit("logits_raw", logits_BTV)
         step.emit("logits", logits_BTV)
         return logits_BTV
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The head alone: normalized rows `[…, D]` → `[…, V]`, never rounded to 16 bits.
+
+        Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
+        """
+        weight_VD = self.embed if self.head is None else self.head.weight
+        return linear_float32(x, weight_VD, self.head_bias)
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

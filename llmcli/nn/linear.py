@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from llmcli.nn.parameters import Parameters
-from llmcli.ops.linear import linear
+from llmcli.ops.linear import linear, linear_wide
 
 
 class Linear:
@@ -27,6 +27,10 @@ class Linear:
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """All segments at once: `[B, T, D]` → `[B, T, rows]`."""
         return linear(x_BTD, self.weight, self.bias)
+
+    def wide(self, x_BTD: Tensor) -> Tensor:
+        """The same in at least float32: what is added to the residual stream or normalized."""
+        return linear_wide(x_BTD, self.weight, self.bias)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""

@@ -26,12 +26,12 @@ class Mlp:
         )
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]`."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32."""
         pre_BTF = self.up(x_BTD)
         step.emit(f"{self.name}.pre", pre_BTF)
         post_BTF = self.act(pre_BTF)
         step.emit(f"{self.name}.post", post_BTF)
-        return self.down(post_BTF)
+        return self.down.wide(post_BTF)
 
 
 class GatedMlp:
@@ -50,7 +50,7 @@ class GatedMlp:
         )
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]`."""
+        """`[B, T, D]` → `[B, T, D]` in at least float32."""
         gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
         step.emit(f"{self.name}.gate", gate_BTF)
         step.emit(f"{self.name}.up", up_BTF)
@@ -58,4 +58,4 @@ class GatedMlp:
         step.emit(f"{self.name}.act", act_BTF)
         post_BTF = act_BTF * up_BTF
         step.emit(f"{self.name}.post", post_BTF)
-        return self.down(post_BTF)
+        return self.down.wide(post_BTF)

@@ -18,12 +18,16 @@ class Norm:
         self.name = name
         self.w = parameters.one(f"{name}.w")
         self.b = parameters.one(f"{name}.b") if config.bias else None
+        self.dtype = parameters.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Same shape and dtype as `x`."""
+        """Same shape as `x`, which has at least float32; in the model's dtype.
+
+        What comes out enters a product: 16 bits are enough for it.
+        """
         if self.config.kind == "rms":
-            return rms_norm(x, self.w, self.config.eps)
-        return layer_norm(x, self.w, self.b, self.config.eps)
+            return rms_norm(x, self.w, self.config.eps, self.dtype)
+        return layer_norm(x, self.w, self.b, self.config.eps, self.dtype)
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
         """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`."""

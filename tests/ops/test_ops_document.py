@@ -191,8 +191,10 @@ def test_gemvs_of_one_token(tied, monkeypatch):
     assert gemvs == 28 * 7 + 1 == 197
     assert gemvs - sum(name.endswith("W_o") for name in matrices) == 28 * 6 + 1 == 169
     calls = []
-    for module in (nn_linear, nn_decoder):
-        monkeypatch.setattr(module, "linear", lambda *a: calls.append(a[1].shape) or linear(*a))
+    for module, name in (
+        (nn_linear, "linear"), (nn_linear, "linear_wide"), (nn_decoder, "linear_float32"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *a: calls.append(a[1].shape) or linear(*a))
     decoder = nn_decoder.Decoder(model, device="meta", dtype=torch.float32)
     state = decoder.new_state(1, 8)
     decoder(torch.zeros(1, 1, dtype=torch.long, device="meta"), state)

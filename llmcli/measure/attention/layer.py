@@ -57,7 +57,7 @@ class Layer:
         self._proof = proof
         self._pairs = pairs
         self._advance = advance
-        wide = torch.promote_types(model.dtype, torch.float32)
+        wide = model.stream_dtype
         needed = {*wanted.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
         self._pooled = None
