@@ -132,22 +132,25 @@ def another_gelu(monkeypatch, of):
 def another_epsilon(monkeypatch, of):
     """1e-6 for 1e-5: seen where rows are small, as embeddings of trained models are."""
     layer_norm = norm.layer_norm
-    monkeypatch.setattr(norm, "layer_norm", lambda x, w, b, eps: layer_norm(x, w, b, eps / 10))
+    monkeypatch.setattr(
+        norm, "layer_norm", lambda x, w, b, eps, dtype: layer_norm(x, w, b, eps / 10, dtype)
+    )
 
 
 @fault("gpt2")
 def variance_with_one_less(monkeypatch, of):
     """Divided by d - 1, as statistics of a sample are."""
 
-    def unbiased(x, w, b, eps):
-        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b
+    def unbiased(x, w, b, eps, dtype):
+        out = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b
+        return out.to(dtype)
 
     monkeypatch.setattr(norm, "layer_norm", unbiased)
 
 
 @fault("qk norm")
 def queries_not_normalized(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[1].mixer, "q_norm", lambda x: x)
+    monkeypatch.setattr(of.decoder.blocks[1].mixer, "q_norm", lambda x: x.to(of.decoder.dtype))
 
 
 @fault("llama")
@@ -219,14 +222,34 @@ def no_residual_around_attention(monkeypatch, of):
 
 
 @fault("llama")
+def stream_rounded_to_16_bits(monkeypatch, of):
+    """As where the whole model computes in bfloat16: a step between numbers near 16 is 1/8."""
+    call = Block.__call__
+
+    def rounded(self, x, kept, step_):
+        out = call(self, x, kept, step_)
+        return out.bfloat16().to(out.dtype)
+
+    monkeypatch.setattr(Block, "__call__", rounded)
+
+
+@fault("llama")
+def stream_kept_in_16_bits(monkeypatch, of):
+    """The same, its dtype with it."""
+    call = Block.__call__
+    monkeypatch.setattr(
+        Block, "__call__", lambda self, x, kept, step_: call(self, x, kept, step_).bfloat16()
+    )
+
+
+@fault("llama")
 def feed_forward_of_t3_and_not_of_t4(monkeypatch, of):
     """The documents' slip: their own equations normalize before the feed-forward."""
     norm_ = of.decoder.blocks[1].ln2
     observed = norm_.observed
 
     def skipped(x, step_):
-        observed(x, step_)
-        return x
+        return x.to(observed(x, step_).dtype)
 
     monkeypatch.setattr(norm_, "observed", skipped)
 

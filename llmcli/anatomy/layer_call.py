@@ -97,8 +97,8 @@ class LayerCall:
             return _bytes(spec) + (self._rotation() if name == "attn.q_rot" else 0)
         if name == "attn.z":
             return _bytes(there[entering("blocks.0.attn", there)[0]])
-        if name not in _READS:
-            return _bytes(spec)  # norms: as much as they write
+        if name not in _READS:  # norms: as many numbers as they write
+            return spec.count * DTYPE_BYTES[str(self.call.wide_dtype)]
         operands = (there.get(f"blocks.0.{read}", there.get(read)) for read in _READS[name])
         return sum(_bytes(operand) for operand in operands if operand is not None)
 

@@ -147,10 +147,15 @@ def test_scores_count_as_a_rectangle_and_say_what_the_mask_hides():
 
 def test_bytes_follow_the_dtype_and_are_unknown_without_one():
     specs = call(QWEN, dtype="bfloat16")
-    assert specs["blocks.0.attn.q"].bytes == 2 * 6 * 5 * 4 * 2
+    assert specs["blocks.0.attn.q_rot"].bytes == 2 * 6 * 5 * 4 * 2
     assert specs["blocks.0.ln1.scale"].bytes == 2 * 5 * 4  # at least float32
-    assert specs["logits"].dtype == "float32"
-    assert specs["logits_raw"].dtype == "bfloat16"
+    assert {name for name, spec in specs.items() if spec.dtype == "float32"} == {
+        "embed", "ln_final.scale", "logits_raw", "logits",
+        *(f"blocks.0.{name}" for name in (
+            "resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post",  # the stream
+            "ln1.scale", "ln2.scale", "attn.q", "attn.k",  # the last two are normalized
+        )),
+    }  # fmt: skip
     assert call(QWEN, dtype="float64")["blocks.0.ln1.scale"].dtype == "float64"
     assert call(QWEN)["logits"].bytes is None
     keys, values = states(QWEN, batch=2, capacity=10, dtype="float16")

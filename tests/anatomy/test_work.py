@@ -199,27 +199,27 @@ def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
 
 
 def test_activations_are_written_once_and_read_where_they_are_needed():
-    rows, s = 2 * 5, 2  # B · T, bytes of a number
+    rows, s, w = 2 * 5, 2, 4  # B · T, bytes of a number, and of one of the stream
     config = family("qwen3")
     parts = dict_of(part_work(config, a_call(2, 5, 11), dtype="bfloat16"))
     D, F, V, heads, kv, dh = 24, 40, 67, 6, 2, 8
-    qk, qkv = rows * (heads + kv) * dh, rows * (heads + 2 * kv) * dh
+    qk, v = rows * (heads + kv) * dh, rows * kv * dh
     in_each = {
-        "norm": 2 * (2 * rows * D) + 2 * qk,  # ln1, ln2, and those of queries and keys
-        "qkv": rows * D + qkv,
-        "rope": 2 * qk + 2 * 5 * dh * 2,  # cos and sin of 5 positions in float32
-        "attention": rows * heads * dh * 2 + 2 * rows * 2 * kv * dh,
-        "out": rows * heads * dh + rows * D,
-        "ffn_up": rows * D + 2 * rows * F,
-        "ffn_act": 5 * rows * F,
-        "ffn_down": rows * F + rows * D,
-        "residual": 2 * 3 * rows * D,
+        "norm": (w + s) * (2 * rows * D + qk),  # ln1, ln2, and those of queries and keys
+        "qkv": s * rows * D + w * qk + s * v,
+        "rope": s * 2 * qk + w * 2 * 5 * dh,  # cos and sin of 5 positions in float32
+        "attention": s * (rows * heads * dh * 2 + 2 * 2 * v),
+        "out": s * rows * heads * dh + w * rows * D,
+        "ffn_up": s * (rows * D + 2 * rows * F),
+        "ffn_act": s * 5 * rows * F,
+        "ffn_down": s * rows * F + w * rows * D,
+        "residual": w * 2 * 3 * rows * D,
     }
-    for part, numbers in in_each.items():
-        assert parts[part, 1].activations == s * numbers, part
-    assert parts["norm", None].activations == s * 2 * 2 * D
-    assert parts["head", None].activations == s * 2 * (D + 2 * V) + 4 * 2 * V  # to float32
-    assert parts["embed", None].activations == s * 2 * rows * D + 8 * rows
+    for part, nbytes in in_each.items():
+        assert parts[part, 1].activations == nbytes, part
+    assert parts["norm", None].activations == (w + s) * 2 * D
+    assert parts["head", None].activations == s * 2 * D + w * 2 * V
+    assert parts["embed", None].activations == (w + s) * rows * D + 8 * rows
     assert len(parts) == 3 * len(in_each) + 3
 
     positions = dict_of(part_work(family("gpt2"), a_call(2, 5, 11), dtype="float32"))

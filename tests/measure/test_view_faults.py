@@ -22,7 +22,7 @@ PROMPT = tuple(ids(1, 9)[0].tolist())
 OUTSIDE_ATTENTION = {
     "no bias in the feed forward", "another gelu", "learned positions from one",
     "feed forward of t3 and not of t4", "gate and up exchanged", "tied head in another order",
-    "no residual around attention",
+    "no residual around attention", "stream rounded to 16 bits", "stream kept in 16 bits",
 }  # fmt: skip
 
 # what is no fault in numbers of three digits: those of bfloat16 have no more

@@ -154,6 +154,8 @@ def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
 ):
     model = small(name)
     ffn = model.decoder.blocks[layer].ffn
+    if attribute == "down":
+        ffn, attribute = ffn.down, "wide"
     slow = delayed(getattr(ffn, attribute))
     if attribute == "gate_up":
         slow = type("Slow", (), {"__call__": lambda _, x, call=slow: call(x),
@@ -180,9 +182,8 @@ def misplaced(phase, part, layer):
 
 def test_a_delay_in_another_place_would_be_noticed(monkeypatch):
     model = small("llama")
-    monkeypatch.setattr(
-        model.decoder.blocks[1].mixer, "out", delayed(model.decoder.blocks[1].mixer.out)
-    )
+    out = model.decoder.blocks[1].mixer.out
+    monkeypatch.setattr(out, "wide", delayed(out.wide))
 
     def noticed():
         prefill = timed(model, new_tokens=0, pairs=3).phases[0]
