@@ -59,7 +59,7 @@ COMPUTES = (
 AT_TOP = {
     "cli": {"typer"},
     "render": {"rich", "numpy"},
-    "text": {"jinja2"},  # `text.sandbox`, which is imported when a template is rendered
+    "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
     **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain")},
     "measure": {"torch", "numpy"},
 }

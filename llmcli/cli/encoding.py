@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,17 @@ class ChatOptions:
         """The conversation that `text` begins."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": text}]
+
+    def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
+        """The process that renders the template of these prompts; none where none may need it.
+
+        Entered before the model is loaded, it gets ready meanwhile.
+        """
+        if self.raw or all(prompt.ids is not None for prompt in given):
+            return nullcontext()
+        from llmcli.text.template_renderer import RENDERER
+
+        return RENDERER
 
     def wants_template(self, tokenizer: Tokenizer, name: str) -> bool:
         """Whether the template is used; raises UsageError where it is asked for and absent."""

@@ -121,9 +121,10 @@ def command(
     sampling.check()
     chat.check(ids=prompt.ids is not None)
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
-    loaded = load_model(model, out, text=any(item.ids is None for item in given))
-    resolved = resolve(sampling, loaded.model.checkpoint.generation_config)
-    encoded = [encode(item, chat, loaded.model) for item in given]
+    with chat.renderer(given):
+        loaded = load_model(model, out, text=any(item.ids is None for item in given))
+        resolved = resolve(sampling, loaded.model.checkpoint.generation_config)
+        encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
     largest = loaded.model.config.embedding.positions

@@ -67,18 +67,20 @@ def command(
     from llmcli.text import load_tokenizer
 
     out = Output("tokens", output)
-    chat = ChatOptions(chat=template.chat or template.system is not None, system=template.system)
+    wanted = template.chat or template.system is not None
+    chat = ChatOptions(chat=wanted, raw=not wanted, system=template.system)
     chat.check(ids=prompt.ids is not None)
     if chat.chat and special.no_special:
         raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
     given = read_prompt(prompt)
-    with opened_headers(model, out, weights=False) as (checkpoint, place):
-        tokenizer = load_tokenizer(checkpoint)
-    if tokenizer is None:
-        raise CheckpointError(
-            f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
-        )
-    report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
+    with chat.renderer([given]):
+        with opened_headers(model, out, weights=False) as (checkpoint, place):
+            tokenizer = load_tokenizer(checkpoint)
+        if tokenizer is None:
+            raise CheckpointError(
+                f"`{checkpoint.name}` has no tokenizer, so there is nothing for `tokens` to show"
+            )
+        report = _report(given, tokenizer, chat, not special.no_special, checkpoint.name)
     if out.json:
         about = {
             "name": checkpoint.name,
@@ -106,7 +108,7 @@ def _report(
     else:
         text = given.text or ""
         add_bos = None
-        if chat.chat and chat.wants_template(tokenizer, name) and tokenizer.chat_template:
+        if chat.wants_template(tokenizer, name) and tokenizer.chat_template:
             rendered = text = tokenizer.chat_template.render(chat.messages(text))
             add_bos = False if tokenizer.begins_with_bos(rendered) else None
         found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)

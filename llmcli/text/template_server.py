@@ -1,0 +1,150 @@
+"""The process that renders chat templates: requests on stdin, answers on stdout, a line each.
+
+A template is a program from a stranger. It runs in Jinja's immutable sandbox with the settings,
+filters and functions of transformers (utils/chat_template_utils.py), so that the same template
+gives the same text. What it may use is bounded by the operating system, because nothing inside a
+process interrupts a loop in C: its processor time by a timer whose signal ends the process, its
+memory by a limit on the address space, where the system enforces one (Linux).
+
+`llmcli.text.template_renderer` starts this file as a script and is the other end of the pipes.
+It imports nothing of llmcli: the process should be ready in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_MAX_REASON = 1000  # characters of an error's message
+
+
+def serve() -> None:
+    """Answers requests until stdin ends, which it does when the parent is gone.
+
+    A request is a JSON object: `source`, `variables`, `seconds` of processor time, `memory` in
+    bytes of address space, and `characters` of the text. The answer is `{"text": …}` or
+    `{"error": …}`, in UTF-8 with lone surrogates as they are.
+    """
+    # A parent may have blocked or ignored the signal, and a child inherits that.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no file behind
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(_answer(json.loads(line.decode("utf-8", "surrogatepass"))))
+        sys.stdout.buffer.flush()
+
+
+def _answer(request: Mapping[str, Any]) -> bytes:
+    _limit_memory(request["memory"])
+    signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+    try:
+        return _line({"text": _render(request)})
+    except MemoryError:
+        return _line({"error": f"it needs more than {request['memory'] >> 20} MiB of memory"})
+    except Exception as error:  # a template can raise anything that Python can
+        reason = " ".join(str(error)[:_MAX_REASON].split())
+        return _line({"error": reason or type(error).__name__})
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory(size: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    with suppress(OSError, ValueError):  # macOS knows the limit, and may refuse to set it
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _line(answer: Mapping[str, str]) -> bytes:
+    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _render(request: Mapping[str, Any]) -> str:
+    chunks, size = [], 0
+    for chunk in _compiled(request["source"]).generate(request["variables"]):
+        size += len(chunk)
+        if size > request["characters"]:
+            raise OverflowError(f"it writes more than {request['characters']} characters")
+        chunks.append(chunk)
+    return "".join(chunks)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["namespace"] = _Namespace
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names that Python or its libraries would call (`__html__`)."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `self` is positional only, as it is in Jinja: `namespace(self=…)` is valid
+        Namespace.__init__(args[0])
+        for name, value in dict(*args[1:], **kwargs).items():
+            args[0][name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a namespace cannot have the attribute {name!r}")
+        super().__setitem__(name, value)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter: the model reads it as it stands."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> str:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,90 @@
+"""A chat template that never ends: one line and exit code 4, and Ctrl-C ends the program before."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmcli.text.template_renderer import SERVER
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = [
+    "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}",
+    "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a') }}",
+    "{{ ('a' * 8000000) | wordwrap }}",
+]
+COMMANDS = [("tokens", "--chat"), ("generate", "--random-weights", "-n", "1")]
+
+
+def with_template(tiny, folder, source):
+    folder = shutil.copytree(tiny, folder)
+    (folder / "chat_template.jinja").write_text(source)
+    return str(folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("source", ENDLESS, ids=range(len(ENDLESS)))
+def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch, command, source):
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_SECONDS", 0.2)
+    result = cli(*command, "-m", with_template(tiny, tmp_path / "m", source), "hi", "--json")
+    assert result.code == 4
+    words = "the chat template failed: it takes more than 0.2 seconds of processor time"
+    assert json.loads(result.out)["error"]["message"] == words
+    error, hint = result.err.splitlines()[-2:]
+    assert error == f"error: {words}"
+    assert hint.startswith("hint: go without it: `generate` has `--raw`")
+
+
+def columns_of_ps(*columns):
+    """Those columns for every process."""
+    argv = ["ps", "-wwA", *(part for name in columns for part in ("-o", f"{name}="))]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return [line.split(maxsplit=len(columns) - 1) for line in shown.splitlines()]
+
+
+def rendering(parent):
+    """The process id of the parent's renderer once it has computed for a while, else None."""
+    for pid, of, used, args in columns_of_ps("pid", "ppid", "time", "args"):
+        if int(of) == parent and SERVER.name in args and re.search("[1-9]", used):
+            return int(pid)
+    return None
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+def test_a_signal_ends_a_program_whose_template_does_not(
+    tiny, tmp_path, command, number, code, group
+):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
+    folder = with_template(tiny, tmp_path / "m", ENDLESS[0])
+    program = subprocess.Popen(
+        [sys.executable, "-m", "llmcli", *command, "-m", folder, "-f", str(prompt)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # with a group of its own, which a terminal's Ctrl-C goes to
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while (child := rendering(program.pid)) is None and time.monotonic() < end:
+            assert program.poll() is None, program.stderr.read()
+            time.sleep(0.1)
+        assert child is not None
+        (os.killpg if group else os.kill)(program.pid, number)
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, out, err) == (code, b"", b"")
+    assert str(child) not in [pid for pid, in columns_of_ps("pid")]  # it was killed before

@@ -1,0 +1,192 @@
+"""The process that renders chat templates: killed at its limits, never left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from llmcli.errors import CheckpointError, LlmcliError
+from llmcli.text.chat import ChatTemplate
+from llmcli.text.template_renderer import (
+    RENDERER,
+    SERVER,
+    RenderError,
+    TemplateLimits,
+    TemplateRenderer,
+)
+
+ROOT = Path(__file__).parents[2]
+FOREVER = "{{ ('a' * 8000000).rfind('ab' ~ 'a' * 4000000) }}"
+LIMITS = TemplateLimits(seconds=0.2, memory=1 << 29, characters=1000)
+
+
+def children(parent=None):
+    """Process ids of the renderers of this process, or of `parent`; zombies too."""
+    listed = subprocess.run(
+        ["ps", "-wwA", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    return {
+        int(pid)
+        for pid, of, state, args in (line.split(maxsplit=3) for line in listed.splitlines())
+        if int(of) == (parent or os.getpid()) and (SERVER.name in args or state.startswith("Z"))
+    }
+
+
+def runs(process):
+    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
+    return stat.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert children() == set()
+
+
+def test_one_process_renders_many_and_ends_with_its_user():
+    with RENDERER:
+        first = children()
+        assert len(first) == 1
+        for number in range(3):
+            assert ChatTemplate(f"{number}{{{{ messages }}}}").render([]) == f"{number}[]"
+            assert children() == first
+    assert children() == set()
+    assert ChatTemplate("x").render([]) == "x"  # outside it has one for itself
+    assert children() == set()
+
+
+def test_a_template_that_fails_has_the_process_replaced():
+    with RENDERER:
+        first = children()
+        with pytest.raises(CheckpointError, match="failed: no"):
+            ChatTemplate("{{ raise_exception('no') }}").render([])
+        assert ChatTemplate("x").render([]) == "x"
+        second = children()
+        assert len(second) == 1
+        assert second != first
+        os.kill(*second, signal.SIGKILL)  # as a system does that is short of memory
+        assert ChatTemplate("y").render([]) == "y"
+
+
+def test_threads_take_turns():
+    def render(number):
+        message = {"role": "user", "content": str(number) * 9999}
+        return ChatTemplate(f"{number}{{{{ messages[0].content }}}}").render([message])
+
+    with RENDERER, ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(render, range(40)))
+        assert len(children()) == 1
+    assert texts == [f"{number}{str(number) * 9999}" for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ud800", "\udcff\udc80", "\ud83d" + "\ude00", "🙂é",
+        "\x00\x01\x1b\x7f\x85\u2028\u202e\ufeff",
+        "\r\n \\n \\u0041 \"'</script>", "a" * 3_000_000, "🙂" * 300_000, "\x01" * 300_000,
+    ],
+    ids=range(9),
+)  # fmt: skip
+def test_text_survives_the_way_there_and_back(text):
+    source = "{{ messages[0].content }}{{ bos_token }}"
+    template = ChatTemplate(source, special_tokens={"bos_token": text[:9]})
+    assert template.render([{"role": "user", "content": text}]) == text + text[:9]
+
+
+def test_a_template_has_two_seconds_of_the_processor():
+    with pytest.raises(CheckpointError, match="it takes more than 2 seconds of processor time"):
+        ChatTemplate(FOREVER).render([])
+
+
+def test_a_process_that_gets_no_processor_time_is_not_waited_for_either(monkeypatch):
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_WAIT", 2)
+    renderer = TemplateRenderer()
+    with renderer:
+        os.kill(*children(), signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(RenderError, match=r"it takes more than 0\.4 seconds"):
+            renderer.render("x" * 300_000, {}, LIMITS)  # more than a pipe holds
+        assert time.monotonic() - begun > 0.3
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS may not enforce it")
+def test_memory_is_bounded():
+    renderer = TemplateRenderer()
+    with pytest.raises(RenderError, match="it needs more than 512 MiB of memory"):
+        renderer.render("{{ ('x' * 2 ** 29) | length }}", {}, LIMITS)
+    assert renderer.render("{{ ('x' * 2 ** 28) | length }}", {}, LIMITS) == str(2**28)
+
+
+ANSWERS = {
+    "not JSON": ("print('{')", RenderError, "not valid"),
+    "another type": ("print('[\"text\"]')", RenderError, "not valid"),
+    "a text that is none": ("print('{\"text\": 1}')", RenderError, "not valid"),
+    "a text that is too long": ("print('{\"text\": \"' + 'x' * 1001 + '\"}')", RenderError, "not"),
+    "not UTF-8": ("sys.stdout.buffer.write(b'\"\\xff\"\\n')", RenderError, "not valid"),
+    "nested": ("print('[' * 9000)", RenderError, "not valid"),
+    "no end": ("while True: sys.stdout.write('x' * 9999)", RenderError, "answers with too much"),
+    "silence": ("sys.stdin.read()", RenderError, "it takes more than"),
+    "a closed pipe": ("os.close(1); time.sleep(99)", RenderError, "gives no answer"),
+    "a signal": ("os.kill(os.getpid(), 11)", RenderError, "ended with signal 11"),
+    "an exit": ("sys.exit(3)", LlmcliError, "ended with exit code 3"),
+    "a missing package": ("import no_such_package", LlmcliError, "ended with exit code 1"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("read", [True, False], ids=["request read", "not read"])
+def test_an_answer_is_not_trusted(name, read, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmcli.text.template_renderer.MAX_WAIT", 20)
+    code, error, words = ANSWERS[name]
+    server = tmp_path / SERVER.name
+    server.write_text(
+        f"import os, sys, time\n{'sys.stdin.readline()' if read else ''}\n{code}\n"
+        "sys.stdout.flush()\ntime.sleep(99)\n"
+    )
+    with pytest.raises(error, match=words):
+        TemplateRenderer(server).render("x" * (9 if read else 300_000), {}, LIMITS)
+
+
+def test_a_process_that_cannot_be_started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(LlmcliError, match="cannot be started: no such file or directory"):
+        ChatTemplate("x").render([])
+
+
+PARENT = """
+import sys, time
+from llmcli.text import template_renderer
+from llmcli.text.chat import ChatTemplate
+
+template_renderer.MAX_SECONDS = 1.0
+with template_renderer.RENDERER:
+    print("ready", flush=True)
+    if sys.argv[1:]:
+        ChatTemplate(sys.argv[1]).render([])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("template", [[], [FOREVER]], ids=["idle", "computing"])
+def test_the_process_ends_when_its_parent_is_killed(template):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *template], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    try:
+        assert parent.stdout.readline() == b"ready\n"
+        (child,) = children(parent.pid)
+        time.sleep(0.5)
+    finally:
+        parent.kill()
+    assert parent.wait() == -signal.SIGKILL
+    assert parent.stdout.read() == b""  # nobody else holds the pipe open
+    end = time.monotonic() + 30
+    while runs(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not runs(child)
