@@ -25,7 +25,7 @@ from llmcli.errors import LlmcliError
 
 MAX_OUTPUT = 1 << 24  # characters, and 8 for each that the messages bring
 MAX_SECONDS = 2.0  # and one for every million characters; real templates need milliseconds
-MAX_MEMORY = 512 << 20  # bytes of address space, and 64 for each character; Python takes 30 MiB
+MAX_MEMORY = 512 << 20  # bytes, and 64 for each character; Python and Jinja take some 20 MiB
 MAX_WAIT = 15  # seconds of the clock for each of the processor's: the machine may be busy
 
 SERVER = Path(__file__).with_name("template_server.py")

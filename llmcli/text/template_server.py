@@ -4,7 +4,7 @@ A template is a program from a stranger. It runs in Jinja's immutable sandbox wi
 filters and functions of transformers (utils/chat_template_utils.py), so that the same template
 gives the same text. What it may use is bounded by the operating system, because nothing inside a
 process interrupts a loop in C: its processor time by a timer whose signal ends the process, its
-memory by a limit on the address space, where the system enforces one (Linux).
+memory by a limit on its private pages, where the system enforces one (Linux).
 
 `llmcli.text.template_renderer` starts this file as a script and is the other end of the pipes.
 It imports nothing of llmcli: the process should be ready in milliseconds.
@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -35,9 +34,9 @@ _MAX_REASON = 1000  # characters of an error's message
 def serve() -> None:
     """Answers requests until stdin ends, which it does when the parent is gone.
 
-    A request is a JSON object: `source`, `variables`, `seconds` of processor time, `memory` in
-    bytes of address space, and `characters` of the text. The answer is `{"text": …}` or
-    `{"error": …}`, in UTF-8 with lone surrogates as they are.
+    A request is a JSON object: `source`, `variables`, `seconds` of processor time, bytes of
+    `memory`, and `characters` of the text. The answer is `{"text": …}` or `{"error": …}`. Both
+    are UTF-8 with lone surrogates as they are.
     """
     # A parent may have blocked or ignored the signal, and a child inherits that.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -63,10 +62,10 @@ def _answer(request: Mapping[str, Any]) -> bytes:
 
 
 def _limit_memory(size: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # Not RLIMIT_AS: mapped libraries and locales can be hundreds of MiB of address space.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = size if hard == resource.RLIM_INFINITY else min(size, hard)
-    with suppress(OSError, ValueError):  # macOS knows the limit, and may refuse to set it
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _line(answer: Mapping[str, str]) -> bytes:

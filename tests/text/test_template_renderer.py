@@ -164,7 +164,7 @@ import sys, time
 from llmcli.text import template_renderer
 from llmcli.text.chat import ChatTemplate
 
-template_renderer.MAX_SECONDS = 1.0
+template_renderer.MAX_SECONDS = 3.0
 with template_renderer.RENDERER:
     print("ready", flush=True)
     if sys.argv[1:]:
@@ -185,7 +185,8 @@ def test_the_process_ends_when_its_parent_is_killed(template):
     finally:
         parent.kill()
     assert parent.wait() == -signal.SIGKILL
-    assert parent.stdout.read() == b""  # nobody else holds the pipe open
+    assert parent.stdout.read() == b""
+    assert runs(child) or not template  # so it did not hold the pipe open
     end = time.monotonic() + 30
     while runs(child) and time.monotonic() < end:
         time.sleep(0.05)
