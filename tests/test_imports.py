@@ -1,6 +1,6 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors config reports ← checkpoints families anatomy text ← ops kernels devices ← nn
+    errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← nn
     ← model scales filling weights loading generation ← measure ladder explain ← cli;
     render sees only reports
 """
@@ -48,12 +48,12 @@ BESIDE = {
 }
 TORCH_FREE = {
     *("errors", "config", "reports", "checkpoints", "families", "anatomy", "text"),
-    *("render", "cli", "__main__"),
+    *("kernels", "render", "cli", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
 COMPUTES = (
-    *("ops", "kernels", "devices", "nn"),
+    *("ops", "devices", "nn"),
     *("model", "scales", "filling", "weights", "loading", "generation"),
 )
 AT_TOP = {
@@ -200,6 +200,8 @@ def test_parts_know_no_family(module):
         ("llmcli.checkpoints.x", "import llmcli.families", 1),
         ("llmcli.nn.x", "def f():\n    from llmcli.loading import load", 1),
         ("llmcli.ops.x", "from llmcli import nn", 1),
+        ("llmcli.ops.x", "from llmcli.kernels import native", 0),
+        ("llmcli.kernels.x", "from llmcli.ops import linear", 1),
         ("llmcli.render.x", "from llmcli.errors import LlmcliError", 1),
         ("llmcli.render.x", "from llmcli.reports import Report", 0),
         ("llmcli.measure.x", "from llmcli.render import theme", 1),

@@ -1,0 +1,74 @@
+"""Products of 16-bit numbers whose results are not rounded to 16 bits.
+
+Axes: M rows of the input, K columns of it, N outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.kernels import native
+
+# From more rows on, converting the weights costs less than the kernel's arithmetic.
+_FEW_ROWS = 16
+_CHUNK = 1 << 19  # numbers of a weight that are converted at a time: 2 MiB of float32, in L2
+
+
+def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
+    """`X Wᵀ + b` in float32: `[…, K]` → `[…, N]`; in float64 where x and W are.
+
+    x and W have one dtype; b may be wider. The sums are float32 or wider on every device, and
+    nothing is rounded to the 16 bits of x: two logits differ if their sums do. W may lie in
+    memory by rows or by columns.
+    """
+    if x.dtype in (torch.float32, torch.float64):
+        return F.linear(x, w_NK, b_N)
+    x_MK = x.reshape(-1, x.shape[-1])
+    if x.is_meta:
+        out_MN = F.linear(x_MK, w_NK).float()
+    elif x.is_cuda:
+        out_MN = torch.mm(x_MK, w_NK.t(), out_dtype=torch.float32)
+    elif _has_kernel(x_MK, w_NK):
+        out_MN = _kernel(x_MK, w_NK)
+    else:
+        out_MN = _in_chunks(x_MK, w_NK)
+    if b_N is not None:
+        out_MN.add_(b_N)
+    return out_MN.view(*x.shape[:-1], w_NK.shape[0])
+
+
+def _has_kernel(x_MK: Tensor, w_NK: Tensor) -> bool:
+    return (
+        len(x_MK) <= _FEW_ROWS
+        and x_MK.dtype == w_NK.dtype == torch.bfloat16
+        and x_MK.is_cpu
+        and w_NK.stride(1) == 1
+        and type(x_MK) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
+        and native.level() is not None
+    )
+
+
+def _kernel(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    if x_MK.stride(1) != 1:
+        x_MK = x_MK.contiguous()
+    out_MN = x_MK.new_empty(len(x_MK), len(w_NK), dtype=torch.float32)
+    native.product_bf16(
+        (x_MK.data_ptr(), x_MK.stride(0)),
+        (w_NK.data_ptr(), w_NK.stride(0)),
+        (out_MN.data_ptr(), len(w_NK)),
+        (len(x_MK), *w_NK.shape),
+        torch.get_num_threads(),
+    )
+    return out_MN
+
+
+def _in_chunks(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    wide_MK = x_MK.float()
+    out_MN = wide_MK.new_empty(len(x_MK), len(w_NK))
+    step = max(1, _CHUNK // max(1, w_NK.shape[1]))
+    for start in range(0, len(w_NK), step):
+        part = slice(start, start + step)
+        torch.mm(wide_MK, w_NK[part].float().t(), out=out_MN[:, part])
+    return out_MN
