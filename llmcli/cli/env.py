@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
+from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.measure.environment import environment, usable_cores
 from llmcli.reports.environment import EnvironmentReport, Setting
 
@@ -102,6 +103,7 @@ def settings(
             None,
             f"PyTorch's choice for {usable_cores()} cores",
         ),
+        pick("kernels", none, (KERNELS,), None, "the processor's best"),
         pick("context length", ("--context-length", model.context_length), (), None, "the model's"),
         pick("seed", ("--seed", model.seed), (), None, "drawn for each run"),
         pick("weights", ("--random-weights", model.random_weights), (), None, "the checkpoint's"),

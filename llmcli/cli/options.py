@@ -14,6 +14,7 @@ import typer
 
 from llmcli.cli.params import Range
 from llmcli.errors import UsageError
+from llmcli.kernels import native
 
 MODEL, PROMPT, OUTPUT = "Model", "Prompt", "Output"
 
@@ -117,6 +118,7 @@ class ModelOptions:
 
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""
+        native.check()
         if self.quantize in ("int8", "int4"):
             raise UsageError(
                 f"there are no kernels for `--quantize {self.quantize}` yet",

@@ -6,7 +6,6 @@ are computed by PyTorch. The library is called through ctypes and knows neither 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -22,23 +21,25 @@ _LIBRARY = Path(__file__).with_name("_native.abi3.so")
 _VERSION = 1  # `llmcli_native_version` in native.c
 
 
+def check() -> None:
+    """Raises UsageError for a level in $LLMCLI_KERNELS that is unknown or not to be had here."""
+    if _wanted():
+        level()
+
+
 def status() -> str:
     """The level in use, `off`, or why there is none; for people and for JSON.
 
-    Raises UsageError as `level` does.
+    Raises UsageError as `check` does.
     """
-    found = level()
-    if found is not None:
-        return found
-    library = _library()
-    return library if isinstance(library, str) and not _wanted() else "off"
+    return level() or ("off" if _wanted() == "off" else str(_library()))
 
 
 @cache
 def level() -> str | None:
     """The best level that this processor has, or that $LLMCLI_KERNELS names; None: no kernels.
 
-    Raises UsageError where the variable names a level that is unknown or not to be had here.
+    Raises UsageError as `check` does.
     """
     wanted = _wanted()
     if wanted == "off":
@@ -89,8 +90,10 @@ def _wanted() -> str:
 
 
 @cache
-def _library() -> ctypes.CDLL | str:
-    """The library, or in words why there is none."""
+def _library() -> Any:
+    """The library as ctypes has it, or a string: why there is none."""
+    import ctypes
+
     if not _LIBRARY.exists():
         return "not built (no C compiler when it was installed)"
     try:
@@ -106,15 +109,14 @@ def _library() -> ctypes.CDLL | str:
 @cache
 def _product() -> tuple[Callable[..., int], int, int | None]:
     """The function, the number of the level, and the address of `GOMP_parallel`."""
-    library, name = _library(), level()
-    assert isinstance(library, ctypes.CDLL)
+    import ctypes
+
+    name = level()
     assert name is not None
+    call = _library().llmcli_product_bf16
     address, number = ctypes.c_void_p, ctypes.c_int64
-    call = library.llmcli_product_bf16
-    call.argtypes = [
-        *(address, number) * 3, *[number] * 3, ctypes.c_int, address, ctypes.c_uint
-    ]  # fmt: skip
-    call.restype = ctypes.c_int
+    matrices, sizes = [address, number] * 3, [number] * 3
+    call.argtypes = [*matrices, *sizes, ctypes.c_int, address, ctypes.c_uint]
     return call, LEVELS.index(name), _team()
 
 
@@ -124,6 +126,8 @@ def _team() -> int | None:
     A second OpenMP would start threads of its own beside PyTorch's. The loader finds PyTorch's
     among the libraries that its extension module depends on; LLVM's and Intel's have it too.
     """
+    import ctypes
+
     torch: Any = sys.modules.get("torch")
     try:
         return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import llmcli
+from llmcli.kernels import native
 from llmcli.reports.environment import Environment
 
 # what decides which arithmetic is fast; the rest of a processor's flags is noise here
@@ -26,7 +27,10 @@ FEATURES = (
 
 
 def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
-    """The environment header. `kernels`: names of those that computed the result."""
+    """The environment header. `kernels`: names of those that computed the result.
+
+    Raises UsageError where $LLMCLI_KERNELS names a level that is not to be had.
+    """
     torch: Any = sys.modules.get("torch")
     loaded = torch is not None and hasattr(torch, "get_num_threads")
     gpus, driver, cuda = _nvidia_files(), _nvidia_driver(), None
@@ -51,6 +55,7 @@ def environment(*, kernels: tuple[str, ...] = ()) -> Environment:
         cuda=cuda,
         threads=torch.get_num_threads() if loaded else None,
         kernels=kernels,
+        kernel_level=native.status(),
     )
 
 

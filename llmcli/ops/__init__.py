@@ -8,6 +8,7 @@ operation              fast version                    twin              used by
 ---------------------  ------------------------------  ----------------  ------------------------
 dot product            torch.dot, inside @             dot               every score q · k
 matrix-vector (GEMV)   linear.linear of one row        gemv              every projection
+16 bits to float32     product.product_float32         dot_in_lanes      logits, residual stream
 outer product          torch.outer                     outer             linear attention's state
 Q, K, V projections    linear.linear of q|k|v, split   gemv, heads       attention
 scaled scores          attention.scores                score             attention, shown

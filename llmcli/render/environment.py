@@ -30,7 +30,12 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
 def environment_words(environment: Environment) -> list[str]:
     """What a measured result is worth nothing without, for a line."""
     where = [environment.processor, counted(environment.cores, "core"), *environment.gpus]
-    software = [f"torch {environment.torch}", f"llmcli {environment.llmcli}"]
+    kernels = environment.kernel_level.partition(" (")[0]
+    software = [
+        f"torch {environment.torch}",
+        f"kernels {kernels}",
+        f"llmcli {environment.llmcli}",
+    ]
     if environment.threads is not None:
         software.insert(1, counted(environment.threads, "thread"))
     return [one_line(words) for words in (*where, *software)]
@@ -72,6 +77,7 @@ def _machine(environment: Environment) -> RenderableType:
         ("GPU", ", ".join(environment.gpus) or "none found"),
         ("driver", environment.driver or "none found"),
         ("PyTorch", environment.torch or "not installed"),
+        ("kernels", environment.kernel_level),
         ("Python", environment.python),
         ("platform", environment.platform),
         ("llmcli", environment.llmcli),

@@ -11,7 +11,9 @@ class Environment:
     """The machine and the software that a result was measured with.
 
     Sizes in bytes. `cores` are the logical processors that this process may use. Fields that
-    only PyTorch can answer are None where it was not imported (`threads`, `cuda`, `kernels`).
+    only PyTorch can answer are None where it was not imported (`threads`, `cuda`). `kernels`
+    names what computed the result; `kernel_level` is the level of the C kernels on this
+    processor, `off`, or why there are none.
     """
 
     llmcli: str
@@ -27,6 +29,7 @@ class Environment:
     cuda: str | None = None
     threads: int | None = None
     kernels: tuple[str, ...] = ()
+    kernel_level: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ W_V = [[0.3, 0.4, 0.5, 0.6], [0.7, 0.8, 0.9, 1.0], [1.1, 1.2, 1.3, 1.4]]
 PROJECTED = {"q": [3.0, 7.0, 11.0], "k": [4.0, 8.0, 12.0], "v": [5.0, 9.0, 13.0]}
 LOGITS = [2.0, 1.0, 0.1]
 TOKENS = [0.1, 0.8, 0.3, 0.5]
+_FUNCTIONS_IN = ("activations", "attention", "conv", "linear", "norm", "product", "rope")
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -208,5 +209,5 @@ def test_the_table_of_operations_names_what_is_there():
     assert set(twins.__all__) <= words
     for name in words:
         module, _, function = name.rpartition(".")
-        if module.split(".")[0] in ("activations", "attention", "conv", "linear", "norm", "rope"):
+        if module.split(".")[0] in _FUNCTIONS_IN:
             assert callable(getattr(importlib.import_module(f"llmcli.ops.{module}"), function))

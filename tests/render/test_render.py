@@ -270,6 +270,7 @@ def test_environment_never_reads_markup_or_codes():
     environment = Environment(
         llmcli="0.1.0", python="3.12.1", platform="Linux", processor="CPU [bold]", cores=8,
         features=("avx2",), memory_bytes=2**34, gpus=(), driver=None, torch=None,
+        kernel_level="avx2",
     )  # fmt: skip
     settings = (
         Setting(

@@ -32,7 +32,7 @@ COLUMNS = ["part", "ms a token", "share", "", "FLOPs", "bytes", "GB/s", "GFLOP/s
 MACHINE = Environment(
     llmcli="1.0", python="3.12.0", platform="Linux", processor="A Processor", cores=4,
     features=("avx2",), memory_bytes=8 << 30, gpus=(), driver=None, torch="2.9", cuda=None,
-    threads=2, kernels=("torch linear",),
+    threads=2, kernels=("torch linear",), kernel_level="not built (no compiler)",
 )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_what_is_known_before_anything_is_timed():
     lines = shown()
     assert lines[:3] == [
         TITLE,
-        "A Processor · 4 cores · torch 2.9 · 2 threads · llmcli 1.0",
+        "A Processor · 4 cores · torch 2.9 · 2 threads · kernels not built · llmcli 1.0",
         "start-up: import torch 1.20 s · read the headers 21 ms · load the weights 400 ms "
         "(100 MB of file → 84 MB float32, 250 MB/s) · tokenize 1.1 ms",
     ]

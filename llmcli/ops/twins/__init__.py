@@ -24,7 +24,18 @@ from llmcli.ops.twins.attention import (
 from llmcli.ops.twins.conv import causal_conv, causal_conv_step
 from llmcli.ops.twins.norms import l2_norm, layer_norm, rms_norm
 from llmcli.ops.twins.sampling import argmax, temperature, top_k, top_p
-from llmcli.ops.twins.vectors import add, dot, gemv, largest, mean, mul, outer, total, tree
+from llmcli.ops.twins.vectors import (
+    add,
+    dot,
+    dot_in_lanes,
+    gemv,
+    largest,
+    mean,
+    mul,
+    outer,
+    total,
+    tree,
+)
 
 __all__ = [
     "add",
@@ -34,6 +45,7 @@ __all__ = [
     "causal_conv",
     "causal_conv_step",
     "dot",
+    "dot_in_lanes",
     "gelu",
     "gelu_tanh",
     "gemv",

@@ -6,6 +6,7 @@ A vector is a list of n numbers, a matrix a list of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_float
 
 Vector = Sequence[float]
 Matrix = Sequence[Vector]
@@ -25,6 +26,22 @@ def gemv(w: Matrix, x: Vector) -> list[float]:
     n·k multiply-adds for n·k weights, each read once and used once: memory is the limit.
     """
     return [dot(row, x) for row in w]
+
+
+def dot_in_lanes(a: Vector, b: Vector) -> float:
+    """The dot product of bfloat16 numbers, rounded and ordered as the kernels do, bit for bit.
+
+    Of every 32 columns lane j of 16 adds column 2j, then 2j + 1; columns beyond the last are zeros.
+    Then lane j + 8 is added to lane j, lane j + 4, j + 2, j + 1. Every sum is rounded to float32,
+    no product is.
+    """
+    padding = [0.0] * (-len(a) % 32)
+    lanes = [0.0] * 16
+    for i, (x, y) in enumerate(zip([*a, *padding], [*b, *padding], strict=True)):
+        lanes[i % 32 // 2] = c_float(lanes[i % 32 // 2] + x * y).value
+    for half in (8, 4, 2, 1):
+        lanes = [c_float(lanes[j] + lanes[j + half]).value for j in range(half)]
+    return lanes[0]
 
 
 def outer(a: Vector, b: Vector) -> list[list[float]]:
