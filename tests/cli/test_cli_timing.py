@@ -72,7 +72,7 @@ def test_the_view(timing, path):
     assert result.err == ""
     lines = result.out.splitlines()
     assert lines[0] == f"{path} (float32 on cpu)"
-    assert re.fullmatch(r".* · torch .* · 1 thread · llmcli .*", lines[1])
+    assert re.fullmatch(r".* · torch .* · 1 thread · kernels .* · llmcli .*", lines[1])
     loading = r"read the headers .* · load the weights .* \(.*B of file → .*B float32, .*B/s\)"
     assert re.fullmatch(rf"start-up: import torch .* · {loading} · tokenize .*", lines[2])
     assert lines[4].startswith("prefill: 8 tokens · ")
