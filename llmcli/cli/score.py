@@ -138,17 +138,17 @@ def _scored(
         ids = list(given.ids)
         known = model.tokenizer
         texts = [model.token_text(id) for id in ids]
-        sizes = [0 if known is None else len(known.token_bytes(id)) for id in ids]
+        pieces = [] if known is None else known.spelled(ids)
     else:
         tokenizer = need_tokenizer(model.tokenizer, model.name)
         pieces = tokenizer.pieces(given.text or "", parse_special=not special.no_special)
         ids = [piece.id for piece in pieces]
         check_tokenized(ids, model.config.vocab, model.name)
         texts = [piece.text for piece in pieces]
-        sizes = [piece.end - piece.start for piece in pieces]
+    spans = [(piece.start, piece.end) for piece in pieces] or [(0, 0)] * len(ids)
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
     with Progress(out) as progress:
         return measure_score(
-            model, ids, texts, sizes, window=window, stride=stride, progress=progress
+            model, ids, texts, spans, window=window, stride=stride, progress=progress
         )

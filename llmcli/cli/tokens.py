@@ -103,8 +103,8 @@ def _report(
     rendered = None
     if given.ids is not None:
         check_ids(given.ids, tokenizer.vocab_size)
-        pieces = _of_ids(given.ids, tokenizer)
-        size = pieces[-1].end
+        found = tokenizer.spelled(given.ids)
+        size = found[-1].end
     else:
         text = given.text or ""
         add_bos = None
@@ -112,11 +112,10 @@ def _report(
             rendered = text = tokenizer.chat_template.render(chat.messages(text))
             add_bos = False if tokenizer.begins_with_bos(rendered) else None
         found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
-        pieces = [
-            TokenPiece(**vars(piece), bytes=tokenizer.token_bytes(piece.id).hex())
-            for piece in found
-        ]
         size = len(text.encode())
+    pieces = [
+        TokenPiece(**vars(piece), bytes=tokenizer.token_bytes(piece.id).hex()) for piece in found
+    ]
     return TokensReport(
         text=given.text,
         rendered=rendered,
@@ -127,23 +126,3 @@ def _report(
         adds_bos=tokenizer.add_bos,
         eos=tuple(sorted(tokenizer.eos_ids)),
     )
-
-
-def _of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> list[TokenPiece]:
-    """Pieces of given ids; offsets are those in the text that the ids spell."""
-    pieces = []
-    at = 0
-    for position, token in enumerate(ids):
-        end = at + len(tokenizer.token_bytes(token, first=position == 0))
-        pieces.append(
-            TokenPiece(
-                id=token,
-                text=tokenizer.token_text(token),
-                bytes=tokenizer.token_bytes(token).hex(),
-                start=at,
-                end=end,
-                special=token in tokenizer.special_ids,
-            )
-        )
-        at = end
-    return pieces

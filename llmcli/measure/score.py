@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmcli.errors import NotFinite
 from llmcli.reports.text import Comparison, Score, ScoredToken
+from llmcli.text.tokenizer import covered_bytes
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -23,7 +24,7 @@ def measure_score(
     model: Model,
     ids: Sequence[int],
     texts: Sequence[str],
-    nbytes: Sequence[int],
+    spans: Sequence[tuple[int, int]],
     *,
     window: int,
     stride: int,
@@ -31,11 +32,11 @@ def measure_score(
 ) -> Score:
     """Scores every token of `ids` but the first, given all tokens before it in its window.
 
-    `texts[i]` is what token i is shown as and `nbytes[i]` how many bytes of the text it stands
-    for. A text longer than `window` tokens is read in windows that begin `stride` tokens apart
-    (1 ≤ stride < window); a token is scored in the first window that has it, so that each but
-    the first window's tokens see at least window - stride tokens before them (the sliding
-    window of Press et al. 2021, arXiv 2012.15832, section 3). Raises NotFinite.
+    `texts[i]` is what token i is shown as, `spans[i]` the bytes of the text that it stands for
+    (start, end), which may overlap. A text longer than `window` tokens is read in windows that
+    begin `stride` tokens apart (1 ≤ stride < window); a token is scored in the first window that
+    has it, so that each but the first window's tokens see at least window - stride tokens before
+    them (the sliding window of Press et al. 2021, arXiv 2012.15832, section 3). Raises NotFinite.
     """
     begin = perf_counter()
     logprobs: list[float | None] = [None] * len(ids)
@@ -50,7 +51,7 @@ def measure_score(
         ScoredToken(id=id, text=text, logprob=logprob, rank=rank)
         for id, text, logprob, rank in zip(ids, texts, logprobs, ranks, strict=True)
     )
-    return _summed(tokens, nbytes, window, stride, perf_counter() - begin)
+    return _summed(tokens, spans, window, stride, perf_counter() - begin)
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -122,15 +123,15 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
 
 def _summed(
     tokens: tuple[ScoredToken, ...],
-    nbytes: Sequence[int],
+    spans: Sequence[tuple[int, int]],
     window: int,
     stride: int,
     seconds: float,
 ) -> Score:
-    scored = [(token.logprob, size) for token, size in zip(tokens, nbytes, strict=True)]
-    found = [(logprob, size) for logprob, size in scored if logprob is not None]
+    pairs = zip(tokens, spans, strict=True)
+    found = [(token.logprob, span) for token, span in pairs if token.logprob is not None]
     total = math.fsum(logprob for logprob, _ in found)
-    size = sum(size for _, size in found)
+    size = covered_bytes(span for _, span in found)
     mean = total / len(found) if found else math.nan
     return Score(
         tokens=tokens,

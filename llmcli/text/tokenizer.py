@@ -154,8 +154,9 @@ class Tokenizer:
     ) -> list[Piece]:
         """The tokens of `text` with their byte offsets.
 
-        Where the tokens' bytes are the text's (no normalizer changed it), offsets are exact,
-        also inside a character. Otherwise a token gets the whole characters that it touches.
+        Where the tokens' bytes are the text's (no normalizer changed it there), offsets are
+        exact, also inside a character. Otherwise a token gets the whole characters that it
+        touches, with others that share them.
         """
         text = _clean(text)
         front = self._front(add_bos)
@@ -163,6 +164,16 @@ class Tokenizer:
         return [self._piece(token, 0, 0) for token in front] + [
             self._piece(token, start, end) for token, start, end in spans
         ]
+
+    def spelled(self, ids: Iterable[int]) -> list[Piece]:
+        """Given ids with their byte offsets in the text that they decode to, specials included."""
+        stream = ByteStream(self, skip_special=False)
+        pieces, at = [], 0
+        for token in ids:
+            end = at + len(stream.push(token))
+            pieces.append(self._piece(token, at, end))
+            at = end
+        return pieces
 
     def _piece(self, token: int, start: int, end: int) -> Piece:
         special = token in self.special_ids
@@ -186,12 +197,50 @@ class Tokenizer:
                 begins = [start, *ends]
                 spans.extend(zip(ids, begins, ends, strict=False))
                 continue
-            spans.extend(
-                (token, at_byte[at + a], at_byte[at + b])
-                for token, (a, b) in zip(part.ids, part.offsets, strict=True)
-                if token != self._filler
-            )
+            aligned = [o for t, o in zip(part.ids, part.offsets, strict=True) if t != self._filler]
+            begins, ends = self._aligned(text, at, end, chunks, aligned, at_byte)
+            spans.extend(zip(ids, begins, ends, strict=True))
         return spans
+
+    def _aligned(
+        self,
+        text: str,
+        at: int,
+        end: int,
+        chunks: list[bytes],
+        offsets: list[tuple[int, int]],
+        at_byte: list[int],
+    ) -> tuple[list[int], list[int]]:
+        """First byte, and last + 1, of every token of text[at:end], by the library's `offsets`.
+
+        Those are in characters, and the same for all tokens of one character: where such tokens'
+        bytes are the text's, each gets its own. What a normalizer joins to the character before
+        (a combining mark) is in no offset, and belongs to the tokens of that character.
+        """
+        normalizer = getattr(self._backend, "normalizer", None)
+        begins: list[int] = []
+        ends: list[int] = []
+        first = 0
+        while first < len(offsets):
+            begin, last = offsets[first]
+            stop = first + 1
+            while stop < len(offsets) and offsets[stop][0] < last:
+                last = max(last, offsets[stop][1])
+                stop += 1
+            begin, until = at + begin, at + last
+            behind = at + offsets[stop][0] if stop < len(offsets) else end
+            if normalizer is not None and normalizer.normalize_str(text[until:behind]):
+                until = behind
+            spelled = chunks[first:stop]
+            if b"".join(spelled) == text[begin:until].encode():
+                edges = list(accumulate(map(len, spelled), initial=at_byte[begin]))
+                begins += edges[:-1]
+                ends += edges[1:]
+            else:
+                begins += [at_byte[at + a] for a, _ in offsets[first:stop]]
+                ends += [at_byte[until if b == last else at + b] for _, b in offsets[first:stop]]
+            first = stop
+        return begins, ends
 
     def _front(self, add_bos: bool | None) -> tuple[int, ...]:
         if add_bos is False:
@@ -226,6 +275,18 @@ class Tokenizer:
                 f"the tokenizer `{self.name}` fails on this text: {shown(error, 120)}",
                 hint="the checkpoint's tokenizer is broken; fetch it again",
             ) from error
+
+
+def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
+    """How many bytes of a text lie in `spans` (start, end) of its tokens, each counted once.
+
+    Spans overlap where tokens share a character, so the sum of their lengths may exceed the text.
+    """
+    total = reached = 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _clean(text: str) -> str:

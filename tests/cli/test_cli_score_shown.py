@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 
 import pytest
@@ -43,3 +45,30 @@ def test_all_tokens_only_where_asked_for(cli, folder):
     assert "not shown" not in whole
     assert len(whole.splitlines()) == 1 + 2 + 80 + 5
     assert len(cli(*base, "--json").json()["tokens"]) == 80
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "🙂 日本語 né<|end|>",
+        "🙂 日本語 ne\u0301<|end|>",
+        "ne\u0301\u0323 \u1112\u1161\u11ab日",
+        "a🙂  <|begin|> \n b日\u0301",
+    ],
+)
+def test_each_byte_of_the_text_is_scored_once(cli, folder, text):
+    """Byte-level tokens share the characters that a normalizer or a special token touches."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "NFC"}
+    tokenizer["added_tokens"][4] |= {"lstrip": True, "rstrip": True}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").unlink()
+    run = cli("score", "-m", str(folder), text, "--json", "--versus", str(folder))
+    report = run.json()
+    counted = len(text.encode()) - 1  # the first token, which nothing predicts, is one byte
+    for body in (report, report["versus"]):
+        assert body["bytes_scored"] == counted
+        nats = -sum(token["logprob"] for token in body["tokens"][1:])
+        assert body["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted)
+    spelled = cli("score", "-m", str(folder), "--ids", "70,71,72", "--json").json()
+    assert spelled["bytes_scored"] == 2

@@ -95,7 +95,7 @@ def test_scores_do_not_depend_on_the_chunks(model, monkeypatch):
     found = []
     for chunk in (256, 7):
         monkeypatch.setattr(score, "CHUNK", chunk)
-        report = score.measure_score(model, ids, [""] * 30, [1] * 30, window=30, stride=15)
+        report = score.measure_score(model, ids, [""] * 30, [(0, 0)] * 30, window=30, stride=15)
         found.append([token.logprob for token in report.tokens[1:]])
     assert found[0] == pytest.approx(found[1], abs=1e-9)
 

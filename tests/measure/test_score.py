@@ -24,6 +24,7 @@ from llmcli.loading import randomize
 from llmcli.measure import score as scoring
 from llmcli.measure.score import compare, measure_score, windows
 from llmcli.nn.decoder import Decoder
+from llmcli.text.tokenizer import covered_bytes
 
 
 class SmallModel:
@@ -62,7 +63,8 @@ def ids_of(count):
 
 
 def scored(model, ids, window=64, stride=32):
-    return measure_score(model, ids, [""] * len(ids), [2] * len(ids), window=window, stride=stride)
+    spans = [(2 * i, 2 * i + 2) for i in range(len(ids))]
+    return measure_score(model, ids, [""] * len(ids), spans, window=window, stride=stride)
 
 
 def plainly(model, ids):
@@ -120,6 +122,12 @@ def test_one_token_leaves_nothing_to_score(model):
     score = scored(model, [3])
     assert score.tokens_scored == 0
     assert all(map(math.isnan, (score.mean_logprob, score.perplexity, score.bits_per_byte)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12))
+def test_bytes_that_tokens_share_count_once(found):
+    spans = [(start, start + size) for start, size in found]
+    assert covered_bytes(spans) == len({byte for span in spans for byte in range(*span)})
 
 
 def test_nan_weights_are_found(model):

@@ -15,6 +15,7 @@ from llmcli.text.ggufvocab import from_gguf
 from llmcli.text.piecefile import parse_pieces
 from llmcli.text.piecevocab import find_pieces, from_piece_file
 from llmcli.text.stream import StreamDecoder
+from llmcli.text.tokenizer import covered_bytes
 from llmcli.text.wire import fields, message, number
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -96,10 +97,30 @@ def test_the_space_in_front_is_not_in_the_text():
 
 
 def test_offsets_of_a_mark_that_is_written_out():
-    """`▁` in a text is the space's own sign: the pieces' bytes are not the text's."""
+    """`▁` in a text is the space's own sign: there the pieces' bytes are not the text's."""
     tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
     pieces = tokenizer.pieces("é▁a", add_bos=False)
-    assert [(p.start, p.end) for p in pieces] == [(0, 0), (0, 2), (0, 2), (2, 6)]
+    assert [(p.start, p.end) for p in pieces] == [(0, 0), (0, 1), (1, 2), (2, 6)]
+
+
+def test_a_mark_in_the_text_makes_no_byte_count_twice():
+    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
+    text = "🙂▁a 日本▁ é"
+    spans = [(p.start, p.end) for p in tokenizer.pieces(text)]
+    assert covered_bytes(spans) == len(text.encode())
+    assert spans[2:6] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_given_ids_have_their_places_in_the_text_that_they_spell():
+    tokenizer = from_gguf(metadata(["▁", "a", "▁a"]))
+    ids = tokenizer.encode(" é a")
+    spelled = tokenizer.decode(ids, skip_special=False).encode()
+    pieces = tokenizer.spelled(ids)
+    assert [piece.id for piece in pieces] == ids
+    assert [spelled[p.start : p.end] for p in pieces[1:]] == [
+        tokenizer.token_bytes(id) for id in ids[1:]
+    ]
+    assert pieces[-1].end == len(spelled)
 
 
 def test_hidden_tokens_never_come_out_of_plain_text():
