@@ -21,14 +21,13 @@ DTYPES = {
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` (CUDA, else Apple's GPU, else the CPU), `cpu`, `cuda`, `cuda:1` or `mps`.
+    """`auto` (CUDA, else the CPU), `cpu`, `cuda`, `cuda:1` or `mps`.
 
-    Raises UsageError for anything else and for a device that is not there.
+    `auto` leaves Apple's GPU out: llmcli has not been tried there. Raises UsageError for anything
+    else and for a device that is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cpu" and torch.backends.mps.is_available():
-            name = "mps"
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and (kind != "cuda" or not index.isdigit())):
         raise UsageError(
@@ -63,6 +62,14 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "mps" or processor.has_bfloat16()
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Where numbers of `device` are computed with in float64: there, or on the CPU.
+
+    Apple's GPU has no float64; of devices other than CUDA nothing is assumed.
+    """
+    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def wait_for(device: torch.device) -> None:

@@ -141,6 +141,15 @@ def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
         load_tiny(write_llama(tmp_path), quantize="int8")
 
 
+def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert devices.resolve_device("auto").type == "cpu"
+    mps = devices.resolve_device("mps")
+    assert mps.type == "mps"
+    assert devices.float64_device(mps).type == "cpu"
+
+
 def test_load_by_path(tmp_path):
     model = load(str(write_llama(tmp_path)), device="cpu", dtype="float64")
     assert model.dtype == torch.float64

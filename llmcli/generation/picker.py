@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from llmcli.devices import float64_device
 from llmcli.errors import NotFinite
 from llmcli.generation.output import Choice
 from llmcli.generation.sampling import Sampling, choose, top
@@ -21,7 +22,8 @@ _STEPS = 256  # random numbers of so many steps are made and uploaded together
 class Picker:
     """Sampling for a batch: `samples` sequences for each of `prompts`, prompt by prompt.
 
-    Up to `limit` tokens each (a hint: how many random numbers to make ahead).
+    Up to `limit` tokens each (a hint: how many random numbers to make ahead). Everything is
+    computed where the logits are; on the CPU where their device may have no float64.
     Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
     the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
     where `logprobs` is not None.
@@ -39,7 +41,7 @@ class Picker:
         limit: int,
     ) -> None:
         self._sampling = sampling
-        self._device = device
+        self._device = device = float64_device(device)
         self._logprobs = None if logprobs is None else min(logprobs, vocab)
         self._sequences = list(range(len(prompts) * samples))
         self._samples = samples
@@ -57,11 +59,12 @@ class Picker:
 
     @torch.inference_mode()
     def pick(self, logits_BV: Tensor) -> tuple[Tensor, list[Choice]]:
-        """Return the next ids, `[B]` on the device and as choices on the host; one step further.
+        """Return the next ids, `[B]` beside the logits and as choices on the host; one step on.
 
         The host waits for the device once. Raises NotFinite for a row of logits with a NaN,
         +inf, or nothing but -inf.
         """
+        device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
         ids_B, best_B = choose(logits_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
         if self._output_BV is not None:
@@ -72,7 +75,7 @@ class Picker:
         rows = torch.cat(columns, 1).tolist()
         choices = [self._choice(row, *values) for row, values in enumerate(rows)]
         self._step += 1
-        return ids_B, choices
+        return ids_B.to(device), choices
 
     def keep(self, rows: Sequence[int]) -> None:
         """Goes on with these rows of the batch only."""

@@ -1,5 +1,8 @@
 """From logits to the next token: penalties, temperature, top-k, top-p, min-p, inverse CDF.
 
+The arithmetic is in float64, on the device of the logits: the CPU or a GPU that has it (`Picker`
+sees to that).
+
 Axes: B sequences, V vocabulary, K candidates. No random state: whoever samples brings a number
 `u` in [0, 1) for every sequence (`seeds.uniforms` makes them).
 """
@@ -173,15 +176,31 @@ def penalized(
 def top(scores: Tensor, k: int) -> Tensor:
     """Return the ids `[B, k]` of the k greatest of `scores` `[B, V]`, best first.
 
-    Of equal scores the lowest ids come first and are kept first; equal means equal in float32.
-    One pass over whole numbers that sort like (score, -id), where `torch.topk` alone leaves
-    open which of several equals it returns.
+    Of equal scores the lowest ids come first and are kept first, where `torch.topk` alone leaves
+    open which of several equals it returns. Scores are compared in their own dtype.
     """
+    if scores.dtype == torch.float64:
+        return _top_float64(scores, k)
+    # one pass over whole numbers that sort like (score, -id)
     bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0: -0.0 equals 0.0
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats sort backwards as integers
     last = scores.shape[-1] - 1
     key = (rank.to(torch.int64) << 32) | torch.arange(last, -1, -1, device=scores.device)
     return last - (key.topk(k).values & 0xFFFFFFFF)
+
+
+def _top_float64(scores: Tensor, k: int) -> Tensor:
+    """`top` of float64, which leaves no bits of an integer for the id: ties are looked at."""
+    values, ids = scores.topk(min(k + 1, scores.shape[-1]))
+    if bool((values[:, 1:] < values[:, :-1]).all()):  # false for NaN, too
+        return ids[:, :k]
+    scores = torch.where(scores.isnan(), math.inf, scores)
+    least = scores.topk(k).values[:, -1:]
+    above, equal = scores > least, scores == least
+    kept = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    ids = kept.nonzero()[:, 1].view(-1, k)  # rising, and as many in every row
+    order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(1, order)
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from llmcli.devices import float64_device
+
 _AT_ONCE = 1 << 17  # numbers that are looked at together: 1 MiB of float64, which a cache holds
 _ON_GPU = 1 << 22  # there a call costs more than its work
 
@@ -35,7 +37,7 @@ class Statistics:
 
     def add(self, part: Tensor) -> None:
         """More numbers, on whatever device; they are read a little at a time."""
-        device = "cpu" if part.device.type == "mps" else part.device  # which has no float64
+        device = float64_device(part.device)
         flat = part.reshape(-1)
         step = _AT_ONCE if flat.device.type == "cpu" else _ON_GPU
         for first in range(0, len(flat), step):

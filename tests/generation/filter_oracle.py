@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 
 def distribution(
     logits: list[float], prompt: list[int], output: list[int], options: Any
@@ -19,8 +17,7 @@ def distribution(
         x -= options.presence_penalty if o else 0.0
         x -= options.frequency_penalty * o
         scores.append(x)
-    # which scores are equal is a question of single precision
-    order = sorted(range(len(scores)), key=lambda i: (-np.float32(scores[i]), i))
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     if options.temperature == 0:
         best = max(scores)
         runners = [best - x for x in scores if x < best]

@@ -165,6 +165,32 @@ def test_top_is_ordered_by_score_then_id(scores: list[float], data: st.DataObjec
     assert top(row(*scores), k).tolist() == [expected]
 
 
+@settings(max_examples=120, deadline=None)
+@given(scores=st.lists(st.floats(allow_nan=False) | grid, min_size=1, max_size=20), data=st.data())
+def test_top_of_float64_is_ordered_by_its_own_digits(
+    scores: list[float], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(scores)))
+    expected = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+    both = torch.tensor([scores, scores[::-1]], dtype=torch.float64)
+    assert top(both, k).tolist()[0] == expected
+
+
+def test_filters_and_greedy_agree_where_float32_sees_no_difference() -> None:
+    logits = torch.zeros(1, 3000, dtype=torch.float64)
+    logits[0, :4] = torch.tensor([7.0, 7.0 + 1e-10, 7.0 + 2e-10, 7.0], dtype=torch.float64)
+    greedy, _ = choose(logits, Sampling(temperature=0), None)
+    assert greedy.tolist() == [2]
+    u = torch.zeros(1, dtype=torch.float64)
+    for only_one in ({"top_k": 1}, {"top_p": 1e-9}):
+        assert choose(logits, Sampling(**{**OFF, **only_one}), u)[0].tolist() == [2]  # type: ignore[arg-type]
+    assert kept(logits, top_k=3) == [0, 1, 2]
+    broken = logits.clone()
+    broken[0, 77] = math.nan
+    _, best = choose(broken, Sampling(**{**OFF, "top_k": 1}), u)  # type: ignore[arg-type]
+    assert math.isnan(best.item())
+
+
 @pytest.mark.parametrize("spread", [0.02, 1.0, 4.0])
 @pytest.mark.parametrize("top_p", [0.2, 0.95])
 def test_top_p_over_a_large_vocabulary(spread: float, top_p: float) -> None:

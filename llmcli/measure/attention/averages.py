@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmcli.devices import float64_device
+
 # Errors of rounding, each anywhere within half an eps, have a standard deviation of eps / √12; such
 # variables are sub-Gaussian with their own variance, so that a sum of independent ones is further
 # from 0 than 6.5 of its standard deviations in 1 of 10⁹ cases (2 e^(-6.5²/2)).
@@ -46,6 +48,7 @@ class Averages:
     """
 
     def __init__(self, eps: float, heads: int, tokens_T: Tensor) -> None:
+        tokens_T = tokens_T.to(float64_device(tokens_T.device))
         groups, self._group_T = torch.unique(tokens_T, return_inverse=True)
         self._eps = eps
         self._off_2H, self._sure_2H = tokens_T.new_zeros((2, 2, heads), dtype=torch.float64)
@@ -57,11 +60,11 @@ class Averages:
         at_t = self._group_T[first : first + apart_Hte.shape[1]]
         for at, g_Hte in enumerate((rows.mixed_Hte, rows.sharper_Hte)):
             size_Ht = g_Hte.norm(dim=-1)
-            self._off_2H[at] += (g_Hte * apart_Hte).sum((1, 2)).double()
+            self._off_2H[at] += (g_Hte * apart_Hte).sum((1, 2)).to(self._off_2H)
             rounded_Ht = (g_Hte * rows.mixed_Hte).abs().sum(-1) * (self._eps / 2)
-            self._sure_2H[at] += (rounded_Ht + size_Ht * rows.wide_Ht).sum(1).double()
+            self._sure_2H[at] += (rounded_Ht + size_Ht * rows.wide_Ht).sum(1).to(self._off_2H)
             spread_Ht = size_Ht * rows.squares_Ht.sqrt() * (DEVIATIONS * self._eps)
-            self._spread_2HG[at].index_add_(1, at_t, spread_Ht.double())
+            self._spread_2HG[at].index_add_(1, at_t, spread_Ht.to(self._off_2H))
 
     def shares_H(self) -> Tensor:
         """How far every head is off as a share of what is allowed, the larger of both."""

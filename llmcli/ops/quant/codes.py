@@ -22,9 +22,8 @@ _NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 def mxfp4(blocks: Tensor, out: Tensor) -> None:
     """x = 2^(e-128)·v(q): e of 8 bits | 16 bytes of nibbles."""
     codes = _values(halves(words(blocks, 1, 16)), _FP4)
-    # 2^(e - 128) as float64: its exponent is stored 1023 higher, above 52 bits of mantissa
-    scale = ((blocks[:, :1].to(torch.int64) + 895) << 52).view(torch.float64)
-    out.copy_(codes).mul_(scale.to(out.dtype))
+    scale = _powers_of_two(out.device).index_select(0, blocks[:, 0].to(torch.int32))
+    out.copy_(codes).mul_(scale.to(out.dtype)[:, None])
 
 
 def nvfp4(blocks: Tensor, out: Tensor) -> None:
@@ -65,6 +64,13 @@ def _pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
     wide[:, :16, 0] = torch.tensor(values, dtype=torch.int8)
     wide[:, :16, 1] = torch.tensor(values, dtype=torch.int8)[:, None]
     return wide.view(-1).view(torch.int16).to(device)
+
+
+@cache
+def _powers_of_two(device: torch.device) -> Tensor:
+    """float32 `[256]`: 2^(e-128), the smallest of them denormal."""
+    values = [2.0 ** (e - 128) for e in range(256)]
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 @cache

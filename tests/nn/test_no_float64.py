@@ -1,0 +1,101 @@
+"""Off the CPU and CUDA nothing is in float64, which Apple's GPU lacks: `meta` stands for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_models import CONFIGS, VOCAB
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from llmcli.generation import Sampling
+from llmcli.generation.picker import Picker
+from llmcli.measure.attention.averages import Averages, Mixed
+from llmcli.measure.statistics import Statistics
+from llmcli.nn.decoder import Decoder
+from llmcli.ops.quant.codes import mxfp4
+
+META = torch.device("meta")
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 on the meta device; what is copied from there to the CPU is all zeros."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with self:  # in inference mode, `Tensor.to` comes here whole
+            made = func.decompose(*args, **kwargs)
+        if made is not NotImplemented:
+            return made
+        if func is torch.ops.aten._to_copy.default and str(kwargs.get("device")) == "cpu":
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        made = func(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs, made))
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                assert leaf.dtype != torch.float64, f"{func} has float64"
+        return made
+
+
+def test_the_mode_sees_float64():
+    with NoFloat64():
+        x = torch.zeros(2, device=META)
+        with pytest.raises(AssertionError):
+            x.double()
+        with pytest.raises(AssertionError):
+            torch.zeros(2, dtype=torch.float64, device=META)
+        assert torch.equal(x.cpu(), torch.zeros(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_prompt_a_step_and_every_activation(name, dtype):
+    with NoFloat64():
+        decoder = Decoder(CONFIGS[name], device=META, dtype=dtype)
+        state = decoder.new_state(2, 8)
+        numbers = Statistics()
+
+        def tap(name, tensor):
+            if tensor.is_floating_point():
+                numbers.add(tensor)
+
+        for tokens in (5, 1):
+            ids = torch.zeros(2, tokens, dtype=torch.long, device=META)
+            decoder(ids, state, tap=tap, logits="last")
+        assert numbers.seen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 0},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.1},
+    ],
+    ids=str,
+)
+def test_the_sampler(options):
+    with NoFloat64():
+        picker = Picker(
+            Sampling(**options), [[1, 2], [3]], samples=2, vocab=VOCAB, device=META, logprobs=3,
+            limit=4,
+        )  # fmt: skip
+        for rows in (4, 2):
+            ids, choices = picker.pick(torch.zeros(rows, VOCAB, device=META))
+            assert (ids.device.type, len(choices)) == ("meta", rows)
+            picker.keep([1, 0])
+
+
+def test_averages_of_heads_and_powers_of_two():
+    with NoFloat64():
+        averages = Averages(1e-3, 2, torch.zeros(4, dtype=torch.long, device=META))
+        z_Hte = torch.zeros(2, 4, 8, device=META)
+        z_Ht = z_Hte[..., 0]
+        rows = Mixed(
+            z_Hte=z_Hte, mixed_Hte=z_Hte, sharper_Hte=z_Hte, squares_Ht=z_Ht, wide_Ht=z_Ht
+        )
+        averages.add(rows, 0)
+        assert averages.shares_H().shape == (2,)
+        mxfp4(torch.zeros(3, 17, dtype=torch.uint8, device=META), torch.zeros(3, 32, device=META))
