@@ -352,6 +352,28 @@ def test_arrays_are_the_matrices(attention, matrices, tmp_path):
     assert about["schema"] == "llmcli.attention/1"
 
 
+def test_arrays_of_float64_hold_float64(attention, tmp_path):
+    for what in ("pattern", "scores"):
+        by_dtype = {}
+        for dtype in ("float64", "float32"):
+            files = [tmp_path / f"{what}-{dtype}.{kind}" for kind in ("safetensors", "npz")]
+            for file in files:
+                run = attention(TEXT, "--what", what, "--dtype", dtype, "-o", str(file))
+                assert run.code == 0
+            name = f"blocks.1.attn.{what}"
+            by_dtype[dtype] = load_file(files[0])[name]
+            assert by_dtype[dtype].dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(by_dtype[dtype], np.load(files[1])[name])
+        wide, narrow = by_dtype["float64"], by_dtype["float32"]
+        np.testing.assert_allclose(wide, narrow, rtol=1e-4, atol=1e-5)
+        assert (wide != wide.astype(np.float32)).any()
+    document = tmp_path / "a.json"
+    attention(TEXT, "--what", "scores", "--dtype", "float64", "-o", str(document))
+    cells = json.loads(document.read_text())["layers"][1]["heads"][0]["scores"]
+    np.testing.assert_array_equal(np.array(cells[-1], np.float32), wide[0, -1].astype(np.float32))
+    assert len(str(cells[-1][0])) <= len("-0.123456789")
+
+
 def test_csv_and_json_have_the_same_cells(attention, matrices, tmp_path):
     pattern = matrices(TEXT)[1][3]
     attention(TEXT, "--layer", "1", "--head", "3", "-o", str(tmp_path / "a.csv"))

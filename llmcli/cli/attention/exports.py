@@ -64,8 +64,8 @@ class Matrices:
     by_layer: dict[int, np.ndarray] = field(default_factory=dict)
 
     def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        """All matrices of a layer."""
-        self.by_layer[layer] = values_HTS.copy()
+        """All matrices of a layer, whose float32 a document has."""
+        self.by_layer[layer] = values_HTS.astype("float32")
 
     def into(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """The document with each head's matrix in it, under the name of what it is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llmcli.cli.files import check_size
 from llmcli.errors import UsageError
@@ -26,6 +26,7 @@ SMALLER = "name fewer layers and heads with --layer and --head"
 class Planned:
     """Matrices of `heads[layer]`, over `known` tokens (id, text) and up to `new` more.
 
+    `dtype` is that of arrays; other files hold float32.
     `windows[layer]`: how many keys a query sees at most, None for all. `title` is the model's
     line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the map that
     is drawn else. `metrics`: how many each head has.
@@ -36,6 +37,7 @@ class Planned:
     name: str
     title: str
     what: What
+    dtype: Literal["float32", "float64"]
     heads: Mapping[int, tuple[int, ...]]
     windows: Mapping[int, int | None]
     known: Sequence[tuple[int, str]]
@@ -57,7 +59,7 @@ class Planned:
 
         shape = (self.tokens, self.tokens)
         return [
-            ArrayPlan(array_name(layer, self.what), "float32", (len(heads), *shape))
+            ArrayPlan(array_name(layer, self.what), self.dtype, (len(heads), *shape))
             for layer, heads in self.heads.items()
         ]
 

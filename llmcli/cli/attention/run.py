@@ -105,6 +105,7 @@ class Run:
             name=self.model.name,
             title=self.title,
             what=self.heads.what,
+            dtype="float64" if str(self.model.dtype) == "torch.float64" else "float32",
             heads=self.chosen,
             windows={at: self.model.config.layers[at].mixer.window for at in self.chosen},
             known=token_texts(self.model, self.ids),

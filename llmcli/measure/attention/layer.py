@@ -67,7 +67,7 @@ class Layer:
         masked = 0.0 if wanted.what == "pattern" else -math.inf
         self._exported = None
         if wanted.on_matrix is not None:
-            self._exported = Whole(len(self.heads), most, masked, torch.float32)
+            self._exported = Whole(len(self.heads), most, masked, wide)
 
     def add(
         self,

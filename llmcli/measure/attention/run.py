@@ -36,7 +36,8 @@ def measure_attention(
     `layers` and `heads`: which of them (None: all; a head that a layer has not got is passed
     over). `metrics` of `METRICS`, always of the pattern; `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
     `what` the `matrices` and `on_matrix` hold: weights, or scores (-∞ where masked).
-    `on_matrix(layer, [H, T, S])`: float32, of the heads asked for, layer by layer in order.
+    `on_matrix(layer, [H, T, S])`: float32 (float64 where the model is) of the heads asked for,
+    layer by layer in order.
     `pairs`: so many at most, without the first key, BOS and the token itself unless `everything`;
     `pairs_within`: only of these queries and keys.
     `block_rows`: so many rows at a time (default: by memory); numbers depend on it by rounding.

@@ -48,8 +48,8 @@ def test_whole_matrices_are_handed_on_layer_by_layer(kind):
     found, report = exported(model, ids, block_rows=7)
     assert list(found) == [0, 1]
     for layer, a in enumerate(patterns(model, ids)):
-        assert found[layer].dtype == np.float32
-        assert np.abs(found[layer] - a).max() < 1e-6
+        assert found[layer].dtype == np.float64  # the model's
+        assert np.abs(found[layer] - a).max() < 1e-12
         assert (found[layer][a == 0] == 0).all()
     scores, _ = exported(model, ids, what="scores", block_rows=5)
     for layer, a in enumerate(patterns(model, ids)):
