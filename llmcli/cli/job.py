@@ -166,6 +166,7 @@ class Job:
                 "max_tokens": self.text.max_tokens,
                 "stop": self.text.stop or [],
                 "origins": self.resolved.origins,
+                "ignored": self.resolved.ignored,
             },
             "timings": self.watch.timings(),
         }

@@ -35,6 +35,22 @@ RANGES: Mapping[str, Range] = {
     "presence_penalty": Range(-1e6, 1e6),
     "frequency_penalty": Range(-1e6, 1e6),
 }
+# What else transformers' GenerationConfig has that changes the text of a decoder, with the values
+# that change nothing; None, false and nothing at all never do.
+NOT_FOLLOWED: Mapping[str, tuple[float, ...]] = {
+    "min_length": (0,), "min_new_tokens": (0,), "stop_strings": (), "num_beams": (0, 1),
+    "num_beam_groups": (0, 1), "diversity_penalty": (0,), "constraints": (),
+    "force_words_ids": (), "penalty_alpha": (0,), "dola_layers": (),
+    "encoder_repetition_penalty": (1,), "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,), "bad_words_ids": (), "suppress_tokens": (),
+    "begin_suppress_tokens": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "sequence_bias": (), "exponential_decay_length_penalty": (), "guidance_scale": (1,),
+    "token_healing": (), "watermarking_config": (),
+}  # fmt: skip
+# The same, but the likeliest token passes these filters, so that greedy text is not changed.
+NOT_FOLLOWED_FILTERS: Mapping[str, tuple[float, ...]] = {
+    "top_h": (1,), "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +128,15 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The values in force, where each comes from, and what the user should know about them."""
+    """The values in force, where each comes from, and what the user should know about them.
+
+    `ignored`: what generation_config.json sets and llmcli does not follow.
+    """
 
     values: Mapping[str, float]
     origins: Mapping[str, Origin]
     notes: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -135,7 +155,8 @@ def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -
     """Flags win over `generation_config.json`, which wins over our defaults, value by value.
 
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
-    number of its range is passed over with a note.
+    number of its range is passed over with a note, and so is all that changes the text in
+    transformers and not here.
     """
     given = configuration or {}
     values: dict[str, float] = {}
@@ -164,7 +185,23 @@ def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -
         flags = ", ".join(f"`--{name.replace('_', '-')}`" for name in idle)
         why = f"the temperature is 0 ({origins['temperature']})"
         notes.append(f"{flags} changes nothing: {why}, so the likeliest token is always taken")
-    return Resolved(values, origins, tuple(notes))
+    ignored = _not_followed(given, greedy=resolved.greedy)
+    if ignored:
+        named = ", ".join(f"`{name}`" for name in ignored)
+        notes.append(
+            f"generation_config.json sets {named}, which llmcli does not follow: the text may "
+            "differ from that of transformers"
+        )
+    return Resolved(values, origins, tuple(notes), ignored)
+
+
+def _not_followed(configuration: Mapping[str, Any], *, greedy: bool) -> tuple[str, ...]:
+    names = NOT_FOLLOWED if greedy else {**NOT_FOLLOWED, **NOT_FOLLOWED_FILTERS}
+    values = {name: configuration.get(name) for name in names}
+    set_ = [name for name, value in values.items() if value not in (None, [], {}, "")]
+    return tuple(
+        name for name in set_ if values[name] is not False and values[name] not in names[name]
+    )
 
 
 def _valid(name: str, value: Any) -> bool:

@@ -242,6 +242,27 @@ def test_generation_config_gives_defaults_and_flags_win(cli, tmp_path):
     assert "`top_p` 'high', which must be greater than 0 and at most 1: 0.95 is used" in result.err
 
 
+def test_what_is_not_followed_of_the_configuration_is_named_once(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m")
+    configured = {
+        "num_beams": 4, "suppress_tokens": [3, 4], "no_repeat_ngram_size": 2, "typical_p": 0.9,
+        "min_length": 0, "bad_words_ids": [], "watermarking_config": None, "guidance_scale": 1.0,
+        "forced_bos_token_id": 0, "max_length": 20, "encoder_repetition_penalty": 1.0,
+    }  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(configured))
+    base = ("-m", str(folder), "--random-weights", "--seed", "1", "-n", "2")
+    drawn = cli("generate", "x", *base, "--json")
+    ignored = ["num_beams", "no_repeat_ngram_size", "suppress_tokens", "forced_bos_token_id"]
+    assert drawn.json()["sampling"]["ignored"] == [*ignored, "typical_p"]
+    named = ", ".join(f"`{name}`" for name in [*ignored, "typical_p"])
+    assert drawn.err.count(f"generation_config.json sets {named}, which llmcli does not") == 1
+    greedy = cli("generate", "x", *base, "--json", "--greedy").json()
+    assert greedy["sampling"]["ignored"] == ignored
+    assert "generation_config.json" not in cli("generate", "x", *base, "-q").err
+    neutral = {"num_beams": 1, "typical_p": 1.0, "min_new_tokens": None, "epsilon_cutoff": 0.0}
+    assert not resolve(SamplingOptions(), neutral).notes
+
+
 def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
     configured = {"do_sample": False, "temperature": 0.7}
     assert resolve(SamplingOptions(), configured).greedy
