@@ -52,17 +52,19 @@ def load_model(
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
 
     `text`: whether it will be given text; ids need no tokenizer, so one of an unknown kind is
-    no error then. The headers are read before torch is imported: a name that does not exist
-    fails at once, and so does what `check(config)` refuses of the other options. `before` is
-    called when torch is there and nothing of the model but its headers. Raises the errors of
-    `open_model`, `check`, `before` and `load_checkpoint`.
+    no error then. The headers are read before torch is imported: a name that does not exist and
+    an architecture that is not supported fail at once, and so does what `check(config)` refuses
+    of the other options. `before` is called when torch is there and nothing of the model but its
+    headers. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     options.check()
     with Progress(out) as progress:
         checkpoint, open_s = _opened(options, out, spec, progress)
-    if check is not None:
-        from llmcli.families import translate
+    from llmcli.families import describe, translate
 
+    if check is None:
+        describe(checkpoint)
+    else:
         check(translate(checkpoint)[0])
     loading = f"loading {checkpoint.name} …"
     need_directory()

@@ -1,6 +1,6 @@
 """Each family translates its checkpoints' configuration and tensor names into ours. No torch."""
 
-from llmcli.families.family import Family, families, find, translate
+from llmcli.families.family import Family, describe, families, find, translate
 from llmcli.families.rules import (
     Drop,
     Load,
@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "Transpose",
     "UnpairRows",
+    "describe",
     "families",
     "find",
     "plan",

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
 from llmcli.families.rules import HF_HEAD, Rename, Rule
+from llmcli.families.unsupported import Kind, meant, needed_parts, run_instead
 from llmcli.families.values import shortened
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
-Kind = Literal["safetensors", "gguf"]
 _PIECE = 1 << 22  # bytes compared at a time
 
 
@@ -44,17 +43,24 @@ class Family:
 def find(model_type: str, kind: Kind) -> Family:
     """The family of a `model_type` (or GGUF architecture).
 
-    Raises UnsupportedModel with close matches, and the list of what is supported as its hint.
+    Raises UnsupportedModel, which says what it needs that is not there, where that is known.
     """
     known = {name: family for family in families() for name in family.types(kind)}
-    if model_type in known:
-        return known[model_type]
-    close = difflib.get_close_matches(model_type[:64], known, n=2)
-    meant = f"; did you mean {' or '.join(f'`{name}`' for name in close)}" if close else ""
-    raise UnsupportedModel(
-        f"models of type `{shortened(model_type)}` are not supported{meant}",
-        hint=f"supported types: {', '.join(sorted(known))}",
-    )
+    if model_type not in known:
+        raise _unsupported(model_type, kind, tuple(known))
+    return known[model_type]
+
+
+def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> UnsupportedModel:
+    message, hint = f"`{shortened(model_type)}` is not supported", None
+    if parts := needed_parts(model_type, kind):
+        message += ": it needs " + " and ".join(f"`{part}`" for part in parts)
+    elif name := meant(model_type, known):
+        key = "`model_type` in config.json" if kind == "safetensors" else "`general.architecture`"
+        hint = f"did you mean `{name}`? that is {key}"
+    if other := run_instead(model_type):
+        hint = f"run another model of about its size, for example `-m {other}`"
+    return UnsupportedModel(message, hint=hint)
 
 
 def families() -> tuple[Family, ...]:
@@ -65,20 +71,37 @@ def families() -> tuple[Family, ...]:
     return (GPT2, LLAMA, QWEN)
 
 
-def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
-    """The model that a checkpoint describes, and the rules that fill it from its tensors.
+def describe(checkpoint: Checkpoint) -> ModelConfig:
+    """The model that a checkpoint's configuration describes; none of its weights are read.
 
     Raises CheckpointError where the configuration is missing, contradicts itself or asks for
     the impossible, UnsupportedModel where it is of a kind that we do not have.
     """
+    return _described(checkpoint)[1]
+
+
+def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
+    """The model that a checkpoint describes, and the rules that fill it from its tensors.
+
+    Raises the errors of `describe`.
+    """
+    family, config, found = _described(checkpoint)
+    if checkpoint.kind == "gguf":
+        return config, family.rules_gguf(config)
+    config, rules = _with_the_head_as_stored(checkpoint, family, config, found)
+    return config, with_scales(rules, found)
+
+
+def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | None]:
     family = find(checkpoint.model_type, checkpoint.kind)  # raises where there is no configuration
     settings = checkpoint.config or {}
     if checkpoint.kind == "gguf":
-        config = family.from_gguf(settings, checkpoint.tensors)
-        return config, family.rules_gguf(config)
-    found = scheme(settings)
-    config, rules = _with_the_head_as_stored(checkpoint, family, family.from_hf(settings), found)
-    return config, with_scales(rules, found)
+        return family, family.from_gguf(settings, checkpoint.tensors), None
+    if settings.get("use_bidirectional_attention"):
+        raise UnsupportedModel(
+            "`use_bidirectional_attention` is not supported: it needs `bidirectional attention`"
+        )
+    return family, family.from_hf(settings), scheme(settings)
 
 
 def _with_the_head_as_stored(

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cli_tiny import write_tiny
 
 from llmcli import __version__
 from llmcli.cli.group import build
@@ -52,6 +53,19 @@ def test_help_version_and_typing_errors_import_nothing_heavy(argv):
 def test_light_commands_import_no_torch(argv, monkeypatch):
     monkeypatch.setenv("SHELL", "/bin/bash")
     assert probe(*argv, heavy=("torch", "pydantic"))[1:] == []
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["generate", "hello"], ["score", "hello"], ["attention", "hello"], ["lens", "hello"],
+     ["dump", "hello", "--name", "logits"], ["timing", "hello"], ["ladder", "hello"],
+     ["shapes", "hello"], ["explain", "logits[-1,0]", "hello"], ["load"],
+     ["generate", "hello", "--random-weights"]],
+)  # fmt: skip
+def test_an_architecture_that_is_not_supported_is_refused_before_torch(argv, tmp_path):
+    folder = write_tiny(tmp_path / "m", model_type="mixtral")
+    code, *loaded = probe(*argv, "-m", str(folder), heavy=("torch",))
+    assert (code, loaded) == ("4", [])
 
 
 def test_tokens_imports_no_torch(tiny):

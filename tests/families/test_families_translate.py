@@ -1,6 +1,7 @@
 """From an opened checkpoint to a configuration and rules; what is refused, and how it is said."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from llmcli.checkpoints import open_checkpoint
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import families, find, plan, translate
+from llmcli.families import families, find, plan, translate, unsupported
 from llmcli.families.values import shortened
 
 LLAMA = {
@@ -113,16 +114,78 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
     translate(stored(tmp_path, LLAMA | {"quantization_config": None}, {"x": EMBED}))
 
 
-def test_an_unknown_type_gets_close_matches_and_the_list():
-    with pytest.raises(UnsupportedModel, match=r"type `lama` .* did you mean `llama`") as caught:
-        find("lama", "safetensors")
-    assert caught.value.hint == "supported types: gpt2, llama, mistral, qwen2, qwen3"
-    with pytest.raises(UnsupportedModel, match=r"not supported$") as caught:
-        find("zzzzzz", "gguf")
-    assert caught.value.hint == "supported types: gpt2, llama, qwen2, qwen3"
-    with pytest.raises(UnsupportedModel, match="not supported") as caught:
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("mixtral", "safetensors", "`mixtral` is not supported: it needs `mixture of experts`"),
+        ("gptneox", "gguf", "`gptneox` is not supported: it needs `parallel residual` and "
+         "`partial rotary positions`"),
+        ("qwen2_5_vl", "safetensors",
+         "`qwen2_5_vl` is not supported: it needs `the text model of a multimodal checkpoint`"),
+        ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
+        ("qwen4", "safetensors", "`qwen4` is not supported"),
+        ("gpt3", "gguf", "`gpt3` is not supported"),
+    ],
+)  # fmt: skip
+def test_an_architecture_that_is_not_there_says_what_it_needs(name, kind, message):
+    with pytest.raises(UnsupportedModel) as caught:
+        find(name, kind)
+    assert caught.value.message == message
+    assert caught.value.hint == "`llmcli info --families` lists what can be run"
+
+
+def test_a_type_of_any_length_gives_a_short_message():
+    with pytest.raises(UnsupportedModel, match="is not supported") as caught:
         find("x" * 10**6, "gguf")
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("lama", "llama"), ("llamma", "llama"), ("lIama", "llama"), ("lalma", "llama"),
+     ("mistrl", "mistral"), ("gtp2", "gpt2")],
+)  # fmt: skip
+def test_a_typing_error_gets_the_type_that_was_meant(written, name):
+    with pytest.raises(UnsupportedModel) as caught:
+        find(written, "safetensors")
+    assert caught.value.message == f"`{written}` is not supported"
+    assert caught.value.hint == f"did you mean `{name}`? that is `model_type` in config.json"
+
+
+@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "ministral", "gemma2", "ll", "qwen"])
+def test_nothing_further_away_than_a_typing_error_is_suggested(written):
+    with pytest.raises(UnsupportedModel) as caught:
+        find(written, "safetensors")
+    assert "did you mean" not in str(caught.value.hint)
+
+
+def test_those_that_are_not_planned_get_a_model_that_runs():
+    for name in ("gemma3n", "bitnet", "deepseek_v32", "deepseek_v4", "glm_moe_dsa"):
+        with pytest.raises(UnsupportedModel, match="it needs") as caught:
+            find(name, "safetensors")
+        assert re.search(r"`-m \S+`", caught.value.hint)
+
+
+def test_what_sees_both_ways_is_refused_whatever_its_type(tmp_path):
+    config = LLAMA | {"use_bidirectional_attention": True}
+    with pytest.raises(UnsupportedModel, match="it needs `bidirectional attention`"):
+        translate(stored(tmp_path, config, {"x": EMBED}))
+    translate(stored(tmp_path, LLAMA | {"use_bidirectional_attention": False}, {"x": EMBED}))
+
+
+def test_the_types_that_need_a_part_exist_and_are_not_supported():
+    """As transformers spells them, or the gguf package, so that no entry is a misspelling."""
+    from gguf import MODEL_ARCH_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    for column, names in ((1, CONFIG_MAPPING_NAMES), (2, MODEL_ARCH_NAMES.values())):
+        kind = ("safetensors", "gguf")[column - 1]
+        listed = {name for row in unsupported._NEEDED_BY for name in row[column].split()}
+        assert listed <= {*names, "gemma3n_text"}
+        for family in families():
+            assert listed.isdisjoint(family.types(kind))
+    for name in unsupported._INSTEAD:
+        assert unsupported.needed_parts(name, "gguf" if "-" in name else "safetensors")
 
 
 def test_every_type_belongs_to_one_family():

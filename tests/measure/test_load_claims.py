@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_told_and_looked_through_all_the_same(tmp_path, cha
 
 def test_a_model_of_an_unknown_kind_is_a_fault(tmp_path):
     path = write_llama(tmp_path / "m", model_type="nobody")
-    assert "`nobody` are not supported" in checked(path).fault
+    assert "`nobody` is not supported" in checked(path).fault
 
 
 @BOTH

@@ -56,17 +56,14 @@ def command(load: LoadOptions, model: ModelOptions, output: OutputOptions) -> No
     check_options(load, model)
     model.check()
     checkpoint, stages = _opened(model, out)
+    if not load.check:
+        _require_known(checkpoint)
+    stages["import"] = _import_torch(checkpoint, model, out)
     if load.check:
         report = _checked(checkpoint, stages, out)
         _show(report, _about(checkpoint), load, out)
         _judge(report, model)
         return
-    if checkpoint.config is None:
-        raise CheckpointError(
-            f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
-            hint="put the model's config.json into the same directory, or look at the tensors "
-            "alone with --check",
-        )
     try:
         report, about = _loaded(checkpoint, stages, model, out)
     except WeightMismatch as error:
@@ -89,18 +86,33 @@ def _opened(model: ModelOptions, out: Output) -> tuple[Checkpoint, dict[str, flo
         )  # fmt: skip
     found = perf_counter()
     checkpoint = open_checkpoint(path, name=name)
-    opened = perf_counter()
+    return checkpoint, {"find": found - begin, "headers": perf_counter() - found}
+
+
+def _require_known(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError without a configuration, and the errors of `describe`."""
+    from llmcli.families import describe
+
+    if checkpoint.config is None:
+        raise CheckpointError(
+            f"`{checkpoint.name}` has no `config.json` beside its weights, so no model is known",
+            hint="put the model's config.json into the same directory, or look at the tensors "
+            "alone with --check",
+        )
+    describe(checkpoint)
+
+
+def _import_torch(checkpoint: Checkpoint, model: ModelOptions, out: Output) -> float:
+    """Imports what loading takes; the seconds that it took."""
     need_directory()
+    begin = perf_counter()
     with Progress(out, f"loading {checkpoint.name} …"), SIGNALS.abrupt():
         import torch
 
         import llmcli.measure.load.run  # noqa: F401
     if model.threads is not None:
         torch.set_num_threads(model.threads)
-    imported = perf_counter()
-    return checkpoint, {
-        "find": found - begin, "headers": opened - found, "import": imported - opened,
-    }  # fmt: skip
+    return perf_counter() - begin
 
 
 def _loaded(

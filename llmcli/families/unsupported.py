@@ -1,0 +1,120 @@
+"""Architectures that cannot be run yet, by the parts that they need. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Kind = Literal["safetensors", "gguf"]
+
+# What no decoder here has a part for; the `model_type`s of config.json that need it; the
+# architectures of GGUF files that do. One that needs several parts stands in several rows.
+_NEEDED_BY = (
+    ("mixture of experts",
+     "dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5_moe glm4_moe "
+     "glm4_moe_lite glm_moe_dsa gpt_oss granitemoe granitemoehybrid jamba kimi_linear lfm2_moe "
+     "llama4 llama4_text minimax_m2 mixtral olmoe phimoe qwen2_moe qwen3_5_moe qwen3_5_moe_text "
+     "qwen3_moe qwen3_next qwen3_vl_moe",
+     "dbrx deepseek deepseek2 dots1 ernie4_5-moe glm-dsa glm4moe gpt-oss granitemoe jamba "
+     "kimi-linear lfm2moe llama4 minimax-m2 nemotron_h_moe olmoe phimoe qwen2moe qwen35moe "
+     "qwen3moe qwen3next qwen3vlmoe"),
+    ("gated DeltaNet",
+     "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
+     "kimi-linear qwen35 qwen35moe qwen3next"),
+    ("Mamba-2",
+     "bamba falcon_h1 granitemoehybrid mamba2 nemotron_h zamba2",
+     "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe"),
+    ("Mamba", "falcon_mamba jamba mamba zamba", "jamba mamba"),
+    ("a recurrence of its own", "recurrent_gemma rwkv xlstm", "rwkv6 rwkv7"),
+    ("short convolution", "lfm2 lfm2_moe", "lfm2 lfm2moe"),
+    ("latent attention",
+     "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite glm_moe_dsa kimi_linear "
+     "minicpm3",
+     "deepseek2 glm-dsa kimi-linear minicpm3"),
+    ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
+    ("attention sinks", "gpt_oss", "gpt-oss"),
+    ("chunked attention", "llama4 llama4_text", "llama4"),
+    ("soft caps", "gemma2", "gemma2"),
+    ("centred norms", "gemma gemma2 gemma3 gemma3_text", "gemma gemma2 gemma3"),
+    ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
+    ("keys and values shared between layers", "gemma4 gemma4_text", "gemma4"),
+    ("per-layer embeddings", "gemma4 gemma4_text", "gemma4"),
+    ("post-norms",
+     "exaone4 gemma2 gemma3 gemma3_text glm4 olmo2 olmo3",
+     "exaone4 gemma2 gemma3 glm4 olmo2"),
+    ("parallel residual",
+     "codegen cohere cohere2 falcon gpt_neox gptj phi",
+     "cohere2 command-r falcon gptj gptneox phi2"),
+    ("interleaved rotary positions",
+     "codegen cohere cohere2 ernie4_5 glm glm4 gptj",
+     "chatglm cohere2 command-r ernie4_5 glm4 gptj"),
+    ("partial rotary positions",
+     "gpt_neox nemotron phi stablelm",
+     "gptneox nemotron phi2 stablelm"),
+    ("rotary positions in sections", "", "qwen2vl qwen3vl qwen3vlmoe"),
+    ("layers without rotary positions", "cohere2 exaone4 smollm3", "cohere2 exaone4 smollm3"),
+    ("fused projections", "glm glm4 phi3 phi4_multimodal", "chatglm glm4 phi3"),
+    ("multipliers", "granite granitemoe granitemoehybrid minicpm3",
+     "granite granitehybrid granitemoe minicpm minicpm3"),
+    ("queries scaled by position", "ministral3", "mistral3"),
+    ("an MLP without a gate", "nemotron starcoder2", "nemotron starcoder2"),
+    ("ALiBi", "bloom mpt", "bloom mpt"),
+    ("learned positions with an offset", "opt", ""),
+    ("ternary weights", "bitnet", "bitnet"),
+    ("bidirectional attention",
+     "bert distilbert eurobert modernbert nomic_bert roberta xlm-roberta",
+     "bert eurobert gemma-embedding llama-embed modern-bert nomic-bert nomic-bert-moe"),
+    ("an encoder beside the decoder",
+     "bart mbart mt5 t5 t5gemma whisper", "t5"),
+    ("the text model of a multimodal checkpoint",
+     "gemma3 gemma3n gemma4 idefics3 internvl llama4 llava llava_next mistral3 mllama paligemma "
+     "phi4_multimodal qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe "
+     "smolvlm",
+     ""),
+)  # fmt: skip
+
+# Those that are not planned, with a model of about their size that can be run.
+_INSTEAD = {
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "qwen3-4b"),
+    "bitnet": "smollm2-1.7b",
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4"), "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+    **dict.fromkeys(("glm-dsa", "glm_moe_dsa"), "Qwen/Qwen3-8B"),
+}
+
+
+def needed_parts(model_type: str, kind: Kind) -> list[str]:
+    """What it needs that is not there yet; empty for a type that is in no list."""
+    return [
+        part
+        for part, hf_types, gguf_archs in _NEEDED_BY
+        if model_type in (hf_types if kind == "safetensors" else gguf_archs).split()
+    ]
+
+
+def run_instead(model_type: str) -> str | None:
+    """A model, as it is written after `-m`, in place of one that is not planned."""
+    return _INSTEAD.get(model_type)
+
+
+def meant(model_type: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that is one typing error away.
+
+    That is one letter more, less or another, or two neighbours swapped. A digit is no typing
+    error: `qwen4` is not `qwen3`.
+    """
+    return next((name for name in known if _is_typo(model_type, name)), None)
+
+
+def _is_typo(one: str, other: str) -> bool:
+    start = _alike(one, other)
+    one, other = one[start:], other[start:]
+    end = _alike(one[::-1], other[::-1])
+    one, other = one[: len(one) - end], other[: len(other) - end]
+    swapped = len(one) == 2 and one == other[::-1]
+    return swapped or (max(len(one), len(other)) == 1 and not (one + other).isdigit())
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
