@@ -63,6 +63,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.telling = False  # how the run ended; there is nothing left to interrupt
         self.over = False
         self._argv: Sequence[str] = ()
         self._abrupt = False
@@ -70,7 +71,8 @@ class Signals:
 
     def install(self, argv: Sequence[str]) -> None:
         """Takes both signals over, except where the parent had them ignored (`nohup`)."""
-        self.received, self.over, self._argv, self._abrupt = None, False, argv, False
+        self.received, self.telling, self.over = None, False, False
+        self._argv, self._abrupt = argv, False
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -112,6 +114,8 @@ class Signals:
             os._exit(128 + number)
         if self.received is not None:
             return
+        if self.telling:
+            os._exit(128 + number)
         self.received, self._when = number, now
         if self._abrupt:
             os._exit(_report(self._exception(), self._argv))
@@ -135,16 +139,17 @@ STDOUT = Stdout()
 
 def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
-    SIGNALS.install(argv)
-    STDOUT.document = False
-    _tolerate(sys.stdout)
-    _tolerate(sys.stderr)
     try:
+        SIGNALS.install(argv)
+        STDOUT.document = False
+        _tolerate(sys.stdout)
+        _tolerate(sys.stderr)
         action(list(argv))
         if sys.stdout is not None:
             sys.stdout.flush()
         return 0
     except BaseException as exception:
+        SIGNALS.telling = True
         return _report(SIGNALS.cause(exception), argv)
     finally:
         SIGNALS.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down

@@ -250,3 +250,53 @@ def test_a_whole_document_is_not_followed_by_another():
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
     assert ended.returncode == 130
     assert json.loads(ended.stdout)["text"] == "x" * 9
+
+
+EARLY = """
+import sys, _signal
+begun = False
+left = int(sys.argv[1])
+
+def imported(event, found):
+    global begun, left
+    if event == "import" and begun and found[0] not in ("llmcli", "llmcli.cli"):
+        left -= 1
+        if left == 0:
+            _signal.raise_signal(_signal.SIGINT)
+    begun = begun or (event == "import" and found[0] == "llmcli.cli.app")
+
+sys.addaudithook(imported)
+sys.argv = ["llmcli", "--version"]
+from llmcli.cli.app import script
+script()
+"""
+
+
+@pytest.mark.parametrize("number", [*range(1, 9), *range(9, 130, 10)])
+def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(number):
+    """At each of the first modules that are read; later ones are sampled."""
+    ended = subprocess.run(
+        [sys.executable, "-c", EARLY, str(number)], cwd=ROOT, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.stderr == ""
+    assert ended.returncode in (-signal.SIGINT, 130)
+
+
+def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback():
+    code = (
+        "import os, signal, sys\n"
+        "from llmcli.cli import exits\n"
+        "told = exits.tell\n"
+        "def tell(line):\n"
+        "    told(line)\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "exits.tell = tell\n"
+        "os._exit(exits.run(lambda argv: 1 / 0, []))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert ended.stderr == "error: internal error: ZeroDivisionError: division by zero\n"
+    assert ended.returncode == 130
