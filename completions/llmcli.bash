@@ -38,7 +38,7 @@ _llmcli() {
         generate\ --logprobs) values=''; kind=words ;;
         generate\ --stats) values='off short full'; kind=words ;;
         generate\ --system) values=''; kind=words ;;
-        generate\ -m|generate\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        generate\ -m|generate\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         generate\ --device) values='auto cpu cuda mps'; kind=words ;;
         generate\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         generate\ --quantize) values='auto none'; kind=words ;;
@@ -52,7 +52,7 @@ _llmcli() {
         timing\ -n|timing\ --max-tokens) values=''; kind=words ;;
         timing\ --pairs) values=''; kind=words ;;
         timing\ --trace) values=''; kind=words ;;
-        timing\ -m|timing\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        timing\ -m|timing\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         timing\ --device) values='auto cpu cuda mps'; kind=words ;;
         timing\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         timing\ --quantize) values='auto none'; kind=words ;;
@@ -60,7 +60,7 @@ _llmcli() {
         timing\ --context-length) values=''; kind=words ;;
         timing\ --seed) values=''; kind=words ;;
         timing\ --revision) values=''; kind=words ;;
-        bench\ -m|bench\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        bench\ -m|bench\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         bench\ -hf|bench\ -hfr|bench\ --hf-repo) values=''; kind=words ;;
         bench\ -hff|bench\ --hf-file) values=''; kind=words ;;
         bench\ -hft|bench\ --hf-token) values=''; kind=words ;;
@@ -112,7 +112,7 @@ _llmcli() {
         ladder\ --batch) values=''; kind=files ;;
         ladder\ --budget) values=''; kind=words ;;
         ladder\ -o|ladder\ --output) values=''; kind=words ;;
-        ladder\ -m|ladder\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        ladder\ -m|ladder\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         ladder\ --device) values='auto cpu cuda mps'; kind=words ;;
         ladder\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         ladder\ --quantize) values='auto none'; kind=words ;;
@@ -123,7 +123,7 @@ _llmcli() {
         explain\ -f|explain\ --file) values=''; kind=files ;;
         explain\ --ids) values=''; kind=words ;;
         explain\ --depth) values='N all'; kind=words ;;
-        explain\ -m|explain\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        explain\ -m|explain\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         explain\ --device) values='auto cpu cuda mps'; kind=words ;;
         explain\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         explain\ --quantize) values='auto none'; kind=words ;;
@@ -132,7 +132,7 @@ _llmcli() {
         explain\ --seed) values=''; kind=words ;;
         explain\ --revision) values=''; kind=words ;;
         load\ --filter) values=''; kind=words ;;
-        load\ -m|load\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        load\ -m|load\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         load\ --device) values='auto cpu cuda mps'; kind=words ;;
         load\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         load\ --quantize) values='auto none'; kind=words ;;
@@ -141,7 +141,7 @@ _llmcli() {
         load\ --seed) values=''; kind=words ;;
         load\ --revision) values=''; kind=words ;;
         info\ --batch) values=''; kind=files ;;
-        info\ -m|info\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        info\ -m|info\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         info\ --device) values='auto cpu cuda mps'; kind=words ;;
         info\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         info\ --quantize) values='auto none'; kind=words ;;
@@ -156,7 +156,7 @@ _llmcli() {
         shapes\ --tokens) values=''; kind=words ;;
         shapes\ --layer) values=''; kind=words ;;
         shapes\ --filter) values=''; kind=words ;;
-        shapes\ -m|shapes\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        shapes\ -m|shapes\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         shapes\ --device) values='auto cpu cuda mps'; kind=words ;;
         shapes\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         shapes\ --quantize) values='auto none'; kind=words ;;
@@ -179,7 +179,7 @@ _llmcli() {
         attention\ --metrics) values='all A,B'; kind=words ;;
         attention\ --top-pairs) values=''; kind=words ;;
         attention\ -o|attention\ --output) values=''; kind=words ;;
-        attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         attention\ --device) values='auto cpu cuda mps'; kind=words ;;
         attention\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         attention\ --quantize) values='auto none'; kind=words ;;
@@ -196,7 +196,7 @@ _llmcli() {
         lens\ -k|lens\ --top) values=''; kind=words ;;
         lens\ --target) values='TOKEN next output'; kind=words ;;
         lens\ -o|lens\ --output) values=''; kind=words ;;
-        lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         lens\ --device) values='auto cpu cuda mps'; kind=words ;;
         lens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         lens\ --quantize) values='auto none'; kind=words ;;
@@ -210,7 +210,7 @@ _llmcli() {
         dump\ --generate) values=''; kind=words ;;
         dump\ --name) values=''; kind=words ;;
         dump\ -o|dump\ --output) values=''; kind=words ;;
-        dump\ -m|dump\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        dump\ -m|dump\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         dump\ --device) values='auto cpu cuda mps'; kind=words ;;
         dump\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         dump\ --quantize) values='auto none'; kind=words ;;
@@ -220,9 +220,9 @@ _llmcli() {
         dump\ --revision) values=''; kind=words ;;
         score\ -f|score\ --file) values=''; kind=files ;;
         score\ --ids) values=''; kind=words ;;
-        score\ --versus) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        score\ --versus) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         score\ --stride) values=''; kind=words ;;
-        score\ -m|score\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        score\ -m|score\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         score\ --device) values='auto cpu cuda mps'; kind=words ;;
         score\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         score\ --quantize) values='auto none'; kind=words ;;
@@ -233,7 +233,7 @@ _llmcli() {
         tokens\ -f|tokens\ --file) values=''; kind=files ;;
         tokens\ --ids) values=''; kind=words ;;
         tokens\ --system) values=''; kind=words ;;
-        tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         tokens\ --device) values='auto cpu cuda mps'; kind=words ;;
         tokens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         tokens\ --quantize) values='auto none'; kind=words ;;
@@ -241,7 +241,7 @@ _llmcli() {
         tokens\ --context-length) values=''; kind=words ;;
         tokens\ --seed) values=''; kind=words ;;
         tokens\ --revision) values=''; kind=words ;;
-        env\ -m|env\ --model) values='smollm2 smollm2-bf16 tiny'; kind=model ;;
+        env\ -m|env\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         env\ --device) values='auto cpu cuda mps'; kind=words ;;
         env\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
         env\ --quantize) values='auto none'; kind=words ;;
@@ -281,9 +281,9 @@ _llmcli() {
         bench) ((i + 1 == COMP_CWORD)) && COMPREPLY=($(compgen -W "compare" -- "$word")) ;;
         models) ((i + 1 == COMP_CWORD)) && COMPREPLY=($(compgen -W "list pull rm path prune" -- "$word")) ;;
         bench\ compare) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")) ;;
-        models\ pull) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
-        models\ rm) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
-        models\ path) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 tiny" -- "$word")) ;;
+        models\ pull) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny" -- "$word")) ;;
+        models\ rm) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny" -- "$word")) ;;
+        models\ path) COMPREPLY=($(compgen -W "smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny" -- "$word")) ;;
         esac
         return
     fi

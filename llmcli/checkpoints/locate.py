@@ -12,7 +12,7 @@ from llmcli.checkpoints.catalog import CATALOG, offline_from_environment
 from llmcli.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.checkpoints.hub.download import cached, download
-from llmcli.checkpoints.names import HubId, hub_name, parse
+from llmcli.checkpoints.names import CLASSICS, HubId, hub_name, parse
 from llmcli.errors import ModelNotFound, NetworkError, WriteFailed
 from llmcli.reports.progress import Progress
 
@@ -136,7 +136,7 @@ def _from_catalog(
 ) -> Path:
     entry = CATALOG.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name.partition("@")[0], CATALOG, n=1)
+        near = difflib.get_close_matches(name.partition("@")[0], [*CATALOG, *CLASSICS], n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"known names: {', '.join(CATALOG)}"
         if os.path.exists(name) and "\0" not in name:
             hint = f"for the file or directory of that name write `./{shown(name)}`"

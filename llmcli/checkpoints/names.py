@@ -18,6 +18,14 @@ _VIEW = re.compile(
     rf"(?P<repo>{_PART}/{_PART})/(?:blob|resolve|raw|tree)/(?P<rev>(?:refs/pr/)?[^/?]+)"
     r"(?:/(?P<file>[^?]+))?(?:\?.*)?"
 )
+# names without an organization, which the hub had in its first years and still redirects
+CLASSICS = {
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "distilgpt2": "distilbert/distilgpt2",
+}
 _TAG = re.compile(rf"(?:hf:)?(?P<repo>{_PART}/{_PART}):[\w.-]+")
 
 
@@ -35,12 +43,15 @@ def parse(spec: str, *, revision: str | None = None) -> Path | HubId | str:
 
     The rules are those of the command line's documentation, in order: `hf:` is the hub;
     a beginning `.`, `/`, `~` or an ending `.gguf`, `.safetensors` is a path; a name without a
-    slash is the catalog's; `org/name[@rev]` is the hub.
+    slash is the catalog's, but for the hub's classics (`gpt2`); `org/name[@rev]` is the hub.
     Raises UsageError for a revision given twice or where there is none, ModelNotFound for
     what fits no rule.
     """
     if not spec.strip():
         raise UsageError("the model's name is empty", hint="`llmcli env` says where it comes from")
+    bare, at, rest = spec.removeprefix("hf:").partition("@")
+    if bare in CLASSICS:
+        spec = f"hf:{CLASSICS[bare]}{at}{rest}"
     hub = spec.startswith("hf:")
     if not hub and (spec[0] in "./~" or spec.lower().endswith(_WEIGHTS)):
         found: Path | HubId | str = Path(spec).expanduser() if spec[0] == "~" else Path(spec)

@@ -34,8 +34,18 @@ _SHORT = 12  # letters of a commit, which tell it from all others
 
 
 def render_models(report: ModelsReport, *, now: float | None = None) -> RenderableType:
-    """A line a model, then what both caches take. `now` is in seconds since 1970."""
+    """A line a model, what those to be fetched are good for, then what both caches take.
+
+    `now` is in seconds since 1970.
+    """
     models = Models(report.models, time.time() if now is None else now)
+    offered: list[RenderableType] = [
+        Dotted([f"{model.name}: {model.purpose}", model.license], FAINT)
+        for model in report.models
+        if model.place == "nowhere" and model.purpose
+    ]
+    if offered:
+        offered = [Dotted(["`llmcli models pull NAME` fetches"], FAINT), *offered, Text("")]
     footer: list[RenderableType] = [
         Dotted([f"{cache.place} {size(cache.bytes)}", one_line(cache.path), *_others(cache.others)],
                FAINT)
@@ -44,7 +54,7 @@ def render_models(report: ModelsReport, *, now: float | None = None) -> Renderab
     if report.left_over:
         words = f"left over {size(report.left_over)}"
         footer.append(Dotted([words, "`llmcli models prune` removes it"], FAINT))
-    return Group(models, Text(""), *footer)
+    return Group(models, Text(""), *offered, *footer)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The look-up rules of `-m`, with a hub cache of our own and no network."""
 
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -7,10 +8,13 @@ from pathlib import Path
 import pytest
 from gguf_bytes import STRING, gguf, pair
 
+from llmcli.anatomy.counts import count_parameters
 from llmcli.checkpoints import CATALOG, cache_dir, fetch, locate, open_model
 from llmcli.checkpoints.catalog import offline_from_environment
 from llmcli.checkpoints.names import HubId, parse
+from llmcli.cli.sampling import RANGES
 from llmcli.errors import ModelNotFound, NetworkError, UsageError, WriteFailed
+from llmcli.families import find
 
 GGUF = gguf([pair("general.architecture", STRING, "llama")])
 WHOLE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"x"}
@@ -56,6 +60,11 @@ def cache_hub(tmp_path, repository: str, files: dict[str, bytes], *, refs=("main
     [
         ("org/name", HubId(repository="org/name")),
         ("org/name@v1.0", HubId(repository="org/name", revision="v1.0")),
+        ("gpt2", HubId(repository="openai-community/gpt2")),
+        ("gpt2-xl@v1", HubId(repository="openai-community/gpt2-xl", revision="v1")),
+        ("hf:gpt2-medium", HubId(repository="openai-community/gpt2-medium")),
+        ("distilgpt2", HubId(repository="distilbert/distilgpt2")),
+        ("./gpt2", Path("gpt2")),
         ("org/name@refs/pr/3", HubId(repository="org/name", revision="refs/pr/3")),
         ("hf:org/name@abc", HubId(repository="org/name", revision="abc")),
         ("hf:org/name/file.gguf", HubId(repository="org/name", file="file.gguf")),
@@ -156,9 +165,17 @@ def test_unknown_names_suggest_known_ones(tmp_path):
     with pytest.raises(ModelNotFound) as caught:
         locate("smolm2")
     assert caught.value.hint == "did you mean `smollm2`?"
+    for wrong, meant in (("qwen3-0.8b", "qwen3-0.6b"), ("llama3.1-1b", "llama3.2-1b"),
+                         ("gpt2-mediun", "gpt2-medium")):  # fmt: skip
+        with pytest.raises(ModelNotFound) as caught:
+            locate(wrong)
+        assert caught.value.hint == f"did you mean `{meant}`?"
     with pytest.raises(ModelNotFound) as caught:
         locate("zzz")
-    assert caught.value.hint == "known names: smollm2, smollm2-bf16, tiny"
+    assert caught.value.hint == (
+        "known names: smollm2, smollm2-bf16, smollm2-360m, qwen3-0.6b, llama3.2-1b, smollm2-1.7b, "
+        "qwen3-4b, tiny"
+    )
     (tmp_path / "work" / "zzz").mkdir()
     notes = []
     with pytest.raises(ModelNotFound) as caught:
@@ -249,6 +266,46 @@ def test_offline_from_the_environment(monkeypatch, variable):
     with pytest.raises(NetworkError, match="offline") as caught:
         locate("smollm2")
     assert caught.value.code == 6
+
+
+@pytest.mark.parametrize("kept", ["openai-community/gpt2", "gpt2"])
+def test_the_hubs_classics_by_their_bare_names(tmp_path, kept):
+    """As other tools keep them under the old name, or under the one that the hub redirects to."""
+    with pytest.raises(NetworkError, match="`openai-community/gpt2` is not in the hub cache"):
+        locate("gpt2", offline=True)
+    snapshot = cache_hub(tmp_path, kept, WHOLE)
+    notes = []
+    assert locate("gpt2", offline=True, note=notes.append) == snapshot
+    assert locate("gpt2", revision="main") == snapshot
+    assert not notes
+    Path("gpt2").mkdir()
+    assert locate("gpt2", note=notes.append) == snapshot
+    assert "`./gpt2`" in notes[0]
+    with pytest.raises(ModelNotFound, match="`gpt2-tiny`"):
+        locate("gpt2-tiny")
+
+
+def test_the_entries_of_the_catalog_are_pinned_and_say_what_they_are():
+    sizes = {"smollm2-360m": 362e6, "llama3.2-1b": 1.236e9, "smollm2-1.7b": 1.711e9,
+             "qwen3-4b": 4.022e9}  # fmt: skip
+    for name, entry in CATALOG.items():
+        assert entry.license
+        assert entry.purpose
+        assert len(f"{name}: {entry.purpose} · {entry.license}") <= 80
+        for key, value in entry.sampling.items():
+            assert value in RANGES[key]
+        if hub := entry.hub:
+            assert re.fullmatch(r"[0-9a-f]{40}", hub.revision)
+            assert re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
+            assert hub.file.endswith(".gguf")
+            said = re.search(r", ([\d.]+) ([MG])B, ", entry.summary)
+            scale = {"M": 1e6, "G": 1e9}[said[2]]
+            exact = 0.5 if scale < 1e9 else 0.005
+            assert entry.size / scale == pytest.approx(float(said[1]), abs=exact)
+        if entry.config:  # as many parameters as its card says
+            config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
+            assert count_parameters(config).total == pytest.approx(sizes.pop(name), rel=1e-3)
+    assert not sizes
 
 
 def test_a_hub_snapshot_in_the_shared_cache(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from llmcli.checkpoints import CATALOG
 from llmcli.cli.completion import FILES, script, tree
 
 FOLDER = Path(__file__).parents[2] / "completions"
@@ -55,8 +56,8 @@ def models(tmp_path):
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("", "smollm2 smollm2-bf16 tiny ./gpt2t ./smooth gguf.gguf w.safetensors"),
-        ("smo", "smollm2 smollm2-bf16 ./smooth"),
+        ("", f"{' '.join(CATALOG)} ./gpt2t ./smooth gguf.gguf w.safetensors"),
+        ("smo", "smollm2 smollm2-bf16 smollm2-360m smollm2-1.7b ./smooth"),
         ("g", "./gpt2t gguf.gguf"),
         ("gp", "./gpt2t"),
         ("./g", "./gpt2t ./gguf.gguf"),
@@ -79,7 +80,7 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "generate", "x", "--dtype", "bf"], ["bfloat16"]),
         (["llmcli", "generate", "x", "--dtype", "bfl"], ["bfloat16"]),
         (["llmcli", "generate", "--dtype", "=", "float3"], ["float32"]),
-        (["llmcli", "score", "--versus", "smollm2-"], ["smollm2-bf16"]),
+        (["llmcli", "score", "--versus", "smollm2-b"], ["smollm2-bf16"]),
         (["llmcli", "tokens", "-f", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "env", "--temp"], []),
         (["llmcli", "generate", "--stats", "f"], ["full"]),
@@ -93,8 +94,8 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "bench", "compare", "a", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "bench", "compare", "--rep"], []),
         (["llmcli", "models", "p"], ["pull", "path", "prune"]),
-        (["llmcli", "models", "rm", "smollm2-"], ["smollm2-bf16"]),
-        (["llmcli", "models", "rm", "tiny", "smollm2-"], ["smollm2-bf16"]),
+        (["llmcli", "models", "rm", "smollm2-b"], ["smollm2-bf16"]),
+        (["llmcli", "models", "rm", "tiny", "smollm2-b"], ["smollm2-bf16"]),
         (["llmcli", "models", "prune", "--older"], ["--older-than"]),
         (["llmcli", "models", "prune", "smo"], []),
     ],
@@ -117,7 +118,7 @@ def test_bash_registers_the_function():
         ("llmcli gen", ["generate"]),
         ("llmcli generate --temp", ["--temperature"]),
         ("llmcli generate --dtype float3", ["float32"]),
-        ("llmcli score --versus smollm2-", ["smollm2-bf16"]),
+        ("llmcli score --versus smollm2-b", ["smollm2-bf16"]),
         ("llmcli tokens -f llmcli.b", ["llmcli.bash"]),
         ("llmcli --vers", ["--version"]),
         ("llmcli bench com", ["compare"]),
@@ -126,7 +127,7 @@ def test_bash_registers_the_function():
         ("llmcli bench compare --fail", ["--fail-if-slower"]),
         ("llmcli bench compare llmcli.b", ["llmcli.bash"]),
         ("llmcli models pa", ["path"]),
-        ("llmcli models pull smollm2-", ["smollm2-bf16"]),
+        ("llmcli models pull smollm2-b", ["smollm2-bf16"]),
         ("llmcli models prune --older", ["--older-than"]),
         ("llmcli models prune smo", []),
     ],
@@ -138,7 +139,8 @@ def test_fish(tmp_path, line, expected):
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("smollm2-", "smollm2-bf16"),
+        ("smollm2-b", "smollm2-bf16"),
+        ("qwen", "qwen3-0.6b qwen3-4b"),
         ("gp", ""),
         ("./gp", "./gpt2t/"),
         ("./gpt2t/", "./gpt2t/x.gguf"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import pytest
 from cli_tiny import write_tiny
 from gguf_bytes import ARRAY, F32, STRING, U16, U32, gguf, pair, tensor
 from hub_stand_in import SHA, Answer, HubStandIn
+
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry, HubFile
 
 CONSTANTS = {"HF_ENDPOINT": "ENDPOINT", "HF_HUB_CACHE": "HF_HUB_CACHE"}
 LAYERS = ("attn_norm", "ffn_norm")
@@ -188,6 +192,33 @@ def test_the_header_of_a_gguf_file(hub, ask, served, tmp_path, name, ranges, mos
     here = json.loads(ask("-m", str(file), "--json")[1])
     for key in ("architecture", "tokenizer", "checks"):
         assert document[key] == here[key]
+
+
+def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(
+    hub, ask, served, tmp_path, monkeypatch
+):
+    """Its license and its purpose are in the list before that; after `pull` it is in our cache."""
+    file = served["org/long"] / "a.gguf"
+    entry = CatalogEntry(
+        name="small", summary="a small one", purpose="tests", license="Public Domain",
+        size=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        hub=HubFile(repository="org/long", revision=SHA, file="a.gguf"),
+    )  # fmt: skip
+    monkeypatch.setitem(CATALOG, "small", entry)
+    code, out, err = ask("-m", "small", "--json")
+    assert code == 0, err
+    assert json.loads(out)["file"]["path"] == f"org/long@{SHA} on the hub"
+    assert weights_sent(hub) < entry.size
+    listed = ask(command="models")[1]
+    assert re.search(r"^small +[\d.]+ MiB +not fetched", listed, re.MULTILINE)
+    assert "\nsmall: tests · Public Domain\n" in listed
+    assert ask("pull", "small", command="models")[0] == 0
+    assert weights_sent(hub) >= entry.size
+    (model,) = (m for m in json.loads(ask("--json", command="models")[1])["models"]
+                if m["name"] == "small")  # fmt: skip
+    assert (model["place"], model["license"]) == ("llmcli cache", "Public Domain")
+    assert ask("-m", "small", "--offline")[0] == 0
+    assert weights_sent(hub) == 0
 
 
 def test_the_headers_of_all_parts_of_a_split_model(hub, ask):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmcli.checkpoints.cache.commits import shortened
@@ -56,7 +56,9 @@ class Inventory:
     def stored(self) -> Iterator[Stored]:
         """The catalog, here or not, then the hub's cache by name."""
         for entry in CATALOG.values():
-            yield self._of_catalog(entry)
+            found = self._of_catalog(entry)
+            told = replace(found.model, license=entry.license, purpose=entry.purpose)
+            yield replace(found, model=told)
         for repository in self.repositories:
             for revision in repository.revisions:
                 if revision.files and not pinned(repository, revision):

@@ -7,6 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from llmcli.checkpoints.cache.commits import spelled_out
@@ -28,7 +29,7 @@ from llmcli.checkpoints.hub.files import (
 from llmcli.checkpoints.hub.library import check_settings, has_odd_reference
 from llmcli.checkpoints.hub.listing import listed
 from llmcli.checkpoints.hub.marks import absent, unverified
-from llmcli.checkpoints.names import HubId
+from llmcli.checkpoints.names import CLASSICS, HubId
 from llmcli.checkpoints.split import part_names
 from llmcli.errors import ModelNotFound
 from llmcli.reports.progress import Progress
@@ -39,8 +40,16 @@ def cached(model: HubId, *, weights: bool = True, whole: bool = True) -> Path | 
 
     Without `weights` a tokenizer is enough. Not `whole`: what can be run, where a download
     would perhaps bring more: other tools fetch weights without the tokenizer.
+    What other tools keep under a classic's old name (`gpt2`) counts, too.
     Raises ModelNotFound where the id cannot be one.
     """
+    if found := _cached(model, weights, whole):
+        return found
+    old = next((name for name, new in CLASSICS.items() if new == model.repository), None)
+    return None if old is None else _cached(replace(model, repository=old), weights, whole)
+
+
+def _cached(model: HubId, weights: bool, whole: bool) -> Path | None:
     check_settings()
     from huggingface_hub import snapshot_download, try_to_load_from_cache  # 0.16 s
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

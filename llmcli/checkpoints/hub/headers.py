@@ -29,12 +29,17 @@ _MAX_GGUF = 1 << 28  # the largest vocabularies take 20 MB
 
 
 def on_the_hub(spec: str, revision: str | None) -> HubId | None:
-    """The repository, or the file of one, that `spec` names; None where it names something else."""
+    """The repository, or the file of one, that `spec` names; None where it names something else.
+
+    None also for what is in our own cache, or is fetched from elsewhere where there is no hub.
+    """
     found = parse(spec, revision=revision)
     if isinstance(found, str) and found in CATALOG:
         entry = CATALOG[found]
         if entry.repository is not None:
             return HubId(repository=entry.repository, revision=entry.revision)
+        if (hub := entry.hub) and entry.wheel is None and not entry.is_cached():
+            return HubId(repository=hub.repository, revision=hub.revision, file=hub.file)
     return found if isinstance(found, HubId) else None
 
 
