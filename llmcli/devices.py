@@ -37,10 +37,10 @@ def resolve_device(name: str) -> torch.device:
         found = torch.cuda.device_count()
         raise UsageError(
             f"there is no device `{name}`: PyTorch sees {found} CUDA devices",
-            hint="use --device cpu" if not found else f"use cuda:0 … cuda:{found - 1}",
+            hint="use `--device cpu`" if not found else f"use cuda:0 … cuda:{found - 1}",
         )
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("there is no device `mps` here", hint="use --device cpu")
+        raise UsageError("there is no device `mps` here", hint="use `--device cpu`")
     return torch.device(name)
 
 
@@ -53,7 +53,7 @@ def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dt
         if name not in DTYPES:
             raise UsageError(f"`{name}` is not a dtype", hint=f"use auto, {', '.join(DTYPES)}")
         if name == "float64" and device.type == "mps":
-            raise UsageError("the device `mps` has no float64", hint="use --device cpu")
+            raise UsageError("the device `mps` has no float64", hint="use `--device cpu`")
         return DTYPES[name]
     return DTYPES[auto_dtype(device.type, stored, bfloat16=_multiplies_bfloat16(device))]
 

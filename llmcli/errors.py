@@ -149,7 +149,7 @@ class NotFinite(LlmcliError):
     def __init__(self, message: str, *, hint: str | None = None, dtype: str = "") -> None:
         found = "`llmcli dump --name '*'` names the first number that is not"
         if dtype == "float16":
-            found = f"try --dtype float32, for float16 may overflow; {found}"
+            found = f"try `--dtype float32`, for float16 may overflow; {found}"
         super().__init__(message, hint=hint or found)
 
 

@@ -71,7 +71,7 @@ def load_checkpoint(
     if quantize not in ("auto", "none"):
         raise UsageError(
             f"`--quantize {quantize}` has no kernel in this version",
-            hint="use --quantize auto, and --dtype for the arithmetic",
+            hint="use `--quantize auto`, and `--dtype` for the arithmetic",
         )
     with stages("plan"):
         config, rules = configured(checkpoint)
@@ -157,7 +157,7 @@ def _smaller(weights: int, arithmetic: torch.dtype, device: torch.device) -> str
     free = devices.available_bytes(device) or 0
     halved = weights * torch.bfloat16.itemsize // arithmetic.itemsize
     if halved < weights and halved <= free:
-        return "try --dtype bfloat16 or a smaller model"
+        return "try `--dtype bfloat16` or a smaller model"
     return "use a smaller model; `llmcli info` says what fits here"
 
 

@@ -139,7 +139,7 @@ def command(
             )
         raise CheckFailed(
             f"the derivation of `{report.name}` and the kernel differ by more than rounding",
-            hint="the first step with a ✗ has the difference; --depth all derives everything",
+            hint="the first step with a ✗ has the difference; `--depth all` derives everything",
         )
 
 

@@ -122,7 +122,7 @@ class ModelOptions:
         if self.quantize in ("int8", "int4"):
             raise UsageError(
                 f"there are no kernels for `--quantize {self.quantize}` yet",
-                hint="leave it out, or use --dtype bfloat16 for half the memory of float32",
+                hint="leave it out, or use `--dtype bfloat16` for half the memory of float32",
             )
 
     def proving(self) -> ModelOptions:

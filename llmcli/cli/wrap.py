@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -20,14 +21,18 @@ def columns(stream: TextIO, environ: Mapping[str, str]) -> int:
 def wrapped(line: str, width: int, indent: str = "  ") -> str:
     """`line` in lines of at most `width` columns, all but the first one indented.
 
-    A word that is longer stays whole: the terminal breaks it, and a path can still be copied.
+    A word that is longer stays whole, and so does what stands in backticks, spaces included: the
+    terminal breaks it, and a path or a command can still be copied.
     """
     from rich.cells import cell_len
 
     if cell_len(line) <= width:
         return line
+    # messages have no control characters, so NUL can stand for a space that must not break
+    line = re.sub("`[^`]*`", lambda span: span[0].replace(" ", "\0"), line)
     lines = [""]
     for number, word in enumerate(line.split(" ")):
+        word = word.replace("\0", " ")
         longer = f"{lines[-1]} {word}" if number else word
         if number and cell_len(longer) > width:
             lines.append(indent + word)

@@ -247,7 +247,7 @@ def _require_finite(name: str, index: tuple[int, ...], *found: float) -> None:
         if not math.isfinite(value) and not masked:
             raise NotFinite(
                 f"`{symbol(name, *index)}` is {value}" if index else f"`{name}` is not finite",
-                hint="try --dtype float64; the checkpoint may hold NaN",
+                hint="try `--dtype float64`; the checkpoint may hold NaN",
             )
 
 

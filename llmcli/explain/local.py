@@ -105,7 +105,7 @@ def _found(
     if math.isnan(share):
         raise NotFinite(
             f"`{symbol(name, *index)}` is {float(theirs)}, and {float(ours)} by its formula",
-            hint="try --dtype float64; the checkpoint may hold NaN",
+            hint="try `--dtype float64`; the checkpoint may hold NaN",
         )
     return Found(name, index, float(ours), float(theirs), float(allowed), share)
 

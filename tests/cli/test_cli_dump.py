@@ -229,7 +229,7 @@ def test_a_pipe_is_told_its_size_too(dump, tmp_path, kind):
     [
         ("float32", "blocks.1.mlp.up", "of what was dumped it is the first"),
         ("bfloat16", "blocks.1.mlp.up", "of what was dumped it is the first"),
-        ("float16", "blocks.1.mlp.up", "try --dtype float32, for float16 may overflow"),
+        ("float16", "blocks.1.mlp.up", "try `--dtype float32`, for float16 may overflow"),
         ("float32", "embed", "`llmcli dump --name '*'` names the first number that is not"),
     ],
 )

@@ -108,7 +108,7 @@ def test_too_large_for_half_precision_has_a_hint_of_its_own(cli, changed):
     assert cli("load", "-m", path, "--check").code == 0
     result = cli("load", "-m", path, "--dtype", "float16")
     assert result.code == 7
-    assert "try --dtype float32" in result.err
+    assert "try `--dtype float32`" in result.err
     assert "32 +∞" in result.out
 
 

@@ -51,16 +51,16 @@ class Asked:
             raise UsageError(
                 f"`--{'query' if view.query is not None else 'key'}` is a part of a head's matrix, "
                 f"and {'none is shown' if heads.named else 'no head is named'}",
-                hint="add --layer and --head, or --top-pairs 20 for pairs of that part",
+                hint="add --layer and --head, or `--top-pairs 20` for pairs of that part",
             )
         if view.patterns and not json:
-            raise UsageError("`--patterns` is for --json", hint="or write them with -o FILE.json")
+            raise UsageError("`--patterns` is for --json", hint="or write them with `-o FILE.json`")
         if view.all_pairs and not view.top_pairs:
             raise UsageError("`--all-pairs` is for --top-pairs", hint="such as `--top-pairs 20`")
         if view.force and view.save is None and not view.patterns:
             raise UsageError(
                 "`--force` is about the size of a file, and none is written",
-                hint="add -o FILE, or leave it out",
+                hint="add `-o FILE`, or leave it out",
             )
         kept = self.drawn or view.save is not None
         if heads.what == "scores" and not (kept or view.patterns):
@@ -71,7 +71,7 @@ class Asked:
         if view.scale is not None and not (kept or self.map is not None):
             raise UsageError(
                 "`--scale` is for matrices and `--map`, and none is shown",
-                hint="add --layer and --head, or --map METRIC",
+                hint="add --layer and --head, or `--map METRIC`",
             )
 
     def heads(self, heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
@@ -112,7 +112,7 @@ def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:
     if count > MOST_DRAWN:
         raise UsageError(
             f"those are {count} matrices, and at most {MOST_DRAWN} are drawn",
-            hint="name fewer with --layer and --head, or see all heads with --map METRIC",
+            hint="name fewer with --layer and --head, or see all heads with `--map METRIC`",
         )
 
 

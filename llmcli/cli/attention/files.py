@@ -153,5 +153,5 @@ def check_text_size(heads: Mapping[int, tuple[int, ...]], tokens: int, *, force:
     if found > FILE_CAP and not force:
         raise UsageError(
             f"the document would take about {size(found)}, more than {size(FILE_CAP)}",
-            hint=f"{SMALLER}, write -o FILE.safetensors, or add --force",
+            hint=f"{SMALLER}, write `-o FILE.safetensors`, or add --force",
         )

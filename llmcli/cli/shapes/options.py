@@ -121,7 +121,7 @@ class ChoiceOptions:
             if given:
                 raise UsageError(
                     f"`{flag}` needs the model's config.json beside the file",
-                    hint='choose tensors by the names in the file: --filter "*.0.*"',
+                    hint='choose tensors by the names in the file: `--filter "*.0.*"`',
                 )
         if self.filter is None:
             return tuple(stored)
@@ -136,7 +136,7 @@ class ChoiceOptions:
                 f"the file has no tensor `{self.filter}`",
                 hint=f"did you mean `{near[0]}`?"
                 if near
-                else 'leave it out to see all of them, or use *, as in --filter "*norm*"',
+                else 'leave it out to see all of them, or use `*`, as in `--filter "*norm*"`',
             )
         return found
 

@@ -85,7 +85,7 @@ class TimingOptions:
         elif self.force:
             raise UsageError(
                 "`--force` is about the size of a file, and none is written",
-                hint="add --trace FILE.json, or leave it out",
+                hint="add `--trace FILE.json`, or leave it out",
             )
 
     def check_trace(self, layers: int, tokens: int) -> None:

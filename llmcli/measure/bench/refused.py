@@ -37,7 +37,7 @@ def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, f
     if settings.flash_attn == "on" and not flash:
         raise UsageError(
             f"there is no flash attention in {cache_type} on this device",
-            hint="leave out `-fa`, or try --dtype bfloat16",
+            hint="leave out `-fa`, or try `--dtype bfloat16`",
         )
     for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
         if kind not in ("auto", cache_type):

@@ -219,8 +219,8 @@ def test_more_tokens_than_learned_positions_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "module", "hint"),
     [
-        ("transformers", "transformers", "pip install transformers"),
-        ("llama.cpp", "llama_cpp", "pip install llama-cpp-python"),
+        ("transformers", "transformers", "run `pip install transformers`"),
+        ("llama.cpp", "llama_cpp", "run `pip install llama-cpp-python`"),
     ],
 )
 def test_a_peer_that_is_not_installed_is_a_usage_error(tmp_path, monkeypatch, name, module, hint):
@@ -239,7 +239,7 @@ def test_a_peer_that_is_too_old_is_a_usage_error(ours, monkeypatch):
     monkeypatch.setattr(transformers, "__version__", "4.57.1")
     with pytest.raises(UsageError, match=r"transformers 4\.57\.1 is too old") as error:
         open_peer("transformers", ours, SETTINGS)
-    assert error.value.hint == "pip install --upgrade transformers"
+    assert error.value.hint == "run `pip install --upgrade transformers`"
     old = types.ModuleType("llama_cpp")
     old.__version__ = "0.2.90"
     monkeypatch.setitem(sys.modules, "llama_cpp", old)

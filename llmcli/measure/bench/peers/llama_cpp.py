@@ -171,7 +171,7 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
         what = "random weights" if ours.random_seed is not None else "safetensors"
         raise UsageError(
             f"llama.cpp reads GGUF files, and `{ours.name}` is {what}",
-            hint="give a .gguf file with -m, or compare with --against transformers",
+            hint="give a .gguf file with -m, or compare with `--against transformers`",
         )
     try:
         with silent():
@@ -179,12 +179,12 @@ def open_llama_cpp(ours: Model, settings: Settings) -> LlamaCpp:
     except (ImportError, OSError, RuntimeError):  # the latter where its C library does not load
         raise UsageError(
             "llama.cpp is not installed, so that nothing can be compared with it",
-            hint="pip install llama-cpp-python",
+            hint="run `pip install llama-cpp-python`",
         ) from None
     if not all(hasattr(library, name) for name in _NEEDED):
         raise UsageError(
             f"llama-cpp-python {library.__version__} is too old to be compared with",
-            hint="pip install --upgrade llama-cpp-python",
+            hint="run `pip install --upgrade llama-cpp-python`",
         )
     for type_ in (settings.type_k, settings.type_v):
         cache_type(type_)

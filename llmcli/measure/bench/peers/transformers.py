@@ -152,12 +152,12 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
     except ImportError:
         raise UsageError(
             "transformers is not installed, so that nothing can be compared with it",
-            hint="pip install transformers",
+            hint="run `pip install transformers`",
         ) from None
     if int(transformers.__version__.partition(".")[0]) < _OLDEST:  # its names were others
         raise UsageError(
             f"transformers {transformers.__version__} is too old to be compared with",
-            hint="pip install --upgrade transformers",
+            hint="run `pip install --upgrade transformers`",
         )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
