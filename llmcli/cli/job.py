@@ -16,7 +16,7 @@ from llmcli.cli.sampling import Resolved
 from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
-from llmcli.measure.stopwatch import Stopwatch
+from llmcli.measure.stopwatch import Stopwatch, Tally
 from llmcli.reports.text import Generated
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Job:
         self.out = out
         self.read = 0  # tokens of the first prompts that the model has read
         self.watch = Stopwatch(self.model.device)
+        self.tallies = [Tally() for _ in encoded]  # of each prompt
         self.watch.peaks = loaded.peaks
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
 
@@ -64,7 +65,7 @@ class Job:
                 writer.token(number, token, self.watch.elapsed * 1000)
         except KeyboardInterrupt as stop:
             writer.close()
-            if self.watch.generated:
+            if self.watch.total.generated:
                 self._statistics(level)
             raise Stopped(stop, told=True, where=self._where()) from stop
         except LlmcliError:
@@ -104,11 +105,12 @@ class Job:
                 first = next(watched, None)
             for token in _chained(first, watched):
                 row, sample = divmod(token.sequence, samples)
+                self.watch.credit(self.tallies[group[row]], token, len(prompts[row]))
                 yield group[row] * samples + sample, token
 
     def _where(self) -> str:
         """What an interruption before the first token cut short; nothing with `--quiet`."""
-        if self.watch.generated or self.out.quiet:
+        if self.watch.total.generated or self.out.quiet:
             return ""
         lengths = [len(item.ids) for item in self.encoded]
         first = groups(lengths, samples=self.text.num_samples)[0]
@@ -168,7 +170,7 @@ class Job:
                 "origins": self.resolved.origins,
                 "ignored": self.resolved.ignored,
             },
-            "timings": self.watch.timings(),
+            "timings": self.watch.timings(self.tallies[index]),
         }
         header = environment(kernels=KERNELS)
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)

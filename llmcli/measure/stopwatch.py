@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,12 +23,24 @@ class _Indexed(Protocol):
 T = TypeVar("T", bound=_Indexed)
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """Tokens, and the engine's seconds that they took; `decoded` are those after a first one."""
+
+    prompt_tokens: int = 0
+    generated: int = 0
+    decoded: int = 0
+    first_token_s: float | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
 class Stopwatch:
     """Adds up the time that several streams of tokens took, one after the other.
 
     Only the time spent inside the engine counts, not what the consumer does with a token.
-    A stream's first token costs the prompt; the others (`index` > 0) cost decoding. Memory is
-    watched too, on `device` where it is a GPU.
+    A stream's first token costs the prompts; the others (`index` > 0) cost decoding. `total` is of
+    all streams. Memory is watched too, on `device` where it is a GPU.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -36,44 +49,56 @@ class Stopwatch:
         self._held = Held(device)
         self.import_s = 0.0
         self.load_s = 0.0
-        self.prompt_tokens = 0
-        self.generated = 0
         self.elapsed = 0.0
-        self.first_token_s: float | None = None
-        self._prefill_s = 0.0
-        self._decoded = 0
-        self._decode_s = 0.0
+        self.total = Tally()
+        self._stream = Tally()  # the stream that runs
         self._spent = 0.0
 
     def watch(self, tokens: Iterator[T], prompt_tokens: int) -> Iterator[T]:
         """Passes the tokens of one stream on; `elapsed` is the engine's seconds so far."""
+        total = self.total
         with self._held.phase("prefill"):
             token = self._timed(tokens)
         if token is None:
-            self._decode_s += self._spent
+            total.decode_s += self._spent
             return
-        self.prompt_tokens += prompt_tokens
-        self._prefill_s += self._spent
-        if self.first_token_s is None:
-            self.first_token_s = self._spent
+        stream = self._stream = Tally(prefill_s=self._spent, first_token_s=self._spent)
+        total.prompt_tokens += prompt_tokens
+        total.prefill_s += self._spent
+        if total.first_token_s is None:
+            total.first_token_s = self._spent
         with self._held.phase("decode"):
             while token is not None:
-                self.generated += 1
-                self._decoded += token.index > 0
+                total.generated += 1
+                total.decoded += token.index > 0
                 yield token
                 token = self._timed(tokens)
-                self._decode_s += self._spent
+                total.decode_s += self._spent
+                stream.decode_s += self._spent
 
-    def timings(self) -> Timings:
-        """The sums as a report."""
+    def credit(self, tally: Tally, token: _Indexed, prompt_tokens: int) -> None:
+        """Counts the token that was passed on last for one prompt of its stream, of that length.
+
+        Prompts that run side by side share their seconds: each is given those from the stream's
+        begin to its own last token.
+        """
+        tally.prompt_tokens = prompt_tokens
+        tally.generated += 1
+        tally.decoded += token.index > 0
+        tally.first_token_s = self._stream.first_token_s
+        tally.prefill_s, tally.decode_s = self._stream.prefill_s, self._stream.decode_s
+
+    def timings(self, tally: Tally | None = None) -> Timings:
+        """`tally` as a report (None: the total), with the loading and the memory of the run."""
+        one = self.total if tally is None else tally
         return Timings(
             import_s=self.import_s,
             load_s=self.load_s,
-            first_token_s=self.first_token_s,
-            prompt_tokens=self.prompt_tokens,
-            prompt_tokens_per_s=_rate(self.prompt_tokens, self._prefill_s),
-            generated_tokens=self.generated,
-            generated_tokens_per_s=_rate(self._decoded, self._decode_s),
+            first_token_s=one.first_token_s,
+            prompt_tokens=one.prompt_tokens,
+            prompt_tokens_per_s=_rate(one.prompt_tokens, one.prefill_s),
+            generated_tokens=one.generated,
+            generated_tokens_per_s=_rate(one.decoded, one.decode_s),
             peak_memory_bytes=highest_bytes(self._device),
             peaks=(*self.peaks, *self._phase_peaks()),
         )
@@ -81,7 +106,7 @@ class Stopwatch:
     def _phase_peaks(self) -> Iterator[PhasePeak]:
         """Of what took place: after a single new token there was no decoding."""
         for peak in self._held.peaks:
-            if peak.phase != "decode" or self._decoded:
+            if peak.phase != "decode" or self.total.decoded:
                 yield peak
 
     def _timed(self, tokens: Iterator[T]) -> T | None:

@@ -121,10 +121,11 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds, tokens per second and bytes of one run of `generate`.
+    """Seconds, tokens per second and bytes of one run of `generate`, or of one prompt of a batch.
 
     `first_token_s` counts from the first prompt token to the first new one; the prompt's rate
-    is measured over the same time. The rate of generation leaves the first token out.
+    is measured over the same time. The rate of generation leaves the first token out. Prompts of a
+    batch run side by side: the tokens are each one's own, the seconds those of its group.
     `peak_memory_bytes` is the most of the whole run (on a GPU: there), `peaks` has it by phase.
     """
 

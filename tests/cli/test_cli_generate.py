@@ -89,6 +89,25 @@ def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_as_a_sample(run_
     assert len(set(sampled)) == 3
 
 
+def test_each_document_of_a_batch_counts_its_own_tokens(run_tiny, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps("x" * length) for length in range(1, 12)))
+    options = ("--raw", "--num-samples", "2", "--stop", "e", "--json")
+    batch = run_tiny("generate", "--batch", str(file), *LONG, *options)
+    documents = [json.loads(line) for line in batch.out.splitlines()]
+    assert len(documents) == 11
+    for document in documents:
+        timings = document["timings"]
+        assert timings["prompt_tokens"] == len(document["prompt"]["ids"])
+        written = [len(output["ids"]) for output in document["outputs"]]
+        assert timings["generated_tokens"] == sum(written)
+        assert (timings["generated_tokens_per_s"] is None) == (max(written) == 1)
+        assert timings["prompt_tokens_per_s"] == pytest.approx(
+            timings["prompt_tokens"] / timings["first_token_s"]
+        )
+    assert len({document["timings"]["first_token_s"] for document in documents}) == 3  # groups
+
+
 def test_plain_samples_and_batches_have_a_line_before_each(run_tiny, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('"one"\n"two"\n')
