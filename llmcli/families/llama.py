@@ -176,7 +176,6 @@ def _gguf_attention(
     if not (values.has("attention.key_length") and values.has("attention.value_length")):
         usual = require_divisible("the width", header.width, "the number of heads", heads)
     head_dim = values.integer("attention.key_length", usual, most=MOST["head_dim"])
-    window = values.integer("attention.sliding_window", 0, least=0, most=MOST["positions"])
     return AttentionConfig(
         heads=heads,
         kv_heads=kv_heads,
@@ -184,7 +183,6 @@ def _gguf_attention(
         value_dim=values.integer("attention.value_length", usual, most=MOST["head_dim"]),
         scale=head_dim**-0.5,
         rope=rope_from_gguf(values, tensors, head_dim=head_dim, context=header.context),
-        window=window or None,
     )
 
 

@@ -27,6 +27,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 # Metadata that changes what is computed, with the values at which it changes nothing.
 _GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
     "expert_count": (0,),
+    "attention.causal": (True,),
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
@@ -37,6 +38,18 @@ _GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
     "embedding_scale": (0.0, 1.0),
     "use_parallel_residual": (False,),
 }
+
+# llama.cpp reads these for other architectures only, so that no run of such a file has used them:
+# what `llama_model_base::load_hparams` and each `load_arch_hparams` of ours do not ask for.
+_GGUF_IGNORED = (
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_log_multiplier",
+)
 
 
 def activation(values: Values, key: str, default: str) -> Activation:
@@ -113,6 +126,12 @@ def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
         bos=begin[0] if begin else None,
         eos=tuple(dict.fromkeys(ends)),
     )
+
+
+def gguf_ignored(metadata: Mapping[str, Any], arch: str) -> dict[str, str]:
+    """Key → value of metadata that changes other architectures, but not `arch`, in llama.cpp."""
+    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED]
+    return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 
 def _gguf_vocab(

@@ -92,8 +92,7 @@ def _gguf_scaling(values: Values, context: int) -> RopeScaling:
     attention = values.number("rope.scaling.attn_factor", 1.0)
     if kind == "yarn":
         return _gguf_yarn(values, factor, attention, context)
-    extension = values.number("rope.scaling.yarn_ext_factor", 0.0, least=-math.inf)
-    if attention != 1.0 or extension > 0.0:
+    if attention != 1.0:
         raise UnsupportedModel("factors of yarn under another kind of scaling are not supported")
     return None if kind == "none" or factor == 1.0 else LinearScaling(factor=factor)
 
@@ -102,20 +101,14 @@ def _gguf_yarn(values: Values, factor: float, attention: float, context: int) ->
     """llama.cpp: the temperature from the factor, times the file's own `attn_factor`.
 
     Its context divides by 1 + 0.1 ln(factor) and its kernel multiplies by it again, so that
-    what reaches cos and sin is the ratio below.
+    the temperature reaches cos and sin once. The `yarn_…` keys have no effect: `gguf_ignored`.
     """
-    all_dims = values.number("rope.scaling.yarn_log_multiplier", 0.0, above=False)
-    temperature = _mscale(factor) / (_mscale(factor, all_dims) if all_dims else 1.0)
-    if values.number("rope.scaling.yarn_ext_factor", 1.0, least=-math.inf) not in (1.0, -1.0):
-        raise UnsupportedModel("a `rope.scaling.yarn_ext_factor` other than 1 is not supported")
     return YarnScaling(
         factor=factor,
         original=values.integer(
             "rope.scaling.original_context_length", context, most=MOST["positions"]
         ),
-        attention_factor=temperature * attention,
-        beta_fast=values.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=values.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=_mscale(factor) * attention,
     )
 
 

@@ -12,6 +12,7 @@ from llmcli.anatomy.spec import DTYPE_BYTES, Call
 from llmcli.anatomy.work import total_work
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, plan, translate
+from llmcli.families.read import gguf_ignored
 from llmcli.families.words import WORDS
 from llmcli.measure.about import about
 from llmcli.measure.memory import dtype_on
@@ -60,6 +61,7 @@ def measure_info(
         untold = error.message
     model: ModelFacts | None = None
     checks: tuple[ViewCheck, ...] = ()
+    ignored: dict[str, str] = {}
     if checkpoint.config is None:
         unknown.append("there is no config.json beside the weights, so the model is not known")
     else:
@@ -68,6 +70,8 @@ def measure_info(
             entries = 0 if loaded is None else loaded.vocab_size
             model = _model(config, checkpoint, devices, dtype, batch, context, entries)
             checks = _checks(checkpoint, config, rules)
+            if checkpoint.kind == "gguf":
+                ignored = gguf_ignored(checkpoint.metadata, config.model_type)
         except UnsupportedModel as error:
             unknown.append(error.message)
     if untold is not None:
@@ -79,6 +83,7 @@ def measure_info(
         model=model,
         tokenizer=_tokenizer(loaded),
         unknown=tuple(unknown),
+        ignored=ignored,
         checks=checks,
     )
 

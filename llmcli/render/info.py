@@ -38,6 +38,10 @@ def render_info(report: InfoReport, *, metadata: bool = False) -> RenderableType
     if report.tokenizer is not None:
         facts += _tokenizer(report.tokenizer)
     facts += _file(report.file, None if report.model is None else report.model.declared)
+    facts += [
+        ("ignored", (one_line(f"{key} = {value}"), "llama.cpp does not read it here either"))
+        for key, value in report.ignored.items()
+    ]
     facts += [("unknown", (one_line(reason),)) for reason in report.unknown]
     parts: list[RenderableType] = [Text(one_line(report.name), style=HEADING), Facts(facts)]
     if report.model is not None:

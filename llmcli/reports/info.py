@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmcli.reports.checks import ViewCheck
@@ -203,7 +203,8 @@ class ModelFacts:
 class InfoReport:
     """What `llmcli info` prints; `model` is None where there is no configuration that we know.
 
-    `unknown` says why `model`, or the tokenizer, is missing.
+    `unknown` says why `model`, or the tokenizer, is missing. `ignored`: GGUF metadata that has no
+    effect for this architecture, here and in llama.cpp.
     """
 
     name: str
@@ -212,6 +213,7 @@ class InfoReport:
     tokenizer: TokenizerFacts | None
     about: About = About()
     unknown: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[ViewCheck, ...] = ()
 
 

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmcli.config import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rows, UnpairRows, find
+from llmcli.families.read import gguf_ignored
 
 ARCHS = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
@@ -161,7 +162,6 @@ def test_other_metadata():
     one = config(
         attention__key_length=10,
         attention__value_length=12,
-        attention__sliding_window=5,
         tokenizer__ggml__bos_token_id=1,
         tokenizer__ggml__eos_token_id=2,
         tokenizer__ggml__eot_token_id=7,
@@ -170,9 +170,7 @@ def test_other_metadata():
     mixer = one.layers[0].mixer
     assert (mixer.head_dim, mixer.value_dim, mixer.rope.dims) == (10, 12, 10)
     assert mixer.scale == 10**-0.5
-    assert mixer.window == 5
     assert (one.bos, one.eos) == (1, (2, 7))
-    assert config(attention__sliding_window=0).layers[0].mixer.window is None
     assert config(attention__head_count_kv=None).layers[0].mixer.kv_heads == 6
     assert config("gpt2").layers[0].ffn.activation == "gelu_tanh"
     assert config("gpt2").embedding.positions == 96
@@ -221,13 +219,33 @@ def test_metadata_that_cannot_be(changes, words):
         {"final_logit_softcapping": 30.0},
         {"attention__scale": 0.1},
         {"use_parallel_residual": True},
+        {"attention__causal": False},
     ],
 )
 def test_metadata_that_asks_for_another_model(changes):
     with pytest.raises(UnsupportedModel, match="is not supported"):
         config(**changes)
-    neutral = {key: 0 for key in changes}
+    neutral = {key: key == "attention__causal" for key in changes}
     assert config(**neutral) == config()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arch):
+    """It reads them for other architectures: a file that has them has always run without them."""
+    given = {
+        "attention.sliding_window": 5,
+        "rope.scaling.yarn_ext_factor": 0.5,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.yarn_beta_slow": 2.0,
+        "rope.scaling.yarn_log_multiplier": 0.5,
+    }
+    keys = {key.replace(".", "__"): value for key, value in given.items()}
+    for kind in ("yarn", "linear"):
+        scaling = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0}
+        assert config(arch, **scaling, **keys) == config(arch, **scaling)
+    told = gguf_ignored(metadata(arch, **keys), arch)
+    assert told == {f"{arch}.{key}": str(value) for key, value in given.items()}
+    assert gguf_ignored(metadata(arch), arch) == {}
 
 
 @pytest.mark.real

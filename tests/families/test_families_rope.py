@@ -196,25 +196,16 @@ def test_gguf_yarn_is_llama_cpps():
         **given,
         rope__scaling__original_context_length=32,
         rope__scaling__attn_factor=0.5,
-        rope__scaling__yarn_beta_fast=16.0,
-        rope__scaling__yarn_beta_slow=2.0,
     ).scaling
     assert full == YarnScaling(
-        factor=4.0,
-        original=32,
-        attention_factor=pytest.approx(0.5 * 1.1386294361),
-        beta_fast=16.0,
-        beta_slow=2.0,
+        factor=4.0, original=32, attention_factor=pytest.approx(0.5 * 1.1386294361)
     )
-    multiplied = gguf(**given, rope__scaling__yarn_log_multiplier=0.5).scaling
-    assert multiplied.attention_factor == pytest.approx(1.1386294361 / 1.06931471806)
 
 
 @pytest.mark.parametrize(
     ("tensors", "keys"),
     [
         ((), {"rope__scaling__type": "longrope"}),
-        ((), {"rope__scaling__type": "yarn", "rope__scaling__yarn_ext_factor": 0.5}),
         ((), {"rope__scaling__attn_factor": 1.2}),
         (("rope_freqs.weight",), {"rope__scaling__factor": 2.0}),
     ],

@@ -12,6 +12,7 @@ from tiny_checkpoints import llama_tensors, write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
+from llmcli.measure.info import measure_info
 from llmcli.measure.load.claims import claims
 from llmcli.text import load_tokenizer
 
@@ -104,6 +105,17 @@ def test_a_gguf_file_that_lies(tmp_path, look, name, key, value, must):
     assert report.fits is not must, "a label that is wrong is told, and no more"
 
 
+@BOTH
+def test_metadata_without_effect_is_reported(tmp_path, look):
+    given = {"llama__attention__sliding_window": 5}
+    report = look(write_gguf(tmp_path / "m.gguf", **given))
+    told = claim(report, "ignored")
+    assert (told.what, told.says, told.ok) == ("`llama.attention.sliding_window`", "5", False)
+    assert report.ok
+    facts = measure_info(open_checkpoint(tmp_path / "m.gguf"), [])
+    assert facts.ignored == {"llama.attention.sliding_window": "5"}
+
+
 def test_a_vocabulary_of_another_size(tmp_path):
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
     config, _ = translate(checkpoint)
@@ -144,7 +156,10 @@ def test_a_head_beside_tied_embeddings(tmp_path, equal):
     if equal:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     report = loaded(write_llama(tmp_path / "m", tensors, tie_word_embeddings=True))
-    assert claim(report, "tie_word_embeddings").ok is equal
+    told = claim(report, "tie_word_embeddings")
+    assert told.ok is equal
+    differs = "false: `lm_head.weight` differs from the embedding and is used as the head"
+    assert told.holds == ("`lm_head.weight` equals the embedding" if equal else differs)
     assert report.ok, "the file is believed"
     dropped = [line.source for line in report.lines if not line.parameter]
     assert dropped == (["lm_head.weight"] if equal else [])

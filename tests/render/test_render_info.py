@@ -203,6 +203,12 @@ def test_what_is_not_known_is_said():
     assert not any("memory" in line or "✓" in line for line in lines)
 
 
+def test_metadata_without_effect_is_shown():
+    ignored = {"llama.attention.sliding_window": "4096"}
+    text = " ".join(shown(render_info(replace(REPORT, ignored=ignored)), 200))
+    assert "llama.attention.sliding_window = 4096 · llama.cpp does not read it here either" in text
+
+
 def test_who_the_model_is():
     about = About(
         summary="SmolLM2, 98 MB", name="Smol", organization="HF", license="mit", languages=("en",)

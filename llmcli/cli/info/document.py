@@ -47,6 +47,7 @@ def info_document(report: InfoReport) -> dict[str, Any]:
         "flops": None if report.model is None else vars(report.model.flops),
         "memory": [] if report.model is None else _memory(report.model),
         "unknown": report.unknown,
+        "ignored": report.ignored,
         "checks": checks_document(report.checks),
     }
 

@@ -14,6 +14,7 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.config import ModelConfig
+from llmcli.families.read import gguf_ignored
 from llmcli.families.rules import HF_HEAD
 from llmcli.reports.load import Claim
 from llmcli.reports.numbers import counted
@@ -50,6 +51,7 @@ def claims(
     ]
     if config is not None:
         found += [*_vocabulary(checkpoint, config, tokenizer), *_head(checkpoint, config)]
+        found += _ignored(checkpoint, config)
     return tuple(found)
 
 
@@ -195,8 +197,18 @@ def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
     said = (checkpoint.config or {}).get("tie_word_embeddings")
     if checkpoint.kind == "gguf" or HF_HEAD not in checkpoint.tensors or said is not True:
         return
-    held = "the embedding once more" if config.head.tied else "a head of its own, which is used"
+    held = f"false: `{HF_HEAD}` differs from the embedding and is used as the head"
+    if config.head.tied:
+        held = f"`{HF_HEAD}` equals the embedding"
     yield _claim(
-        "tie_word_embeddings", "`tie_word_embeddings` in config.json", "true",
-        f"`{HF_HEAD}` is {held}", config.head.tied, must=False,
+        "tie_word_embeddings", "`tie_word_embeddings` in config.json", "true", held,
+        config.head.tied, must=False,
     )  # fmt: skip
+
+
+def _ignored(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
+    """Metadata that has no effect, although it would for another architecture."""
+    if checkpoint.kind == "gguf":
+        why = f"without effect: llama.cpp does not read it for `{config.model_type}` either"
+        for key, value in gguf_ignored(checkpoint.metadata, config.model_type).items():
+            yield _claim("ignored", f"`{key}`", value, why, False, must=False)
