@@ -30,13 +30,14 @@ def printable(text: str) -> str:
     """`text` for a terminal: control characters other than newline and tab are spelled out.
 
     A model can be made to write escape sequences that move the cursor or set the title, and
-    characters that turn the direction of what follows (joiners and the like stay: emoji).
+    characters that reorder the text around them. Other characters that are not seen stay: emoji
+    and many scripts need joiners, variation selectors and tags, and none of them moves anything.
     """
     if text.isprintable():
         return text
     return "".join(
         _spelled(character)
-        if character in _TURNING
+        if character in _REORDERING
         or (character not in "\n\t" and unicodedata.category(character) in _UNSEEN)
         else character
         for character in text
@@ -66,7 +67,10 @@ def one_line(text: str) -> str:
     return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
 
 
-_TURNING = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+# Unicode's property Bidi_Control, and after it the deprecated controls of mirroring and digits
+_REORDERING = frozenset(
+    map(chr, (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2070)))
+)
 _UNSEEN = ("Cc", "Cs", "Zl", "Zp")
 _NAMED = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 

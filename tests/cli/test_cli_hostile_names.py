@@ -10,12 +10,11 @@ import torch
 from tiny_checkpoints import llama_tensors, write_llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-BAD = "\x1b[31m\x1b]0;own\x07 \x9b2J\u202eevil\u2028\x7f\r\x00"
+BAD = "\x1b[31m\x1b]0;own\x07 \x9b2J\u202e\u061cevil\u2028\x7f\r\x00"
 # Controls, overrides of the writing direction, and ends of lines that are no newline.
 FORBIDDEN = {
     *map(chr, (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))),
-    "\u2028",
-    "\u2029",
+    *"\u061c\u200e\u200f\u2028\u2029",
 } - {"\n"}
 
 

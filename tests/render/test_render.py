@@ -312,6 +312,10 @@ def test_a_long_setting_has_a_line_of_its_own():
         ("\x1b[31mred\x07\r", "\\x1b[31mred\\x07\\x0d"),
         ("\x9b2J", "\\x9b2J"),
         ("\ud800", "\\ud800"),
+        ("a\u061cb\u200e\u200f", "a\\u061cb\\u200e\\u200f"),
+        ("\u202a\u202e\u2066\u2069", "\\u202a\\u202e\\u2066\\u2069"),
+        ("\u206a\u206f", "\\u206a\\u206f"),
+        ("👩\u200d🔬❤\ufe0f", "👩\u200d🔬❤\ufe0f"),
     ],
 )
 def test_text_for_a_terminal_cannot_drive_it(text, expected):
