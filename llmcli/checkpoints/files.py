@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -13,6 +14,7 @@ from typing import Any
 
 from llmcli.errors import CheckpointError, ModelNotFound
 
+_read: set[Path] = set()  # every file of a model that this process has opened
 MAX_JSON_BYTES = 100_000_000  # the cap that the safetensors library puts on its own header
 
 
@@ -68,7 +70,17 @@ def open_regular(path: Path) -> tuple[int, int]:
     except BaseException:
         os.close(descriptor)
         raise
+    _read.add(path)
     return descriptor, status.st_size
+
+
+def was_read(status: os.stat_result) -> bool:
+    """Whether this process has opened that file as one of a model, under whatever name."""
+    for path in _read:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), status):
+                return True
+    return False
 
 
 def read_bytes(path: Path, most: int, *, hint: str) -> bytes:

@@ -1,18 +1,23 @@
 """Files that a command writes because the user asked for one: which kind, how large, and whole.
 
 A file appears under its name only when it is complete: until then it grows beside it under
-another name. A full disk or Ctrl-C costs nothing, and what was there before stays.
+another name. A full disk or Ctrl-C costs nothing, and what was there before stays. A process that
+is killed leaves its partial file, which the next write into that directory removes: the writer
+holds a lock on it, which ends with the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import os
+import re
 import secrets
 import shlex
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -26,6 +31,7 @@ from llmcli.errors import UsageError, WriteFailed
 PAGE_CAP = 64 << 20
 FILE_CAP = 1 << 30
 OTHER_PLACE = "write to another file or directory"
+_PARTIAL = re.compile(r"\.llmcli-[0-9a-f]{12}\.part")
 
 
 def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> str:
@@ -66,11 +72,36 @@ def _check_place(path: str, target: Path) -> None:
             f"could not write `{path}`: there is no such directory",
             hint=f"make it first: mkdir -p {shlex.quote(str(folder))}",
         ) from None
-    with contextlib.suppress(FileNotFoundError):  # what is not there yet; a name too long is told
-        target.stat()
+    check_target(path)
     # a file is written beside its old self, a pipe or a device as it is
     if not os.access(target if _stream(target) else folder, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def check_target(path: str) -> None:
+    """Raises WriteFailed for a file that is write-protected, or that the model is read from.
+
+    `whole_file` asks; a command that computes for long asks first, with its model loaded.
+    """
+    from llmcli.checkpoints.files import was_read
+
+    with _told(path):
+        try:
+            status = _target(path).stat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(status.st_mode):
+            return
+        # The directory's permissions decide about a rename, and root may write anything.
+        if not (status.st_mode & 0o222 and os.access(_target(path), os.W_OK)):
+            raise WriteFailed(
+                f"could not write `{path}`: it is write-protected", hint=OTHER_PLACE
+            )
+        if was_read(status):
+            raise WriteFailed(
+                f"could not write `{path}`: it is a file of the model that is being read",
+                hint=OTHER_PLACE,
+            )
 
 
 def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
@@ -78,10 +109,11 @@ def check_size(path: str, estimate: int, *, force: bool, smaller: str) -> None:
 
     `smaller` says how to get less: "name fewer layers with `--layer`". Raises UsageError above
     the cap (64 MiB for a page, 1 GiB for anything else) without `force`, and WriteFailed where
-    the disk has no room for it.
+    the disk has no room for it, and as `check_target` does.
     """
     from llmcli.render.stats import size
 
+    check_target(path)
     cap = PAGE_CAP if path.lower().endswith(".html") else FILE_CAP
     if estimate > cap and not force:
         raise UsageError(
@@ -128,9 +160,12 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
             with _opened(path, target, "wb") as stream:
                 shutil.copyfileobj(file, stream)
         return
-    beside = target.with_name(f".llmcli-{secrets.token_hex(6)}.part")
+    check_target(path)
+    _remove_stale(target.parent)
+    with _told(path):
+        beside, lock = _partial(target.parent)
     try:
-        with _opened(path, beside, "xb+") as file:
+        with _opened(path, beside, "rb+") as file:
             yield file
         with _told(path):
             if target.exists():
@@ -139,6 +174,34 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _partial(folder: Path) -> tuple[Path, int]:
+    """A new empty file in `folder`, and a descriptor that locks it until it is closed."""
+    while True:
+        path = folder / f".llmcli-{secrets.token_hex(6)}.part"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock).st_nlink:
+            return path, lock
+        os.close(lock)  # another process removed it before it was locked
+
+
+def _remove_stale(folder: Path) -> None:
+    """Removes partial files whose writers are gone: nobody holds the lock on them."""
+    with contextlib.suppress(OSError):
+        for name in filter(_PARTIAL.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                file = os.open(folder / name, flags)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if stat.S_ISREG(os.fstat(file).st_mode):
+                        os.unlink(folder / name)
+                finally:
+                    os.close(file)
 
 
 def _target(path: str) -> Path:

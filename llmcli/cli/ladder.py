@@ -12,7 +12,7 @@ import typer
 
 from llmcli.cli.encoding import ChatOptions, encode
 from llmcli.cli.exits import Stopped
-from llmcli.cli.files import kind_of_file
+from llmcli.cli.files import check_target, kind_of_file
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
@@ -117,6 +117,8 @@ def command(
     _check(ladder, output)
     given = prompt_or_builtin(prompt, BUILTIN, out.note)
     loaded = load_model(model.proving(), out, text=given.ids is None).model
+    if ladder.save is not None:
+        check_target(ladder.save)
     ids = encode(given, ChatOptions(raw=True), loaded).ids
     _check_room(len(ids) + ladder.tokens, model.context_length or loaded.config.context)
     _check_rotation(len(ids) + ladder.tokens, loaded)

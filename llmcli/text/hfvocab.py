@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmcli.checkpoints.files import shown
+from llmcli.checkpoints.files import read_bytes, shown
 from llmcli.errors import CheckpointError, LlmcliError, UnsupportedModel
 from llmcli.text.hfspecial import mark_special
 from llmcli.text.settings import (
@@ -120,9 +120,8 @@ def _build(
 def _read(path: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
-    if path.stat().st_size > MAX_FILE:
-        raise CheckpointError(f"`{path.name}` has more than {MAX_FILE} bytes", hint=BROKEN)
-    backend = tokenizers.Tokenizer.from_file(str(path))
+    # not by its name, which the library takes only where it is UTF-8
+    backend = tokenizers.Tokenizer.from_buffer(read_bytes(path, MAX_FILE, hint=BROKEN))
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -5,10 +5,14 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from cli_tiny import write_tiny
+from gguf_model import write_model as write_gguf
 from safetensors.numpy import load
 
 from llmcli.cli import files
@@ -184,6 +188,122 @@ def test_the_file_behind_a_link_is_replaced_not_the_link(tmp_path):
     write_file(str(link), b"new")
     assert link.is_symlink()
     assert real.read_bytes() == b"new"
+
+
+def test_a_write_protected_file_stays(tmp_path):
+    """Only its directory's permissions decide about a rename, and root may write anything."""
+    path = tmp_path / "kept.png"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    assert refused(path) == ("it is write-protected", files.OTHER_PLACE)
+    with pytest.raises(WriteFailed, match="write-protected"):
+        write_file(str(path), b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["kept.png"]
+
+
+# `dump` writes arrays, the others documents and pictures: each names a file that it can write
+OVERWRITING = [
+    *(["dump", "ab", "--name", "embed", "-o", name] for name in (
+        "model.safetensors", "link.safetensors", "hard.npz",
+    )),
+    ["dump", "--name", "embed.W", "-o", "model.safetensors"],
+    *([*command, name] for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+      for command in (["attention", "ab", "-o"], ["lens", "--ids", "1,2", "-o"])),
+    ["timing", "ab", "--trace", "config.json"],
+    ["ladder", "a", "-o", "tokenizer.json"],
+    ["attention", "ab", "-o", "link.json"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("argv", OVERWRITING, ids=lambda argv: f"{argv[0]}-{argv[-1]}")
+def test_no_file_of_the_model_is_overwritten(cli, tmp_path, monkeypatch, argv):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    (folder / "tokenizer_config.json").write_text("{}")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.chdir(folder)
+    (tmp_path / "m" / "link.safetensors").symlink_to("model.safetensors")
+    (tmp_path / "m" / "link.json").symlink_to("config.json")
+    os.link("model.safetensors", "hard.npz")
+    result = cli(*argv, "-m", ".", "--dtype", "float32", "-q")
+    reason = "it is a file of the model that is being read"
+    assert result.err.splitlines() == [
+        f"error: could not write `{argv[-1]}`: {reason}",
+        f"hint: {files.OTHER_PLACE}",
+    ]
+    assert (result.code, result.out) == (1, "")
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_no_part_of_a_split_model_is_overwritten(cli, tmp_path, part):
+    parts = write_gguf(tmp_path / "m.gguf", parts=3)
+    before = parts[part - 1].read_bytes()
+    (tmp_path / "out.npz").symlink_to(parts[part - 1])
+    result = cli("dump", "-m", parts[0], "--name", "embed.W", "-o", tmp_path / "out.npz")
+    assert result.code == 1
+    assert "it is a file of the model that is being read" in result.err
+    assert parts[part - 1].read_bytes() == before
+
+
+def test_other_files_beside_a_model_are_replaced(cli, tmp_path):
+    folder = write_tiny(tmp_path / "m", weights=True)
+    (folder / "out.npz").write_bytes(b"old")
+    argv = ["dump", "-m", str(folder), "--name", "embed.W", "-o", str(folder / "out.npz")]
+    assert cli(*argv).code == 0
+    assert np.load(folder / "out.npz")["embed.W"].size
+
+
+WRITER = """
+import os, sys, time
+from llmcli.cli.files import whole_file
+with whole_file(sys.argv[1]) as file:
+    file.write(b"half")
+    file.flush()
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def writing(path):
+    """A process that has begun to write `path`; killed at the end."""
+    argv = [sys.executable, "-c", WRITER, str(path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_partial_file_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
+    with writing(tmp_path / "a.npz"):
+        (partial,) = os.listdir(tmp_path)
+        write_file(str(tmp_path / "b.npz"), b"whole")
+        assert sorted(os.listdir(tmp_path)) == [partial, "b.npz"], "its writer lives"
+    assert partial in os.listdir(tmp_path)
+    (tmp_path / ".llmcli-mine.part").write_bytes(b"")  # the names of others
+    (tmp_path / ".llmcli-0123456789ab.part").symlink_to("b.npz")
+    write_file(str(tmp_path / "c.npz"), b"whole")
+    kept = [".llmcli-0123456789ab.part", ".llmcli-mine.part", "b.npz", "c.npz"]
+    assert sorted(os.listdir(tmp_path)) == kept
+    assert (tmp_path / "b.npz").read_bytes() == b"whole"
+
+
+def test_a_partial_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    lock, removed = files.fcntl.flock, []
+
+    def late(descriptor, kind):
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    write_file(str(tmp_path / "a.npz"), b"whole")
+    assert len(removed) == 1
+    assert os.listdir(tmp_path) == ["a.npz"]
 
 
 @contextmanager

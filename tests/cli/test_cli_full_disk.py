@@ -59,6 +59,7 @@ WRITES = {
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "cli.dump:_dumped": NAMED,
+    "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.ladder:_save": NAMED,
     "cli.lens.files:write_lens": NAMED,
@@ -132,7 +133,7 @@ def test_a_file_that_a_command_writes(cli, model, argv):
     assert os.listdir() == [out.name]
 
 
-@pytest.mark.parametrize("step", ["open", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["create", "open", "chmod", "replace"])
 def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
     path = tmp_path / "a.npz"
     path.write_bytes(b"old")
@@ -140,7 +141,9 @@ def test_no_step_of_a_whole_file_leaves_half_of_it(tmp_path, monkeypatch, step):
     def full(*args, **more):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if step == "open":
+    if step == "create":
+        monkeypatch.setattr("llmcli.cli.files._partial", full)
+    elif step == "open":
         monkeypatch.setattr("llmcli.cli.files._File", full)
     else:
         monkeypatch.setattr(Path, step, full)
