@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import typer
 
+from llmcli.checkpoints.catalog import CATALOG, cache_dir, offline_from_environment
+from llmcli.checkpoints.locate import DEFAULT_MODEL
 from llmcli.cli.batch import read_batch
 from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.job import Job
@@ -16,9 +19,11 @@ from llmcli.cli.params import Range
 from llmcli.cli.prompts import read_prompt
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
-from llmcli.errors import UsageError
+from llmcli.errors import LlmcliError, UsageError
 
 TEXT = "Text"
+_NAMED = "better-model-named"  # an empty file in our cache: it has been said on this machine
+_CONVERSATION = 4096  # tokens for which a better model has to fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +128,12 @@ def command(
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(item.ids is None for item in given))
-        resolved = resolve(sampling, loaded.model.checkpoint.generation_config)
+        entry = CATALOG.get(loaded.model.name)
+        resolved = resolve(
+            sampling,
+            loaded.model.checkpoint.generation_config,
+            None if entry is None else entry.sampling,
+        )
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
     room = model.context_length or loaded.model.config.context
@@ -131,6 +141,40 @@ def command(
     for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
         out.note(note)
     Job(loaded, encoded, resolved, text, seed, room, out).write(drawn=drawn)
+    if not text.stream_json:
+        _name_a_better_model(model, loaded.model.name, out)
+
+
+def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
+    """After the default model's very first answer on a terminal: the best one that fits here.
+
+    Not where a model was named, nor where no other may be fetched. Where it cannot be kept that
+    it has been said, nothing is said: it would be said each time.
+    """
+    named = options.model is not None or bool(os.environ.get("LLMCLI_MODEL"))
+    alone = options.offline or options.random_weights or offline_from_environment()
+    watched = out.out.terminal and out.err.terminal and not (out.quiet or out.json)
+    if named or alone or not watched or name != DEFAULT_MODEL:
+        return
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        (cache_dir() / _NAMED).touch(exist_ok=False)
+    except OSError:
+        return
+    from llmcli.cli.headers import chosen_devices
+    from llmcli.measure.info import best_fitting
+    from llmcli.measure.memory import machine_devices
+    from llmcli.render.stats import better_model_line
+
+    try:
+        device = chosen_devices(options.device, machine_devices())[0]
+    except LlmcliError:  # nothing is known of the device that it ran on
+        return
+    if device.free_bytes is None:  # not every system says what is free
+        device = replace(device, free_bytes=device.total_bytes)
+    best = best_fitting(device, dtype=options.dtype, context=_CONVERSATION)
+    if best is not None:
+        out.aside(better_model_line(name, best.name, best.size, best.license))
 
 
 def _check(prompt: PromptOptions, text: GenerateOptions, output: OutputOptions) -> None:

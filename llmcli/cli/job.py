@@ -188,12 +188,21 @@ class Job:
             return
         seed = None if self.resolved.greedy else self.seed
         from llmcli.measure.environment import environment
-        from llmcli.render.stats import confidence_legend, full_stats, model_line, short_stats
+        from llmcli.render.stats import (
+            confidence_legend,
+            full_stats,
+            model_line,
+            short_stats,
+            template_line,
+        )
 
         timings = self.watch.timings()
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
         if self.text.logprobs is not None and coloured:
             self.out.aside(confidence_legend())
+        text = not (self.out.json or self.text.stream_json or self.out.quiet)
+        if text and self.out.err.terminal and any(item.chat for item in self.encoded):
+            self.out.aside(template_line())
         if level == "short":
             self.out.aside(short_stats(timings, seed, self.out.err.width))
             return

@@ -1,4 +1,4 @@
-"""The sampling options of `generate`, and which value is in force: flag, model, or default."""
+"""The sampling options of `generate`, and which of the values for each is in force."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcli.errors import UsageError
 if TYPE_CHECKING:
     from llmcli.generation.sampling import Sampling
 
-Origin = Literal["flag", "generation_config.json", "default"]
+Origin = Literal["flag", "generation_config.json", "catalog", "default"]
 PANEL = "Sampling"
 
 DEFAULTS: Mapping[str, float] = {
@@ -151,14 +151,19 @@ class Resolved:
         return Sampling(top_k=int(self.values["top_k"]), seed=seed, **values)
 
 
-def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -> Resolved:
-    """Flags win over `generation_config.json`, which wins over our defaults, value by value.
+def resolve(
+    options: SamplingOptions,
+    configuration: Mapping[str, Any] | None,
+    tuned: Mapping[str, float] | None = None,
+) -> Resolved:
+    """Flags win over `generation_config.json`, then what the catalog has, `tuned`, then defaults.
 
+    Value by value: a `generation_config.json` without a temperature leaves that to the catalog.
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
     number of its range is passed over with a note, and so is all that changes the text in
     transformers and not here.
     """
-    given = configuration or {}
+    given, tuned = configuration or {}, tuned or {}
     values: dict[str, float] = {}
     origins: dict[str, Origin] = {}
     notes = []
@@ -169,7 +174,8 @@ def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -
             theirs = 0.0
         if name == "temperature" and options.greedy:
             flag = 0.0
-        values[name], origins[name] = default, "default"
+        usual = tuned.get(name, default)
+        values[name], origins[name] = usual, "catalog" if name in tuned else "default"
         if flag is not None:
             values[name], origins[name] = flag, "flag"
         elif _valid(name, theirs):
@@ -177,7 +183,7 @@ def resolve(options: SamplingOptions, configuration: Mapping[str, Any] | None) -
         elif theirs is not None:
             notes.append(
                 f"generation_config.json has `{name}` {theirs!r}, which must be {RANGES[name]}: "
-                f"{default:g} is used"
+                f"{usual:g} is used"
             )
     resolved = Resolved(values, origins, tuple(notes))
     idle = [name for name in ("top_k", "top_p", "min_p") if origins[name] == "flag"]

@@ -10,8 +10,9 @@ from llmcli.anatomy import parameters
 from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
 from llmcli.anatomy.spec import DTYPE_BYTES, Call
 from llmcli.anatomy.work import total_work
+from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Plan, Rule, families, plan, translate
+from llmcli.families import Plan, Rule, families, find, plan, translate
 from llmcli.families.read import gguf_ignored
 from llmcli.families.words import WORDS
 from llmcli.measure.about import about
@@ -86,6 +87,20 @@ def measure_info(
         ignored=ignored,
         checks=checks,
     )
+
+
+def best_fitting(device: Device, *, dtype: str, context: int) -> CatalogEntry | None:
+    """The best model of the catalog that is better than the default and fits there.
+
+    None where none does, and where the free memory of the device is not known. Nothing is read.
+    """
+    for entry in reversed(CATALOG.values()):
+        if entry.config:
+            config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
+            arithmetic = dtype_on(device, dtype, {"Q8_0"})  # all of them are GGUF files of blocks
+            if _fit(config, device, arithmetic, 1, context, config.vocab).fits:
+                return entry
+    return None
 
 
 def supported_families() -> tuple[FamilyFacts, ...]:

@@ -94,6 +94,17 @@ def confidence_legend() -> Text:
     return legend
 
 
+def template_line() -> Text:
+    """That the text went through the model's chat template, and how it does not."""
+    return Text("chat template applied · `--raw` continues the text as it stands", style=FAINT)
+
+
+def better_model_line(name: str, better: str, nbytes: int, license: str) -> Text:
+    """That `better`, a download of `nbytes`, answers better than the model `name`."""
+    words = f"`{name}` is small and often wrong: try `-m {better}` ({size(nbytes)}, {license})"
+    return Text(f"{words}; `llmcli models` lists more", style=FAINT)
+
+
 def duration(seconds: float) -> str:
     """`52 ms`, `1.24 s` or `2 min 5 s`."""
     if seconds < 0.9995:

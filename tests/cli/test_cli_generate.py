@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from dataclasses import replace
 
 import pytest
+import torch
 from cli_tiny import write_tiny
 
+from llmcli.checkpoints import CATALOG
 from llmcli.cli.batch import groups, read_batch
+from llmcli.cli.output import Screen
 from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
 from llmcli.errors import UsageError
+from llmcli.families import find
+from llmcli.loading import weight_bytes
 from llmcli.measure import peaks as marks
 
 LONG = ("--ignore-eos", "-n", "12")
@@ -280,6 +288,117 @@ def test_what_is_not_followed_of_the_configuration_is_named_once(cli, tmp_path):
     assert "generation_config.json" not in cli("generate", "x", *base, "-q").err
     neutral = {"num_beams": 1, "typical_p": 1.0, "min_new_tokens": None, "epsilon_cutoff": 0.0}
     assert not resolve(SamplingOptions(), neutral).notes
+
+
+def test_the_catalog_gives_defaults_where_the_model_has_none_of_its_own():
+    tuned = CATALOG["smollm2"].sampling
+    assert tuned == {"temperature": 0.2, "top_p": 0.9}
+    alone = resolve(SamplingOptions(), None, tuned)
+    assert (alone.values["temperature"], alone.values["top_p"]) == (0.2, 0.9)
+    assert (alone.origins["temperature"], alone.origins["top_k"]) == ("catalog", "default")
+    both = resolve(SamplingOptions(top_p=1.0), {"temperature": 0.6, "top_p": 0.5}, tuned)
+    assert (both.values["temperature"], both.origins["temperature"]) == (
+        0.6,
+        "generation_config.json",
+    )
+    assert (both.values["top_p"], both.origins["top_p"]) == (1.0, "flag")
+    wrong = resolve(SamplingOptions(), {"temperature": "hot"}, tuned)
+    assert wrong.origins["temperature"] == "catalog"
+    assert "0.2 is used" in wrong.notes[0]
+
+
+def test_the_catalogs_sampling_is_that_of_its_name(cli, monkeypatch):
+    """`tiny` by its name, and the same files by their path; both have a `top_k` of their own."""
+    entry = CATALOG["tiny"]
+    monkeypatch.setitem(CATALOG, "tiny", replace(entry, sampling={"top_k": 7, "min_p": 0.5}))
+    for name, origins in (("tiny", ("generation_config.json", "catalog")),
+                          (str(entry.file), ("generation_config.json", "default"))):  # fmt: skip
+        result = cli("generate", "x", "-m", name, "--seed", "1", "-n", "1", "--json")
+        found = result.json()["sampling"]["origins"]
+        assert (found["top_k"], found["min_p"]) == origins
+
+
+@pytest.fixture
+def on_a_terminal(cli, monkeypatch, tmp_path):
+    """Runs `generate` on a terminal; `tiny` is the default model, and no other is here."""
+    monkeypatch.setenv("LLMCLI_CACHE", str(tmp_path / "cache"))
+    for module in ("llmcli.checkpoints.locate", "llmcli.cli.generate"):
+        monkeypatch.setattr(sys.modules[module], "DEFAULT_MODEL", "tiny")
+    monkeypatch.setattr("llmcli.measure.memory.nvidia_gpus", lambda environ: ())
+    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: 6 << 30)
+    monkeypatch.setattr("llmcli.measure.memory.sys.platform", "linux")
+    for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv, terminals=("out", "err")):
+        def of(stream, environ):
+            there = ("out" if stream is sys.stdout else "err") in terminals
+            return Screen(terminal=there, animate=False, colour=False, width=200)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Screen, "of", of)
+            return cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", "float32", *argv)
+
+    return run
+
+
+BETTER = (
+    "`tiny` is small and often wrong: try `-m llama3.2-1b` (770 MiB, Llama 3.2 Community); "
+    "`llmcli models` lists more"
+)
+
+
+def test_the_first_answer_of_the_default_model_names_the_best_that_fits(on_a_terminal, tmp_path):
+    for quiet in (("-q",), ("--json",), ("--offline",), ("-m", "tiny"), ("--stream-json",)):
+        assert "often wrong" not in on_a_terminal(*quiet).err
+    for terminals in (("err",), ("out",), ()):
+        assert "often wrong" not in on_a_terminal(terminals=terminals).err
+    assert not list(tmp_path.glob("cache/*"))
+    first, second = on_a_terminal(), on_a_terminal()
+    assert (first.code, second.code) == (0, 0)
+    assert first.err.splitlines()[-1] == BETTER
+    assert "often wrong" not in second.err
+
+
+@pytest.mark.parametrize("name", ["LLMCLI_MODEL", "LLMCLI_OFFLINE"])
+def test_no_better_model_is_named_where_the_environment_decides(on_a_terminal, monkeypatch, name):
+    monkeypatch.setenv(name, "tiny" if name == "LLMCLI_MODEL" else "1")
+    assert "often wrong" not in on_a_terminal().err
+
+
+def test_a_cache_that_cannot_be_written_is_no_matter(on_a_terminal, tmp_path):
+    (tmp_path / "cache").write_text("not a directory")
+    result = on_a_terminal()
+    assert (result.code, "often wrong" in result.err) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("free", "named"),
+    [(4 << 30, "smollm2-360m"), (10 << 30, "smollm2-1.7b"), (24 << 30, "qwen3-4b"), (1 << 30, "")],
+)
+def test_what_is_named_fits_the_memory_that_is_free(on_a_terminal, monkeypatch, free, named):
+    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: free)
+    said = re.search(r"`-m (\S+)`", on_a_terminal().err)
+    assert (said[1] if said else "") == named
+    if named:  # as `info` judges the whole of it
+        entry = CATALOG[named]
+        config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
+        assert weight_bytes(config, torch.float32) < free
+
+
+def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):
+    def err(*argv, terminal=True):
+        screen = Screen(terminal=terminal, animate=False, colour=False, width=200)
+        with monkeypatch.context() as patch:
+            patch.setattr(Screen, "of", lambda stream, environ: screen)
+            return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
+
+    line = "chat template applied · `--raw` continues the text as it stands\n"
+    assert err().startswith(line)
+    assert line in err("--stats", "full")
+    for argv in (("--raw",), ("-q",), ("--json",), ("--stream-json",), ("--stats", "off")):
+        assert "chat template" not in err(*argv)
+    assert "chat template" not in err("--stats", "short", terminal=False)
 
 
 def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
