@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from llmcli.checkpoints import CATALOG
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
@@ -32,6 +34,16 @@ def test_every_format_has_a_test():
     found = rows("what is read")
     assert len(found) > 10
     assert [row for row in found if not NAMED.search(row)] == []
+
+
+def test_the_catalog_is_told_as_it_is():
+    told = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows("name | model")]
+    assert [cells[0].strip("`") for cells in told] == list(CATALOG)
+    for (_, model, download, license, _), entry in zip(told, CATALOG.values(), strict=True):
+        assert license == entry.license
+        if model != "the same, bfloat16":
+            assert entry.summary.startswith(f"{model}, ")
+        assert download == "–" or f", {download}, from the hub" in entry.summary
 
 
 def test_the_tests_that_it_names_are_there():

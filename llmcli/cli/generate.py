@@ -21,6 +21,16 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.errors import LlmcliError, UsageError
 
+EPILOG = """
+Examples:
+
+  llmcli generate "What is the capital of France?"
+  llmcli generate "The capital of France is" --raw -n 8
+  cat page.txt | llmcli generate "What is this text about?" --greedy
+  llmcli generate "Why is the sky blue?" -m smollm2-1.7b --stats full
+
+`llmcli models` lists the models that have a short name.
+"""
 TEXT = "Text"
 _NAMED = "better-model-named"  # an empty file in our cache: it has been said on this machine
 _CONVERSATION = 4096  # tokens for which a better model has to fit

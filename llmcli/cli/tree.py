@@ -80,8 +80,8 @@ HELP = "Run language models in the terminal and see exactly what they compute."
 EPILOG = """
 Examples:
 
-  llmcli generate "The capital of France is"
-  echo "Summarize this" | llmcli generate --greedy -n 64
+  llmcli generate "What is the capital of France?"
+  cat page.txt | llmcli generate "What is this text about?" -n 64
   llmcli score -f page.txt --json
 
 Options follow the command; `llmcli COMMAND --help` explains them.
