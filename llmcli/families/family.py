@@ -10,7 +10,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
 from llmcli.families.rules import HF_HEAD, Rename, Rule
-from llmcli.families.unsupported import Kind, meant, needed_parts, run_instead
+from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_instead
 from llmcli.families.values import shortened
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ def find(model_type: str, kind: Kind) -> Family:
 
 
 def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> UnsupportedModel:
-    message, hint = f"`{shortened(model_type)}` is not supported", None
-    if parts := needed_parts(model_type, kind):
-        message += ": it needs " + " and ".join(f"`{part}`" for part in parts)
-    elif name := meant(model_type, known):
+    parts, hint = needed_parts(model_type, kind), None
+    message = f"`{shortened(model_type)}` is not supported{needs(parts)}"
+    if not parts and (name := meant(model_type, known)):
         key = "`model_type` in config.json" if kind == "safetensors" else "`general.architecture`"
         hint = f"did you mean `{name}`? that is {key}"
     if other := run_instead(model_type):
@@ -98,9 +97,8 @@ def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | No
     if checkpoint.kind == "gguf":
         return family, family.from_gguf(settings, checkpoint.tensors), None
     if settings.get("use_bidirectional_attention"):
-        raise UnsupportedModel(
-            "`use_bidirectional_attention` is not supported: it needs `bidirectional attention`"
-        )
+        parts = needs(["bidirectional attention"])
+        raise UnsupportedModel(f"`use_bidirectional_attention` is not supported{parts}")
     return family, family.from_hf(settings), scheme(settings)
 
 

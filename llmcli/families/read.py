@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import Activation, ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
+from llmcli.families.unsupported import asks_for, needs
 from llmcli.families.values import MOST, Values, shortened
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
         if values.has(key) and values.raw(key) not in neutral:
             raise UnsupportedModel(
                 f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
+                f"{needs(asks_for(key))}"
             )
     width = values.integer("embedding_length", most=MOST["width"])
     vocab = _gguf_vocab(metadata, values, tensors)

@@ -122,8 +122,9 @@ class LoadReport:
 
     `lines` are in the parameters' order, then what fills none; `rows` are the same with layers
     folded. `base_bytes` were held before and `peak_bytes` at most; `device_bytes` on a GPU.
-    `fault` is why nothing can be loaded, and `not_finite` the first number that is NaN or
-    infinite; both are empty where there is none. `notes` are about what was not looked at.
+    `fault` is why nothing can be loaded (`hint`: what to do about it), and `not_finite` the first
+    number that is NaN or infinite; empty where there is none. `notes` are about what was not
+    looked at.
     """
 
     dtype: str | None
@@ -145,6 +146,7 @@ class LoadReport:
     looked_at: int
     fault: str
     not_finite: str
+    hint: str | None = None
 
     @property
     def fits(self) -> bool:

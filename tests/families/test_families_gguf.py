@@ -212,18 +212,18 @@ def test_metadata_that_cannot_be(changes, words):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "part"),
     [
-        {"expert_count": 8},
-        {"logit_scale": 0.5},
-        {"final_logit_softcapping": 30.0},
-        {"attention__scale": 0.1},
-        {"use_parallel_residual": True},
-        {"attention__causal": False},
+        ({"expert_count": 8}, "mixture of experts"),
+        ({"logit_scale": 0.5}, "multipliers"),
+        ({"final_logit_softcapping": 30.0}, "soft caps"),
+        ({"attention__scale": 0.1}, "multipliers"),
+        ({"use_parallel_residual": True}, "parallel residual"),
+        ({"attention__causal": False}, "bidirectional attention"),
     ],
 )
-def test_metadata_that_asks_for_another_model(changes):
-    with pytest.raises(UnsupportedModel, match="is not supported"):
+def test_metadata_that_asks_for_another_model(changes, part):
+    with pytest.raises(UnsupportedModel, match=f"is not supported: it needs `{part}`"):
         config(**changes)
     neutral = {key: key == "attention__causal" for key in changes}
     assert config(**neutral) == config()

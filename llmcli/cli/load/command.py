@@ -193,8 +193,9 @@ def _again(model: ModelOptions) -> str:
 
 def _judge(report: LoadReport, model: ModelOptions) -> None:
     """Raises CheckpointError for what does not fit or is not so, NotFinite for NaN and infinity."""
+    if report.fault:
+        raise _Unfit(report.fault, hint=report.hint)
     wrong = [
-        *filter(None, [report.fault]),
         *(
             f"{claim.what} says {claim.says}, but it is {claim.holds}"
             for claim in report.claims

@@ -101,6 +101,7 @@ class _About:
     config: ModelConfig | None
     tokenizer: Tokenizer | None = None
     fault: str = ""
+    hint: str | None = None
     note: str = ""
 
 
@@ -112,11 +113,11 @@ def _planned(checkpoint: Checkpoint) -> tuple[_About, tuple[LedgerLine, ...]]:
     try:
         config, rules = configured(checkpoint)
     except CheckpointError as error:
-        return _About(config=None, fault=error.message), bare
+        return _About(config=None, fault=error.message, hint=error.hint), bare
     try:
         todo = fitting_plan(checkpoint, rules, config)
     except CheckpointError as error:
-        return _About(config=config, fault=error.message), bare
+        return _About(config=config, fault=error.message, hint=error.hint), bare
     shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
     ledger = ledger_of(todo, checkpoint, shapes)
     return _About(config=config), ledger_lines(ledger, checkpoint, config, {})
@@ -129,7 +130,9 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
     except UnsupportedModel as error:
         return replace(about, note=error.message)
     except CheckpointError as error:
-        return replace(about, fault=about.fault or error.message)
+        if about.fault:
+            return about
+        return replace(about, fault=error.message, hint=error.hint)
 
 
 def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
@@ -195,5 +198,6 @@ def _report(
         notes=tuple(filter(None, [about.note, unread])),
         looked_at=0,
         fault=about.fault,
+        hint=about.hint,
         not_finite=next(filter(None, not_finite), ""),
     )
