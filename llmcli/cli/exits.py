@@ -129,9 +129,11 @@ class Stdout:
     """What stdout has so far.
 
     `document`: a JSON document, or the beginning of one. No error document follows it then.
+    `line_open`: text whose last line has no end yet.
     """
 
     document = False
+    line_open = False
 
 
 STDOUT = Stdout()
@@ -141,7 +143,7 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
     try:
         SIGNALS.install(argv)
-        STDOUT.document = False
+        STDOUT.document = STDOUT.line_open = False
         _tolerate(sys.stdout)
         _tolerate(sys.stderr)
         action(list(argv))
@@ -204,6 +206,21 @@ def erase_line() -> None:
         pass
 
 
+def begin_line() -> None:
+    """Where stdout and stderr are one file or terminal, stderr begins on a line of its own.
+
+    Text in a pipe gets no final newline; with `2>&1` the next message would stand behind it.
+    """
+    if not STDOUT.line_open or sys.stdout is None or sys.stderr is None:
+        return
+    try:
+        if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()):
+            sys.stderr.write("\n")
+            STDOUT.line_open = False
+    except (OSError, ValueError):  # a stream that is no file, or closed
+        pass
+
+
 def as_error(exception: BaseException) -> LlmcliError:
     """The error that the user is shown for any exception."""
     if isinstance(exception, LlmcliError):
@@ -235,6 +252,7 @@ def tell(line: str) -> None:
             line = one_line(line)
             if sys.stderr.isatty() and not line.startswith(" "):  # a traceback's lines stay
                 line = wrapped(line, columns(sys.stderr, os.environ))
+            begin_line()
             print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass

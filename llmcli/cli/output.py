@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from llmcli.cli.exits import STDOUT, give_up, tell
+from llmcli.cli.exits import STDOUT, begin_line, give_up, tell
 from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.wrap import columns
@@ -65,6 +65,8 @@ class Output:
             raise WriteFailed("could not write the output: stdout is closed")
         try:
             sys.stdout.write(text)
+            if text:
+                STDOUT.line_open = not text.endswith("\n")
             if flush:
                 sys.stdout.flush()
         except BrokenPipeError:
@@ -89,6 +91,7 @@ class Output:
         """Renders to stderr."""
         if sys.stderr is not None:
             try:
+                begin_line()
                 sys.stderr.write(self._rendered(self.err, renderables))
                 sys.stderr.flush()
             except OSError:

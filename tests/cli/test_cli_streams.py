@@ -226,6 +226,19 @@ def test_a_redirected_file_and_a_pipe_are_read(tiny, tmp_path):
     assert shell('"$PY" -m llmcli tokens </dev/null', tiny).returncode == 2
 
 
+@pytest.mark.parametrize("level", ["short", "full"])
+def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, level):
+    command = [sys.executable, "-m", "llmcli", "generate", "x", "-m", tiny, "--random-weights",
+               "--seed", "1", "-n", "5", "--ignore-eos", "--stats", level]  # fmt: skip
+    streams = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    apart = subprocess.run(command, stderr=subprocess.PIPE, **streams, check=True)
+    merged = subprocess.run(command, stderr=subprocess.STDOUT, **streams, check=True)
+    assert not apart.stdout.endswith(b"\n")
+    first = b"prompt " if level == "short" else b"model "
+    assert apart.stderr.startswith(first)
+    assert merged.stdout.startswith(apart.stdout + b"\n" + first)
+
+
 @pytest.mark.parametrize(
     ("argv", "shown"),
     [
