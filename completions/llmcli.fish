@@ -42,7 +42,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stop -x -d 'Ends
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l ignore-eos -d 'Goes on behind the model\'s own end'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l num-samples -x -d 'Several texts at once'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l batch -r -F -d 'Many prompts, one a line'
-complete -c llmcli -n '__fish_seen_subcommand_from generate' -l logprobs -x -d 'Colours by probability (before any filter)'
+complete -c llmcli -n '__fish_seen_subcommand_from generate' -l logprobs -x -d 'Colours by probability (before any filter), underlines near ties'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stats -x -a 'off short full' -d 'Speed, memory and settings on stderr'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stream-json -d 'A JSON line for each token'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l chat -d 'Answer, through the model\'s chat template'

@@ -99,7 +99,8 @@ class GenerateOptions:
             "--logprobs",
             metavar="K",
             rich_help_panel=OUTPUT,
-            help="Colours by probability (before any filter); in JSON also the K likeliest.",
+            help="Colours by probability (before any filter), underlines near ties; in JSON also "
+            "the K likeliest.",
         ),
         Range(0, 1000),
     ] = None

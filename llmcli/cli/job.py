@@ -17,11 +17,14 @@ from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
 from llmcli.measure.stopwatch import Stopwatch, Tally
-from llmcli.reports.text import Generated
+from llmcli.reports.text import Generated, NearTie
 
 if TYPE_CHECKING:
     from llmcli.cli.generate import GenerateOptions
     from llmcli.generation import Token
+
+
+LABEL_COLUMNS = 72  # of the line before each text of a batch
 
 
 class Job:
@@ -50,6 +53,7 @@ class Job:
         self.read = 0  # tokens of the first prompts that the model has read
         self.watch = Stopwatch(self.model.device)
         self.tallies = [Tally() for _ in encoded]  # of each prompt
+        self.ties: list[NearTie] = []
         self.watch.peaks = loaded.peaks
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
 
@@ -63,6 +67,11 @@ class Job:
             for number, token in self._tokens():
                 SIGNALS.check()
                 writer.token(number, token, self.watch.elapsed * 1000)
+                if token.tied and token.margin is not None:
+                    text = self.model.token_text(token.id) or str(token.id)
+                    self.ties.append(
+                        NearTie(sequence=number, index=token.index, text=text, margin=token.margin)
+                    )
         except KeyboardInterrupt as stop:
             writer.close()
             if self.watch.total.generated:
@@ -97,6 +106,7 @@ class Job:
                     stop=self.text.stop or (),
                     ignore_eos=self.text.ignore_eos,
                     logprobs=self._logprobs(),
+                    margins=self._margins(),
                     samples=samples,
                     capacity=self.room,
                     on_prefill=read,
@@ -120,6 +130,11 @@ class Job:
     def _logprobs(self) -> int | None:
         return 0 if self.text.stream_json and self.text.logprobs is None else self.text.logprobs
 
+    def _margins(self) -> bool:
+        """Whether somebody reads which greedy tokens are near ties."""
+        documents = self.out.json or self.text.stream_json
+        return documents or self.text.logprobs is not None or self._level() == "full"
+
     def _writer(self) -> Writer:
         samples, prompts = self.text.num_samples, len(self.encoded)
         if self.text.stream_json:
@@ -142,17 +157,29 @@ class Job:
             self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
         labels = None
         if self.text.batch is not None or samples > 1:
-            labels = [
-                str(prompt if samples == 1 else sample if prompts == 1 else f"{prompt}.{sample}")
-                for prompt in range(prompts)
-                for sample in range(samples)
-            ]
+            numbers = (divmod(number, samples) for number in range(prompts * samples))
+            labels = [self._label(prompt, sample) for prompt, sample in numbers]
         return TextWriter(
             self.out,
             labels=labels,
             colour=colour,
             ids_only=self.model.tokenizer is None,
         )
+
+    def _label(self, prompt: int, sample: int) -> str:
+        """`0` for a sample, `0 · What is …` for a prompt of a batch, `0.1 · …` for its samples."""
+        if self.text.batch is None:
+            return str(sample)
+        from rich.text import Text
+
+        from llmcli.render.theme import one_line
+
+        given = self.encoded[prompt]
+        words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
+        number = str(prompt) if self.text.num_samples == 1 else f"{prompt}.{sample}"
+        label = Text(f"{number} · {one_line(words)}")
+        label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
+        return label.plain
 
     def _document(self, index: int, outputs: list[Generated]) -> None:
         """One prompt's JSON document; a batch has one a line, each whole, with its `index`."""
@@ -199,7 +226,7 @@ class Job:
         timings = self.watch.timings()
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
         if self.text.logprobs is not None and coloured:
-            self.out.aside(confidence_legend())
+            self.out.aside(confidence_legend(ties=self.resolved.greedy))
         text = not (self.out.json or self.text.stream_json or self.out.quiet)
         if text and self.out.err.terminal and any(item.chat for item in self.encoded):
             self.out.aside(template_line())
@@ -209,7 +236,8 @@ class Job:
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
         model = model_line(self.model.describe())
-        self.out.aside(full_stats(timings, sampling, seed, model, environment()))
+        ties = tuple(self.ties) if self.resolved.greedy else None
+        self.out.aside(full_stats(timings, sampling, seed, model, environment(), ties))
 
 
 def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:

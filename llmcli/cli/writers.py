@@ -29,8 +29,8 @@ class TextWriter:
     """The text of each sequence, one after the other; the first unfinished one is live.
 
     With `labels`, a line `--- label` goes before each sequence. With `colour`, each token's
-    text has the colour of its probability. On a terminal control characters are spelled out
-    and the cursor ends on a new line.
+    text has the colour of its probability, and near ties are underlined. On a terminal control
+    characters are spelled out and the cursor ends on a new line.
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class TextWriter:
         text = f"{token.id} " if self._ids_only else token.text
         if self._out.out.terminal:
             text = printable(text)
-        self_paint = self._paint
-        if self_paint is None or token.logprob is None or not text:
+        if self._paint is None or token.logprob is None or not text:
             return text
-        return self_paint(text, math.exp(token.logprob))
+        return self._paint(text, math.exp(token.logprob), token.tied is True)
 
     def _write(self, parts: list[str]) -> None:
         if self._labels is not None and self._headed != self._live:
@@ -98,6 +97,8 @@ class TextWriter:
 
 class TokenWriter:
     """One JSON object a line and a token: {"sequence", "index", "id", "text", "logprob", "ms"}.
+
+    A greedy one also has its "margin" and whether it is "tied".
 
     `top`: each line also has the likeliest tokens. `begun`: sequences that count as begun before
     their first token comes.
@@ -120,6 +121,8 @@ class TokenWriter:
             "logprob": token.logprob,
             "ms": round(ms, 3),
         }
+        if token.tied is not None:
+            line |= {"margin": token.margin, "tied": token.tied}
         if self._top:
             line["top"] = _alternatives(token, self._tokenizer)
         self._ms = ms
@@ -175,6 +178,8 @@ class Collector:
         output = self._output(number)
         output.ids.append(token.id)
         output.text += token.text
+        if token.tied is not None:
+            output.tied_tokens = (output.tied_tokens or 0) + token.tied
         if output.logprobs is not None:
             output.logprobs.append(self._logprob(token))
         if token.finish is not None:
@@ -207,6 +212,8 @@ class Collector:
             text=_text(token.id, self._tokenizer),
             logprob=token.logprob,
             top=_alternatives(token, self._tokenizer),
+            margin=token.margin,
+            tied=token.tied,
         )
 
 
@@ -220,16 +227,16 @@ def _text(id: int, tokenizer: Tokenizer | None) -> str:
     return "" if tokenizer is None else tokenizer.token_text(id)
 
 
-def _painter(out: Output) -> Callable[[str, float], str]:
-    """A function that gives text the colour of a probability, as terminal codes."""
+def _painter(out: Output) -> Callable[[str, float, bool], str]:
+    """A function that gives text the colour of a probability, underlined or not, as codes."""
     from rich.style import Style
 
     from llmcli.cli.output import colour_system
 
     system = colour_system()
 
-    def paint(text: str, probability: float) -> str:
-        style = Style.parse(confidence_style(probability))
+    def paint(text: str, probability: float, tied: bool) -> str:
+        style = Style.parse(f"{confidence_style(probability)}{' underline' if tied else ''}")
         return style.render(text, color_system=system)
 
     return paint

@@ -18,6 +18,7 @@ from llmcli.generation.picker import Picker
 from llmcli.generation.prefill import prefill
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.stop import StopMatcher
+from llmcli.generation.ties import NearTies
 
 if TYPE_CHECKING:
     from llmcli.model import Model
@@ -34,6 +35,7 @@ def stream(
     stop: Sequence[str] = (),
     ignore_eos: bool = False,
     logprobs: int | None = None,
+    margins: bool = False,
     samples: int = 1,
     capacity: int | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
@@ -48,8 +50,9 @@ def stream(
 
     Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
     text is that of the prompt alone with that seed, within the rounding of the logits.
-    `logprobs` K asks for log-probabilities of the token and of the K best. `on_prefill(done,
-    total)` hears of the prompt tokens read, every 512 tokens of the longest prompt.
+    `logprobs` K asks for log-probabilities of the token and of the K best, `margins` for the
+    margin of greedy choices and whether they are near ties. `on_prefill(done, total)` hears of the
+    prompt tokens read, every 512 tokens of the longest prompt.
 
     Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
     1, an empty stop string) and PromptTooLong; while it runs NotFinite.
@@ -79,6 +82,7 @@ def stream(
         device=model.device,
         logprobs=logprobs,
         limit=limit,
+        ties=NearTies(model) if margins and sampling.greedy else None,
     )
     longest = max(map(len, prompts))
     wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET

@@ -19,6 +19,8 @@ class Choice(NamedTuple):
     id: int
     logprob: float | None
     top: tuple[tuple[int, float], ...]
+    margin: float | None = None
+    tied: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Token:
     the sequence's text. `logprob` (nats) is the model's own, before penalties and filters;
     `top` are the best (id, logprob), best first. `finish` is set on the last token: an end
     token (`eos`, itself counted and without text), a stop string, or no more room (`length`).
+
+    Of a greedy choice, where requested: `margin` (nats) is how far the best other token is behind,
+    after penalties, and `tied` says that rounding may move it by as much (`generation.ties`).
     """
 
     sequence: int
@@ -40,6 +45,8 @@ class Token:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     finish: Finish | None
+    margin: float | None = None
+    tied: bool | None = None
 
 
 class Output:
@@ -86,8 +93,9 @@ class Output:
             text += self._rest()
         self._index += 1
         return Token(
-            self.sequence, self._index - 1, choice.id, text, choice.logprob, choice.top, self.finish
-        )
+            self.sequence, self._index - 1, choice.id, text, choice.logprob, choice.top,
+            self.finish, choice.margin, choice.tied,
+        )  # fmt: skip
 
     def _rest(self) -> str:
         """The text that was held back; it may still complete a stop string."""

@@ -13,8 +13,9 @@ from torch import Tensor
 from llmcli.devices import float64_device
 from llmcli.errors import NotFinite
 from llmcli.generation.output import Choice
-from llmcli.generation.sampling import Sampling, choose, top
+from llmcli.generation.sampling import Sampling, choose, penalized, top
 from llmcli.generation.seeds import uniforms
+from llmcli.generation.ties import NearTies
 
 _STEPS = 256  # random numbers of so many steps are made and uploaded together
 
@@ -26,7 +27,7 @@ class Picker:
     computed where the logits are; on the CPU where their device may have no float64.
     Counts of tokens `[B, V]` exist only where a penalty needs them, random numbers only where
     the choice is not greedy, log-probabilities (of the token and of the `logprobs` best) only
-    where `logprobs` is not None.
+    where `logprobs` is not None, margins only with `ties`, which says which of them are too small.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class Picker:
         device: torch.device,
         logprobs: int | None,
         limit: int,
+        ties: NearTies | None = None,
     ) -> None:
         self._sampling = sampling
         self._device = device = float64_device(device)
         self._logprobs = None if logprobs is None else min(logprobs, vocab)
+        self._ties = ties
         self._sequences = list(range(len(prompts) * samples))
         self._samples = samples
         self._step = 0
@@ -67,9 +70,11 @@ class Picker:
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
         ids_B, best_B = choose(logits_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
+        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
+        if self._ties is not None:
+            columns += self._margins(self._ties, logits_BV, ids_B)
         if self._output_BV is not None:
             self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
-        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
         if self._logprobs is not None:
             columns += _logprobs(logits_BV, ids_B, self._logprobs)
         rows = torch.cat(columns, 1).tolist()
@@ -98,7 +103,21 @@ class Picker:
             self._u_BS = u_BS.to(self._device)
         return self._u_BS[:, self._step % self._steps]
 
-    def _choice(self, row: int, id: float, best: float, *logprobs: float) -> Choice:
+    def _margins(self, ties: NearTies, logits_BV: Tensor, ids_B: Tensor) -> list[Tensor]:
+        """Columns in float64: how far the best other token is behind, and what rounding may do."""
+        counts = (self._prompt_BV, self._output_BV)
+        scores_BV = penalized(logits_BV, self._sampling, *counts).double()
+        others_B = scores_BV.scatter(1, ids_B[:, None], float("-inf")).argmax(-1)
+        ids_B2 = torch.stack((ids_B, others_B), 1)
+        scores_B2, logits_B2 = scores_BV.gather(1, ids_B2), logits_BV.gather(1, ids_B2).double()
+        # a score is its logit times what only repetition changes, minus what logits do not change
+        both = (None if one is None else one.gather(1, ids_B2) for one in counts)
+        doubled_B2 = penalized(2 * logits_B2, self._sampling, *both)
+        slopes_B2 = torch.where(logits_B2 == 0, 1.0, (doubled_B2 - scores_B2) / logits_B2)
+        margins_B = scores_B2[:, 0] - scores_B2[:, 1]
+        return [margins_B[:, None], ties.bound(ids_B2, logits_B2, slopes_B2)[:, None]]
+
+    def _choice(self, row: int, id: float, best: float, *rest: float) -> Choice:
         if not float("-inf") < best < float("inf"):
             raise NotFinite(
                 f"the logits of sequence {self._sequences[row]} for its token {self._step}"
@@ -106,11 +125,18 @@ class Picker:
                 hint="try `--dtype float32` where it was half precision, which overflows in some "
                 "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
             )
+        margin = tied = None
+        if self._ties is not None:
+            margin, bound, *logprobs = rest
+            tied = margin <= bound
+        else:
+            logprobs = list(rest)
         if not logprobs:
-            return Choice(int(id), None, ())
+            return Choice(int(id), None, (), margin, tied)
         half = len(logprobs) // 2 + 1
         top_ids = (int(token) for token in logprobs[1:half])
-        return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
+        best_ones = tuple(zip(top_ids, logprobs[half:], strict=True))
+        return Choice(int(id), logprobs[0], best_ones, margin, tied)
 
 
 def _logprobs(logits_BV: Tensor, ids_B: Tensor, best: int) -> list[Tensor]:

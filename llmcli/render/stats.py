@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from llmcli.render.layout import SEPARATOR, filled
-from llmcli.render.theme import CONFIDENCE, FAINT
+from llmcli.render.theme import CONFIDENCE, FAINT, quoted
 from llmcli.reports.environment import Environment
-from llmcli.reports.text import Timings
+from llmcli.reports.text import NearTie, Timings
 
+MOST_TIES = 8  # near ties that are listed one by one
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
@@ -39,8 +40,12 @@ def full_stats(
     seed: int | None,
     model: str,
     environment: Environment | None = None,
+    ties: Sequence[NearTie] | None = None,
 ) -> RenderableType:
-    """Everything in two columns: timings, then each sampling value with where it comes from."""
+    """Everything in two columns: timings, then each sampling value with where it comes from.
+
+    `ties`: the near ties of a greedy run.
+    """
     table = Table.grid(padding=(0, 2))
     rows = [("model", model)]
     if environment is not None:
@@ -62,9 +67,23 @@ def full_stats(
     for name, (value, origin) in sampling.items():
         rows.append((name.replace("_", " "), f"{value:g}  ({origin})"))
     rows.append(("seed", "none: greedy" if seed is None else str(seed)))
+    if ties is not None:
+        rows.append(("near ties", _ties(ties, timings.generated_tokens)))
     for label, words in rows:
         table.add_row(Text(label, style=FAINT), Text(words))
     return Group(table)
+
+
+def _ties(ties: Sequence[NearTie], tokens: int) -> str:
+    """`2 of 40 tokens (margin below rounding): " Paris" at 3, …`, tokens counted from 0."""
+    words = f"{len(ties)} of {_count(tokens)} (margin below rounding)"
+    several = any(tie.sequence for tie in ties)
+    shown = [
+        f"{quoted(tie.text)} at {tie.index}{f' of text {tie.sequence}' if several else ''}"
+        for tie in ties[:MOST_TIES]
+    ]
+    shown += ["…"] if len(ties) > MOST_TIES else []
+    return f"{words}: {', '.join(shown)}" if ties else words
 
 
 def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
@@ -86,11 +105,14 @@ def model_line(model: Mapping[str, Any]) -> str:
     return f"{model['name']} ({formats} on {model['device']})"
 
 
-def confidence_legend() -> Text:
-    """What the colours of `--logprobs` mean."""
+def confidence_legend(*, ties: bool = False) -> Text:
+    """What the colours of `--logprobs` mean; `ties`: and the lines under near ties."""
     legend = Text("probability of each token: ", style=FAINT)
     for position, (_, style, words) in enumerate(CONFIDENCE):
         legend.append((SEPARATOR if position else "") + words, style=style)
+    if ties:
+        legend.append(SEPARATOR)
+        legend.append("near tie: the margin is below rounding", style="underline")
     return legend
 
 

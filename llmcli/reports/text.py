@@ -88,21 +88,43 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """A generated token's log-probability under the raw model, and the likeliest ones."""
+    """A generated token's log-probability under the raw model, and the likeliest ones.
+
+    `margin` and `tied` are of a greedy choice (`NearTie`), else None.
+    """
 
     id: int
     text: str
     logprob: float | None
     top: tuple[Alternative, ...]
+    margin: float | None
+    tied: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearTie:
+    """A greedy token that rounding may have decided: token `index` of text number `sequence`.
+
+    `margin`: how many nats the best other token is behind it, after penalties.
+    """
+
+    sequence: int
+    index: int
+    text: str
+    margin: float
 
 
 @dataclass(kw_only=True)
 class Generated:
-    """One continuation. `finish_reason` stays `interrupted` until the last token arrives."""
+    """One continuation. `finish_reason` stays `interrupted` until the last token arrives.
+
+    `tied_tokens`: how many of its tokens are near ties; None where the choice is not greedy.
+    """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     finish_reason: Finish = "interrupted"
+    tied_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
 
 

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from cli_tiny import write_tiny
+from rich.cells import cell_len
+from safetensors.numpy import load_file, save_file
 
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.batch import groups, read_batch
@@ -121,11 +123,25 @@ def test_plain_samples_and_batches_have_a_line_before_each(run_tiny, tmp_path):
     file.write_text('"one"\n"two"\n')
     found = run_tiny("generate", "--batch", str(file), *LONG, "--json").out.splitlines()
     one, two = (json.loads(line)["outputs"][0]["text"] for line in found)
-    assert run_tiny("generate", "--batch", str(file), *LONG).out == f"--- 0\n{one}\n--- 1\n{two}\n"
+    expected = f"--- 0 · one\n{one}\n--- 1 · two\n{two}\n"
+    assert run_tiny("generate", "--batch", str(file), *LONG).out == expected
     three = texts(run_tiny("generate", "one", "--num-samples", "3", *LONG, "--json"))
     assert run_tiny("generate", "one", "--num-samples", "3", *LONG).out == "".join(
         f"--- {index}\n{text}\n" for index, text in enumerate(three)
     )
+
+
+def test_the_line_before_a_text_of_a_batch_is_one_short_line(run_tiny, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    prompts = ["two\nlines\x1b[1m", "long " * 20, "漢字" * 18]
+    file.write_text("\n".join(map(json.dumps, prompts)))
+    options = ("--raw", "-n", "1", "--num-samples", "2")
+    out = run_tiny("generate", "--batch", str(file), *options).out
+    heads = [line for line in out.split("\n") if line.startswith("--- ")]
+    assert len(heads) == 6
+    assert heads[0] == "--- 0.0 · two\\nlines\\x1b[1m"
+    assert heads[3].startswith("--- 1.1 · long long")
+    assert all(head.endswith("…") and 60 < cell_len(head) <= 72 for head in heads[2:])
 
 
 def test_many_prompts_come_back_in_order(run_tiny, tmp_path):
@@ -250,6 +266,44 @@ def test_colours_of_confidence_only_where_colour_is(run_tiny, monkeypatch):
         with monkeypatch.context() as scope:
             scope.setenv(name, value)
             assert run_tiny("generate", "hello", *LONG, "--logprobs", "0").out == plain
+
+
+def test_near_ties_of_a_greedy_run_are_told(cli, tmp_path, monkeypatch):
+    """Half of the tokens have a twin with the same row of the head, and so the same logit."""
+    file = write_tiny(tmp_path / "m", weights=True) / "model.safetensors"
+    tensors = load_file(file)
+    table = tensors["model.embed_tokens.weight"]
+    table[1:130:2] = table[0:130:2]
+    save_file(tensors, file)
+
+    def run(*argv):
+        return cli(*argv, "-m", str(file.parent), *EXACT)
+
+    base = ("generate", "hello", "--greedy", "--ignore-eos", "-n", "60")
+    output = run(*base, "--json", "--logprobs", "2").json()["outputs"][0]
+    tied = [token for token in output["logprobs"] if token["tied"]]
+    assert 0 < len(tied) < 60
+    assert output["tied_tokens"] == len(tied)
+    for token in output["logprobs"]:
+        best, second = token["top"]
+        assert token["margin"] == pytest.approx(best["logprob"] - second["logprob"], abs=1e-9)
+    assert all((token["margin"] == 0) == token["tied"] for token in output["logprobs"])
+    assert run(*base, "--json").json()["outputs"][0]["tied_tokens"] == len(tied)
+    lines = run(*base, "--stream-json").out.splitlines()
+    streamed = [json.loads(line) for line in lines]
+    assert [(one["margin"], one["tied"]) for one in streamed] == [
+        (one["margin"], one["tied"]) for one in output["logprobs"]
+    ]
+    first = next(index for index, one in enumerate(streamed) if one["tied"])
+    words = " ".join(run(*base, "--stats", "full").err.split())
+    assert f"near ties {len(tied)} of 60 tokens (margin below rounding): " in words
+    assert f" at {first}" in words
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert run(*base, "--logprobs", "0").out.count("\x1b[4;") > 0
+    sampled = run(*base[:2], "-n", "3", "--json", "--logprobs", "1", "--stats", "full")
+    assert "tied_tokens" not in sampled.json()["outputs"][0]
+    assert {token["tied"] for token in sampled.json()["outputs"][0]["logprobs"]} == {None}
+    assert "near ties" not in sampled.err
 
 
 def test_generation_config_gives_defaults_and_flags_win(cli, tmp_path):

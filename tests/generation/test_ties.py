@@ -1,0 +1,204 @@
+"""Near ties: greedy choices that another rounding would have made otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_model import fake_model
+from test_real_decoder import VOCAB, real_model
+
+from llmcli.anatomy.arithmetic import stream_noise
+from llmcli.checkpoints import locate, open_checkpoint
+from llmcli.generation import Sampling, engine, stream
+from llmcli.generation.sampling import penalized
+from llmcli.generation.ties import NearTies
+from llmcli.loading import load_checkpoint
+from llmcli.ops.norm import at_least_float32
+
+GREEDY = Sampling(temperature=0)
+PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
+PROMPT = [5, 6, 7, 8]
+
+
+def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
+    """A small decoder with random weights that a file has in the format `stored`."""
+    model = real_model(dtype)
+    slots = model.decoder.slots.values()
+    entries = [SimpleNamespace(stored=stored, shape=slot.shape) for slot in slots]
+    model.dtype, model.ledger = dtype, SimpleNamespace(entries=entries)
+    return model
+
+
+def test_margins_are_what_the_second_best_is_behind():
+    tokens = list(stream(model_of(torch.float64), [PROMPT], GREEDY, limit=20, logprobs=2,
+                         margins=True))  # fmt: skip
+    assert len(tokens) > 5
+    for token in tokens:
+        (_, best), (_, second) = token.top
+        assert token.margin == pytest.approx(best - second, abs=1e-12)
+        assert token.tied is False  # in float64
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=1)])
+def test_margins_only_of_greedy_choices_and_on_request(sampling):
+    for margins in (False, True):
+        for token in stream(model_of(torch.float32), [PROMPT], sampling, limit=3, margins=margins):
+            assert (token.margin is not None) == (margins and sampling is GREEDY)
+            assert (token.tied is None) == (token.margin is None)
+
+
+def test_margins_do_not_change_the_choice_nor_need_a_real_model_where_not_requested():
+    for sampling in (GREEDY, PENALIZED):
+        runs = [
+            [token.id for token in stream(model_of(torch.bfloat16), [PROMPT, [9]], sampling,
+                                          limit=20, margins=margins)]
+            for margins in (False, True)
+        ]  # fmt: skip
+        assert runs[0] == runs[1]
+    assert list(stream(fake_model(), [PROMPT], GREEDY, limit=3))
+
+
+def test_equal_logits_are_a_tie_with_margin_0():
+    model = model_of(torch.float64)
+    head_VD = model.decoder.slots["head.W"]
+    first = next(stream(model, [PROMPT], GREEDY, limit=1)).id
+    head_VD[(first + 1) % VOCAB] = head_VD[first]
+    token = next(stream(model, [PROMPT], GREEDY, limit=1, margins=True))
+    assert (token.margin, token.tied) == (0.0, True)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, PENALIZED])
+def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
+    """Against a stream that really was moved, at random and by the estimated relative length."""
+    model, seen = model_of(torch.float64), {}
+    decoder, ties = model.decoder, NearTies(model)
+    logits_1V = decoder(
+        torch.tensor([PROMPT]), tap=lambda name, x: seen.__setitem__(name, x), logits="last"
+    )[:, 0]
+    counts = [torch.bincount(torch.tensor(ids), minlength=VOCAB)[None]
+              for ids in (PROMPT, [20, 21])]  # fmt: skip
+    scores_1V = penalized(logits_1V, sampling, *counts)
+    noise = 1e-6
+    ties.noise = noise  # large enough to be seen, small enough for the first order
+    h_D = seen["blocks.1.resid_post"][0, -1]
+    draws_ND = torch.randn(20_000, len(h_D), generator=torch.Generator().manual_seed(0)).double()
+    moved_ND = h_D + draws_ND * (noise * h_D.norm() / math.sqrt(len(h_D)))
+    moved_NV = at_least_float32(decoder.ln_final(moved_ND) @ decoder.head.weight.t())
+    moved_NV = penalized(moved_NV, sampling, *counts)
+    for pair in ([5, 20], [20, 40], [41, 42], [6, 96]):
+        ids_12 = torch.tensor([pair])
+        logits_12 = logits_1V[:, pair]
+        slopes_12 = torch.ones(1, 2, dtype=torch.float64)
+        if sampling is PENALIZED:
+            seen_12 = (counts[0] + counts[1])[:, pair] > 0
+            slopes_12[seen_12] = torch.where(logits_12 > 0, 1 / 1.3, 1.3)[seen_12].double()
+        bound = float(ties.bound(ids_12, logits_12, slopes_12))
+        apart = scores_1V[0, pair[0]] - scores_1V[0, pair[1]]
+        moved = moved_NV[:, pair[0]] - moved_NV[:, pair[1]] - apart
+        # what points along the stream itself is taken out again by the norm
+        assert float(moved.square().mean().sqrt()) == pytest.approx(bound, rel=0.15)
+
+
+def test_penalties_count_in_margin_and_bound():
+    """A repeated token's score grows with its logit by 1/1.3, or 1.3, and so does its noise."""
+    model, bounds = model_of(torch.float64), []
+
+    class Spy(NearTies):
+        def bound(self, ids_B2, logits_B2, slopes_B2):
+            bounds.append((ids_B2, logits_B2, slopes_B2))
+            return super().bound(ids_B2, logits_B2, slopes_B2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "NearTies", Spy)
+        tokens = list(stream(model, [PROMPT], PENALIZED, limit=20, margins=True))
+    before = list(PROMPT)
+    repeated = 0
+    for token, (ids_12, logits_12, slopes_12) in zip(tokens, bounds, strict=True):
+        for id, logit, slope in zip(ids_12[0].tolist(), logits_12[0].tolist(),
+                                    slopes_12[0].tolist(), strict=True):  # fmt: skip
+            expected = 1.0 if id not in before else 1 / 1.3 if logit > 0 else 1.3
+            assert slope == pytest.approx(expected, rel=1e-9)
+            repeated += id in before
+        before.append(token.id)
+        assert token.margin >= 0
+    assert repeated
+
+
+def test_the_estimate_comes_from_the_arithmetic_in_use():
+    noise = {
+        (str(dtype), stored): NearTies(model_of(dtype, stored)).noise
+        for dtype in (torch.float64, torch.float32, torch.bfloat16)
+        for stored in ("BF16", "Q4_1")
+    }
+    config = model_of(torch.float32).config
+    assert noise["torch.float64", "BF16"] == stream_noise(config, "float64", ()) > 0
+    for stored in ("BF16", "Q4_1"):
+        assert noise["torch.float32", stored] == pytest.approx(
+            2.0**29 * noise["torch.float64", stored]
+        )
+        ratio = noise["torch.bfloat16", stored] / noise["torch.float32", stored]
+        assert 2**14 < ratio < 2**17  # fewer numbers are rounded to 16 bits than to 24
+    # matrices that 16 bits do not hold are rounded, too, when they are loaded
+    assert noise["torch.bfloat16", "Q4_1"] > 1.1 * noise["torch.bfloat16", "BF16"]
+    deeper = config.__class__(**{**vars(config), "layers": config.layers * 8})
+    grown = stream_noise(deeper, "bfloat16", ()) / stream_noise(config, "bfloat16", ())
+    assert grown == pytest.approx(math.sqrt(8), rel=0.1)
+
+
+def flips_and_marks(path: Path, texts: Sequence[Sequence[int]], first: Sequence[int]) -> Any:
+    """Positions read in bfloat16: how many, where another token than float32's is best, which of
+    these are marked as near ties, and how many are marked in all.
+    """
+    wide, narrow = (
+        load_checkpoint(open_checkpoint(path), device="cpu", dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    )
+    ties = NearTies(narrow)
+    total = flips = marked_flips = marked = 0
+    for ids, start in zip(texts, first, strict=True):
+        exact_TV, own_TV = (
+            model.decoder(torch.tensor([ids]))[0, start:].double() for model in (wide, narrow)
+        )
+        scores_T2, ids_T2 = own_TV.topk(2, -1)
+        bound_T = ties.bound(ids_T2, scores_T2, torch.ones_like(scores_T2))
+        marked_T = scores_T2[:, 0] - scores_T2[:, 1] <= bound_T
+        flipped_T = own_TV.argmax(-1) != exact_TV.argmax(-1)
+        total += len(marked_T)
+        flips += int(flipped_T.sum())
+        marked_flips += int((flipped_T & marked_T).sum())
+        marked += int(marked_T.sum())
+    print(f"{total} positions, {flips} flips, {marked_flips} of them marked, {marked} marked")
+    return total, flips, marked_flips, marked
+
+
+def test_every_choice_that_bfloat16_changes_is_marked_and_few_others():
+    model = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype="float32")
+    text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
+    ids = model.tokenizer.encode(text)[:1500]
+    parts = [ids[start : start + 250] for start in range(0, len(ids), 250)]
+    total, flips, marked_flips, marked = flips_and_marks(locate("tiny"), parts, [0] * len(parts))
+    assert total == 1500
+    assert marked_flips == flips > 0
+    assert marked < 0.1 * total
+
+
+@pytest.mark.real
+def test_every_answer_that_bfloat16_changes_is_marked(smollm2_path):
+    model = load_checkpoint(open_checkpoint(smollm2_path), device="cpu", dtype="float32")
+    questions = ("What is the capital of France?", "Why is the sky blue?", "Tell me a joke.",
+                 "What is the opposite of hot?", "Who wrote Hamlet?", "What is tea?")  # fmt: skip
+    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
+    answers: list[list[int]] = [[] for _ in prompts]
+    for token in stream(model, prompts, GREEDY, limit=32):
+        answers[token.sequence].append(token.id)
+    texts = [[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)]
+    first = [len(prompt) - 1 for prompt in prompts]
+    total, flips, marked_flips, marked = flips_and_marks(smollm2_path, texts, first)
+    assert marked_flips == flips
+    assert marked < 0.25 * total
