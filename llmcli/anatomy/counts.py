@@ -18,6 +18,8 @@ _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a 
 _CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 _HEAD_NUMBERS = 1 << 22  # of the head's matrix that are float32 at a time, at most (`ops.linear`)
+# Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
+_PACKED = 3 << 19
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
 
 
@@ -159,6 +161,7 @@ def prefill_peak(
     """
     tokens = min(context, chunk)
     widened = size < 4 and not (cuda or native)
+    packed = size < 4 and native and not cuda
     wide = max(size, 4)
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:
@@ -166,10 +169,13 @@ def prefill_peak(
     for layer in dict.fromkeys(config.layers):
         peak = max(
             peak,
-            _attention_peak(config.width, layer.mixer, batch, tokens, context, size, cuda=cuda)
+            _attention_peak(
+                config.width, layer.mixer, batch, tokens, context, size, cuda=cuda, packed=packed
+            )
             + (_widened(config.width, _product(layer.mixer), batch * tokens) if widened else 0),
             _mlp_peak(config.width, layer.ffn, batch * tokens, size)
-            + (_widened(config.width, _columns(layer.ffn), batch * tokens) if widened else 0),
+            + (_widened(config.width, _columns(layer.ffn), batch * tokens) if widened else 0)
+            + (_mlp_workspace(config.width, layer.ffn, batch * tokens) if packed else 0),
         )
     ropes = {layer.mixer.rope for layer in config.layers} - {None}
     tables = sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
@@ -179,10 +185,20 @@ def prefill_peak(
 
 
 def _attention_peak(
-    width: int, a: AttentionConfig, batch: int, tokens: int, keys: int, size: int, *, cuda: bool
+    width: int,
+    a: AttentionConfig,
+    batch: int,
+    tokens: int,
+    keys: int,
+    size: int,
+    *,
+    cuda: bool,
+    packed: bool,
 ) -> int:
     """The stream, its norm and the product, then what is largest: the norm of queries and keys,
     the rotation, the attention itself, or its projection.
+
+    `packed`: the processor multiplies numbers of 16 bits, in an order that they are copied into.
     """
     rows = batch * tokens
     turned = (a.heads + a.kv_heads) * a.head_dim
@@ -206,7 +222,14 @@ def _attention_peak(
         copied = size + (4 if size < 4 else 0)
         attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
         attending += batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
-    return held + max(norming, turning, attending, projecting)
+    products = 0
+    if packed:
+        # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
+        attending += batch * a.kv_heads * keys * (a.head_dim + a.value_dim) * size
+        attending += 2 * _TILE[0] * _TILE[1] * size
+        products = _product_workspace(width, _product(a), rows)
+        projecting += _product_workspace(mixed, width, rows)
+    return held + max(products, norming, turning, attending, projecting)
 
 
 def _product(a: AttentionConfig) -> int:
@@ -240,6 +263,26 @@ def _is_masked(tokens: int, keys: int, window: int | None) -> bool:
 def _widened(inputs: int, columns: int, rows: int) -> int:
     """What a product of 16-bit numbers takes on a CPU without such instructions: float32."""
     return 4 * columns * (inputs + rows)
+
+
+def _mlp_workspace(width: int, mlp: MlpConfig, rows: int) -> int:
+    """What oneDNN takes for the larger one of a feed-forward layer's products."""
+    return max(
+        _product_workspace(width, _columns(mlp), rows),
+        _product_workspace(mlp.hidden, width, rows),
+    )
+
+
+def _product_workspace(inputs: int, columns: int, rows: int) -> int:
+    """The most that oneDNN takes for `[rows, inputs] · [inputs, columns]` in 16 bits, one thread.
+
+    Its AMX kernels copy the weights into blocks of 32 inputs, as many of them as fit the cache,
+    and where all inputs are too many at a time they keep the sums in float32 meanwhile; its
+    AVX512-BF16 kernels take less (oneDNN 3.12, `matmul/amx_blocking_heuristics.cpp`).
+    """
+    weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)
+    sums = 4 * rows * min(columns, 1024) if inputs >= 2048 else 0
+    return weights + sums + (128 << 10)  # the last: tiles, and what pads inputs and columns
 
 
 def _rope_tables(rope: RopeConfig, context: int, wide: int) -> int:
