@@ -1,8 +1,10 @@
 """Fixtures for all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import children
 import pytest
 from hypothesis import settings
 
@@ -15,6 +17,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the processors, a t
 # The seeds are fixed, so that a run says something about the commit and not about luck.
 settings.register_profile("llmcli", deadline=None, derandomize=True, database=None)
 settings.load_profile("llmcli")
+
+
+@pytest.fixture(autouse=True)
+def no_child_outlives_its_test() -> Iterator[None]:
+    yield
+    children.end_all()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 """The specs themselves: names, axes, formulas, bytes, and the count of visible pairs."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
+import children
 import pytest
 from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
@@ -176,4 +176,4 @@ def test_last_logits_narrow_only_the_end():
 def test_anatomy_and_families_import_no_torch():
     code = "import sys, llmcli.anatomy, llmcli.families as f; f.families()\n"
     code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert children.run([sys.executable, "-c", code], check=False).returncode == 0

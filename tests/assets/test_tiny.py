@@ -8,12 +8,12 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -247,7 +247,7 @@ def test_the_command_line_says_that_it_is_tiny(tmp_path):
 
     def run(*more):
         command = ["generate", "--offline", "In the beginning", "--greedy", "-n", "4", "--json"]
-        return subprocess.run(
+        return children.run(
             [sys.executable, "-m", "llmcli", *command, *more],
             env={**environ, "LLMCLI_CACHE": str(tmp_path)},
             capture_output=True,

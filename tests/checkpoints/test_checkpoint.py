@@ -3,9 +3,9 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 
+import children
 import numpy as np
 import pytest
 from gguf_bytes import STRING, gguf, pair, tensor
@@ -228,7 +228,7 @@ def test_the_way_out_of_a_pickle_works(tmp_path):
     torch.save({"a": shared, "b": shared}, tmp_path / "m.bin")
     command = refused(tmp_path / "m.bin").hint.split("`")[1]
     program = command.removeprefix('python -c "').removesuffix('" FILE')
-    subprocess.run([sys.executable, "-c", program, "m.bin"], cwd=tmp_path, check=True)
+    children.run([sys.executable, "-c", program, "m.bin"], cwd=tmp_path, check=True)
     assert set(open_checkpoint(tmp_path / "model.safetensors").tensors) == {"a", "b"}
 
 

@@ -14,6 +14,7 @@ import time
 import zipfile
 from dataclasses import replace
 
+import children
 import pytest
 
 from llmcli.checkpoints import fetch as fetch_module
@@ -293,7 +294,7 @@ def elsewhere(tmp_path, archive, monkeypatch):
             f"{str(tmp_path / 'pip.py')!r}, {str(archive)!r}, '-d', str(folder)]\n"
         )
         path = os.pathsep.join([str(tmp_path), os.getcwd()])
-        return subprocess.Popen(
+        return children.start(
             [sys.executable, "-c", FETCHING],
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,

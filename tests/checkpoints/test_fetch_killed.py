@@ -3,11 +3,11 @@
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import children
 import pytest
 from hub_stand_in import SHA, HubStandIn
 
@@ -28,7 +28,7 @@ def steps(tmp_path, settings, **environment):
     """One row for each step at which a fetch was killed."""
     settings |= {"cache": str(tmp_path / "cache"), "notes": str(tmp_path / "notes"), **PINNED}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, DRIVER, tmp_path / "settings.json"],
         env=os.environ | environment,
         capture_output=True,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import children
 import numpy as np
 import pytest
 from full_disk import largest_file
@@ -403,12 +404,12 @@ except LlmcliError as error:
 
 
 def fetching(entry, unwritable="/dev/null"):
-    return subprocess.Popen(
+    return children.start(
         [sys.executable, "-c", FETCHING, repr(entry), str(unwritable)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=drop_privileges,
+        prepare=drop_privileges,
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 from hub_cache_files import MAIN, OLD, lock_of, tree_of, write_revision
 
@@ -395,7 +396,7 @@ def use(path: Path) -> subprocess.Popen[bytes]:
 
 
 def _started(code: str, path: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout

@@ -26,11 +26,12 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No settings from outside, and signal handlers as they were."""
+    """No settings from outside, signals as a terminal gives them, and then as they were."""
     for name in ("NO_COLOR", "FORCE_COLOR", "LLMCLI_MODEL", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     saved = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may have ignored it
     yield
     for number, handler in saved.items():
         signal.signal(number, handler)

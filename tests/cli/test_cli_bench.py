@@ -389,7 +389,9 @@ def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder
     (ceilings,) = found["ceilings"]
     assert ceilings["reads"]
     assert 0 < row["roofline_share"] < 1
-    assert row["roofline_share"] == pytest.approx(row["roofline_ns"] / row["avg_ns"], rel=1e-3)
+    # a run beside a busy program leaves few digits of the six decimals
+    share = row["roofline_ns"] / row["avg_ns"]
+    assert row["roofline_share"] == pytest.approx(share, rel=0, abs=6e-7)
 
 
 def test_verbose(bench: Callable[..., Any], cli: Callable[..., Any], folder: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import children
 import peer_reader as peer
 import pytest
 import test_schemas as schemas
@@ -171,7 +171,7 @@ def test_no_torch() -> None:
         f"assert main(['bench', 'compare', {BEFORE!r}, {BEFORE!r}, '--json']) == 0; "
         "sys.exit('torch' in sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    run = children.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert run.returncode == 0, run.stderr
 
 
@@ -239,7 +239,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "    assert code == 0"
     )
     settings = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=settings)
+    run = children.run([sys.executable, "-c", code], capture_output=True, env=settings)
     assert run.returncode == 0, run.stderr
     return files
 

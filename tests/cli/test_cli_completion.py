@@ -7,10 +7,10 @@ import pty
 import re
 import select
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.checkpoints import CATALOG
@@ -33,7 +33,7 @@ def need(shell):
 
 def bash(*words, cwd=FOLDER):
     """What bash offers for the last of `words`, through its own completion variables."""
-    done = subprocess.run(
+    done = children.run(
         ["bash", "--norc", "-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
          '_llmcli llmcli "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"; '
          'printf "%s\\n" "${COMPREPLY[@]}"', str(FOLDER / FILES["bash"]), *words],
@@ -105,7 +105,7 @@ def test_bash(words, expected):
 
 
 def test_bash_registers_the_function():
-    done = subprocess.run(
+    done = children.run(
         ["bash", "--norc", "-c", f'source "{FOLDER / FILES["bash"]}"; complete -p llmcli'],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def test_fish_offers_models_that_work(models, word, expected):
 def fish(home, line, cwd):
     """What fish offers for the end of `line`."""
     need("fish")
-    done = subprocess.run(
+    done = children.run(
         ["fish", "--no-config", "-c", f'source "{FOLDER / FILES["fish"]}"; complete -C "{line}"'],
         capture_output=True, text=True, check=True, cwd=cwd,
         env={**os.environ, "HOME": str(home)},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.cli.output import Screen
@@ -48,7 +48,7 @@ def test_paths_are_absolute_in_json_and_short_in_text(cli, monkeypatch, tmp_path
 def test_the_hubs_places_are_those_of_its_library(cli, monkeypatch, variable):
     monkeypatch.setenv(variable, "/else/where")
     ask = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE, c.HF_HOME)"
-    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    told = children.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     found, _ = values(cli)
     assert [found["hub cache"], found["hub home"]] == told.stdout.split()
 

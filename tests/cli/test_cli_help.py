@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import children
 import pytest
 from cli_tiny import write_tiny
 
@@ -29,7 +30,7 @@ print("LOADED", code, *loaded, file=sys.stderr)
 
 
 def probe(*argv, heavy=HEAVY):
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", PROBE.format(heavy=heavy), *argv],
         capture_output=True,
         text=True,
@@ -77,7 +78,7 @@ def test_help_takes_less_than_a_fifth_of_a_second():
 
     def once():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
+        children.run(
             [sys.executable, "-m", "llmcli", "--help"], cwd=ROOT, check=True, capture_output=True
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

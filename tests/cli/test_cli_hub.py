@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import children
 import pytest
 from cli_tiny import write_tiny
 from hub_stand_in import SHA, HubStandIn
@@ -38,29 +39,20 @@ def hub(folder):
 @pytest.fixture
 def start(hub, tmp_path):
     """Starts `generate` of five tokens, or another `command`, where no other hub is known."""
-    running = []
-
     home = os.environ | hub.environment(tmp_path)
     del home["HF_HUB_CACHE"]  # HF_HOME alone says where the cache is
 
     def run(*argv, command=GENERATE, program=("-m", "llmcli"), **environ):
-        process = subprocess.Popen(
+        return children.start(
             [sys.executable, *program, *command, *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=home | environ,
-            # a background shell ignores Ctrl-C, and what it starts does too
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
-        running.append(process)
-        return process
 
-    yield run
-    for process in running:
-        process.kill()
-        process.wait()
+    return run
 
 
 def ended(process):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
+import children
 import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import save_file
@@ -17,7 +17,7 @@ from llmcli.families import families
 def test_torch_is_never_imported(argv):
     code = "import sys; from llmcli.cli.app import main; code = main(sys.argv[1:]); "
     code += "sys.exit(code or (99 if 'torch' in sys.modules else 0))"
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", code, "info", *argv], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()

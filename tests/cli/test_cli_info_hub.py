@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import children
 import pytest
 from cli_tiny import write_tiny
 from gguf_bytes import ARRAY, F32, STRING, U16, U32, gguf, pair, tensor
@@ -109,7 +110,7 @@ def ask(hub, tmp_path, cli):
         hub.requests.clear()
         line = [command, *argv, *(["--device", "cpu"] if command == "info" else [])]
         if alone:
-            done = subprocess.run(
+            done = children.run(
                 [sys.executable, "-m", "llmcli", *line],
                 capture_output=True,
                 check=False,

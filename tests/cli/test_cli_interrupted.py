@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 
 import llmcli.generation
@@ -87,7 +88,7 @@ def on_terminal(tiny, *argv, until, send=None):
     The text of a model with random weights can be anything, so stdout goes elsewhere.
     """
     controller, terminal = pty.openpty()
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal, stdin=terminal,
         env={**os.environ, "TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "200"},
@@ -185,7 +186,7 @@ with Progress(Output("models", OutputOptions())) as progress:
 @pytest.mark.parametrize("columns", [60, 100])
 def test_without_colour_a_bar_is_drawn_and_erased(columns):
     controller, terminal = pty.openpty()
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-c", BAR], cwd=ROOT, stderr=terminal,
         env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)},
     )  # fmt: skip
@@ -231,7 +232,7 @@ sys.exit(exits.run(action, sys.argv[1:]))
 # a pipe that nobody reads is full in the middle of the document, or before it
 @pytest.mark.parametrize(("before", "size"), [("empty", 1 << 20), ("full", 9)])
 def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-c", WRITER, "--json", before, str(size)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONUNBUFFERED": ""},  # so that Python has something left to flush
@@ -247,7 +248,7 @@ def test_a_document_that_is_cut_short_is_not_followed_by_another(before, size):
 
 def test_a_whole_document_is_not_followed_by_another():
     argv = [sys.executable, "-c", WRITER, "--json", "empty", "9"]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
+    ended = children.run(argv, cwd=ROOT, capture_output=True, check=False, timeout=30)
     assert ended.returncode == 130
     assert json.loads(ended.stdout)["text"] == "x" * 9
 

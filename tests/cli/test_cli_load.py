@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
+import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
@@ -199,7 +199,7 @@ def test_names_of_a_stranger_cannot_reach_the_terminal(cli, tmp_path):
 
 def test_in_ascii_marks_are_words(folder):
     environment = os.environ | {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    result = subprocess.run(
+    result = children.run(
         [sys.executable, "-m", "llmcli", "load", "-m", str(folder), "--check"],
         capture_output=True, env=environment, check=True,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 from cli_tiny import write_tiny
 from hub_cache_files import OLD, tree_of, write_revision
@@ -164,9 +165,9 @@ class Asked:
 
     def __init__(self, *argv: str, environment: dict[str, str]) -> None:
         self.terminal, inner = pty.openpty()
-        self.process = subprocess.Popen(
+        self.process = children.start(
             [sys.executable, "-m", "llmcli", *argv], stdin=inner, stderr=inner,
-            stdout=subprocess.PIPE, env=environment, start_new_session=True,
+            stdout=subprocess.PIPE, env=environment,
         )  # fmt: skip
         os.close(inner)
 
@@ -289,12 +290,11 @@ def test_one_model_that_cannot_be_had_is_an_error_like_any_other(cli, stand_in):
 
 def test_pull_that_is_interrupted_says_what_it_has(stand_in, tmp_path):
     stand_in.hold["b.gguf"] = 100
-    pulling = subprocess.Popen(
+    pulling = children.start(
         [sys.executable, "-m", "llmcli", "models", "pull", "tiny", "hf:org/quants/b.gguf",
          "org/name", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | stand_in.environment(tmp_path), start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        env=os.environ | stand_in.environment(tmp_path),
     )  # fmt: skip
     assert stand_in.holding.wait(20)
     pulling.send_signal(signal.SIGINT)
@@ -311,7 +311,7 @@ def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):
     """Another process is in the middle of the second file of a repository."""
     stand_in.hold["b.gguf"] = 100
     assert cli("models", "pull", "hf:org/quants/a.gguf").code == 0
-    pulling = subprocess.Popen(
+    pulling = children.start(
         [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
         stdout=subprocess.PIPE, env=os.environ | stand_in.environment(tmp_path),
     )  # fmt: skip
@@ -332,7 +332,7 @@ def test_what_is_being_pulled_is_not_removed(cli, stand_in, tmp_path):
 
 def test_a_pull_that_was_killed_is_pruned(cli, stand_in, tmp_path):
     stand_in.hold["b.gguf"] = 100
-    pulling = subprocess.Popen(
+    pulling = children.start(
         [sys.executable, "-m", "llmcli", "models", "pull", "hf:org/quants/b.gguf"],
         env=os.environ | stand_in.environment(tmp_path),
     )
@@ -353,5 +353,5 @@ def test_no_heavy_import(hub):
         " main(['models', 'path', 'tiny']); main(['models', 'prune', '--dry-run']);"
         " print(sorted({'torch', 'httpx', 'gguf', 'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

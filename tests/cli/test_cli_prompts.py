@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.cli import prompts
@@ -235,7 +235,7 @@ def test_a_text_without_end_is_refused(monkeypatch, tmp_path):
 
 def test_an_endless_pipe_is_refused():
     """With a bound on memory, which reading all of it would meet first."""
-    done = subprocess.run(
+    done = children.run(
         ["bash", "-c", f"ulimit -v 3000000; yes | {sys.executable} -m llmcli tokens -m tiny -"],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 
+import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
@@ -33,7 +33,7 @@ def test_torch_is_never_imported_without_a_prompt(argv, tiny):
     code = "import sys; from llmcli.cli.app import main; code = main(sys.argv[1:]); "
     code += "sys.exit(code or (99 if 'torch' in sys.modules else 0))"
     argv = argv if "-m" in argv else ["-m", tiny, *argv]
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", code, "shapes", *argv], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()

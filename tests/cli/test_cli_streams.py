@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.cli.exits import _tolerate
@@ -21,7 +22,7 @@ ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
 
 def start(tiny, *argv, **streams):
     streams.setdefault("stdin", subprocess.DEVNULL)
-    return subprocess.Popen(
+    return children.start(
         [sys.executable, "-m", "llmcli", *argv, "-m", tiny, "--random-weights", "--seed", "1"],
         cwd=ROOT,
         stdout=streams.pop("stdout", subprocess.PIPE),
@@ -51,7 +52,7 @@ def test_a_pipe_closed_before_the_first_word(tiny, argv):
     reading, writing = os.pipe()
     os.close(reading)
     process = (
-        subprocess.Popen(
+        children.start(
             [sys.executable, "-m", "llmcli", *argv], cwd=ROOT, stdout=writing,
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
         )
@@ -81,7 +82,7 @@ def test_a_full_disk_is_one_line_and_exit_1(tiny, argv):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_help_to_a_full_disk():
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
+        done = children.run(
             [sys.executable, "-m", "llmcli", "--help"], cwd=ROOT, stdout=full,
             stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
@@ -91,7 +92,7 @@ def test_help_to_a_full_disk():
 def test_an_error_keeps_its_code_where_nobody_reads_it():
     reading, writing = os.pipe()
     os.close(reading)
-    process = subprocess.Popen(
+    process = children.start(
         [sys.executable, "-m", "llmcli", "generate", "-n", "x", "--json"], cwd=ROOT, stdout=writing,
         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -167,7 +168,7 @@ script()
 
 @pytest.mark.parametrize("name", ["llmcli.cli.spelling", "llmcli.errors", "typer"])
 def test_an_interruption_of_the_first_imports_is_silent(name):
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, "-c", INTERRUPTED, "tokens", "x", name],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -183,7 +184,7 @@ def test_what_the_parent_ignores_stays_ignored_and_python_gets_its_own_back():
 
 
 def shell(command, tiny):
-    return subprocess.run(
+    return children.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "LLMCLI_MODEL": tiny, "PY": sys.executable},
     )  # fmt: skip

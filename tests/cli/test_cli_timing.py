@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections import defaultdict
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 
+import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
@@ -177,7 +177,7 @@ def test_random_weights_are_said(cli, path):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say")
 def test_the_model_takes_what_is_estimated_in_a_process_of_its_own():
     argv = ("-m", "tiny", TEXT, "--pairs", "1", "-n", "2", "--threads", "1", "--json")
-    run = subprocess.run(
+    run = children.run(
         [sys.executable, "-m", "llmcli", "timing", *argv],
         capture_output=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -1,11 +1,11 @@
 """The shapes that are shown are those that ran: held against hooks of PyTorch's own dispatcher."""
 
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import children
 import pytest
 import torch
 from hypothesis import given, settings
@@ -411,7 +411,7 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
 def test_describing_imports_no_torch():
     code = "import sys, llmcli.measure.shapes, llmcli.measure.names, llmcli.render.shapes\n"
     code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert children.run([sys.executable, "-c", code], check=False).returncode == 0
     assert "torch" in vars(ran)
 
 

@@ -2,10 +2,10 @@
 
 import io
 import json
-import subprocess
 import sys
 from itertools import pairwise
 
+import children
 import numpy as np
 import pytest
 import torch
@@ -177,6 +177,6 @@ except KeyboardInterrupt:
 def test_a_file_that_is_given_up_says_nothing(kind, where, tmp_path):
     """In a process of its own: what Python prints of a forgotten file comes at its end."""
     argv = [sys.executable, "-c", ABANDONED, str(tmp_path / f"a.{kind}"), kind, where]
-    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    ended = children.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []

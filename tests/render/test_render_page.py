@@ -5,10 +5,10 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import warnings
 from html.parser import HTMLParser
 
+import children
 import numpy as np
 import pytest
 from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
@@ -147,7 +147,7 @@ def test_weights_are_kept_as_exactly_as_the_page_says(window):
 @pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+    if found and children.run([found, "--version"], capture_output=True).returncode == 0:
         return found
     warnings.warn("no Chromium: the pages were NOT opened in a browser", stacklevel=1)
     pytest.skip("no Chromium: the pages were NOT opened in a browser")
@@ -166,7 +166,7 @@ def opened(browser, tmp_path, monkeypatch):
         monkeypatch.setattr(build, "_part", driven)
         (tmp_path / "page.html").write_bytes(make())
         monkeypatch.setattr(build, "_part", part)
-        done = subprocess.run(
+        done = children.run(
             [
                 *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
                 *("--disable-dev-shm-usage", "--disable-extensions", "--mute-audio"),

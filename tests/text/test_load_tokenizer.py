@@ -2,9 +2,9 @@
 
 import json
 import struct
-import subprocess
 import sys
 
+import children
 import pytest
 from gguf_bytes import ARRAY, I32, STRING, U32, gguf, pair
 from text_fixtures import metadata
@@ -57,5 +57,5 @@ def test_importing_and_rendering_loads_nothing_heavy():
         "first = sorted(heavy & set(sys.modules)); ChatTemplate('x').render([]);"
         "print(json.dumps([first, sorted(heavy & set(sys.modules))]))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(run.stdout) == [[], []]
