@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from llmcli import OPENMP_SPIN, OPENMP_VARIABLES
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.kernels.native import VARIABLE as KERNELS
@@ -104,12 +105,25 @@ def settings(
             f"PyTorch's choice for {usable_cores()} cores",
         ),
         pick("kernels", none, (KERNELS,), None, "the processor's best"),
+        _openmp_spin(environ),
         pick("context length", ("--context-length", model.context_length), (), None, "the model's"),
         pick("seed", ("--seed", model.seed), (), None, "drawn for each run"),
         pick("weights", ("--random-weights", model.random_weights), (), None, "the checkpoint's"),
         _colour(environ),
     ]
     return tuple(chosen)
+
+
+def _openmp_spin(environ: Mapping[str, str]) -> Setting:
+    """How long OpenMP's threads wait busily: the user's variable, else what the package set."""
+    for variable in OPENMP_VARIABLES:
+        text = environ.get(variable)
+        if text and text != OPENMP_SPIN.get(variable):
+            return Setting(
+                name="OpenMP spin", value=text, words=text, source="environment", origin=variable
+            )
+    rounds = OPENMP_SPIN["GOMP_SPINCOUNT"]
+    return Setting(name="OpenMP spin", value=rounds, words=rounds, source="default", origin="")
 
 
 def _short(path: Path) -> str:

@@ -14,7 +14,8 @@ from llmcli.cli.output import Screen
 
 VARIABLES = (
     "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY",
+    "KMP_BLOCKTIME",
 )  # fmt: skip
 
 
@@ -72,6 +73,23 @@ def test_the_threads_of_the_header_are_those_of_the_setting(cli, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     found, document = values(cli)
     assert (found["threads"], document["environment"]["threads"]) == ("5", 5)
+
+
+def test_how_long_openmp_waits_is_the_users_choice_or_ours(cli, monkeypatch):
+    def spin():
+        settings = cli("env", "--json").json()["settings"]
+        return next(item for item in settings if item["name"] == "OpenMP spin")
+
+    ours = {"name": "OpenMP spin", "value": "10000", "source": "default", "origin": ""}
+    assert spin() == ours
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # as the package itself leaves it
+    assert spin() == ours
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert spin() == ours | {
+        "value": "passive", "source": "environment", "origin": "OMP_WAIT_POLICY",
+    }  # fmt: skip
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert (spin()["value"], spin()["origin"]) == ("7", "GOMP_SPINCOUNT")
 
 
 def test_the_width_is_that_of_the_stream_itself(monkeypatch):
