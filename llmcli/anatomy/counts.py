@@ -17,7 +17,7 @@ _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a 
 # code of its own for 16-bit products.
 _CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
-_HEAD_NUMBERS = 1 << 22  # of the head's matrix that are float32 at a time, at most (`ops.linear`)
+_HEAD_NUMBERS = 1 << 19  # of the head's matrix that are float32 at a time (`ops.product`)
 # Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others

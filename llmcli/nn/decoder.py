@@ -20,8 +20,8 @@ from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, RopeTables, Step, Tap
-from llmcli.ops.linear import linear_float32
 from llmcli.ops.norm import at_least_float32
+from llmcli.ops.product import product_float32
 
 
 class Decoder:
@@ -160,7 +160,7 @@ class Decoder:
         Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
         """
         weight_VD = self.embed if self.head is None else self.head.weight
-        return linear_float32(x, weight_VD, self.head_bias)
+        return product_float32(x, weight_VD, self.head_bias)
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

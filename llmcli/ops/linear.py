@@ -3,7 +3,7 @@
 Numbers of 16 bits are multiplied and added up in float32 whoever does it, but on a CPU PyTorch
 rounds the sums to 16 bits again. `linear` takes that for what is the input of a further product;
 `linear_wide` for what is added to a float32 stream or normalized: the sums as they are where some
-kernel gives them, rounded once where none does; `linear_float32` never rounds them.
+kernel gives them, rounded once where none does; `product.product_float32` never rounds them.
 
 Axes: M rows of the input, K columns of it, N outputs. Weights are `[N, K]`, a row per output,
 but may lie in memory as `[K, N]`: see `lies_by_columns`.
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from llmcli.ops import processor
 from llmcli.ops.norm import at_least_float32
+from llmcli.ops.product import has_kernel, product_float32
 
 # From so many rows on, converting the weights costs less than it saves (8 to 16 were break-even).
 _MANY_ROWS = 16
-# Numbers of a weight that are converted at a time. For few rows they stay in the caches: 49k × 576
-# take 7 ms in pieces of 300k, 8 in pieces of 2M.
-_CHUNK, _CACHED = 1 << 22, 1 << 18
+_CHUNK = 1 << 22  # numbers of a weight that are converted at a time: 16 MiB of float32
 
 
 def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
@@ -38,31 +37,20 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
         and x.numel() // x.shape[-1] >= _MANY_ROWS
         and not processor.has_bfloat16()
     ):
-        return _through_float32(x, w_NK, b_N, x.dtype)
+        return _through_float32(x, w_NK, b_N)
     return F.linear(x, w_NK, b_N)
 
 
 def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest product there is."""
-    if rounds_sums(x.device, x.dtype):
-        return at_least_float32(linear(x, w_NK, b_N))
-    return linear_float32(x, w_NK, b_N)
+    if has_kernel(x, w_NK):
+        return product_float32(x, w_NK, b_N)
+    return at_least_float32(linear(x, w_NK, b_N))
 
 
 def rounds_sums(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the sums of `linear_wide` were rounded to `dtype` before they were widened."""
+    """Whether `linear_wide` may round sums to `dtype` before it widens them: many rows on a CPU."""
     return dtype.itemsize < 4 and device.type != "cuda"
-
-
-def linear_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, the sums not rounded to less."""
-    if x.dtype.itemsize >= 4:
-        return F.linear(x, w_NK, b_N)
-    if x.is_cuda:
-        rows_MK = x.flatten(0, -2)
-        y_MN = torch.mm(rows_MK, w_NK.t(), out_dtype=torch.float32)
-        return (y_MN if b_N is None else y_MN + b_N).view(*x.shape[:-1], len(w_NK))
-    return _through_float32(x, w_NK, b_N, torch.float32)
 
 
 def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool:
@@ -77,15 +65,11 @@ def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool
     return narrow and rows >= 2048 and not processor.has_bfloat16()
 
 
-def _through_float32(
-    x: Tensor, w_NK: Tensor, b_N: Tensor | None, result: torch.dtype
-) -> Tensor:
-    """The product in float32, of a few of the weight's rows after the others, in `result`."""
+def _through_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     wide_MK = x.flatten(0, -2).float()
     outputs = w_NK.shape[0]
-    out_MN = x.new_empty(wide_MK.shape[0], outputs, dtype=result)
-    many = len(wide_MK) >= _MANY_ROWS
-    step = max(1, (_CHUNK if many else _CACHED) // w_NK.shape[1])
+    out_MN = x.new_empty(wide_MK.shape[0], outputs)
+    step = max(1, _CHUNK // w_NK.shape[1])
     for start in range(0, outputs, step):
         part = slice(start, start + step)
         y = wide_MK @ w_NK[part].t().float()

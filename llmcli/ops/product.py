@@ -30,7 +30,7 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
         out_MN = F.linear(x_MK, w_NK).float()
     elif x.is_cuda:
         out_MN = torch.mm(x_MK, w_NK.t(), out_dtype=torch.float32)
-    elif _has_kernel(x_MK, w_NK):
+    elif has_kernel(x_MK, w_NK):
         out_MN = _kernel(x_MK, w_NK)
     else:
         out_MN = _in_chunks(x_MK, w_NK)
@@ -39,13 +39,16 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     return out_MN.view(*x.shape[:-1], w_NK.shape[0])
 
 
-def _has_kernel(x_MK: Tensor, w_NK: Tensor) -> bool:
+def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
+    """Whether a kernel gives the float32 sums of this product, without a copy of the weights."""
+    if x.is_cuda:
+        return True
     return (
-        len(x_MK) <= _FEW_ROWS
-        and x_MK.dtype == w_NK.dtype == torch.bfloat16
-        and x_MK.is_cpu
+        x.numel() <= _FEW_ROWS * x.shape[-1]
+        and x.dtype == w_NK.dtype == torch.bfloat16
+        and x.is_cpu
         and w_NK.stride(1) == 1
-        and type(x_MK) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
+        and type(x) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
         and native.level() is not None
     )
 

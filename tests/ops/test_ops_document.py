@@ -193,7 +193,7 @@ def test_gemvs_of_one_token(tied, monkeypatch):
     assert gemvs - sum(name.endswith("W_o") for name in matrices) == 28 * 6 + 1 == 169
     calls = []
     for module, name in (
-        (nn_linear, "linear"), (nn_linear, "linear_wide"), (nn_decoder, "linear_float32"),
+        (nn_linear, "linear"), (nn_linear, "linear_wide"), (nn_decoder, "product_float32"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, lambda *a: calls.append(a[1].shape) or linear(*a))
     decoder = nn_decoder.Decoder(model, device="meta", dtype=torch.float32)
