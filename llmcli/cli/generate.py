@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from llmcli.checkpoints.catalog import CATALOG, cache_dir, offline_from_environment
-from llmcli.checkpoints.locate import DEFAULT_MODEL
 from llmcli.cli.batch import read_batch
 from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.job import Job
@@ -132,6 +130,8 @@ def command(
     The prompt is PROMPT, a file, a pipe, or several of them joined. Where the model has a chat
     template it answers; `--raw` continues the text as it stands.
     """
+    from llmcli.checkpoints.catalog import CATALOG
+
     out = Output("generate", output)
     _check(prompt, text, output)
     sampling.check()
@@ -162,6 +162,9 @@ def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
     Not where a model was named, nor where no other may be fetched. Where it cannot be kept that
     it has been said, nothing is said: it would be said each time.
     """
+    from llmcli.checkpoints.catalog import cache_dir, offline_from_environment
+    from llmcli.checkpoints.locate import DEFAULT_MODEL
+
     named = options.model is not None or bool(os.environ.get("LLMCLI_MODEL"))
     alone = options.offline or options.random_weights or offline_from_environment()
     watched = out.out.terminal and out.err.terminal and not (out.quiet or out.json)

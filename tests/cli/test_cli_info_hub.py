@@ -195,6 +195,15 @@ def test_the_header_of_a_gguf_file(hub, ask, served, tmp_path, name, ranges, mos
         assert document[key] == here[key]
 
 
+def test_one_of_the_hubs_classics_by_its_bare_name(hub, ask, served):
+    hub.repositories["openai-community/gpt2"] = served["org/m"]
+    code, out, err = ask("-m", "gpt2", "--json")
+    assert code == 0, err
+    assert json.loads(out)["file"]["path"] == f"openai-community/gpt2@{SHA} on the hub"
+    assert ask("pull", "gpt2", command="models")[0] == 0
+    assert "openai-community/gpt2" in ask(command="models")[1]
+
+
 def test_a_catalog_model_that_is_not_here_is_looked_at_by_its_header(
     hub, ask, served, tmp_path, monkeypatch
 ):
