@@ -101,6 +101,14 @@ def load_model(
     return Loaded(model, imported - begin, load_s, peaks, open_s)
 
 
+def require_supported(options: ModelOptions, out: Output, spec: str) -> None:
+    """Raises what `load_model` would for `spec` before it imports torch: a second model's turn."""
+    from llmcli.families import describe
+
+    with Progress(out) as progress:
+        describe(_opened(options, out, spec, progress)[0])
+
+
 def need_directory() -> None:
     """Raises LlmcliError where the current directory is gone: torch ends the process there."""
     try:

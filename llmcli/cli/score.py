@@ -12,7 +12,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer, read_prompt
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import KERNELS, load_model, require_supported
 from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
@@ -69,6 +69,8 @@ def command(
     """
     out = Output("score", output)
     given = read_prompt(prompt)
+    if score.versus is not None:
+        require_supported(model, out, score.versus)
     loaded = load_model(model, out, text=given.ids is None).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
     body = _body(ours, loaded.tokenizer)

@@ -69,6 +69,12 @@ def test_an_architecture_that_is_not_supported_is_refused_before_torch(argv, tmp
     assert (code, loaded) == ("4", [])
 
 
+def test_a_second_model_that_is_not_supported_is_refused_before_the_first_is_loaded(tmp_path):
+    folder = write_tiny(tmp_path / "m", model_type="mixtral")
+    argv = ("score", "hello", "-m", "tiny", "--versus", str(folder))
+    assert probe(*argv, heavy=("torch",)) == ["4"]
+
+
 def test_tokens_imports_no_torch(tiny):
     assert probe("tokens", "hello", "-m", tiny, heavy=("torch", "numpy")) == ["0"]
 
