@@ -55,8 +55,8 @@ def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> Unsuppo
     parts, hint = needed_parts(model_type, kind), None
     message = f"`{shortened(model_type)}` is not supported{needs(parts)}"
     if not parts and (name := meant(model_type, known)):
-        key = "`model_type` in config.json" if kind == "safetensors" else "`general.architecture`"
-        hint = f"did you mean `{name}`? that is {key}"
+        key = "model_type" if kind == "safetensors" else "general.architecture"
+        hint = f"did you mean `{name}`? see `{key}` in its configuration"
     if other := run_instead(model_type):
         hint = f"run another model of about its size, for example `-m {other}`"
     return UnsupportedModel(message, hint=hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 Kind = Literal["safetensors", "gguf"]
@@ -110,10 +110,11 @@ def asks_for(key: str) -> list[str]:
     return [_KEYS[key]] if key in _KEYS else []
 
 
-def needs(parts: Iterable[str]) -> str:
-    """`: it needs `a` and `b``, the end of a message; empty where nothing is known."""
-    named = " and ".join(f"`{part}`" for part in parts)
-    return named and f": it needs {named}"
+def needs(parts: Sequence[str]) -> str:
+    """The end of a message, ``: it needs `a`, `b` and `c` ``; empty where nothing is known."""
+    named = [f"`{part}`" for part in parts]
+    listed = " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+    return listed and f": it needs {listed}"
 
 
 def run_instead(model_type: str) -> str | None:

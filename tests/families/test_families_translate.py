@@ -120,6 +120,8 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
         ("mixtral", "safetensors", "`mixtral` is not supported: it needs `mixture of experts`"),
         ("gptneox", "gguf", "`gptneox` is not supported: it needs `parallel residual` and "
          "`partial rotary positions`"),
+        ("gemma2", "gguf", "`gemma2` is not supported: it needs `soft caps`, `centred norms` and "
+         "`post-norms`"),
         ("qwen2_5_vl", "safetensors",
          "`qwen2_5_vl` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
@@ -149,7 +151,7 @@ def test_a_typing_error_gets_the_type_that_was_meant(written, name):
     with pytest.raises(UnsupportedModel) as caught:
         find(written, "safetensors")
     assert caught.value.message == f"`{written}` is not supported"
-    assert caught.value.hint == f"did you mean `{name}`? that is `model_type` in config.json"
+    assert caught.value.hint == f"did you mean `{name}`? see `model_type` in its configuration"
 
 
 @pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "ministral", "gemma2", "ll", "qwen"])
