@@ -227,8 +227,9 @@ class Job:
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
         if self.text.logprobs is not None and coloured:
             self.out.aside(confidence_legend(ties=self.resolved.greedy))
-        text = not (self.out.json or self.text.stream_json or self.out.quiet)
-        if text and self.out.err.terminal and any(item.chat for item in self.encoded):
+        watched = self.out.out.terminal and self.out.err.terminal and not self.out.quiet
+        text = not (self.out.json or self.text.stream_json)
+        if text and watched and any(item.chat for item in self.encoded):
             self.out.aside(template_line())
         if level == "short":
             self.out.aside(short_stats(timings, seed, self.out.err.width))

@@ -441,10 +441,13 @@ def test_what_is_named_fits_the_memory_that_is_free(on_a_terminal, monkeypatch, 
 
 
 def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):
-    def err(*argv, terminal=True):
-        screen = Screen(terminal=terminal, animate=False, colour=False, width=200)
+    def err(*argv, terminals=("out", "err")):
+        def of(stream, environ):
+            there = ("out" if stream is sys.stdout else "err") in terminals
+            return Screen(terminal=there, animate=False, colour=False, width=200)
+
         with monkeypatch.context() as patch:
-            patch.setattr(Screen, "of", lambda stream, environ: screen)
+            patch.setattr(Screen, "of", of)
             return run_tiny("generate", "x", "-n", "1", "--seed", "1", *argv).err
 
     line = "chat template applied · `--raw` continues the text as it stands\n"
@@ -452,7 +455,8 @@ def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):
     assert line in err("--stats", "full")
     for argv in (("--raw",), ("-q",), ("--json",), ("--stream-json",), ("--stats", "off")):
         assert "chat template" not in err(*argv)
-    assert "chat template" not in err("--stats", "short", terminal=False)
+    for terminals in (("out",), ("err",), ()):
+        assert "chat template" not in err("--stats", "short", terminals=terminals)
 
 
 def test_do_sample_false_is_greedy_unless_a_flag_says_otherwise():
