@@ -20,6 +20,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define X86 1
 #endif
@@ -246,12 +247,15 @@ WITH_AVX512 static void tiles_avx512(const struct product *p, int64_t n, int64_t
 unsigned llmcli_native_levels(void) {
     unsigned levels = 1u << PORTABLE;
 #ifdef X86
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return levels;
+    /* The registers that the system saves: bits 1 and 2 for AVX, 5 to 7 for AVX-512. */
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
+    if ((b & bit_AVX2) && (saved & 0x6) == 0x6) {
         levels |= 1u << AVX2;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-            levels |= 1u << AVX512;
+        if ((b & avx512) == avx512 && (saved & 0xe6) == 0xe6) levels |= 1u << AVX512;
     }
 #endif
     return levels;
