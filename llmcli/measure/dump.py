@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.attention import entering
 from llmcli.anatomy.names import known
 from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
-from llmcli.measure.dump_plan import OUTPUTS, last_layer, plan_dump, sources
+from llmcli.measure.attention.block import Tokens
+from llmcli.measure.attention.checks import Proof
+from llmcli.measure.attention.layer import proven
+from llmcli.measure.dump_plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
 from llmcli.measure.observe import observe
 from llmcli.measure.parts import arrays_of
@@ -52,7 +56,8 @@ def measure_dump(
     """The tensors of `plan` (`plan_dump`), for `ids` and up to `generate` likeliest tokens more.
 
     Each is given to `write` once. `texts`: the tokens for people. `check`: whether each activation
-    follows from its formula. Numbers that are not finite are reported, not raised, and what there
+    follows from its formula, and attention matrices with the values give what the kernel made of
+    them. Numbers that are not finite are reported, not raised, and what there
     is is written. Raises OutOfMemory before the model is run.
     """
     dump = _Dump(model, ids, plan, check=check, write=write, progress=progress)
@@ -91,6 +96,8 @@ class _Dump:
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: list[ViewCheck] = []
+        self._proof: Proof | None = None  # of attention matrices, where there are any
+        self._proven: set[int] = set()  # layers
         self._sound = True  # no number so far was NaN or infinite
         self.error = ""  # where something that is not dumped is not finite
 
@@ -196,6 +203,7 @@ class _Dump:
             self._caches.append(self._written.compare_cache(one, len(self.ids)))
         elif self._check and one.kind == "activation":
             self._check_formula(one.name)
+            self._check_matrix(one.name)
         for source in self._sources[one.name]:
             self._uses[source] -= 1
             if not self._uses[source]:
@@ -215,12 +223,38 @@ class _Dump:
         else:
             self._formulas.append(check)
 
+    def _check_matrix(self, name: str) -> None:
+        """Of scores and pattern: that the kernel's own z is what they make of the values."""
+        prefix, _, last = name.rpartition(".")
+        layer = layer_of(name)
+        if last not in MATRICES or layer is None or layer in self._proven or not self._sound:
+            return
+        self._proven.add(layer)
+        kept, device = self._written.kept, self.model.device
+        names = (*entering(prefix, kept), f"{prefix}.v", f"{prefix}.z")
+        q, k, v, z = (kept[one][0] for one in names)
+        if self._proof is None:
+            self._proof = Proof(self.model.dtype, device)
+        heads, tokens = range(self.model.config.layers[layer].mixer.heads), Tokens(self.ids, device)
+        try:
+            deque(
+                proven(
+                    self._proof, self.model, layer, list(heads), 0, tokens,
+                    q_HTd=q, k_KSd=k, v_KSe=v, z_HTe=z,
+                ),
+                maxlen=0,
+            )  # fmt: skip
+        except NotFinite as error:
+            self._sound, self.error = False, self.error or error.message
+
     def checks(self) -> tuple[ViewCheck, ...]:
-        """One of all formulas, one of all caches, where there are any."""
+        """One of all formulas, those of attention matrices, one of all caches, as there are any."""
         found = []
         if self._formulas:
             words = formula_words(len(self._formulas), FORMULA_ROWS, len(self.ids))
             found.append(replace(worst(self._formulas), words=words))
+        if self._proof is not None and self._sound:
+            found += self._proof.checks()
         return (*found, *([worst(self._caches)] if self._caches else []))
 
 

@@ -17,6 +17,9 @@ from llmcli.reports.dump import DumpPlan
 # what is computed of the prompt's last token alone where nothing of this is wanted
 OUTPUTS = ("ln_final.scale", "ln_final.out", "logits_raw", "logits")
 
+# what is derived of a layer's attention and proven by what the kernel mixed with it
+MATRICES = ("scores", "pattern")
+
 
 def plan_dump(
     config: ModelConfig, names: Iterable[str], *, tokens: int, generate: int, dtype: str
@@ -54,7 +57,7 @@ def plan_dump(
 def sources(
     config: ModelConfig, one: DumpPlan, there: Container[str], *, check: bool
 ) -> frozenset[str]:
-    """The activations, written by the kernel, that are needed for it; `check`: and its formula.
+    """The activations, written by the kernel, that are needed for it; `check`: and its checks.
 
     `there` are all names of the model. None for a parameter.
     """
@@ -70,6 +73,8 @@ def sources(
         own = set(entering(prefix, there))
     else:
         own = {one.name}
+    if check and last in MATRICES:
+        own |= {f"{prefix}.v", f"{prefix}.z"}
     return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())
 
 

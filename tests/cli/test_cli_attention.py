@@ -545,7 +545,7 @@ def test_too_many_heads_to_draw_are_written_all_the_same(cli, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message", "hint"),
     [
-        (["--force"], "`--force` is about the size of a file", "add -o FILE"),
+        (["--force"], "`--force` is about the size of a file", "add `-o FILE`"),
         (["--metrics", "all,foo"], "there is no metric `foo`", "of "),
         (["--synthetic", "64"], "makes 129 tokens, and the context is 128", "use `--synthetic 63`"),
         (["--synthetic", "4", "--ids", "1"], "goes without any other", "leave one of them out"),

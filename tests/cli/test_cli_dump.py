@@ -15,6 +15,7 @@ from safetensors.torch import load_file as load_torch
 
 import llmcli.cli.files as files_module
 from llmcli.loading import load
+from llmcli.nn import attention
 
 ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 
@@ -45,7 +46,8 @@ def test_the_table_has_every_tensor_and_ends_with_its_check(dump):
     assert names[0] == "blocks.1.attn.q"
     assert names[-1] == "logits"
     assert "40 scores are −∞" in result.out
-    assert lines[-1].startswith("✓ 10 tensors are what the formula makes of the kernel's own")
+    assert lines[-4].startswith("✓ 10 tensors are what the formula makes of the kernel's own")
+    assert lines[-1].startswith("✓ the pattern shown · values is the kernel's own z")
     assert not result.err
 
 
@@ -263,6 +265,19 @@ def test_a_formula_that_does_not_hold_exits_1(dump, monkeypatch):
     assert dump("hello", "--name", "blocks.*.resid_mid", "--no-check").code == 0
     document = dump("hello", "--name", "blocks.*.resid_mid", "--json").json()
     assert document["checks"]["formulas"]["ok"] is False
+
+
+@pytest.mark.parametrize("name", ["scores", "pattern"])
+def test_a_kernel_with_another_scale_exits_1(name, dump, monkeypatch):
+    argv = ("hello", "--name", f"blocks.*.attn.{name}", "--dtype", "float32")
+    assert dump(*argv).code == 0
+    attend = attention.attend
+    monkeypatch.setattr(
+        attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=2 * scale, **mask)
+    )
+    result = dump(*argv)
+    assert result.code == 1
+    assert "the pattern shown · values is the kernel's own z" in result.err
 
 
 def test_the_real_tiny_model_by_the_names_of_others(cli):

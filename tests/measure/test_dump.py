@@ -22,6 +22,7 @@ from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
 from llmcli.measure.statistics import Statistics
 from llmcli.model import dtype_name
+from llmcli.nn import attention as nn_attention
 from llmcli.nn.step import Step
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
@@ -344,12 +345,38 @@ def test_the_check_turns_red_for_a_fault(breaks, first, generate, model):
     breaks(broken)
     report, arrays = dumped(broken, generate=generate)
     assert not report.ok
-    (formulas, cache) = report.checks
+    formulas, *matrices, cache = report.checks
+    assert [check.name for check in matrices] == ["row_sums", "masks", "values"]
     assert not formulas.ok
     assert formulas.where.startswith(f"{first}[")
     assert cache.ok
     assert len(arrays) == len(report.tensors)
     assert dumped(broken, generate=generate, check=False)[0].checks == (cache,)
+
+
+@pytest.mark.parametrize(("dtype", "by"), [("float32", 1.001), ("bfloat16", 1.1)])
+@pytest.mark.parametrize("generate", [0, 2])
+@pytest.mark.parametrize("name", ["scores", "pattern"])
+def test_a_matrix_is_proven_by_what_the_kernel_mixed_with_it(
+    name, generate, dtype, by, model, monkeypatch
+):
+    """A fused kernel with another scale leaves q and k as they are, and so what is dumped."""
+    names = [f"blocks.1.attn.{name}"]
+    report, _ = dumped(model("mistral", dtype), names, generate=generate)
+    assert report.ok
+    proofs = {"row_sums", "masks", "values"} | ({"averages"} if dtype == "bfloat16" else set())
+    assert {check.name for check in report.checks} == {"formulas", *proofs}
+    assert {tensor.name for tensor in report.tensors} == set(names)
+    attend = nn_attention.attend
+    monkeypatch.setattr(
+        nn_attention, "attend", lambda *qkv, scale, **mask: attend(*qkv, scale=scale * by, **mask)
+    )
+    report, _ = dumped(model("mistral", dtype), names, generate=generate)
+    assert not report.ok
+    wrong = [check for check in report.checks if not check.ok]
+    assert {check.name for check in wrong} <= {"values", "averages"}
+    assert all(check.where.startswith("blocks.1.attn.") for check in wrong)
+    assert dumped(model("mistral", dtype), names, generate=generate, check=False)[0].checks == ()
 
 
 def test_the_check_of_the_cache_turns_red(model, monkeypatch):

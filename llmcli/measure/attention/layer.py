@@ -6,13 +6,14 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llmcli.measure.attention.averages import Averages
+from llmcli.config import AttentionConfig
 from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
@@ -28,6 +29,92 @@ from llmcli.reports.head_metrics import RANK, USUAL
 def kind_of(window: int | None) -> str:
     """What a layer with that window is called."""
     return "full" if window is None else f"window {window}"
+
+
+class Rows(NamedTuple):
+    """Some rows of the heads `at` of those looked at, with the values of all keys that they mix."""
+
+    at: slice
+    block: Block
+    scores_HtS: Tensor
+    v_KSe: Tensor
+
+
+def proven(
+    proof: Proof,
+    model: Model,
+    number: int,
+    heads: Sequence[int],
+    first: int,
+    tokens: Tokens,
+    *,
+    q_HTd: Tensor,
+    k_KSd: Tensor,
+    v_KSe: Tensor,
+    z_HTe: Tensor,
+    rows: int | None = None,
+) -> Iterator[Rows]:
+    """The rows of the queries of layer `number` from position `first` on, block by block.
+
+    `heads` are the heads looked at, the tensors are of all heads, keys from position 0 on. `rows`:
+    so many at a time (None: as memory has it). Each block has gone through `proof`, against the
+    kernel's `z`, when it comes. Raises NotFinite.
+    """
+    config, mixer = model.config.layers[number].mixer, model.decoder.blocks[number].mixer
+    queries, keys = q_HTd.shape[1], k_KSd.shape[1]
+    for at, kv in _shares(config, heads, queries, keys):
+        ours = heads[at]
+        q, k, v, z = (
+            part.to(torch.promote_types(part.dtype, torch.float32))
+            for part in (q_HTd[ours], k_KSd[kv], v_KSe[kv], z_HTe[ours])
+        )
+        most = rows or _block_rows(config.window, len(ours), keys)
+        averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
+        for begin in range(0, queries, most):
+            q_Htd, z_Hte = q[:, begin : begin + most], z[:, begin : begin + most]
+            position = first + begin
+            # only the keys that some row sees, and one more at both ends: a mask off by one shows
+            low = 0 if config.window is None else max(0, position - config.window)
+            seen = slice(low, position + q_Htd.shape[1] + 1)
+            scores_HtS = mixer.score_rows(q_Htd[None], k[None, :, seen], position - low)[0]
+            last = position + q_Htd.shape[1]
+            seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
+            seen_t = seen_t if config.window is None else seen_t.clamp_max(config.window)
+            block = Block(scores_HtS.softmax(-1), position, low, seen_t, tokens)
+            proof.see(block, scores_HtS, number, ours)
+            proof.compare(
+                block, scores_HtS, number, ours, v_KSe=v[:, seen], k_KSd=k[:, seen],
+                scaled_q_Htd=q_Htd * config.scale, z_Hte=z_Hte,
+                averages=None if averages is None else (averages, begin),
+            )  # fmt: skip
+            yield Rows(at, block, scores_HtS, v)
+        if averages is not None:
+            proof.settle(averages, number, ours)
+
+
+def _block_rows(window: int | None, heads: int, keys: int) -> int:
+    """How many rows a block may have; under a window not so many that most is masked."""
+    if window is None:
+        return max(1, CELLS // (heads * keys))
+    width = 2 * (window + 32)  # of the block: its rows, and a window before the first
+    return max(1, min(width - window - 2, CELLS // (heads * min(keys, width))))
+
+
+def _shares(
+    config: AttentionConfig, heads: Sequence[int], rows: int, keys: int
+) -> Iterator[tuple[slice, slice]]:
+    """Which of `heads` are computed together, and their key/value heads.
+
+    Those of one key/value head; of several where all heads are wanted and rows are short.
+    """
+    together, group = 1, config.heads // config.kv_heads
+    if len(heads) == config.heads:
+        together = max(1, CELLS // (group * rows * keys))
+    for kv in range(0, config.kv_heads, together):
+        of = range(kv * group, (kv + together) * group)
+        ours = [i for i, head in enumerate(heads) if head in of]
+        if ours:
+            yield slice(ours[0], ours[-1] + 1), slice(kv, kv + together)
 
 
 class Layer:
@@ -51,7 +138,7 @@ class Layer:
         self.config = config = model.config.layers[number].mixer
         self.group = config.heads // config.kv_heads
         self.heads = wanted.heads_of(config.heads)
-        self._mixer = model.decoder.blocks[number].mixer
+        self._model = model
         self._w_o = model.decoder.slots[f"blocks.{number}.attn.W_o"]
         self._wanted = wanted
         self._proof = proof
@@ -80,84 +167,23 @@ class Layer:
         z_HTe: Tensor,
     ) -> None:
         """The rows of the queries from position `first` on, with all keys from position 0 on."""
-        rows, keys = q_HTd.shape[1], k_KSd.shape[1]
-        for at, kv in self._shares(rows, keys):
-            heads = self.heads[at]
-            q, k, v, z = (
-                part.to(torch.promote_types(part.dtype, torch.float32))
-                for part in (q_HTd[heads], k_KSd[kv], v_KSe[kv], z_HTe[heads])
-            )
-            norms_HS = self._norms(v, heads) if self._weighs else None
-            most = self._wanted.block_rows or self._block_rows(len(heads), keys)
-            averages = self._proof.averages(len(heads), tokens.ids_N[first : first + rows])
-            for begin in range(0, rows, most):
-                part = slice(begin, begin + most)
-                self._block(
-                    at, first + begin, tokens, norms_HS,
-                    q_Htd=q[:, part], k_KSd=k, v_KSe=v, z_Hte=z[:, part],
-                    averages=None if averages is None else (averages, begin),
-                )  # fmt: skip
-                self._advance(len(heads) * len(q[0, part]))
-            if averages is not None:
-                self._proof.settle(averages, self.number, heads)
-
-    def _block_rows(self, heads: int, keys: int) -> int:
-        """How many rows a block may have; under a window not so many that most is masked."""
-        window = self.config.window
-        if window is None:
-            return max(1, CELLS // (heads * keys))
-        width = 2 * (window + 32)  # of the block: its rows, and a window before the first
-        return max(1, min(width - window - 2, CELLS // (heads * min(keys, width))))
+        shown = proven(
+            self._proof, self._model, self.number, self.heads, first, tokens,
+            q_HTd=q_HTd, k_KSd=k_KSd, v_KSe=v_KSe, z_HTe=z_HTe, rows=self._wanted.block_rows,
+        )  # fmt: skip
+        norms_HS, of = None, None
+        for rows in shown:
+            if self._weighs and of != rows.at:
+                of, norms_HS = rows.at, self._norms(rows.v_KSe, self.heads[rows.at])
+            keys = slice(rows.block.low, rows.block.low + rows.block.a_HtS.shape[2])
+            self._keep(rows.block, rows.scores_HtS, rows.at)
+            self._summarize(rows.block, None if norms_HS is None else norms_HS[:, keys], rows.at)
+            self._advance(rows.block.a_HtS[:, :, 0].numel())
 
     @property
     def _weighs(self) -> bool:
         wanted = self._wanted
         return wanted.weighted or (wanted.pairs > 0 and wanted.pairs_by == "weighted")
-
-    def _shares(self, rows: int, keys: int) -> Iterator[tuple[slice, slice]]:
-        """Which of our heads are computed together, and their key/value heads.
-
-        Those of one key/value head; of several where all heads are wanted and rows are short.
-        """
-        together = 1
-        if len(self.heads) == self.config.heads:
-            together = max(1, CELLS // (self.group * rows * keys))
-        for kv in range(0, self.config.kv_heads, together):
-            of = range(kv * self.group, (kv + together) * self.group)
-            ours = [i for i, head in enumerate(self.heads) if head in of]
-            if ours:
-                yield slice(ours[0], ours[-1] + 1), slice(kv, kv + together)
-
-    def _block(
-        self,
-        at: slice,
-        first: int,
-        tokens: Tokens,
-        norms_HS: Tensor | None,
-        *,
-        q_Htd: Tensor,
-        k_KSd: Tensor,
-        v_KSe: Tensor,
-        z_Hte: Tensor,
-        averages: tuple[Averages, int] | None,
-    ) -> None:
-        """Only the keys that some row sees, and one more at both ends: a mask off by one shows."""
-        rows, window = q_Htd.shape[1], self.config.window
-        low = 0 if window is None else max(0, first - window)
-        keys = slice(low, first + rows + 1)
-        k_KSd, v_KSe = k_KSd[:, keys], v_KSe[:, keys]
-        scores_HtS = self._mixer.score_rows(q_Htd[None], k_KSd[None], first - low)[0]
-        seen_t = torch.arange(first + 1, first + rows + 1, device=scores_HtS.device)
-        seen_t = seen_t if window is None else seen_t.clamp_max(window)
-        block = Block(scores_HtS.softmax(-1), first, low, seen_t, tokens)
-        heads = self.heads[at]
-        self._proof.see(block, scores_HtS, self.number, heads)
-        self._proof.compare(
-            block, scores_HtS, self.number, heads, v_KSe=v_KSe, k_KSd=k_KSd,
-            scaled_q_Htd=q_Htd * self.config.scale, z_Hte=z_Hte, averages=averages,
-        )  # fmt: skip
-        self._keep(block, scores_HtS, at)
-        self._summarize(block, None if norms_HS is None else norms_HS[:, keys], at)
 
     def _keep(self, block: Block, scores_HtS: Tensor, at: slice) -> None:
         pattern = self._wanted.what == "pattern"
