@@ -53,6 +53,7 @@ class Job:
         self.read = 0  # tokens of the first prompts that the model has read
         self.watch = Stopwatch(self.model.device)
         self.tallies = [Tally() for _ in encoded]  # of each prompt
+        self.together = [1] * len(encoded)  # texts written side by side with each prompt's
         self.ties: list[NearTie] = []
         self.watch.peaks = loaded.peaks
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
@@ -92,6 +93,8 @@ class Job:
         sampling = self.resolved.sampling(self.seed)
         for group in groups([len(item.ids) for item in self.encoded], samples=samples):
             prompts = [self.encoded[index].ids for index in group]
+            for index in group:
+                self.together[index] = len(group) * samples
             with Progress(self.out, tokens=True) as progress:
 
                 def read(done: int, total: int, progress: Progress = progress) -> None:
@@ -197,6 +200,11 @@ class Job:
                 "origins": self.resolved.origins,
                 "ignored": self.resolved.ignored,
             },
+            "path": {
+                "activation_format": self.model.describe()["activation_format"],
+                "kernels": KERNELS,
+                "sequences": self.together[index],
+            },
             "timings": self.watch.timings(self.tallies[index]),
         }
         header = environment(kernels=KERNELS)
@@ -223,7 +231,7 @@ class Job:
             template_line,
         )
 
-        timings = self.watch.timings()
+        timings, model = self.watch.timings(), self.model.describe()
         coloured = not (self.out.json or self.text.stream_json) and self.out.out.colour
         if self.text.logprobs is not None and coloured:
             self.out.aside(confidence_legend(ties=self.resolved.greedy))
@@ -232,13 +240,16 @@ class Job:
         if text and watched and any(item.chat for item in self.encoded):
             self.out.aside(template_line())
         if level == "short":
-            self.out.aside(short_stats(timings, seed, self.out.err.width))
+            dtype = model["activation_format"]
+            self.out.aside(short_stats(timings, dtype, seed, self.out.err.width))
             return
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
-        model = model_line(self.model.describe())
         ties = tuple(self.ties) if self.resolved.greedy else None
-        self.out.aside(full_stats(timings, sampling, seed, model, environment(), ties))
+        header, together = environment(kernels=KERNELS), max(self.together, default=1)
+        self.out.aside(
+            full_stats(timings, sampling, seed, model_line(model), header, ties, together)
+        )
 
 
 def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:

@@ -18,11 +18,12 @@ MOST_TIES = 8  # near ties that are listed one by one
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 
 
-def short_stats(timings: Timings, seed: int | None, width: int) -> Text:
+def short_stats(timings: Timings, dtype: str, seed: int | None, width: int) -> Text:
     """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed."""
     parts = [
         f"prompt {_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}",
         f"generated {_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
+        dtype,
     ]
     if timings.first_token_s is not None:
         parts.insert(1, f"first token {duration(timings.first_token_s)}")
@@ -41,16 +42,19 @@ def full_stats(
     model: str,
     environment: Environment | None = None,
     ties: Sequence[NearTie] | None = None,
+    together: int = 1,
 ) -> RenderableType:
     """Everything in two columns: timings, then each sampling value with where it comes from.
 
-    `ties`: the near ties of a greedy run.
+    `ties`: the near ties of a greedy run. `together`: how many texts were written side by side.
     """
     table = Table.grid(padding=(0, 2))
     rows = [("model", model)]
     if environment is not None:
         rows.append(("threads", str(environment.threads)))
         rows.append(("PyTorch", str(environment.torch)))
+        several = f"{together} texts side by side" if together > 1 else "one text at a time"
+        rows.append(("path", SEPARATOR.join((*environment.kernels, several))))
     rows += [
         ("import of torch", duration(timings.import_s)),
         ("load", duration(timings.load_s)),

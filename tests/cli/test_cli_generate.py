@@ -79,22 +79,30 @@ def test_the_system_message_is_in_the_prompt(run_tiny):
     assert prompt["ids"] == [3, 87, 0, 1, 92, 0, 2]
 
 
-def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_as_a_sample(run_tiny, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_same_seed_gives_the_same_text_alone_in_a_batch_and_as_a_sample(
+    dtype, run_tiny, tmp_path
+):
+    """In 16 bits a batch's products round to other numbers, and the text can go another way."""
+    long = (*LONG, "--dtype", dtype)
     file = tmp_path / "prompts.jsonl"
     file.write_text('"one"\n{"prompt": "two and some more"}\n\n{"ids": [76, 77]}\n')
-    batch = run_tiny("generate", "--batch", str(file), *LONG, "--json")
+    batch = run_tiny("generate", "--batch", str(file), *long, "--json")
     documents = [json.loads(line) for line in batch.out.splitlines()]
     assert [document["index"] for document in documents] == [0, 1, 2]
     given = [document["prompt"]["text"] for document in documents]
     assert given == ["one", "two and some more", "hi"]
     alone = [
-        run_tiny("generate", *argv, *LONG, "--json")
+        run_tiny("generate", *argv, *long, "--json")
         for argv in (["one"], ["two and some more"], ["--ids", "76,77"])
     ]
     assert [document["outputs"][0]["ids"] for document in documents] == [
         result.json()["outputs"][0]["ids"] for result in alone
     ]
-    sampled = texts(run_tiny("generate", "one", "--num-samples", "3", *LONG, "--json"))
+    assert [document["path"]["sequences"] for document in documents] == [3, 3, 3]
+    assert alone[0].json()["path"] == documents[0]["path"] | {"sequences": 1}
+    assert documents[0]["path"]["activation_format"] == dtype
+    sampled = texts(run_tiny("generate", "one", "--num-samples", "3", *long, "--json"))
     assert sampled[0] == texts(alone[0])[0]
     assert len(set(sampled)) == 3
 
@@ -242,7 +250,8 @@ def test_greedy_runs_report_no_seed(cli, tiny):
 
 
 def test_statistics(run_tiny):
-    short = run_tiny("generate", "hello", *LONG, "--stats", "short").err
+    short = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "short").err
+    assert " · float32 · " in short
     assert "prompt 8 tokens, " in short
     assert "generated 12 tokens, " in short
     assert "first token " in short
@@ -252,6 +261,9 @@ def test_statistics(run_tiny):
     assert "top k 3 (flag)" in words
     assert "temperature 0.8 (default)" in words
     assert "float32 on cpu" in words
+    assert "path torch linear · torch scaled_dot_product_attention · one text at a time" in words
+    samples = run_tiny("generate", "hello", *LONG, "--num-samples", "3", "--stats", "full").err
+    assert " · 3 texts side by side" in samples
 
 
 def test_colours_of_confidence_only_where_colour_is(run_tiny, monkeypatch):

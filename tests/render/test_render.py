@@ -36,17 +36,17 @@ TIMINGS = Timings(
 
 
 def test_short_statistics_are_one_line_where_there_is_room():
-    assert shown(stats.short_stats(TIMINGS, 7, 200), 200) == (
+    assert shown(stats.short_stats(TIMINGS, "bfloat16", 7, 200), 200) == (
         "prompt 12 tokens, 230 tok/s · first token 52.1 ms · generated 64 tokens, 41.2 tok/s · "
-        "peak memory 432 MiB · load 1.24 s · seed 7"
+        "bfloat16 · peak memory 432 MiB · load 1.24 s · seed 7"
     )
 
 
 def test_short_statistics_break_between_parts():
-    assert shown(stats.short_stats(TIMINGS, None, 60), 60).splitlines() == [
+    assert shown(stats.short_stats(TIMINGS, "float32", None, 60), 60).splitlines() == [
         "prompt 12 tokens, 230 tok/s · first token 52.1 ms",
-        "generated 64 tokens, 41.2 tok/s · peak memory 432 MiB",
-        "load 1.24 s",
+        "generated 64 tokens, 41.2 tok/s · float32",
+        "peak memory 432 MiB · load 1.24 s",
     ]
 
 
@@ -55,8 +55,8 @@ def test_statistics_of_a_run_that_wrote_nothing():
         TIMINGS, first_token_s=None, prompt_tokens_per_s=None, generated_tokens=0,
         generated_tokens_per_s=None, peak_memory_bytes=None,
     )  # fmt: skip
-    assert shown(stats.short_stats(nothing, None, 99), 99) == (
-        "prompt 12 tokens · generated 0 tokens · load 1.24 s"
+    assert shown(stats.short_stats(nothing, "float32", None, 99), 99) == (
+        "prompt 12 tokens · generated 0 tokens · float32 · load 1.24 s"
     )
 
 
