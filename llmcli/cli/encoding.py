@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmcli.cli.options import PROMPT
-from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer
+from llmcli.cli.prompts import (
+    Prompt,
+    check_ids,
+    check_tokenized,
+    need_tokenizer,
+    text_argument,
+)
 from llmcli.errors import PromptTooLong, UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ class ChatOptions:
         """Raises UsageError for options that contradict each other."""
         if self.chat and self.raw:
             raise UsageError("`--chat` and `--raw` exclude each other")
+        if self.system is not None:
+            text_argument(self.system, "`--system`")
         if self.system is not None and self.raw:
             raise UsageError("`--system` is for the chat template, and `--raw` goes without it")
         if ids and (self.chat or self.system is not None):
@@ -53,8 +61,10 @@ class ChatOptions:
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The conversation that `text` begins."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": text}]
+        user = {"role": "user", "content": text}
+        if self.system is None:
+            return [user]
+        return [{"role": "system", "content": text_argument(self.system, "`--system`")}, user]
 
     def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
         """The process that renders the template of these prompts; none where none may need it.

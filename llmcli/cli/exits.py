@@ -261,7 +261,10 @@ def tell(line: str) -> None:
 def _write_error(error: LlmcliError) -> None:
     import json
 
-    body = {"code": error.code, "kind": error.kind, "message": error.message, "hint": error.hint}
+    from llmcli.render.theme import encodable
+
+    message, hint = encodable(error.message), error.hint and encodable(error.hint)
+    body = {"code": error.code, "kind": error.kind, "message": message, "hint": hint}
     document = {"schema": "llmcli.error/1", "error": body}
     try:
         if sys.stdout is not None:
@@ -273,13 +276,14 @@ def _write_error(error: LlmcliError) -> None:
 def _tolerate(stream: TextIO | None) -> None:
     """A character that the stream's encoding lacks is spelled (`?` if need be): no error.
 
-    In the locale C Python escapes surrogates, which leaves every other character an error.
+    In the locale C Python escapes surrogates, which leaves every other character an error, and in
+    C.UTF-8 it writes them as the bytes that they stand for, which are not UTF-8.
     """
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is None:
         return
     everything = getattr(stream, "encoding", "").lower().replace("-", "") == "utf8"
-    fails = ("strict",) if everything else ("strict", "surrogateescape", "backslashreplace")
+    fails = ("strict", "surrogateescape") + (() if everything else ("backslashreplace",))
     if getattr(stream, "errors", "") in fails:
         reconfigure(errors=ERRORS)
 

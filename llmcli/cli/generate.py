@@ -14,7 +14,7 @@ from llmcli.cli.job import Job
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
-from llmcli.cli.prompts import read_prompt
+from llmcli.cli.prompts import read_prompt, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.errors import LlmcliError, UsageError
@@ -134,6 +134,7 @@ def command(
 
     out = Output("generate", output)
     _check(prompt, text, output)
+    text = replace(text, stop=[text_argument(each, "`--stop`") for each in text.stop or ()])
     sampling.check()
     chat.check(ids=prompt.ids is not None)
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]

@@ -20,6 +20,7 @@ from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.wrap import columns
 from llmcli.errors import WriteFailed
+from llmcli.render.theme import encodable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -205,7 +206,7 @@ def json_pieces(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         comma = "{"
         for key, item in value.items():
-            yield f"{comma}{json.dumps(str(key))}: "
+            yield f"{comma}{json.dumps(encodable(str(key)))}: "
             yield from json_pieces(item)
             comma = ", "
         yield "}" if comma == ", " else "{}"
@@ -225,18 +226,20 @@ def json_pieces(value: Any) -> Iterator[str]:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's own types."""
-    if value is None or isinstance(value, bool | int | str):
+    """`value` in JSON's own types, with texts that UTF-8 can have."""
+    if isinstance(value, str):
+        return encodable(value)
+    if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
+        return {encodable(str(key)): jsonable(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: jsonable(getattr(value, name)) for name in names}
     if isinstance(value, PurePath):
-        return str(value)
+        return encodable(str(value))
     listed: Callable[[], Any] | None = getattr(value, "tolist", None)
     if listed is not None:
         return jsonable(listed())

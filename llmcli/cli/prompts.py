@@ -59,7 +59,7 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     if options.file not in (None, "-"):
         parts.append(read_text(str(options.file)))
     if options.prompt not in (None, "-"):
-        parts.append(_argument(str(options.prompt)))
+        parts.append(text_argument(str(options.prompt), "PROMPT"))
     parts = [part for part in parts if part]
     if not parts:
         pipe = "a pipe," if takes_pipes else "`-` for stdin,"
@@ -222,9 +222,11 @@ def _decoded(data: bytes, name: str) -> str:
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
-def _argument(text: str) -> str:
-    """The argument. Python holds lone surrogates for bytes that its locale's encoding lacks: of
-    UTF-8 in the locale C, and of what is no UTF-8 anywhere.
+def text_argument(text: str, name: str) -> str:
+    """A text of the command line; raises UsageError where it is not UTF-8.
+
+    Python holds lone surrogates for bytes that its locale's encoding lacks: of UTF-8 in the locale
+    C, and of what is no UTF-8 anywhere.
     """
     try:
         text.encode("utf-8")
@@ -234,6 +236,7 @@ def _argument(text: str) -> str:
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
-        raise UsageError(
-            "PROMPT is not UTF-8 text", hint="put it into a file, convert that, and give `-f FILE`"
-        ) from error
+        hint = "put it into a file, convert that, and give `-f FILE`"
+        if name != "PROMPT":
+            hint = "give it in UTF-8, which `iconv -t utf-8` writes"
+        raise UsageError(f"{name} is not UTF-8 text", hint=hint) from error

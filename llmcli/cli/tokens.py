@@ -106,10 +106,12 @@ def _report(
         found = tokenizer.spelled(given.ids)
         size = found[-1].end
     else:
+        from llmcli.text.tokenizer import clean
+
         text = given.text or ""
         add_bos = None
         if chat.wants_template(tokenizer, name) and tokenizer.chat_template:
-            rendered = text = tokenizer.chat_template.render(chat.messages(text))
+            rendered = text = clean(tokenizer.chat_template.render(chat.messages(text)))
             add_bos = False if tokenizer.begins_with_bos(rendered) else None
         found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
         size = len(text.encode())

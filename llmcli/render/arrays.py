@@ -16,6 +16,8 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
+from llmcli.render.theme import encodable
+
 # the name of a dtype in safetensors, and the bytes of one number; bfloat16 comes as uint16 bits
 _DTYPES = {
     "float64": ("F64", 8),
@@ -177,7 +179,7 @@ class NpzWriter:
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """See `ArrayWriter`."""
-        text = np.array(json.dumps(dict(metadata), ensure_ascii=True))
+        text = np.array(json.dumps(_encodable(metadata), ensure_ascii=True))
         with self._zip.open("metadata.npy", "w", force_zip64=True) as entry:
             np.lib.format.write_array(entry, text)
         self._zip.close()
@@ -197,9 +199,14 @@ def _entry(dtype: str, shape: Sequence[int], begin: int, size: int) -> dict[str,
 
 def _header_bytes(entries: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
     """The header, padded so that the numbers begin at a multiple of 8 bytes."""
-    header = {"__metadata__": dict(metadata), **entries}
+    header = {"__metadata__": _encodable(metadata), **entries}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
     return text.ljust(-(-len(text) // 8) * 8)
+
+
+def _encodable(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Texts that other readers of JSON take: theirs refuse half a surrogate pair."""
+    return {name: encodable(text) for name, text in metadata.items()}
 
 
 def _bytes(array: np.ndarray) -> memoryview:

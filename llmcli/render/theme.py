@@ -67,6 +67,14 @@ def one_line(text: str) -> str:
     return "".join(_NAMED.get(c, c) if c in _NAMED else printable(c) for c in text)
 
 
+def encodable(text: str) -> str:
+    """`text` as UTF-8 and every reader of JSON can have it: lone surrogates are spelled out.
+
+    Python makes them of bytes that are not UTF-8, in a name of a file or an argument.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 # Unicode's property Bidi_Control, and after it the deprecated controls of mirroring and digits
 _REORDERING = frozenset(
     map(chr, (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2070)))

@@ -95,7 +95,7 @@ class Tokenizer:
         Raises `UsageError` where BOS is asked for and the model has none.
         """
         ids = list(self._front(add_bos))
-        for part, _, _ in self._parts(_clean(text), parse_special):
+        for part, _, _ in self._parts(clean(text), parse_special):
             if isinstance(part, int):
                 ids.append(part)
             elif self._filler is None:
@@ -158,7 +158,7 @@ class Tokenizer:
         exact, also inside a character. Otherwise a token gets the whole characters that it
         touches, with others that share them.
         """
-        text = _clean(text)
+        text = clean(text)
         front = self._front(add_bos)
         spans = self._spans(text, parse_special)
         return [self._piece(token, 0, 0) for token in front] + [
@@ -289,7 +289,7 @@ def covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
     return total
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """`text` with U+FFFD for what is no character (undecodable bytes of arguments and pipes)."""
     try:
         text.encode()

@@ -37,7 +37,7 @@ def model_object(report: InfoReport) -> dict[str, Any]:
 def info_document(report: InfoReport) -> dict[str, Any]:
     """Everything that the view shows, as numbers, and each check."""
     file = vars(report.file) | {
-        "metadata": {_text(key): _short(item) for key, item in report.file.metadata.items()}
+        "metadata": {key: _short(item) for key, item in report.file.metadata.items()}
     }
     return {
         "about": _about(report.about),
@@ -53,8 +53,7 @@ def info_document(report: InfoReport) -> dict[str, Any]:
 
 
 def _about(about: About) -> dict[str, Any]:
-    fields = {name: _short(value) for name, value in vars(about).items()}
-    return fields | {"languages": [_text(language) for language in about.languages]}
+    return {name: _short(value) for name, value in vars(about).items()}
 
 
 def _architecture(model: ModelFacts) -> dict[str, Any]:
@@ -105,14 +104,7 @@ def _tokens(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     """A value of metadata for JSON: a long list as its length and its first entries."""
-    if isinstance(value, str):
-        return _text(value)
     if not isinstance(value, list):
         return value
     listed = [_short(item) for item in value[:_WHOLE_LIST]]
     return listed if len(value) <= _WHOLE_LIST else {"length": len(value), "first": listed}
-
-
-def _text(value: str) -> str:
-    """`value` with bytes that are no UTF-8 spelled out: JSON has to be encoded."""
-    return value.encode("utf-8", "backslashreplace").decode()

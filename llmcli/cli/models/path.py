@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,8 +14,9 @@ from llmcli.checkpoints.locate import find
 from llmcli.cli.models.options import RevisionOptions
 from llmcli.cli.options import OutputOptions
 from llmcli.cli.output import Output
-from llmcli.errors import ModelNotFound, NetworkError
+from llmcli.errors import LlmcliError, ModelNotFound, NetworkError
 from llmcli.measure.environment import environment
+from llmcli.render.theme import encodable
 
 EPILOG = """
 Examples:
@@ -49,5 +51,10 @@ def command(asked: PathOptions, at: RevisionOptions, output: OutputOptions) -> N
     whole = os.path.abspath(path)
     if out.json:
         out.document({"name": asked.name, "path": whole}, model=None, environment=environment())
+    elif encodable(whole) != whole:
+        raise LlmcliError(
+            f"the path of `{shown(asked.name)}` is not UTF-8: {shown(Path(whole))}",
+            hint="rename its directory, or name it in the shell by a pattern",
+        )
     else:
         out.write(f"{whole}\n")

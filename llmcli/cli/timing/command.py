@@ -12,7 +12,7 @@ from llmcli.cli.exits import SIGNALS
 from llmcli.cli.files import whole_file, written
 from llmcli.cli.looking import require, room_for
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
-from llmcli.cli.output import Output
+from llmcli.cli.output import Output, jsonable
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.cli.running import KERNELS, Loaded, load_model
@@ -21,6 +21,7 @@ from llmcli.cli.timing.document import timing_document
 from llmcli.cli.timing.options import TimingOptions
 from llmcli.errors import PromptTooLong
 from llmcli.measure.environment import environment
+from llmcli.render.theme import encodable
 from llmcli.reports.numbers import counted
 from llmcli.reports.timing import Stage, TimingReport
 
@@ -190,7 +191,7 @@ def _write_trace(
     from llmcli.render.trace import trace_pieces
 
     with whole_file(path) as file:
-        for piece in trace_pieces(report, title, about):
+        for piece in trace_pieces(report, encodable(title), jsonable(about)):
             file.write(piece.encode())
     spans = sum(len(phase.spans) for phase in report.phases)
     out.note(written(path, f"{spans:,} spans, for ui.perfetto.dev or chrome://tracing"))

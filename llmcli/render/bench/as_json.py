@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from llmcli.render.theme import encodable
 from llmcli.reports.bench import BenchRow
 from llmcli.reports.bench_fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES, Bencher, Value
 
@@ -20,6 +21,8 @@ def row_object(row: BenchRow, by: Bencher) -> dict[str, Any]:
 def _jsonable(value: Value) -> Any:
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
+    if isinstance(value, str):
+        return encodable(value)
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+from llmcli.render.theme import encodable
 from llmcli.reports.lens import LensReport
 
 COLUMNS = (
@@ -32,4 +33,4 @@ def lens_csv(report: LensReport) -> bytes:
                     token.id, token.text, token.probability, cell.entropy, cell.kl, target.id,
                     cell.target_rank, cell.target_probability,
                 ))  # fmt: skip
-    return file.getvalue().encode("utf-8", "surrogatepass")
+    return encodable(file.getvalue()).encode()
