@@ -55,7 +55,8 @@ class Scores(Rule):
         head, query, _ = index
         q_d = values.kernel(self.query)[head, query]
         k_Sd = values.kernel(self.key)[head // self.group, : query + 1]
-        return float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.attention.scale)
+        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.attention.scale)
+        return size + values.least
 
     def tensor(self, values: Kernel) -> Tensor:
         """Head by head."""

@@ -219,7 +219,8 @@ class _Tree:
         at = int((derived_e - kernel_e).abs().argmax())
         derived, kernel = float(derived_e[at]), float(kernel_e[at])
         _require_finite(f"{prefix}.z", (head, query, at), derived, kernel)
-        tolerance = self._allowed(f"{prefix}.z", float(v_Se[row_S > 0].abs().max()))
+        magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
+        tolerance = self._allowed(f"{prefix}.z", magnitude)
         return Check(
             words="the fused kernel never writes S and A, so C = A V is compared with its output "
             f"{symbol(f'{prefix}.z', head, query, at)}, where they differ most",

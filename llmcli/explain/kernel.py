@@ -49,7 +49,12 @@ class Kernel:
         self.positions = tuple(positions)
         self.prompt_tokens = prompt_tokens
         self.alone = tuple(alone)
-        self.eps: float = torch.finfo(model.dtype).eps
+        found, wide = torch.finfo(model.dtype), torch.finfo(torch.float32)
+        self.eps: float = found.eps
+        # The magnitude whose roundings (eps of it) are what a kernel may take for 0: below it they
+        # get no smaller. 16 bits have subnormal numbers, but sums are taken in float32.
+        narrow = model.dtype.itemsize < torch.float32.itemsize
+        self.least: float = found.tiny + wide.tiny / found.eps if narrow else found.tiny / found.eps
         call = calculated(
             model.config, batch=1, tokens=1, past=0, phase="prefill", dtype="bfloat16"
         )

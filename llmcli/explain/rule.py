@@ -76,8 +76,11 @@ class Rule(ABC):
         return result.abs()
 
     def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
-        """How large the numbers are whose roundings end up in this one: the largest of its row."""
-        return float(values.kernel_row(name, index).abs().max())
+        """How large the numbers are whose roundings end up in this one: the largest of its row.
+
+        At least `values.least`, also where the kernel took the whole row for 0.
+        """
+        return float(values.kernel_row(name, index).abs().max()) + values.least
 
 
 def symbol(letter: str, *index: int | str) -> str:

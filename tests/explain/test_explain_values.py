@@ -350,3 +350,24 @@ def test_the_squares_of_long_prompts_are_counted(model):
         assert derived(f"blocks.0.attn.{name}", 1000, 1) >= 4 * 8 * heads * 1000**2
     assert derived("blocks.0.mlp.pre", 1000, 1) == 0
     assert derived("blocks.0.mlp.pre", 1000, None) >= 4 * 8 * heads * 1000**2
+
+
+@pytest.mark.parametrize("scaled", ["W_", "."], ids=["matrices", "all"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-grouped"])
+def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, tmp_path):
+    """Weights of 1e-39 in float32: products of them are below everything that it has."""
+    model = explain_models.make(name, tmp_path, "float32")
+    for slot_name, slot in model.decoder.slots.items():
+        if re.search(scaled, slot_name):
+            slot.mul_(1e-39)
+    for target in ("logits", "blocks.0.attn.q", "blocks.1.attn.z", "blocks.1.resid_post"):
+        sizes = names(model.config, len(IDS)).get(target)
+        if sizes is None:
+            continue
+        index = tuple(size // 2 for size in sizes.sizes)
+        found = explained(model, target, index)
+        wrong = [(step.name, step.value, step.kernel) for step in found.steps if not step.ok]
+        assert not wrong
+        assert found.ok
+        copies = [step for step in found.steps if step.name in ("embed", "pos_embed")]
+        assert all(step.tolerance == 0.0 for step in copies), "a copy is exact, however small"
