@@ -27,10 +27,13 @@ _CHUNK = 1 << 22  # numbers of a weight that are converted at a time: 16 MiB of 
 def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]`, in the dtype of `x`.
 
+    Few bfloat16 rows on a CPU go through our kernel, which reads the weights 1.6 times as fast.
     Many bfloat16 rows on a processor without bfloat16 instructions go through float32: PyTorch
     emulates them there at a third of float32's speed (512 rows of SmolLM2: 260 against 680
     tokens/s, 2 cores). The sums are float32 either way.
     """
+    if has_kernel(x, w_NK):
+        return product_float32(x, w_NK, b_N).to(x.dtype)
     if (
         x.dtype == torch.bfloat16
         and x.is_cpu
@@ -43,7 +46,7 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest product there is."""
-    if has_kernel(x, w_NK):
+    if x.is_cuda or has_kernel(x, w_NK):
         return product_float32(x, w_NK, b_N)
     return at_least_float32(linear(x, w_NK, b_N))
 
