@@ -11,11 +11,12 @@ import children
 import pytest
 
 from llmcli.cli.output import Screen
+from llmcli.kernels import native
 
 VARIABLES = (
     "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN", "LLMCLI_CACHE", "XDG_CACHE_HOME", "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY",
-    "KMP_BLOCKTIME",
+    "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LLMCLI_KERNELS", "GOMP_SPINCOUNT",
+    "OMP_WAIT_POLICY", "KMP_BLOCKTIME",
 )  # fmt: skip
 
 
@@ -110,3 +111,37 @@ def test_the_width_is_that_of_the_stream_itself(monkeypatch):
 def test_a_seed_of_zero_is_a_seed(cli):
     shown = {item["name"]: item for item in cli("env", "--seed", "0", "--json").json()["settings"]}
     assert (shown["seed"]["value"], shown["seed"]["source"]) == ("0", "flag")
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Sets $LLMCLI_KERNELS, as if the process had been started with it."""
+
+    def set_to(level):
+        monkeypatch.setenv("LLMCLI_KERNELS", level)
+        native.level.cache_clear()
+
+    yield set_to
+    monkeypatch.undo()
+    native.level.cache_clear()
+
+
+def test_the_level_of_the_kernels_is_named(cli, kernels):
+    native.level.cache_clear()
+    found, document = values(cli)
+    assert found["kernels"] is None
+    assert document["environment"]["kernel_level"] == native.status()
+    assert f"kernels    {native.status()}\n" in cli("env").out
+    kernels("off")
+    found, document = values(cli)
+    assert found["kernels"] == document["environment"]["kernel_level"] == "off"
+
+
+@pytest.mark.parametrize("argv", [("env",), ("tokens", "-m", "tiny", "a"), ("info", "-m", "tiny")])
+def test_a_level_that_does_not_exist_is_refused_before_anything_is_done(cli, kernels, argv):
+    kernels("avx3")
+    refused = cli(*argv)
+    assert refused.code == 2
+    assert refused.out == ""
+    assert "`LLMCLI_KERNELS=avx3` is not a level" in refused.err
+    assert "hint: set it to off, portable, avx2 or avx512, or unset it" in refused.err

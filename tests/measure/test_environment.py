@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from llmcli.kernels import native
 from llmcli.measure import environment as module
 from llmcli.measure.environment import environment, memory_bytes
 from llmcli.measure.stopwatch import Stopwatch
@@ -19,6 +20,7 @@ def test_the_header_says_what_torch_says():
     assert header.threads == torch.get_num_threads()
     assert header.python == platform.python_version()
     assert header.kernels == ("k",)
+    assert header.kernel_level == native.status()
     assert header.cores >= 1
     assert header.processor
 
