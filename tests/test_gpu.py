@@ -11,6 +11,7 @@ from llmcli.ladder.climb import climb
 from llmcli.ladder.course import plan_course
 from llmcli.ladder.weights import Weights
 from llmcli.loading import load_checkpoint
+from llmcli.ops.product import product_float32
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,6 +49,17 @@ def test_unequal_batch(models):
         step = torch.tensor([[3], [4]], device=decoder.device)
         outs.append(decoder(step, state).log_softmax(-1).cpu())
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits_have_float32_results(dtype):
+    x, w, b = (torch.randn(shape).to(dtype).cuda() for shape in ((2, 3, 576), (300, 576), (300,)))
+    out = product_float32(x, w, b)
+    exact = torch.nn.functional.linear(x.double(), w.double(), b.double())
+    bound = torch.nn.functional.linear(x.double().abs(), w.double().abs(), b.double().abs())
+    assert out.dtype == torch.float32
+    assert ((out - exact).abs() <= bound * 577 * 2**-24).all()
+    assert (out != out.to(dtype).float()).any()
 
 
 def test_auto_picks_the_card_and_the_checkpoints_dtype(tmp_path):

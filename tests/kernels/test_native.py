@@ -80,8 +80,19 @@ def test_special_numbers_come_out_as_of_the_twin(library, use):
     assert any((s.isfinite() & (s != 0)).any() for s in seen[-2:])
 
 
-def test_sums_of_subnormal_products_are_rounded_once(library, use):
-    """Magnitudes around 2⁻¹⁴⁹, where a product with its own rounding would be off."""
+def test_a_product_is_not_rounded_before_it_is_added(library, use):
+    """2¹²⁸ alone is beyond float32; added to -1.5 · 2¹²⁷ it is not."""
+    x, w = torch.zeros(9, 66), torch.zeros(9, 66)
+    first, then = (0, 2), (32, 3)  # of one lane each: an even column later, and an odd one
+    x[:, first], w[:, first] = -1.5 * 2.0**63, 2.0**64
+    x[:, then], w[:, then] = 2.0**64, 2.0**64
+    x, w = x.bfloat16(), w.bfloat16()
+    assert (twin(x, w) == 2.0**127).all()
+    for _ in levels(library, use):
+        assert (computed(x, w) == 2.0**127).all()
+
+
+def test_subnormal_sums_are_not_flushed(library, use):
     x = numbers(9, 64, seed=5) * 2.0**-80
     w = numbers(9, 64, seed=6) * 2.0**-66
     expected = twin(x, w)
