@@ -72,5 +72,5 @@ def _in_chunks(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     step = max(1, _CHUNK // max(1, w_NK.shape[1]))
     for start in range(0, len(w_NK), step):
         part = slice(start, start + step)
-        torch.mm(wide_MK, w_NK[part].float().t(), out=out_MN[:, part])
+        out_MN[:, part] = wide_MK @ w_NK[part].float().t()
     return out_MN
