@@ -14,7 +14,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, check_ids, read_prompt
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.reports.text import TokenPiece, TokensReport
+from llmcli.reports.text import TokensReport
 
 if TYPE_CHECKING:
     from llmcli.text import Tokenizer
@@ -115,13 +115,10 @@ def _report(
             add_bos = False if tokenizer.begins_with_bos(rendered) else None
         found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
         size = len(text.encode())
-    pieces = [
-        TokenPiece(**vars(piece), bytes=tokenizer.token_bytes(piece.id).hex()) for piece in found
-    ]
     return TokensReport(
         text=given.text,
         rendered=rendered,
-        tokens=tuple(pieces),
+        tokens=tuple(found),
         bytes=size,
         vocabulary=tokenizer.vocab_size,
         bos=tokenizer.bos_id,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -27,18 +30,9 @@ MOST_ROWS, ENDS = 60, 20  # a longer table shows so many rows at each end
 def render_tokens(report: TokensReport) -> RenderableType:
     """The rendered template where there is one, a row per token, and a line of totals."""
     columns = [Column("#"), Column("id"), TOKEN, Column("", right=False), Column("bytes")]
-    rows = [
-        [
-            Text(str(number)),
-            Text(str(token.id)),
-            Text(quoted(token.text)),
-            Text("special" if token.special else "", style=SPECIAL),
-            Text(f"{token.start}–{token.end}"),
-        ]
-        for number, token in enumerate(report.tokens)
-    ]
-    if not any(token.special for token in report.tokens):
-        columns, rows = _without(3, columns, rows)
+    special = any(token.special for token in report.tokens)
+    if not special:
+        del columns[3]
     count = len(report.tokens)
     parts = [
         _plural(count, "token"),
@@ -49,11 +43,28 @@ def render_tokens(report: TokensReport) -> RenderableType:
         f"BOS {report.bos} is put in front" if report.adds_bos else "no BOS is put in front",
         _end_of_text(report.eos),
     ]
-    shown: list[RenderableType] = [Rows(columns, rows), Dotted(parts, FAINT)]
+    shown: list[RenderableType] = [Rows(columns, _TokenRows(report, special)), Dotted(parts, FAINT)]
     if report.rendered is not None:
         text = printable(report.rendered).removesuffix("\n")
         shown = [Text("rendered template", style=HEADING), Text(text), Text(), *shown]
     return Group(*shown)
+
+
+@dataclass(frozen=True)
+class _TokenRows(Sequence[list[Text | str]]):
+    """A row per token, made when it is read. `special`: with the column that says which are."""
+
+    report: TokensReport
+    special: bool
+
+    def __len__(self) -> int:
+        return len(self.report.tokens)
+
+    def __getitem__(self, number: Any) -> Any:
+        token = self.report.tokens[number]
+        special = [Text("special", style=SPECIAL) if token.special else ""] * self.special
+        place = f"{token.start}–{token.end}"
+        return [str(number), str(token.id), quoted(token.text), *special, place]
 
 
 def _end_of_text(eos: tuple[int, ...]) -> str:

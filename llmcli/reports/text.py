@@ -8,9 +8,11 @@ from typing import Literal
 Finish = Literal["stop", "length", "eos", "interrupted"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPiece:
-    """One token of a text: bytes `start` to `end` of its UTF-8 form; BOS has none.
+    """One token of a text: bytes `start` to `end` of its UTF-8 form.
+
+    `special` tokens in front that the text does not contain (BOS) have `start == end == 0`.
 
     `text` is for people: bytes that are no whole character are spelled out. `bytes` are those
     that the token stands for, in hexadecimal.

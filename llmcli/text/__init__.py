@@ -3,6 +3,6 @@
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.load import load_tokenizer
 from llmcli.text.stream import StreamDecoder
-from llmcli.text.tokenizer import Piece, Tokenizer
+from llmcli.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Piece", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = ["ChatTemplate", "StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
+from llmcli.reports.text import TokenPiece
 from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import ByteStream
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
     from llmcli.text.chat import ChatTemplate
     from llmcli.text.marked import Marked, MarkedEncoder
     from llmcli.text.sentencepiece import PieceEncoder, Pieces
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One token of a text: `text` for people, bytes `start` to `end` of the UTF-8 text.
-
-    `special` tokens in front that the text does not contain (BOS) have `start == end == 0`.
-    """
-
-    id: int
-    text: str
-    start: int
-    end: int
-    special: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,33 +138,38 @@ class Tokenizer:
 
     def pieces(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = True
-    ) -> list[Piece]:
+    ) -> list[TokenPiece]:
         """The tokens of `text` with their byte offsets.
 
         Where the tokens' bytes are the text's (no normalizer changed it there), offsets are
         exact, also inside a character. Otherwise a token gets the whole characters that it
         touches, with others that share them.
         """
-        text = clean(text)
-        front = self._front(add_bos)
-        spans = self._spans(text, parse_special)
-        return [self._piece(token, 0, 0) for token in front] + [
-            self._piece(token, start, end) for token, start, end in spans
-        ]
+        front = ((token, 0, 0) for token in self._front(add_bos))
+        return self._placed(chain(front, self._spans(clean(text), parse_special)))
 
-    def spelled(self, ids: Iterable[int]) -> list[Piece]:
+    def spelled(self, ids: Iterable[int]) -> list[TokenPiece]:
         """Given ids with their byte offsets in the text that they decode to, specials included."""
         stream = ByteStream(self, skip_special=False)
-        pieces, at = [], 0
-        for token in ids:
-            end = at + len(stream.push(token))
-            pieces.append(self._piece(token, at, end))
-            at = end
-        return pieces
+        ids = list(ids)
+        ends = list(accumulate(len(stream.push(token)) for token in ids))
+        return self._placed(zip(ids, [0, *ends], ends, strict=False))
 
-    def _piece(self, token: int, start: int, end: int) -> Piece:
-        special = token in self.special_ids
-        return Piece(id=token, text=self.token_text(token), start=start, end=end, special=special)
+    def _placed(self, spans: Iterable[tuple[int, int, int]]) -> list[TokenPiece]:
+        """(id, start, end) as pieces; of each id the text and the bytes are worked out once."""
+        known: dict[int, tuple[str, str, bool]] = {}
+        pieces = []
+        for token, start, end in spans:
+            if token not in known:
+                spelled = self.token_bytes(token).hex()
+                known[token] = self.token_text(token), spelled, token in self.special_ids
+            text, spelled, special = known[token]
+            pieces.append(
+                TokenPiece(
+                    id=token, text=text, bytes=spelled, start=start, end=end, special=special
+                )
+            )
+        return pieces
 
     def _spans(self, text: str, parse_special: bool) -> list[tuple[int, int, int]]:
         at_byte = [0, *accumulate(len(char.encode()) for char in text)]

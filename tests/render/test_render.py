@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from llmcli.render import stats, theme, tokens
 from llmcli.render.environment import Settings, render_environment
@@ -118,6 +119,18 @@ def test_tokens():
         "3 tokens · 6 bytes, 2.00 a token · vocabulary 99 · BOS 1 is put in front"
         " · end-of-text ids 2, 5",
     ]
+
+
+def test_a_long_text_is_drawn_line_by_line_and_not_cell_by_cell(monkeypatch):
+    """A `Text` for every cell took most of the time and the memory of a text of megabytes."""
+    many = replace(REPORT, tokens=REPORT.tokens[1:] * 1000)
+    made = []
+    begin = Text.__init__
+    monkeypatch.setattr(Text, "__init__", lambda *a, **k: made.append(1) or begin(*a, **k))
+    lines = shown(tokens.render_tokens(many), 99).splitlines()
+    assert len(made) < 100
+    assert len(lines) == 2 + 2000 + 1
+    assert lines[2000].split() == ["1998", "40", '"hi"', "0–2"]
 
 
 def test_tokens_in_few_columns():
