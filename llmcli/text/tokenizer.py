@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
 from llmcli.reports.text import TokenPiece
+from llmcli.text.portions import PORTION, divisible, portions
 from llmcli.text.specials import SpecialToken, split_specials
 from llmcli.text.spelling import Spelling, literal_bytes
 from llmcli.text.stream import ByteStream
@@ -172,43 +174,51 @@ class Tokenizer:
         return pieces
 
     def _spans(self, text: str, parse_special: bool) -> list[tuple[int, int, int]]:
-        at_byte = [0, *accumulate(len(char.encode()) for char in text)]
         spans: list[tuple[int, int, int]] = []
+        seen = begin = 0  # characters, and their bytes, in front of the part
         for part, at, end in self._parts(text, parse_special):
+            begin += len(text[seen:at].encode())
+            seen, stretch = end, text[at:end]
+            data = stretch.encode()
             if isinstance(part, int):
-                spans.append((part, at_byte[at], at_byte[end]))
-                continue
-            ids = [token for token in part.ids if token != self._filler]
-            chunks = [self.token_bytes(token) for token in ids]
-            spelled = b"".join(chunks)
-            start = at_byte[at]
-            # A space in front that is not in the text belongs to no byte of it.
-            lead = spelled.startswith(b" ") and spelled[1:] == text[at:end].encode()
-            if lead or spelled == text[at:end].encode():
-                ends = [max(start, start + n - lead) for n in accumulate(map(len, chunks))]
-                begins = [start, *ends]
-                spans.extend(zip(ids, begins, ends, strict=False))
-                continue
-            aligned = [o for t, o in zip(part.ids, part.offsets, strict=True) if t != self._filler]
-            begins, ends = self._aligned(text, at, end, chunks, aligned, at_byte)
-            spans.extend(zip(ids, begins, ends, strict=True))
+                spans.append((part, begin, begin + len(data)))
+            else:
+                spans += self._spelled_by(part, stretch, data, begin)
+            begin += len(data)
         return spans
+
+    def _spelled_by(
+        self, part: tokenizers.Encoding | Pieces | Marked, text: str, data: bytes, begin: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """The tokens of `text`, whose UTF-8 `data` begins at byte `begin`, and their bytes."""
+        ids = [token for token in part.ids if token != self._filler]
+        chunks = [self.token_bytes(token) for token in ids]
+        spelled = b"".join(chunks)
+        # A space in front that is not in the text belongs to no byte of it.
+        lead = spelled.startswith(b" ") and spelled[1:] == data
+        if lead or spelled == data:
+            ends = [max(begin, begin + n - lead) for n in accumulate(map(len, chunks))]
+            return zip(ids, [begin, *ends], ends, strict=False)
+        offsets = zip(part.ids, part.offsets, strict=True)
+        aligned = [place for token, place in offsets if token != self._filler]
+        begins, ends = self._aligned(text, begin, chunks, aligned)
+        return zip(ids, begins, ends, strict=True)
 
     def _aligned(
         self,
         text: str,
-        at: int,
-        end: int,
+        start: int,
         chunks: list[bytes],
         offsets: list[tuple[int, int]],
-        at_byte: list[int],
     ) -> tuple[list[int], list[int]]:
-        """First byte, and last + 1, of every token of text[at:end], by the library's `offsets`.
+        """First byte, and last + 1, of every token of `text`, by the library's `offsets` in it.
 
-        Those are in characters, and the same for all tokens of one character: where such tokens'
-        bytes are the text's, each gets its own. What a normalizer joins to the character before
-        (a combining mark) is in no offset, and belongs to the tokens of that character.
+        The text begins at byte `start`. Offsets are in characters, and the same for all tokens of
+        one character: where such tokens' bytes are the text's, each gets its own. What a
+        normalizer joins to the character before (a combining mark) is in no offset, and belongs
+        to the tokens of that character.
         """
+        at_byte = list(accumulate((len(char.encode()) for char in text), initial=start))
         normalizer = getattr(self._backend, "normalizer", None)
         begins: list[int] = []
         ends: list[int] = []
@@ -219,8 +229,8 @@ class Tokenizer:
             while stop < len(offsets) and offsets[stop][0] < last:
                 last = max(last, offsets[stop][1])
                 stop += 1
-            begin, until = at + begin, at + last
-            behind = at + offsets[stop][0] if stop < len(offsets) else end
+            until = last
+            behind = offsets[stop][0] if stop < len(offsets) else len(text)
             if normalizer is not None and normalizer.normalize_str(text[until:behind]):
                 until = behind
             spelled = chunks[first:stop]
@@ -229,8 +239,8 @@ class Tokenizer:
                 begins += edges[:-1]
                 ends += edges[1:]
             else:
-                begins += [at_byte[at + a] for a, _ in offsets[first:stop]]
-                ends += [at_byte[until if b == last else at + b] for _, b in offsets[first:stop]]
+                begins += [at_byte[a] for a, _ in offsets[first:stop]]
+                ends += [at_byte[until if b == last else b] for _, b in offsets[first:stop]]
             first = stop
         return begins, ends
 
@@ -249,13 +259,27 @@ class Tokenizer:
         """Special ids and encoded stretches of `text`, each with its first character and end."""
         if self._specials is None:
             self._backend.encode_special_tokens = not parse_special
-            yield self._run(text), 0, len(text)
+            yield from self._in_portions(text, 0)
             return
         for fragment, at in split_specials(text, self._specials, parse_special):
             if isinstance(fragment, str):
-                yield self._run(fragment), at, at + len(fragment)
+                yield from self._in_portions(fragment, at)
             else:
                 yield fragment.id, at, at + len(fragment.text)
+
+    def _in_portions(
+        self, text: str, at: int
+    ) -> Iterator[tuple[tokenizers.Encoding | Pieces | Marked, int, int]]:
+        """`text`, which begins at character `at`; a long one bit by bit where that is exact."""
+        whole = len(text) <= PORTION or not self._divisible
+        for begin, end in [(0, len(text))] if whole else portions(text):
+            yield self._run(text[begin:end]), at + begin, at + end
+
+    @cached_property
+    def _divisible(self) -> bool:
+        import tokenizers
+
+        return isinstance(self._backend, tokenizers.Tokenizer) and divisible(self._backend)
 
     def _run(self, text: str) -> tokenizers.Encoding | Pieces | Marked:
         try:
