@@ -108,7 +108,8 @@ class GenerateOptions:
             "--stats",
             metavar="off|short|full",
             rich_help_panel=OUTPUT,
-            help="Speed, memory and settings on stderr. [default: short on a terminal, else off]",
+            help="Speed and memory on stderr; full: settings and near ties, too. "
+            "[default: short on a terminal, else off]",
         ),
     ] = None
     stream_json: Annotated[

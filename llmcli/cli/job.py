@@ -70,8 +70,9 @@ class Job:
                 writer.token(number, token, self.watch.elapsed * 1000)
                 if token.tied and token.margin is not None:
                     text = self.model.token_text(token.id) or str(token.id)
+                    label = self._number(number)
                     self.ties.append(
-                        NearTie(sequence=number, index=token.index, text=text, margin=token.margin)
+                        NearTie(label=label, index=token.index, text=text, margin=token.margin)
                     )
         except KeyboardInterrupt as stop:
             writer.close()
@@ -160,8 +161,7 @@ class Job:
             self.out.note("`--logprobs` shows colours, which are off here: --json has the numbers")
         labels = None
         if self.text.batch is not None or samples > 1:
-            numbers = (divmod(number, samples) for number in range(prompts * samples))
-            labels = [self._label(prompt, sample) for prompt, sample in numbers]
+            labels = [self._label(number) for number in range(prompts * samples)]
         return TextWriter(
             self.out,
             labels=labels,
@@ -169,18 +169,24 @@ class Job:
             ids_only=self.model.tokenizer is None,
         )
 
-    def _label(self, prompt: int, sample: int) -> str:
-        """`0` for a sample, `0 · What is …` for a prompt of a batch, `0.1 · …` for its samples."""
+    def _number(self, number: int) -> str:
+        """`1` for a sample or a prompt of a batch, `0.1` for its samples, empty for one text."""
+        prompt, sample = divmod(number, self.text.num_samples)
         if self.text.batch is None:
-            return str(sample)
+            return str(sample) if self.text.num_samples > 1 else ""
+        return str(prompt) if self.text.num_samples == 1 else f"{prompt}.{sample}"
+
+    def _label(self, number: int) -> str:
+        """The same, and `0 · What is …` with the prompt where there are several."""
+        if self.text.batch is None:
+            return self._number(number)
         from rich.text import Text
 
         from llmcli.render.theme import one_line
 
-        given = self.encoded[prompt]
+        given = self.encoded[number // self.text.num_samples]
         words = given.text if given.text is not None else f"ids {', '.join(map(str, given.ids))}"
-        number = str(prompt) if self.text.num_samples == 1 else f"{prompt}.{sample}"
-        label = Text(f"{number} · {one_line(words)}")
+        label = Text(f"{self._number(number)} · {one_line(words)}")
         label.truncate(min(self.out.out.width, LABEL_COLUMNS) - len("--- "), overflow="ellipsis")
         return label.plain
 

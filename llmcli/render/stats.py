@@ -81,9 +81,8 @@ def full_stats(
 def _ties(ties: Sequence[NearTie], tokens: int) -> str:
     """`2 of 40 tokens (margin below rounding): " Paris" at 3, …`, tokens counted from 0."""
     words = f"{len(ties)} of {_count(tokens)} (margin below rounding)"
-    several = any(tie.sequence for tie in ties)
     shown = [
-        f"{quoted(tie.text)} at {tie.index}{f' of text {tie.sequence}' if several else ''}"
+        f"{quoted(tie.text)} at {tie.index}{f' of text {tie.label}' if tie.label else ''}"
         for tie in ties[:MOST_TIES]
     ]
     shown += ["…"] if len(ties) > MOST_TIES else []

@@ -105,12 +105,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True)
 class NearTie:
-    """A greedy token that rounding may have decided: token `index` of text number `sequence`.
+    """A greedy token that rounding may have decided: token `index` (from 0) of its text.
 
-    `margin`: how many nats the best other token is behind it, after penalties.
+    `label`: the text's number where there are several, as in the line before it. `margin`: how many
+    nats the best other token is behind it, after penalties.
     """
 
-    sequence: int
+    label: str
     index: int
     text: str
     margin: float

@@ -310,6 +310,9 @@ def test_near_ties_of_a_greedy_run_are_told(cli, tmp_path, monkeypatch):
     words = " ".join(run(*base, "--stats", "full").err.split())
     assert f"near ties {len(tied)} of 60 tokens (margin below rounding): " in words
     assert f" at {first}" in words
+    several = " ".join(run(*base, "--num-samples", "2", "--stats", "full").err.split())
+    assert f" at {first} of text 0, " in several
+    assert " of text 1" in several or "…" in several
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert run(*base, "--logprobs", "0").out.count("\x1b[4;") > 0
     sampled = run(*base[:2], "-n", "3", "--json", "--logprobs", "1", "--stats", "full")
