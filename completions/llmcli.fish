@@ -43,7 +43,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from generate' -l ignore-eos -d 'G
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l num-samples -x -d 'Several texts at once'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l batch -r -F -d 'Many prompts, one a line'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l logprobs -x -d 'Colours by probability (before any filter), underlines near ties'
-complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stats -x -a 'off short full' -d 'Speed and memory on stderr'
+complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stats -x -a 'off short full' -d 'Speed, memory, settings, near ties on stderr'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l stream-json -d 'A JSON line for each token'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l chat -d 'Answer, through the model\'s chat template'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l raw -d 'Continue the text as it stands'

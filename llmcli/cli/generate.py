@@ -108,7 +108,7 @@ class GenerateOptions:
             "--stats",
             metavar="off|short|full",
             rich_help_panel=OUTPUT,
-            help="Speed and memory on stderr; full: settings and near ties, too. "
+            help="Speed, memory, settings, near ties on stderr. "
             "[default: short on a terminal, else off]",
         ),
     ] = None

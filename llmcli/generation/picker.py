@@ -70,15 +70,19 @@ class Picker:
         device, logits_BV = logits_BV.device, logits_BV.to(self._device)
         u_B = None if self._sampling.greedy else self._uniforms()
         ids_B, best_B = choose(logits_BV, self._sampling, u_B, self._prompt_BV, self._output_BV)
-        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
-        if self._ties is not None:
-            columns += self._margins(self._ties, logits_BV, ids_B)
+        margins = None if self._ties is None else self._margins(self._ties, logits_BV, ids_B)
         if self._output_BV is not None:
             self._output_BV.scatter_add_(1, ids_B[:, None], torch.ones_like(ids_B)[:, None])
+        columns = [ids_B.double()[:, None], best_B.double()[:, None]]
         if self._logprobs is not None:
             columns += _logprobs(logits_BV, ids_B, self._logprobs)
         rows = torch.cat(columns, 1).tolist()
         choices = [self._choice(row, *values) for row, values in enumerate(rows)]
+        if margins is not None:
+            choices = [
+                choice._replace(margin=margin, tied=margin <= bound)
+                for choice, (margin, bound) in zip(choices, margins, strict=True)
+            ]
         self._step += 1
         return ids_B.to(device), choices
 
@@ -103,21 +107,28 @@ class Picker:
             self._u_BS = u_BS.to(self._device)
         return self._u_BS[:, self._step % self._steps]
 
-    def _margins(self, ties: NearTies, logits_BV: Tensor, ids_B: Tensor) -> list[Tensor]:
-        """Columns in float64: how far the best other token is behind, and what rounding may do."""
+    def _margins(
+        self, ties: NearTies, logits_BV: Tensor, ids_B: Tensor
+    ) -> list[tuple[float, float]]:
+        """Of every row how far the best other token is behind, and what rounding may move that."""
         counts = (self._prompt_BV, self._output_BV)
-        scores_BV = penalized(logits_BV, self._sampling, *counts).double()
+        scores_BV = penalized(logits_BV, self._sampling, *counts)
         others_B = scores_BV.scatter(1, ids_B[:, None], float("-inf")).argmax(-1)
         ids_B2 = torch.stack((ids_B, others_B), 1)
-        scores_B2, logits_B2 = scores_BV.gather(1, ids_B2), logits_BV.gather(1, ids_B2).double()
+
+        def pair(each_BV: Tensor) -> Tensor:
+            return each_BV.gather(1, ids_B2).cpu().double()  # not every device has float64
+
+        scores_B2, logits_B2 = pair(scores_BV), pair(logits_BV)
+        both = (None if one is None else pair(one) for one in counts)
         # a score is its logit times what only repetition changes, minus what logits do not change
-        both = (None if one is None else one.gather(1, ids_B2) for one in counts)
         doubled_B2 = penalized(2 * logits_B2, self._sampling, *both)
         slopes_B2 = torch.where(logits_B2 == 0, 1.0, (doubled_B2 - scores_B2) / logits_B2)
         margins_B = scores_B2[:, 0] - scores_B2[:, 1]
-        return [margins_B[:, None], ties.bound(ids_B2, logits_B2, slopes_B2)[:, None]]
+        bounds_B = ties.bound(ids_B2, logits_B2, slopes_B2)
+        return list(zip(margins_B.tolist(), bounds_B.tolist(), strict=True))
 
-    def _choice(self, row: int, id: float, best: float, *rest: float) -> Choice:
+    def _choice(self, row: int, id: float, best: float, *logprobs: float) -> Choice:
         if not float("-inf") < best < float("inf"):
             raise NotFinite(
                 f"the logits of sequence {self._sequences[row]} for its token {self._step}"
@@ -125,18 +136,11 @@ class Picker:
                 hint="try `--dtype float32` where it was half precision, which overflows in some "
                 "models; else the checkpoint may hold NaN: `llmcli load --check` finds it",
             )
-        margin = tied = None
-        if self._ties is not None:
-            margin, bound, *logprobs = rest
-            tied = margin <= bound
-        else:
-            logprobs = list(rest)
         if not logprobs:
-            return Choice(int(id), None, (), margin, tied)
+            return Choice(int(id), None, ())
         half = len(logprobs) // 2 + 1
         top_ids = (int(token) for token in logprobs[1:half])
-        best_ones = tuple(zip(top_ids, logprobs[half:], strict=True))
-        return Choice(int(id), logprobs[0], best_ones, margin, tied)
+        return Choice(int(id), logprobs[0], tuple(zip(top_ids, logprobs[half:], strict=True)))
 
 
 def _logprobs(logits_BV: Tensor, ids_B: Tensor, best: int) -> list[Tensor]:
