@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Set
+from functools import lru_cache
 
 from llmcli.anatomy.model import activations
 from llmcli.anatomy.spec import TensorSpec
@@ -78,6 +79,7 @@ def logits_dtype(config: ModelConfig, dtype: str) -> str:
     return next(spec.dtype or dtype for spec in specs if spec.name == "logits_raw")
 
 
+@lru_cache(maxsize=1)
 def _written(config: ModelConfig, dtype: str) -> tuple[TensorSpec, ...]:
     """The activations of a step of one token."""
     return activations(

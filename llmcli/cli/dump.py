@@ -102,7 +102,8 @@ def command(
 
     The numbers are the fast kernel's own; what it never writes (attention scores and pattern, a
     head's result) is computed from what it wrote. Every tensor has to be what its formula makes
-    of its inputs, in float64, or the command exits 1. NaN and infinity exit 7, but for the −∞ of
+    of its inputs, in float64, and scores and pattern with the values have to give the kernel's own
+    z, or the command exits 1. NaN and infinity exit 7, but for the −∞ of
     masked scores; what there is is written.
     """
     out = Output("dump", output)
