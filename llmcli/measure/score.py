@@ -97,7 +97,7 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
     import torch
 
     state = model.decoder.new_state(1, len(ids))
-    totals = [len(ids) - 1]
+    totals = [len(ids)]  # the last id is a part of the text, though it is not read
     for start in range(0, len(ids) - 1, CHUNK):
         part = ids[start : min(start + CHUNK, len(ids) - 1)]
         inputs = torch.tensor([part], device=model.device)
