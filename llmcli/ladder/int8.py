@@ -35,6 +35,10 @@ class Int8Linear(Linear):
         y = y.reshape(*x_BTD.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 
+    def wide(self, x_BTD: Tensor) -> Tensor:
+        """The same for a float32 stream: PyTorch's kernel rounds its sums to bfloat16."""
+        return self(x_BTD).float()
+
 
 def quantize(decoder: Decoder) -> Decoder:
     """Replaces the projections of every block, in place; the head and the embeddings stay."""

@@ -15,24 +15,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.kernels import native
 from llmcli.ops import processor
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import has_kernel, product_float32
 
 # From so many rows on, converting the weights costs less than it saves (8 to 16 were break-even).
 _MANY_ROWS = 16
+# Up to so many rows our kernel is ahead of PyTorch's product: 1.8 times at one to four rows, 0.9 to
+# 1.1 times at 16 (`tests/benchmarks/kernels.py`).
+_FEW_ROWS = 8
 _CHUNK = 1 << 22  # numbers of a weight that are converted at a time: 16 MiB of float32
 
 
 def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]`, in the dtype of `x`.
 
-    Few bfloat16 rows on a CPU go through our kernel, which reads the weights 1.6 times as fast.
+    Few bfloat16 rows on a CPU go through our kernel.
     Many bfloat16 rows on a processor without bfloat16 instructions go through float32: PyTorch
     emulates them there at a third of float32's speed (512 rows of SmolLM2: 260 against 680
     tokens/s, 2 cores). The sums are float32 either way.
     """
-    if has_kernel(x, w_NK):
+    if _takes_kernel(x, w_NK):
         return product_float32(x, w_NK, b_N).to(x.dtype)
     if (
         x.dtype == torch.bfloat16
@@ -46,7 +50,7 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest product there is."""
-    if x.is_cuda or has_kernel(x, w_NK):
+    if x.is_cuda or _takes_kernel(x, w_NK):
         return product_float32(x, w_NK, b_N)
     return at_least_float32(linear(x, w_NK, b_N))
 
@@ -63,9 +67,15 @@ def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool
     when its rows lie together, and at 18 to 25 when its columns do (2 cores, 576 × 3072 to
     14336 × 4096); below about 2,000 rows it is the other way round. With them rows are always
     better: SmolLM2 decodes 1.35 times as fast on one thread, 1.23 on two (median of 9 pairs).
+    Our kernel reads rows.
     """
     narrow = device.type == "cpu" and dtype == torch.bfloat16
-    return narrow and rows >= 2048 and not processor.has_bfloat16()
+    wide = narrow and rows >= 2048 and not processor.has_bfloat16()
+    return wide and native.level() is None
+
+
+def _takes_kernel(x: Tensor, w_NK: Tensor) -> bool:
+    return x.numel() <= _FEW_ROWS * x.shape[-1] and has_kernel(x, w_NK)
 
 
 def _through_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:

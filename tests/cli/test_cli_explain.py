@@ -297,7 +297,7 @@ def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
 def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
     norm = llmcli.nn.norm.rms_norm
     monkeypatch.setattr(
-        llmcli.nn.norm, "rms_norm", lambda x, w, eps: norm(x, w, eps) * 1.00002
+        llmcli.nn.norm, "rms_norm", lambda *given: norm(*given) * 1.00002
     )
     result = explain("blocks.1.resid_post[3,2]", "hello", "--depth", "all")
     assert result.code == 1

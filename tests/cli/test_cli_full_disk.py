@@ -76,6 +76,7 @@ ELSEWHERE = {
     "cli.exits:give_up": "to /dev/null",
     "measure.bench.peers.quiet:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",
+    "text.template_renderer:TemplateRenderer._answer": "to a pipe",
 }
 
 

@@ -42,10 +42,14 @@ def test_many_bfloat16_rows_avoid_the_emulation(monkeypatch, weight):
 
 def test_only_wide_bfloat16_matrices_on_a_cpu_lie_by_columns(monkeypatch):
     monkeypatch.setattr(processor, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(ops.native, "level", lambda: None)
     cpu = torch.device("cpu")
     assert ops.lies_by_columns(2048, cpu, torch.bfloat16)
     assert not ops.lies_by_columns(2047, cpu, torch.bfloat16)
     assert not ops.lies_by_columns(4096, cpu, torch.float32)
     assert not ops.lies_by_columns(4096, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(ops.native, "level", lambda: "avx2")
+    assert not ops.lies_by_columns(2048, cpu, torch.bfloat16), "our kernel reads rows"
+    monkeypatch.setattr(ops.native, "level", lambda: None)
     monkeypatch.setattr(processor, "has_bfloat16", lambda: True)
     assert not ops.lies_by_columns(4096, cpu, torch.bfloat16)
