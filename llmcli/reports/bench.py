@@ -9,6 +9,7 @@ from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.machine_load import MachineLoad
 from llmcli.reports.text import PhasePeak
 from llmcli.reports.work import PartWork
 
@@ -193,7 +194,7 @@ class BenchReport:
     """All rows in the order in which they were measured.
 
     `ceilings`: one for each device, number of threads and dtype. `checks`: whether the two
-    engines of a comparison compute the same model.
+    engines of a comparison compute the same model. `machine_load`: what other programs took.
     """
 
     rows: tuple[BenchRow, ...]
@@ -201,3 +202,4 @@ class BenchReport:
     ceilings: tuple[Ceilings, ...] = field(default=())
     interrupted: bool = False
     checks: tuple[ViewCheck, ...] = field(default=())
+    machine_load: MachineLoad | None = None

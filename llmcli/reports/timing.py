@@ -7,6 +7,7 @@ from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.machine_load import MachineLoad
 from llmcli.reports.work import PartWork
 
 # in the order of the forward pass; `gaps` is the time in no part
@@ -143,7 +144,7 @@ class TimingReport:
 
     `base` is what the process held before the model was loaded (PyTorch itself), None where the
     system does not say. `interrupted`: the phases are those of which pairs
-    of runs were finished.
+    of runs were finished. `machine_load`: what other programs took meanwhile.
     """
 
     prompt_tokens: int
@@ -160,3 +161,4 @@ class TimingReport:
     checks: tuple[ViewCheck, ...]
     splits: tuple[SplitTime, ...] = field(default=())
     interrupted: bool = False
+    machine_load: MachineLoad | None = None

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,19 +40,26 @@ class Ran:
     stdout: str
 
 
-def run_python(code: str, *, threads: int | None = None) -> Ran:
+def run_python(
+    code: str, *, threads: int | None = None, environ: Mapping[str, str] | None = None
+) -> Ran:
     """Runs `code` in a fresh interpreter; raises RuntimeError with its stderr where it fails."""
-    return _run([sys.executable, "-c", _CHILD + code + _END], threads)
+    return _run([sys.executable, "-c", _CHILD + code + _END], threads, environ or {})
 
 
-def run_llmcli(arguments: Sequence[str], *, threads: int | None = None) -> Ran:
+def run_llmcli(
+    arguments: Sequence[str],
+    *,
+    threads: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Ran:
     """`llmcli ARGUMENTS` in a fresh interpreter, as `python -m llmcli` runs it."""
     code = f"sys.argv = {['llmcli', *arguments]!r}\nrunpy.run_module('llmcli', run_name='__main__')"
-    return run_python(code, threads=threads)
+    return run_python(code, threads=threads, environ=environ)
 
 
-def _run(command: Sequence[str], threads: int | None) -> Ran:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+def _run(command: Sequence[str], threads: int | None, environ: Mapping[str, str]) -> Ran:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environ
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     start = time.perf_counter()

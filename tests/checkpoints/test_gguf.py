@@ -187,10 +187,10 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_headers_are_refused_at_once(case):
     data, cause = HOSTILE[case]
-    start = time.perf_counter()
+    start = time.process_time()
     error = refused(data)
     assert cause in error.message
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_the_49_byte_file_with_an_array_of_2_to_the_63():
@@ -260,9 +260,9 @@ def test_a_vocabulary_of_262k_tokens_opens_fast(tmp_path):
     path.write_bytes(data)
     taken = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         metadata, _, _ = read_gguf(path)
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     assert metadata["tokens"] == tokens
     assert metadata["s"][-1] == count - 1
     assert min(taken) < 1.0  # 0.1 s; the reference's reader takes 11 s

@@ -12,6 +12,8 @@ import pytest
 from cli_tiny import write_tiny
 
 from llmcli.cli.app import main
+from llmcli.measure.busy import Busy
+from llmcli.reports.machine_load import MachineLoad
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,28 @@ def plain_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for number, handler in saved.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def others_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`others_take(0.9)`: what other programs take, in processors, while something is measured."""
+
+    def plant(others: float) -> None:
+        def load(self: Busy, threads: int) -> MachineLoad:
+            return MachineLoad(
+                seconds=1.0, processors=2, threads=threads, others=others, stolen=0.0,
+                load_average=None,
+            )  # fmt: skip
+
+        monkeypatch.setattr(Busy, "load", load)
+
+    return plant
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(others_take: Callable[[float], None]) -> None:
+    """Whatever else runs here, notes about it come only where a test plants them."""
+    others_take(0.0)
 
 
 @pytest.fixture

@@ -394,6 +394,20 @@ def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder
     assert row["roofline_share"] == pytest.approx(share, rel=0, abs=6e-7)
 
 
+def test_a_loaded_machine_is_said(
+    bench: Callable[..., Any], others_take: Callable[[float], None]
+) -> None:
+    assert bench("-o", "json").err == ""
+    others_take(1.9)
+    words = "note: other programs took 1.90 of 2 processors: on an idle machine this is faster\n"
+    for argv in (("-o", "json"), ("-o", "md"), ("--json",)):
+        assert bench(*argv).err == words
+    load = bench("--json").json()["machine_load"]
+    assert (load["threads"], load["others"], load["slowed"]) == (1, 1.9, True)
+    others_take(0.9)  # and the one thread has the other processor
+    assert bench("-o", "json").err == ""
+
+
 def test_verbose(bench: Callable[..., Any], cli: Callable[..., Any], folder: str) -> None:
     first, second = bench("-v").err.splitlines()
     assert re.fullmatch(r"note: .+, torch [^,]+, 1 thread, .+", first)

@@ -235,6 +235,18 @@ def test_no_thread_draws_progress_while_something_is_timed(monkeypatch, capsys):
     assert seen == []
 
 
+def test_a_loaded_machine_is_said(timing, document, others_take):
+    quiet = document()["machine_load"]
+    assert (quiet["threads"], quiet["others"], quiet["slowed"]) == (1, 0.0, False)
+    others_take(1.9)
+    result = timing(TEXT, "--json")
+    assert result.json()["machine_load"]["slowed"] is True
+    assert result.err == (
+        "note: other programs took 1.90 of 2 processors: on an idle machine this is faster\n"
+    )
+    assert timing(TEXT, "--quiet").err == ""
+
+
 def test_layers(timing):
     lines = timing(TEXT, "--layers").out.splitlines()
     assert sum(line.startswith("layer ") for line in lines) == 2

@@ -85,6 +85,7 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
     from llmcli.cli.bench.streams import Status, Streams, make_writer
     from llmcli.measure.bench.plan import needed
     from llmcli.measure.bench.sweep import sweep
+    from llmcli.measure.busy import Busy
 
     by, shown = bencher(), _shown(plan, ours)
     format = "none" if out.json else runs.output or "md"
@@ -104,6 +105,7 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
         ours, out, status, verbose=runs.verbose, shapes=shapes, longest=longest
     ) as suppliers:
         streams.begin()
+        busy = Busy()
         report = sweep(
             plan.configurations,
             plan.tests,
@@ -121,8 +123,14 @@ def _measure(plan: Plan, runs: RunOptions, ours: OurOptions, out: Output) -> Non
         )
         status.erase()
         streams.end()
-        report = replace(report, checks=suppliers.checks)
+        computing = [row.settings.n_threads for row in report.rows if _on_cpu(row)]
+        load = busy.load(max(computing, default=1))
+        report = replace(report, checks=suppliers.checks, machine_load=load)
         finish(report, format, by, suppliers, ours, out)
+
+
+def _on_cpu(row: BenchRow) -> bool:
+    return row.ran is not None and row.ran.device == "cpu"
 
 
 def _check(runs: RunOptions, ours: OurOptions, output: BenchOutput) -> None:

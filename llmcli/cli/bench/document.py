@@ -27,6 +27,7 @@ def bench_document(
             for pair in report.against
         ],
         "ceilings": [_ceilings(ceilings) for ceilings in report.ceilings],
+        "machine_load": report.machine_load and report.machine_load.document(),
         "checks": checks_document(report.checks),
         "interrupted": report.interrupted,
         "finish_reason": "interrupted" if report.interrupted else "complete",

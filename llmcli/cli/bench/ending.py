@@ -55,6 +55,8 @@ def finish(
 
         for words in against_notes(report):
             out.note(words)
+    if report.machine_load is not None and report.machine_load.slowed:
+        out.note(report.machine_load.words)
     if report.interrupted:
         raise SIGNALS.stopped(told=out.json, where=_after(report))
     errors = [(row.error, row.hint) for row in report.rows if row.error is not None]

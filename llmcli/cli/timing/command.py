@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +154,12 @@ def _measured(
     out: Output,
 ) -> TimingReport:
     """The runs, held against the ceilings."""
+    from llmcli.measure.busy import Busy
     from llmcli.measure.timing import measure_timing
 
+    busy = Busy()
     with Progress(out) as progress:
-        return measure_timing(
+        report = measure_timing(
             model,
             ids,
             new_tokens=timing.new_tokens,
@@ -170,6 +172,9 @@ def _measured(
             trace=timing.trace is not None,
             progress=progress,
         )
+    ceilings = report.ceilings
+    threads = ceilings.threads if ceilings.device == "cpu" else 1
+    return replace(report, machine_load=busy.load(threads))
 
 
 def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output) -> None:
@@ -181,6 +186,8 @@ def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output
         from llmcli.render.timing.view import render_timing
 
         out.show(render_timing(report, layers=timing.layers))
+    if report.machine_load is not None and report.machine_load.slowed:
+        out.note(report.machine_load.words)
     if timing.trace is not None and report.phases:
         _write_trace(timing.trace, report, _title(model), about | asdict(header), out)
 

@@ -21,6 +21,7 @@ def timing_document(report: TimingReport) -> dict[str, Any]:
             vars(split) | {"pieces": [{"name": name, "seconds": s} for name, s in split.pieces]}
             for split in report.splits
         ],
+        "machine_load": report.machine_load and report.machine_load.document(),
         "ceilings": vars(report.ceilings)
         | {"caches": [{"level": name, "bytes": held} for name, held in report.ceilings.caches]},
         "checks": checks_document(report.checks),
