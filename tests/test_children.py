@@ -14,13 +14,18 @@ import pytest
 TESTS = Path(__file__).parent
 SIGNALS = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
 LEAVES_ONE = """
-import sys
+import sys, time
 import children
 
-def test_fails():
-    process = children.start(["sleep", "600"])
-    print(process.pid, file=sys.stderr, flush=True)
+started = []
+
+def test_that_fails():
+    started.append(children.start(["sleep", "600"]))
+    print(started[0].pid, file=sys.stderr, flush=True)
     {then}
+
+def test_after_it():
+    assert started[0].poll() is not None
 """
 
 
@@ -36,21 +41,30 @@ def test_a_child_does_not_inherit_that_ctrl_c_is_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-@pytest.mark.parametrize("then", ["assert False", "import time; time.sleep(600)"])
-def test_no_child_is_left_by_a_test_that_fails_or_a_pytest_that_is_killed(then, tmp_path):
-    (tmp_path / "test_one.py").write_text(LEAVES_ONE.format(then=then))
-    pytest_run = children.start(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "conftest", "-p", "no:cacheprovider",
-         "--rootdir", str(tmp_path), str(tmp_path / "test_one.py")],
+def nested(then, folder):
+    """A pytest of its own on `LEAVES_ONE`, and the process that its first test started."""
+    (folder / "test_one.py").write_text(LEAVES_ONE.format(then=then))
+    run = children.start(
+        [sys.executable, "-m", "pytest", "-s", "-p", "conftest", "-p", "no:cacheprovider",
+         "--rootdir", str(folder), str(folder / "test_one.py")],
         env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
-    child = int(pytest_run.stderr.readline())
-    assert alive(child) or then == "assert False"
-    if then != "assert False":
-        pytest_run.kill()
-    pytest_run.wait(timeout=60)
+    return run, int(run.stderr.readline())
+
+
+def test_a_test_that_fails_leaves_no_child(tmp_path):
+    run, _ = nested("assert False", tmp_path)
+    out, _ = run.communicate(timeout=60)
+    assert "1 failed, 1 passed" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_pytest_that_is_killed_leaves_no_child(tmp_path):
+    run, child = nested("time.sleep(600)", tmp_path)
+    assert alive(child)
+    run.kill()
+    run.wait(timeout=60)
     limit = time.monotonic() + 20
     while alive(child):
         assert time.monotonic() < limit
