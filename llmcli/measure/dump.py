@@ -26,6 +26,7 @@ from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.layer import proven
+from llmcli.measure.chunks import chunk_checks
 from llmcli.measure.dump_plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
 from llmcli.measure.observe import observe
@@ -255,7 +256,11 @@ class _Dump:
             found.append(replace(worst(self._formulas), words=words))
         if self._proof is not None and self._sound:
             found += self._proof.checks()
-        return (*found, *([worst(self._caches)] if self._caches else []))
+        if self._caches:
+            found.append(worst(self._caches))
+        if self._formulas and self._sound:
+            found += chunk_checks(self.model, self.ids[: self.prompt_tokens], self._progress)
+        return tuple(found)
 
 
 def _alone(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.generation.sampling import Sampling
+from llmcli.measure.chunks import chunk_checks
 from llmcli.measure.emitted import Emitted
 from llmcli.measure.lens_reader import Reader, Target, need_finite
 from llmcli.measure.observe import Watch, observe
@@ -86,7 +87,9 @@ def measure_lens(
     watch = _watcher(model, stream, agreement, emitted)
     with torch.inference_mode():
         run = observe(model, ids, watch, generate=generate, sampling=sampling, progress=progress)
-        cache = () if emitted is None else (emitted.check(run),)
+        also = chunk_checks(model, ids, progress)
+        if emitted is not None:
+            also = (emitted.check(run), *also)
         positions = span(len(run.ids))
         reader = Reader(model, run.ids, stream, agreement, places.names(layers), top, target)
         step = max(1, CHUNK // (len(every) * model.config.vocab))
@@ -94,7 +97,7 @@ def measure_lens(
             if progress is not None:
                 progress("reading the rows", start - positions.start, len(positions))
             reader.read(range(start, min(start + step, positions.stop)))
-    return reader.report(positions, run.prompt_tokens, cache)
+    return reader.report(positions, run.prompt_tokens, also)
 
 
 def _watcher(model: Model, stream: Stream, agreement: Agreement, emitted: Emitted | None) -> Watch:

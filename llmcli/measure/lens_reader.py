@@ -105,9 +105,9 @@ class Reader:
         return LensToken(id=id, text=text, probability=probability)
 
     def report(
-        self, positions: range, prompt_tokens: int, cache: tuple[ViewCheck, ...]
+        self, positions: range, prompt_tokens: int, also: tuple[ViewCheck, ...]
     ) -> LensReport:
-        """What was read; `cache`: what is known of the cache, where there is one."""
+        """What was read; `also`: checks of the cache and of the chunks, where there are any."""
         model = self._model
         tokens = tuple((id, self._token(id, 1.0).text) for id in self._ids)
         words = {"output": "the output's likeliest token", "next": "the next token of the text"}
@@ -124,7 +124,7 @@ class Reader:
                 for name, cells in self._cells.items()
             ),
             settled=tuple(self._settled),
-            checks=(*self._agreement.checks(), self._stream.check(), *cache),
+            checks=(*self._agreement.checks(), self._stream.check(), *also),
         )
 
 

@@ -1,7 +1,8 @@
 """Runs a prompt once, and the tokens generated after it, while somebody looks.
 
-Nothing is computed twice: the forward pass is the one that `generate` runs, and a watcher is
-shown every activation as it appears. What is not kept by the watcher is freed.
+A watcher is shown every activation as it appears; what it does not keep is freed. The prompt is
+one call, so that one layer at a time is there; that `generate`, which reads a long one in chunks,
+computes the same is checked by `chunks.py`.
 
 Axes: T tokens of one call.
 """

@@ -22,6 +22,7 @@ from llmcli.measure.attention.layer import Layer, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
+from llmcli.measure.chunks import chunk_checks
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.nn.state import KVCache
@@ -230,7 +231,9 @@ class Look:
         words = "norm, projections, rotation, scores and output follow from their formulas"
         words += some_rows(FORMULA_ROWS, tokens)
         checks = (*self._proof.checks(), replace(formulas, words=words))
-        return (*checks, worst(self._caches)) if self._caches else checks
+        if self._caches:
+            checks += (worst(self._caches),)
+        return checks + chunk_checks(self.model, self._prompt, self._progress)
 
     def _advance(self, rows: int) -> None:
         self._done += rows
