@@ -61,6 +61,8 @@ WRITES = {
     "cli.dump:_dumped": NAMED,
     "cli.files:_partial": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
     "cli.files:whole_file": "tests/cli/test_cli_full_disk.py::test_no_step_of_a_whole_file",
+    "cli.generate:_name_a_better_model": "tests/cli/test_cli_generate.py::"
+    "test_no_better_model_is_named_where_the_disk_is_full",
     "cli.ladder:_save": NAMED,
     "cli.lens.files:write_lens": NAMED,
     "cli.output:write_document": NAMED,

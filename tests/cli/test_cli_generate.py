@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -427,6 +429,18 @@ def test_the_first_answer_of_the_default_model_names_the_best_that_fits(on_a_ter
     assert (first.code, second.code) == (0, 0)
     assert first.err.splitlines()[-1] == BETTER
     assert "often wrong" not in second.err
+
+
+def test_no_better_model_is_named_where_the_disk_is_full(on_a_terminal, monkeypatch):
+    """That it has been said could not be kept, and it would be said each time."""
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "touch", full)
+    result = on_a_terminal()
+    assert result.code == 0
+    assert "often wrong" not in result.err
 
 
 @pytest.mark.parametrize("name", ["LLMCLI_MODEL", "LLMCLI_OFFLINE"])
