@@ -49,6 +49,8 @@ def quoted(text: str) -> str:
 
     Backslashes stay: a token that is half a character comes with `\\xf0` in it already.
     """
+    if text.isprintable():
+        return f'"{text}"'
     out = []
     for character in text:
         if character in _NAMED:
