@@ -54,7 +54,7 @@ def level() -> str | None:
         if wanted:
             raise UsageError(
                 f"there are no kernels for `{VARIABLE}={wanted}`: {library}",
-                hint=f"unset {VARIABLE}, or install llmcli again where there is a C compiler",
+                hint=f"unset {VARIABLE}, or install the package again where there is a C compiler",
             )
         return None
     bits = library.llmcli_native_levels()

@@ -75,7 +75,8 @@ def lies_by_columns(rows: int, device: torch.device, dtype: torch.dtype) -> bool
 
 
 def _takes_kernel(x: Tensor, w_NK: Tensor) -> bool:
-    return x.numel() <= _FEW_ROWS * x.shape[-1] and has_kernel(x, w_NK)
+    few = x.dtype == torch.bfloat16 and x.numel() <= _FEW_ROWS * x.shape[-1]
+    return few and has_kernel(x, w_NK)
 
 
 def _through_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:

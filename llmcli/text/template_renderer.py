@@ -170,7 +170,7 @@ class TemplateRenderer:
             return RenderError(f"its process ended with signal {-code} ({signal.strsignal(-code)})")
         return LlmcliError(
             f"the process that renders chat templates ended with exit code {code}",
-            hint="install llmcli again: a package that it needs may be broken",
+            hint="reinstall llmcli: a package that it needs may be broken",
         )
 
     @staticmethod

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import children
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
@@ -269,7 +270,7 @@ with whole_file(sys.argv[1]) as file:
 def writing(path):
     """A process that has begun to write `path`; killed at the end."""
     argv = [sys.executable, "-c", WRITER, str(path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+    with children.start(argv, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout.readline() == b"begun\n"
             yield process

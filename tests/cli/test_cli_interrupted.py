@@ -276,7 +276,7 @@ script()
 @pytest.mark.parametrize("number", [*range(1, 9), *range(9, 130, 10)])
 def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(number):
     """At each of the first modules that are read; later ones are sampled."""
-    ended = subprocess.run(
+    ended = children.run(
         [sys.executable, "-c", EARLY, str(number)], cwd=ROOT, capture_output=True, text=True,
         check=False, timeout=60,
     )  # fmt: skip
@@ -295,7 +295,7 @@ def test_ctrl_c_while_an_error_is_told_ends_the_program_without_a_traceback():
         "exits.tell = tell\n"
         "os._exit(exits.run(lambda argv: 1 / 0, []))\n"
     )
-    ended = subprocess.run(
+    ended = children.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
         timeout=60,
     )  # fmt: skip

@@ -232,8 +232,8 @@ def test_statistics_begin_a_line_of_their_own_where_streams_are_merged(tiny, lev
     command = [sys.executable, "-m", "llmcli", "generate", "x", "-m", tiny, "--random-weights",
                "--seed", "1", "-n", "5", "--ignore-eos", "--stats", level]  # fmt: skip
     streams = {"cwd": ROOT, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-    apart = subprocess.run(command, stderr=subprocess.PIPE, **streams, check=True)
-    merged = subprocess.run(command, stderr=subprocess.STDOUT, **streams, check=True)
+    apart = children.run(command, stderr=subprocess.PIPE, **streams, check=True)
+    merged = children.run(command, stderr=subprocess.STDOUT, **streams, check=True)
     assert not apart.stdout.endswith(b"\n")
     first = b"prompt " if level == "short" else b"model "
     assert apart.stderr.startswith(first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -13,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.text.template_renderer import SERVER
@@ -48,7 +48,7 @@ def test_a_template_without_an_end_is_an_error(cli, tiny, tmp_path, monkeypatch,
 def columns_of_ps(*columns):
     """Those columns for every process."""
     argv = ["ps", "-wwA", *(part for name in columns for part in ("-o", f"{name}="))]
-    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    shown = children.run(argv, capture_output=True, text=True, check=True).stdout
     return [line.split(maxsplit=len(columns) - 1) for line in shown.splitlines()]
 
 
@@ -69,11 +69,9 @@ def test_a_signal_ends_a_program_whose_template_does_not(
     prompt = tmp_path / "prompt"
     prompt.write_text("a" * 20_000_000)  # gives the template 22 seconds
     folder = with_template(tiny, tmp_path / "m", ENDLESS[0])
-    program = subprocess.Popen(
+    program = children.start(
         [sys.executable, "-m", "llmcli", *command, "-m", folder, "-f", str(prompt)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,  # with a group of its own, which a terminal's Ctrl-C goes to
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         end = time.monotonic() + 60

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import children
 import pytest
 from cli_tiny import write_tiny
 from safetensors import safe_open
@@ -31,7 +32,7 @@ def run(place):
     def run(*argv, code=0, model=True):
         argv = [sys.executable, "-m", "llmcli", *argv, *(["-m", f"./{ODD}"] if model else [])]
         environ = {name: value for name, value in os.environ.items() if name[:2] != "LC"} | LOCALE
-        done = subprocess.run(
+        done = children.run(
             list(map(os.fsencode, argv)), cwd=place, env=environ, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=120, check=False,
         )  # fmt: skip

@@ -104,7 +104,7 @@ def test_scores_do_not_depend_on_the_chunks(model, monkeypatch):
 def test_scores_are_those_of_one_pass_about_the_trained_length(model, count):
     """The last token is not read, but counts: its length chooses LongRoPE's factors."""
     ids = list(range(count))
-    report = score.measure_score(model, ids, [""] * count, [1] * count, window=count, stride=1)
+    report = score.measure_score(model, ids, [""] * count, [(0, 0)] * count, window=count, stride=1)
     logprobs = model.decoder(torch.tensor([ids]))[0].log_softmax(-1)
     expected = [logprobs[at, id].item() for at, id in enumerate(ids[1:])]
     assert [token.logprob for token in report.tokens[1:]] == pytest.approx(expected, abs=1e-9)

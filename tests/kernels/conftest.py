@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sysconfig
 import tomllib
 from pathlib import Path
 
+import children
 import pytest
 
 from llmcli.kernels import native
@@ -27,7 +27,7 @@ def library(tmp_path_factory):
     path = tmp_path_factory.mktemp("kernels") / "_native.abi3.so"
     flags = [*extension["extra-compile-args"], "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     sources = [str(ROOT / source) for source in extension["sources"]]
-    subprocess.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
+    children.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
     return path
 
 

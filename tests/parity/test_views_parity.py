@@ -146,7 +146,7 @@ def test_lens(name: str, made: Any, view: Any) -> None:
 def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> None:
     both, file = made(name), tmp_path / "all.npz"
     said = view(both.path, "dump", *GIVEN, "--name", "*", "-o", str(file))
-    assert set(said["checks"]) == {"formulas", "cache"}
+    assert set(said["checks"]) == {"formulas", "cache", "row_sums", "masks", "values"}
     config = translate(open_checkpoint(both.path))[0]
     there = [name for name, one in known(config).items() if one.kind != "parameter"]
     ours = _arrays(file)

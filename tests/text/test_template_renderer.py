@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from children import run as run_child
+from children import start as start_child
 
 from llmcli.errors import CheckpointError, LlmcliError
 from llmcli.text.chat import ChatTemplate
@@ -27,7 +29,7 @@ LIMITS = TemplateLimits(seconds=0.2, memory=1 << 29, characters=1000)
 
 def children(parent=None):
     """Process ids of the renderers of this process, or of `parent`; zombies too."""
-    listed = subprocess.run(
+    listed = run_child(
         ["ps", "-wwA", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
     ).stdout
     return {
@@ -38,7 +40,7 @@ def children(parent=None):
 
 
 def runs(process):
-    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
+    stat = run_child(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
     return stat.stdout.strip()[:1] not in ("", "Z")
 
 
@@ -70,6 +72,8 @@ def test_a_template_that_fails_has_the_process_replaced():
         assert len(second) == 1
         assert second != first
         os.kill(*second, signal.SIGKILL)  # as a system does that is short of memory
+        while runs(*second):
+            time.sleep(0.01)
         assert ChatTemplate("y").render([]) == "y"
 
 
@@ -175,7 +179,7 @@ with template_renderer.RENDERER:
 
 @pytest.mark.parametrize("template", [[], [FOREVER]], ids=["idle", "computing"])
 def test_the_process_ends_when_its_parent_is_killed(template):
-    parent = subprocess.Popen(
+    parent = start_child(
         [sys.executable, "-c", PARENT, *template], cwd=ROOT, stdout=subprocess.PIPE
     )
     try:
