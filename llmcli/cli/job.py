@@ -11,7 +11,7 @@ from llmcli.cli.encoding import Encoded
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import KERNELS, Loaded
+from llmcli.cli.running import Loaded, kernels_of
 from llmcli.cli.sampling import Resolved
 from llmcli.cli.writers import Collector, TextWriter, TokenWriter, Writer
 from llmcli.errors import LlmcliError
@@ -208,12 +208,12 @@ class Job:
             },
             "path": {
                 "activation_format": self.model.describe()["activation_format"],
-                "kernels": KERNELS,
+                "kernels": kernels_of(self.model),
                 "sequences": self.together[index],
             },
             "timings": self.watch.timings(self.tallies[index]),
         }
-        header = environment(kernels=KERNELS)
+        header = environment(kernels=kernels_of(self.model))
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
 
     def _level(self) -> str:
@@ -252,7 +252,8 @@ class Job:
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
         ties = tuple(self.ties) if self.resolved.greedy else None
-        header, together = environment(kernels=KERNELS), max(self.together, default=1)
+        header = environment(kernels=kernels_of(self.model))
+        together = max(self.together, default=1)
         self.out.aside(
             full_stats(timings, sampling, seed, model_line(model), header, ties, together)
         )

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 KERNELS = ("torch linear", "torch scaled_dot_product_attention")
 
 
+def kernels_of(model: Model) -> tuple[str, ...]:
+    """What computes the forward pass of `model`, our own kernel first where it takes products."""
+    from llmcli.kernels import native
+    from llmcli.ops.product import has_kernel
+
+    table_VD = model.decoder.slots["embed.W"]
+    own = (f"llmcli {native.level()}",) if has_kernel(table_VD[:1], table_VD) else ()
+    return (*own, *KERNELS)
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model and the seconds that it took: `import_s` for torch, `load_s` for the rest.

@@ -21,6 +21,7 @@ from llmcli.cli.output import Screen
 from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
 from llmcli.errors import UsageError
 from llmcli.families import find
+from llmcli.kernels import native
 from llmcli.loading import weight_bytes
 from llmcli.measure import peaks as marks
 
@@ -264,6 +265,10 @@ def test_statistics(run_tiny):
     assert "temperature 0.8 (default)" in words
     assert "float32 on cpu" in words
     assert "path torch linear · torch scaled_dot_product_attention · one text at a time" in words
+    narrow = run_tiny("generate", "hello", *LONG, "--dtype", "bfloat16", "--json").json()
+    level = narrow["environment"]["kernel_level"]
+    own = [f"llmcli {level}"] if level in native.LEVELS else []
+    assert narrow["path"]["kernels"][:-2] == own
     samples = run_tiny("generate", "hello", *LONG, "--num-samples", "3", "--stats", "full").err
     assert " · 3 texts side by side" in samples
 
