@@ -8,8 +8,9 @@ installed. An answer counts where one of the accepted words is in it.
 
 The first dtype is the reference. Every engine also reads the reference's answers, one token a
 step: how often its best token is another one, and KL(reference ‖ engine) and KL(llama.cpp ‖ engine)
-in nats per token. An answer that the reference has and another engine lost is shown with the
-token where they part and how far the reference's best two were apart there.
+in nats per token. An answer that the reference has and another engine lost is shown with the token
+where they part and how far the reference's best two were apart there. Ctrl-C ends it with the
+questions so far.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ def accepted(answer: str, words: Sequence[str]) -> bool:
 
 def kl(reference: Sequence[Tensor], other: Sequence[Tensor]) -> float:
     """Mean KL(reference ‖ other) in nats per token."""
-    parts = [(r.exp() * (r - o)).sum(-1) for r, o in zip(reference, other, strict=True)]
+    pairs = zip(reference, other, strict=True)
+    parts = [(r.double().exp() * (r.double() - o.double())).sum(-1) for r, o in pairs]
     return float(torch.cat(parts).mean())
 
 
@@ -130,7 +132,7 @@ def losses(
 ) -> list[dict[str, Any]]:
     """What the reference answers and the other does not, with the token where they part."""
     found = []
-    for n, question in enumerate(questions):
+    for n, question in enumerate(questions[: len(reference.right)]):
         if not reference.right[n] or other.right[n]:
             continue
         ours, theirs = reference.ids[n], other.ids[n]
@@ -178,23 +180,27 @@ def main() -> None:
         print(error, file=sys.stderr)
 
     rows = {name: Row() for name in engines}
-    for n, (ids, (_, words)) in enumerate(zip(prompts, pairs, strict=True)):
-        for name, engine in engines.items():
-            row = rows[name]
-            row.ids.append(greedy(engine, ids, first.eos_ids))
-            row.answers.append(first.tokenizer.decode(row.ids[-1]).strip())
-            row.right.append(accepted(row.answers[-1], words.split("|")))
-        reference = rows[options.dtypes[0]].ids[n]
-        for name, engine in engines.items():
-            rows[name].logprobs.append(forced(engine, ids, reference))
-        if sys.stderr.isatty():
-            print(f"\r{n + 1} of {len(prompts)}", end="", file=sys.stderr)
+    try:
+        for n, (ids, (_, words)) in enumerate(zip(prompts, pairs, strict=True)):
+            answers = {name: greedy(engine, ids, first.eos_ids) for name, engine in engines.items()}
+            reference = answers[options.dtypes[0]]
+            logprobs = {name: forced(engine, ids, reference) for name, engine in engines.items()}
+            for name, row in rows.items():
+                answer = first.tokenizer.decode(answers[name]).strip()
+                row.ids.append(answers[name])
+                row.answers.append(answer)
+                row.right.append(accepted(answer, words.split("|")))
+                row.logprobs.append(logprobs[name].float())
+            if (n + 1) % 10 == 0:
+                print(f"{n + 1} of {len(prompts)}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: of the questions so far", file=sys.stderr)
 
     reference_row, peer = rows[options.dtypes[0]], rows.get(LLAMA_CPP)
     tokens = sum(map(len, reference_row.logprobs))
     best = torch.cat([part.argmax(-1) for part in reference_row.logprobs])
     document: dict[str, Any] = {
-        "model": first.name, "questions": len(prompts), "tokens": tokens,
+        "model": first.name, "questions": len(reference_row.right), "tokens": tokens,
         "reference": options.dtypes[0], "environment": environment(options.threads), "rows": {},
     }  # fmt: skip
     for name, row in rows.items():
