@@ -273,7 +273,7 @@ script()
 """
 
 
-@pytest.mark.parametrize("number", [*range(1, 9), *range(9, 130, 10)])
+@pytest.mark.parametrize("number", [*range(1, 9), *range(9, 80, 10)])
 def test_ctrl_c_among_the_first_imports_ends_the_program_without_a_word(number):
     """At each of the first modules that are read; later ones are sampled."""
     ended = children.run(
