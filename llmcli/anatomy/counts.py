@@ -17,7 +17,8 @@ _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a 
 # code of its own for 16-bit products.
 _CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
-_HEAD_NUMBERS = 1 << 19  # of the head's matrix that are float32 at a time (`ops.product`)
+# of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
+HEAD_NUMBERS = 1 << 19
 # Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
@@ -165,7 +166,7 @@ def prefill_peak(
     wide = max(size, 4)
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:
-        peak += 4 * min(config.vocab * config.width, _HEAD_NUMBERS)
+        peak += 4 * min(config.vocab * config.width, HEAD_NUMBERS)
     for layer in dict.fromkeys(config.layers):
         peak = max(
             peak,

@@ -19,7 +19,7 @@ from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite, UsageError
 from llmcli.families.sources import sources
@@ -256,7 +256,7 @@ def _show(
         written = None if file is None else {"path": file, "bytes": size}
         prompt = {"text": encoded.text, "ids": list(encoded.ids)}
         body = _body(report) | {"prompt": prompt, "file": written}
-        out.document(body, model=about, environment=environment(kernels=KERNELS))
+        out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
         return
     from llmcli.render.dump import render_dump
     from llmcli.render.stats import model_line

@@ -13,7 +13,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.explanation import Explanation
@@ -125,7 +125,7 @@ def command(
     report = _derived(loaded, wanted, given, depth, model, out)
     about = loaded.describe()
     if out.json:
-        out.document(_body(report), model=about, environment=environment(kernels=KERNELS))
+        out.document(_body(report), model=about, environment=environment(kernels=kernels_of(about)))
     else:
         from llmcli.render.explain import render_explanation
         from llmcli.render.stats import model_line

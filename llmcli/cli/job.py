@@ -135,7 +135,7 @@ class Job:
         return 0 if self.text.stream_json and self.text.logprobs is None else self.text.logprobs
 
     def _margins(self) -> bool:
-        """Whether somebody reads which greedy tokens are near ties."""
+        """Whether the output marks greedy tokens that are near ties."""
         documents = self.out.json or self.text.stream_json
         return documents or self.text.logprobs is not None or self._level() == "full"
 
@@ -208,12 +208,12 @@ class Job:
             },
             "path": {
                 "activation_format": self.model.describe()["activation_format"],
-                "kernels": kernels_of(self.model),
+                "kernels": kernels_of(self.model.describe()),
                 "sequences": self.together[index],
             },
             "timings": self.watch.timings(self.tallies[index]),
         }
-        header = environment(kernels=kernels_of(self.model))
+        header = environment(kernels=kernels_of(self.model.describe()))
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
 
     def _level(self) -> str:
@@ -252,7 +252,7 @@ class Job:
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
         ties = tuple(self.ties) if self.resolved.greedy else None
-        header = environment(kernels=kernels_of(self.model))
+        header = environment(kernels=kernels_of(self.model.describe()))
         together = max(self.together, default=1)
         self.out.aside(
             full_stats(timings, sampling, seed, model_line(model), header, ties, together)

@@ -18,7 +18,7 @@ from llmcli.cli.output import Output, dumps, write_file
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.ladder import LadderReport, Variant
@@ -139,7 +139,8 @@ def _show(
     from llmcli.render.ladder import render_ladder
     from llmcli.render.stats import model_line
 
-    about, machine = model.describe(), environment(kernels=KERNELS)
+    about = model.describe()
+    machine = environment(kernels=kernels_of(about))
     title = model_line(about)
     rungs = [vars(rung) | {"ok": rung.ok} for rung in report.rungs]
     body = vars(report) | {"rungs": rungs, "ok": report.ok, "interrupted": interrupted}

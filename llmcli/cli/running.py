@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
+from llmcli.kernels import native
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
 
@@ -21,18 +22,17 @@ if TYPE_CHECKING:
     from llmcli.config import ModelConfig
     from llmcli.model import Model
 
-# what computes a forward pass today; the environment header names it in every result
-KERNELS = ("torch linear", "torch scaled_dot_product_attention")
+_TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
 
-def kernels_of(model: Model) -> tuple[str, ...]:
-    """What computes the forward pass of `model`, our own kernel first where it takes products."""
-    from llmcli.kernels import native
-    from llmcli.ops.product import has_kernel
+def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
+    """What computes the forward passes of models (`Model.describe`), our own kernel first.
 
-    table_VD = model.decoder.slots["embed.W"]
-    own = (f"llmcli {native.level()}",) if has_kernel(table_VD[:1], table_VD) else ()
-    return (*own, *KERNELS)
+    It takes products of few bfloat16 rows on a CPU (`ops.product.has_kernel`).
+    """
+    taken = any((m["device"], m["activation_format"]) == ("cpu", "bfloat16") for m in models)
+    own = (f"llmcli {native.level()}",) if taken and native.level() else ()
+    return (*own, *_TORCH)
 
 
 @dataclass(frozen=True)

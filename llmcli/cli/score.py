@@ -12,7 +12,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer, read_prompt
-from llmcli.cli.running import KERNELS, load_model, require_supported
+from llmcli.cli.running import kernels_of, load_model, require_supported
 from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
@@ -76,7 +76,7 @@ def command(
     body = _body(ours, loaded.tokenizer)
     if score.versus is None:
         if out.json:
-            out.document(body, model=about, environment=environment(kernels=KERNELS))
+            out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
             return
         from llmcli.render.stats import model_line
         from llmcli.render.tokens import render_score
@@ -93,7 +93,8 @@ def command(
             **_body(theirs, other.tokenizer),
             "difference": comparison,
         }
-        out.document(body, model=about, environment=environment(kernels=KERNELS))
+        header = environment(kernels=kernels_of(about, other.describe()))
+        out.document(body, model=about, environment=header)
         return
     from llmcli.render.stats import model_line
     from llmcli.render.tokens import render_comparison, render_score, render_summary

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from llmcli.anatomy import calculated
 from llmcli.anatomy.attention import entering
+from llmcli.config import ModelConfig
 from llmcli.explain.rule import Rule
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
@@ -55,10 +57,6 @@ class Kernel:
         # get no smaller. 16 bits have subnormal numbers, but sums are taken in float32.
         narrow = model.dtype.itemsize < torch.float32.itemsize
         self.least: float = found.tiny + wide.tiny / found.eps if narrow else found.tiny / found.eps
-        call = calculated(
-            model.config, batch=1, tokens=1, past=0, phase="prefill", dtype="bfloat16"
-        )
-        self._wide = {spec.name for spec in call if spec.dtype == "float32"}
 
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
@@ -74,8 +72,8 @@ class Kernel:
         """What the decoder rounds it to, which may be less than what it is kept in."""
         dtype = self.model.dtype
         widened = name.rpartition(".")[2] in _WIDENED and rounds_sums(self.model.device, dtype)
-        wide = name in self._wide and not widened
-        return torch.promote_types(dtype, torch.float32) if wide else dtype
+        wide = name in _kept_wide(self.model.config) and not widened
+        return self.model.stream_dtype if wide else dtype
 
     def length(self, position: int) -> int:
         """How long the sequence was when the token at `position` was computed."""
@@ -127,6 +125,13 @@ class Kernel:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
+
+
+@lru_cache(maxsize=2)  # a view asks layer by layer
+def _kept_wide(config: ModelConfig) -> frozenset[str]:
+    """The activations that are kept in at least float32 where the model computes in less."""
+    call = calculated(config, batch=1, tokens=1, past=0, phase="prefill", dtype="bfloat16")
+    return frozenset(spec.name for spec in call if spec.dtype == "float32")
 
 
 def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:

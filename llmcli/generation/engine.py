@@ -51,8 +51,8 @@ def stream(
     Sample i of every prompt draws with `sample_seed(sampling.seed, i)` and nothing else: the
     text is that of the prompt alone with that seed, within the rounding of the logits.
     `logprobs` K asks for log-probabilities of the token and of the K best, `margins` for the
-    margin of greedy choices and whether they are near ties. `on_prefill(done, total)` hears of the
-    prompt tokens read, every 512 tokens of the longest prompt.
+    margin of greedy choices and whether they are near ties. `on_prefill(done, total)` is called
+    with the prompt tokens read, every 512 tokens of the longest prompt.
 
     Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
     1, an empty stop string) and PromptTooLong; while it runs NotFinite.

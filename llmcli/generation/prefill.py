@@ -33,9 +33,9 @@ def prefill(
     """Reads the prompts into `state`, padded on the right, and returns the last logits `[P, V]`.
 
     At most `chunk` tokens of each sequence are in one forward call, which bounds what attention
-    needs. Final norm and head are computed where a prompt ends: what other calls would say, nobody
-    hears. `on_prefill(done, total)` hears of the tokens read after each call, `clock` and `tap` of
-    every activation in it. Raises ValueError where the prompts do not fit the state.
+    needs. Final norm and head are computed only where a prompt ends. `on_prefill(done, total)` is
+    called with the tokens read after each call, `clock` and `tap` with every activation in it.
+    Raises ValueError where the prompts do not fit the state.
     """
     last_layer = len(decoder.blocks) - 1
     last_PV: Tensor | None = None

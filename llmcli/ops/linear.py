@@ -18,7 +18,7 @@ from torch import Tensor
 from llmcli.kernels import native
 from llmcli.ops import processor
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.product import has_kernel, product_float32
+from llmcli.ops.product import by_kernel, has_kernel, product_float32
 
 # From so many rows on, converting the weights costs less than it saves (8 to 16 were break-even).
 _MANY_ROWS = 16
@@ -37,7 +37,7 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     tokens/s, 2 cores). The sums are float32 either way.
     """
     if _takes_kernel(x, w_NK):
-        return product_float32(x, w_NK, b_N).to(x.dtype)
+        return by_kernel(x, w_NK, b_N).to(x.dtype)
     if (
         x.dtype == torch.bfloat16
         and x.is_cpu
@@ -50,8 +50,10 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """`X Wᵀ + b`: `[…, K]` → `[…, N]` in at least float32, by the fastest product there is."""
-    if x.is_cuda or _takes_kernel(x, w_NK):
+    if x.is_cuda:
         return product_float32(x, w_NK, b_N)
+    if _takes_kernel(x, w_NK):
+        return by_kernel(x, w_NK, b_N)
     return at_least_float32(linear(x, w_NK, b_N))
 
 

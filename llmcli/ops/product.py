@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.kernels import native
 
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
-_CHUNK = 1 << 19  # numbers of a weight that are converted at a time: 2 MiB of float32, in L2
 
 
 def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
@@ -26,18 +26,16 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     """
     if x.dtype in (torch.float32, torch.float64):
         return F.linear(x, w_NK, b_N)
+    if has_kernel(x, w_NK):
+        return by_kernel(x, w_NK, b_N)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.is_meta:
         out_MN = F.linear(x_MK, w_NK).float()
     elif x.is_cuda:
         out_MN = torch.mm(x_MK, w_NK.t(), out_dtype=torch.float32)
-    elif has_kernel(x_MK, w_NK):
-        out_MN = _kernel(x_MK, w_NK)
     else:
         out_MN = _in_chunks(x_MK, w_NK)
-    if b_N is not None:
-        out_MN.add_(b_N)
-    return out_MN.view(*x.shape[:-1], w_NK.shape[0])
+    return _finished(out_MN, b_N, x)
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
@@ -52,7 +50,9 @@ def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
     )
 
 
-def _kernel(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
+    """The same through our kernel; only where `has_kernel` says that it can be."""
+    x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.stride(1) != 1:
         x_MK = x_MK.contiguous()
     out_MN = x_MK.new_empty(len(x_MK), len(w_NK), dtype=torch.float32)
@@ -63,13 +63,19 @@ def _kernel(x_MK: Tensor, w_NK: Tensor) -> Tensor:
         (len(x_MK), *w_NK.shape),
         torch.get_num_threads(),
     )
-    return out_MN
+    return _finished(out_MN, b_N, x)
+
+
+def _finished(out_MN: Tensor, b_N: Tensor | None, x: Tensor) -> Tensor:
+    if b_N is not None:
+        out_MN.add_(b_N)
+    return out_MN.view(*x.shape[:-1], out_MN.shape[1])
 
 
 def _in_chunks(x_MK: Tensor, w_NK: Tensor) -> Tensor:
     wide_MK = x_MK.float()
     out_MN = wide_MK.new_empty(len(x_MK), len(w_NK))
-    step = max(1, _CHUNK // max(1, w_NK.shape[1]))
+    step = max(1, HEAD_NUMBERS // max(1, w_NK.shape[1]))
     for start in range(0, len(w_NK), step):
         part = slice(start, start + step)
         out_MN[:, part] = wide_MK @ w_NK[part].float().t()

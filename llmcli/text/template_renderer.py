@@ -89,7 +89,7 @@ class TemplateRenderer:
         with self, self._lock:
             try:
                 return self._checked(self._answer(_line(request), limits), limits)
-            except BaseException:  # Ctrl-C as well: what it computes nobody waits for
+            except BaseException:  # Ctrl-C as well: the rendering must not go on unattended
                 self._kill()
                 raise
 

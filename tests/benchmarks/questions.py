@@ -9,8 +9,8 @@ installed. An answer counts where one of the accepted words is in it.
 The first dtype is the reference. Every engine also reads the reference's answers, one token a
 step: how often its best token is another one, and KL(reference ‖ engine) and KL(llama.cpp ‖ engine)
 in nats per token. An answer that the reference has and another engine lost is shown with the token
-where they part and how far the reference's best two were apart there. Ctrl-C ends it with the
-questions so far.
+where they part, how far the reference's best two were apart there and, for llmcli, whether
+`generate` marks that token as a near tie. Ctrl-C ends it with the questions so far.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
 from llmcli.errors import UsageError
 from llmcli.generation.prefill import prefill
+from llmcli.generation.ties import NearTies
 from llmcli.loading import load
 from llmcli.measure.bench.peers.llama_cpp import LlamaCpp, open_llama_cpp
 from llmcli.model import Model
@@ -40,6 +41,7 @@ from llmcli.reports.bench import Settings
 QUESTIONS = Path(__file__).with_name("questions.txt")
 LIMIT = 24  # tokens of an answer
 LLAMA_CPP = "llama.cpp"
+TIED = {None: "", True: " (marked as a near tie)", False: " (not marked as a near tie)"}
 
 
 class Engine(Protocol):
@@ -128,9 +130,12 @@ def kl(reference: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 
 
 def losses(
-    reference: Row, other: Row, questions: Sequence[str], model: Model
+    reference: Row, other: Row, questions: Sequence[str], model: Model, ties: NearTies | None
 ) -> list[dict[str, Any]]:
-    """What the reference answers and the other does not, with the token where they part."""
+    """What the reference answers and the other does not, with the token where they part.
+
+    `ties`: those of the other engine's model, None where it is not ours.
+    """
     found = []
     for n, question in enumerate(questions[: len(reference.right)]):
         if not reference.right[n] or other.right[n]:
@@ -146,8 +151,20 @@ def losses(
             "token": at,
             "best_two": [model.token_text(int(id)) for id in best.indices],
             "margin": float(best.values[0] - best.values[1]),
+            "tied": None if ties is None else near_tie(ties, other.logprobs[n][at]),
         })  # fmt: skip
     return found
+
+
+def near_tie(ties: NearTies, logprobs_V: Tensor) -> bool:
+    """Whether `generate` marks a greedy choice from these scores.
+
+    Log-probabilities in place of logits: their difference is the same, and the bound's share that
+    grows with the logits themselves is small and of the same size.
+    """
+    best = logprobs_V.topk(2)
+    bound = ties.bound(best.indices[None], best.values[None], torch.ones(1, 2))
+    return bool(best.values[0] - best.values[1] <= bound[0])
 
 
 def main() -> None:
@@ -198,6 +215,7 @@ def main() -> None:
 
     reference_row, peer = rows[options.dtypes[0]], rows.get(LLAMA_CPP)
     tokens = sum(map(len, reference_row.logprobs))
+    ties = {d: NearTies(model) for d, model in zip(options.dtypes, models, strict=True)}
     best = torch.cat([part.argmax(-1) for part in reference_row.logprobs])
     document: dict[str, Any] = {
         "model": first.name, "questions": len(reference_row.right), "tokens": tokens,
@@ -213,7 +231,7 @@ def main() -> None:
             "tokens_that_differ": int((best != other).sum()),
             "kl_reference": kl(reference_row.logprobs, row.logprobs),
             "kl_llama_cpp": None if peer is None else kl(peer.logprobs, row.logprobs),
-            "lost": losses(reference_row, row, questions, first),
+            "lost": losses(reference_row, row, questions, first, ties.get(name)),
             "gained": sum(b and not a for a, b in zip(reference_row.right, row.right, strict=True)),
         }
     if options.json:
@@ -239,7 +257,7 @@ def show(document: dict[str, Any]) -> str:
             lines.append(
                 f"{name} lost {lost['question']!r}: {lost['answer']!r}, not "
                 f"{lost['reference']!r}; they part at token {lost['token']}, where {a!r} and "
-                f"{b!r} are {lost['margin']:.3f} nats apart"
+                f"{b!r} are {lost['margin']:.3f} nats apart{TIED[lost['tied']]}"
             )
     return "\n".join(lines)
 

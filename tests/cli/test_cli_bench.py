@@ -389,9 +389,10 @@ def test_ceilings_give_the_share_of_the_roofline(cli: Callable[..., Any], folder
     (ceilings,) = found["ceilings"]
     assert ceilings["reads"]
     assert 0 < row["roofline_share"] < 1
-    # a run beside a busy program leaves few digits of the six decimals
+    # six decimals, of which a run beside a busy program leaves few; both times are whole ns
     share = row["roofline_ns"] / row["avg_ns"]
-    assert row["roofline_share"] == pytest.approx(share, rel=0, abs=6e-7)
+    off = 6e-7 + share * (0.5 / row["roofline_ns"] + 0.5 / row["avg_ns"])
+    assert row["roofline_share"] == pytest.approx(share, rel=0, abs=off)
 
 
 def test_a_loaded_machine_is_said(

@@ -23,7 +23,7 @@ def by_columns(w):
 @pytest.mark.parametrize("shape", [(65,), (1, 1, 65), (2, 7, 65), (70, 65)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_results_are_float32_and_rounded_as_such(monkeypatch, dtype, lay, shape, bias):
-    monkeypatch.setattr(product, "_CHUNK", 65 * 64)
+    monkeypatch.setattr(product, "HEAD_NUMBERS", 65 * 64)
     w = lay(numbers(300, 65, dtype=dtype, seed=1))
     x = numbers(*shape, dtype=dtype, seed=2)
     b = numbers(300, dtype=dtype, seed=3) if bias else None

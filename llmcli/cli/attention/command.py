@@ -16,7 +16,7 @@ from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, r
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.attention import AttentionReport
@@ -88,7 +88,8 @@ def command(
         out.note(f"the map is shown: of so many matrices at most {MOST_DRAWN} are drawn")
     report, body = _looked(run, kind, out)
     if out.json:
-        out.document(body, model=loaded.describe(), environment=environment(kernels=KERNELS))
+        about = loaded.describe()
+        out.document(body, model=about, environment=environment(kernels=kernels_of(about)))
     else:
         from llmcli.render.attention.view import render_attention
 
@@ -173,7 +174,8 @@ def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, d
                 sink(layer, values_HTS)
 
         report = run.measured(add if sinks else None, out)
-        about, machine = run.model.describe(), environment(kernels=KERNELS)
+        about = run.model.describe()
+        machine = environment(kernels=kernels_of(about))
         export.finish(report, out.envelope(_body(report, None), model=about, environment=machine))
     out.note(written(planned.file, planned.holds(len(report.tokens))))
     return report, _body(report, kept)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.bench.runs import OurOptions
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.output import Output
-from llmcli.cli.running import KERNELS
+from llmcli.cli.running import kernels_of
 from llmcli.errors import LlmcliError
 from llmcli.measure.environment import environment
 
@@ -43,13 +44,14 @@ def finish(
 
         models = list(suppliers.models.values())
         body = bench_document(report, by, models)
-        header = environment(kernels=KERNELS)
+        header = environment(kernels=kernels_of(*models))
         out.document(body, model=models[0] if models else None, environment=header)
     elif format == "md":
         from llmcli.render.bench.table import render_beside
 
         weights = f"random weights (seed {ours.seed})" if ours.random_weights else ""
-        out.show(render_beside(report, machine_words(), weights=weights))
+        machine = machine_words(*suppliers.models.values())
+        out.show(render_beside(report, machine, weights=weights))
     else:
         from llmcli.render.bench.footer import against_notes
 
@@ -66,11 +68,11 @@ def finish(
         out.note(failures(report.rows))
 
 
-def machine_words() -> list[str]:
-    """What a result is worth nothing without, in a line."""
+def machine_words(*models: Mapping[str, Any]) -> list[str]:
+    """What a result of these models is worth nothing without, in a line."""
     from llmcli.render.environment import environment_words
 
-    return environment_words(environment(kernels=KERNELS))
+    return environment_words(environment(kernels=kernels_of(*models)))
 
 
 def _after(report: BenchReport) -> str:

@@ -20,7 +20,7 @@ from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.measure.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.lens import LensReport
@@ -61,7 +61,8 @@ def command(
     loaded = load_model(model, out, text=given.ids is None, check=lens.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
     report = _measured(loaded, ids, new, lens, kind, out)
-    about, header = loaded.describe(), environment(kernels=KERNELS)
+    about = loaded.describe()
+    header = environment(kernels=kernels_of(about))
     body = _body(report)
     if lens.save is not None:
         document = out.envelope(body, model=about, environment=header)

@@ -14,7 +14,7 @@ from llmcli.cli.load.options import LoadOptions, check_options, chosen
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
-from llmcli.cli.running import KERNELS, need_directory
+from llmcli.cli.running import kernels_of, need_directory
 from llmcli.errors import CheckpointError, NotFinite, WeightMismatch
 from llmcli.measure.environment import environment
 from llmcli.reports.load import LoadReport
@@ -161,7 +161,7 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
 def _show(report: LoadReport, about: dict[str, Any], load: LoadOptions, out: Output) -> None:
     lines = chosen(report, load)
     if out.json:
-        kernels = () if load.check else KERNELS
+        kernels = () if load.check else kernels_of(about)
         body = load_document(report, lines if load.filter is not None else report.lines)
         out.document(body, model=about, environment=environment(kernels=kernels))
         return

@@ -9,7 +9,7 @@ from llmcli.cli.headers import chosen_devices, opened_headers
 from llmcli.cli.looking import require, token_texts
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
-from llmcli.cli.running import KERNELS, load_model
+from llmcli.cli.running import kernels_of, load_model
 from llmcli.cli.shapes.document import shapes_document, stored_tensor
 from llmcli.cli.shapes.options import TOKENS, CallOptions, ChoiceOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
@@ -190,7 +190,7 @@ def _show(report: ShapesReport, about: dict[str, Any], out: Output) -> None:
             hint="embeddings, the final norm and the head are in no layer",
         )
     if out.json:
-        machine = environment(kernels=KERNELS if report.ran else ())
+        machine = environment(kernels=kernels_of(about) if report.ran else ())
         out.document(shapes_document(report), model=about, environment=machine)
     else:
         from llmcli.render.shapes import render_shapes

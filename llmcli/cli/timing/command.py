@@ -15,7 +15,7 @@ from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output, jsonable
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
-from llmcli.cli.running import KERNELS, Loaded, load_model
+from llmcli.cli.running import Loaded, kernels_of, load_model
 from llmcli.cli.timing.before import Before, measuring
 from llmcli.cli.timing.document import timing_document
 from llmcli.cli.timing.options import TimingOptions
@@ -139,7 +139,7 @@ def _open(model: Model, stages: Sequence[Stage], out: Output) -> None:
 
     out.show(
         render_opening(
-            _title(model), environment(kernels=KERNELS), stages,
+            _title(model), environment(kernels=kernels_of(model.describe())), stages,
             weight_bytes=model.weight_bytes, dtype=dtype_name(model.dtype),
         )
     )  # fmt: skip
@@ -179,7 +179,8 @@ def _measured(
 
 def _show(report: TimingReport, model: Model, timing: TimingOptions, out: Output) -> None:
     """The report to the screen or as JSON, then the trace, which a full disk may refuse."""
-    about, header = model.describe(), environment(kernels=KERNELS)
+    about = model.describe()
+    header = environment(kernels=kernels_of(about))
     if out.json:
         out.document(timing_document(report), model=about, environment=header)
     else:

@@ -166,7 +166,7 @@ class Layer:
         v_KSe: Tensor,
         z_HTe: Tensor,
     ) -> None:
-        """The rows of the queries from position `first` on, with all keys from position 0 on."""
+        """The rows of the queries from position `first` on, with all keys so far; see `proven`."""
         shown = proven(
             self._proof, self._model, self.number, self.heads, first, tokens,
             q_HTd=q_HTd, k_KSd=k_KSd, v_KSe=v_KSe, z_HTe=z_HTe, rows=self._wanted.block_rows,
