@@ -19,6 +19,8 @@ ROOT = Path(llmcli.__file__).parent
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
     {"errors", "config", "reports"},
+    {"graph"},
+    {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
     {"ops", "kernels", "devices"},
     {"nn"},
@@ -47,8 +49,8 @@ BESIDE = {
     ("__main__", "cli"),
 }
 TORCH_FREE = {
-    *("errors", "config", "reports", "checkpoints", "families", "anatomy", "text"),
-    *("kernels", "render", "cli", "__main__"),
+    *("errors", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
+    *("text", "kernels", "render", "cli", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
@@ -60,7 +62,7 @@ AT_TOP = {
     "cli": {"typer"},
     "render": {"rich", "numpy"},
     "text": {"jinja2"},  # `text.template_server`, which runs in a process of its own
-    **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain")},
+    **{part: {"torch"} for part in (*COMPUTES, "ladder", "explain", "evaluation")},
     "measure": {"torch", "numpy"},
 }
 # … and what may be imported inside a function, wherever that is.
@@ -74,7 +76,12 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 
 
 def part_of(module):
-    """`families` for `llmcli.families.rules`; the package itself is ``."""
+    """`families` for `llmcli.families.rules`; the package itself is ``.
+
+    `llmcli.graph.evaluation` is a part of its own: torch beside what is plain data.
+    """
+    if module.startswith("llmcli.graph.evaluation"):
+        return "evaluation"
     return module.split(".")[1] if "." in module else ""
 
 
@@ -144,25 +151,30 @@ def torch_paths(module, edges):
 EDGES = {module: [name for name, at in found if at == "top"] for module, found in IMPORTS.items()}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES - {"llmcli"}))
-def test_a_module_imports_only_what_lies_below_it(module):
-    assert part_of(module) in LAYER or part_of(module) == "render", "a part without a layer"
-    assert not list(layer_faults(module, ours(module, "top", "inside", "types")))
+def test_modules_import_only_what_lies_below_them():
+    modules = sorted(MODULES - {"llmcli"})
+    assert {part_of(module) for module in modules} <= {*LAYER, "render"}, "a part without a layer"
+    assert not [f for m in modules for f in layer_faults(m, ours(m, "top", "inside", "types"))]
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) in TORCH_FREE | {""}))
-def test_a_torch_free_module_loads_no_torch_even_through_others(module):
-    assert torch_paths(module, EDGES) == []
+def test_torch_free_modules_load_no_torch_even_through_others():
+    free = sorted(module for module in MODULES if part_of(module) in TORCH_FREE | {""})
+    found = {module: torch_paths(module, EDGES) for module in free}
+    assert {module: paths for module, paths in found.items() if paths} == {}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_third_party_modules_are_imported_where_they_may_be(module):
+def third_party_faults(module):
     for name, when in IMPORTS[module]:
         root = name.split(".")[0]
         if root == "llmcli" or root in sys.stdlib_module_names or when == "types":
             continue
         allowed = AT_TOP.get(part_of(module), set()) if when == "top" else INSIDE
-        assert root in allowed, f"{module} imports {name} ({when})"
+        if root not in allowed:
+            yield f"{module} imports {name} ({when})"
+
+
+def test_third_party_modules_are_imported_where_they_may_be():
+    assert not [fault for module in sorted(MODULES) for fault in third_party_faults(module)]
 
 
 def words(tree):
@@ -187,9 +199,10 @@ def forks(tree):
     return sorted({w for w in words(tree) if w in FORBIDDEN or FAMILY_NAMES.search(w)})
 
 
-@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) in ("nn", "ops")))
-def test_parts_know_no_family(module):
-    assert forks(TREES[module]) == []
+def test_parts_know_no_family():
+    model = {"nn", "ops", "parts", "graph", "evaluation", "anatomy"}
+    found = {m: forks(TREES[m]) for m in sorted(MODULES) if part_of(m) in model}
+    assert {module: words for module, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +213,8 @@ def test_parts_know_no_family(module):
         ("llmcli.checkpoints.x", "import llmcli.families", 1),
         ("llmcli.nn.x", "def f():\n    from llmcli.loading import load", 1),
         ("llmcli.ops.x", "from llmcli import nn", 1),
+        ("llmcli.graph.evaluation.x", "from llmcli.ops import rope", 1),
+        ("llmcli.graph.x", "from llmcli.graph.evaluation import rule", 1),
         ("llmcli.ops.x", "from llmcli.kernels import native", 0),
         ("llmcli.kernels.x", "from llmcli.ops import linear", 1),
         ("llmcli.render.x", "from llmcli.errors import LlmcliError", 1),

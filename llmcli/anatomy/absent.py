@@ -6,15 +6,9 @@ import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
-
-_ABSENT = (
-    (r"(blocks\.\d+\.)?(ln1_post|ln2_post)\b", "no norm follows its attention or feed-forward"),
-    (r"blocks\.\d+\.attn\.(sink|gate)\b", "its attention has neither sinks nor a gate"),
-    (r"blocks\.\d+\.moe\b", "its feed-forward is one network, no mixture of experts"),
-    (r"blocks\.\d+\.(linattn|ssm)\b", "all its layers are softmax attention"),
-    (r"cache\.\d+\.(state|conv)\b", "its cache is of keys and values only"),
-)
+from llmcli.graph.ops import Rotate
 
 # how a name of another program ends, and what that is here: suggested, not accepted
 _OTHERS = (
@@ -44,18 +38,18 @@ def why_absent(name: str, config: ModelConfig) -> str:
     layer = _NUMBERED.search(name)
     if layer and not 0 <= int(layer[2]) < len(config.layers):
         return layers_there_are(config, "cache" if layer[1] == "cache" else "blocks")
+    model = graph(config)
     if re.match(r"(hook_)?pos_embed\b", name) and config.embedding.positions is None:
-        turned = any(layer.mixer.rope is not None for layer in config.layers)
+        turned = any(isinstance(node.op, Rotate) for node in model.nodes.values())
         return "it has no learned positions" + (
             ", it rotates queries and keys instead" if turned else ""
         )
     if name.startswith("head.W") and config.head.tied:
         return "its output head is tied, the transpose of `embed.W`"
-    for pattern, reason in _ABSENT:
-        if re.match(pattern, name):
-            return reason
-    if layer and layer[1] == "blocks":
-        return _why_in_block(name[layer.end() + 1 :], config, int(layer[2]))
+    inside = _NUMBERED.sub(lambda found: "cache" if found[1] == "cache" else "", name).lstrip(".")
+    for absent in model.absent[int(layer[2]) if layer else 0 if config.layers else None]:
+        if re.match(absent.names, inside):
+            return absent.why
     if re.fullmatch(r"(head|ln_final)\.b", name):
         return "it has no such bias"
     return ""
@@ -67,22 +61,6 @@ def layers_there_are(config: ModelConfig, part: str = "blocks") -> str:
     if layers == 1:
         return f"its only block is `{part}.0`"
     return f"its {layers} blocks are `{part}.0` to `{part}.{layers - 1}`"
-
-
-def _why_in_block(part: str, config: ModelConfig, layer: int) -> str:
-    mixer, ffn = config.layers[layer].mixer, config.layers[layer].ffn
-    if part in ("attn.q_rot", "attn.k_rot") and mixer.rope is None:
-        learned = config.embedding.positions is not None
-        return "no rotation" + (", it has learned positions" if learned else "")
-    if part.startswith(("attn.q_norm", "attn.k_norm")) and mixer.qk_norm is None:
-        return "it does not normalize queries and keys"
-    if part in ("mlp.gate", "mlp.up", "mlp.act", "mlp.W_gate", "mlp.b_gate") and not ffn.gated:
-        return "its feed-forward has no gate, the neurons are `mlp.pre` and `mlp.post`"
-    if part == "mlp.pre" and ffn.gated:
-        return "its feed-forward is gated, the neurons are `mlp.gate`, `up`, `act` and `post`"
-    if re.fullmatch(r"(attn|mlp)\.b_\w+|ln[12]\.b", part):
-        return "it has no such bias"
-    return ""
 
 
 def near(name: str, known: Collection[str]) -> tuple[str, ...]:

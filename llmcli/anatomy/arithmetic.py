@@ -7,8 +7,8 @@ from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from llmcli.anatomy.model import activations
-from llmcli.anatomy.spec import TensorSpec
 from llmcli.config import ModelConfig
+from llmcli.graph.spec import TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}

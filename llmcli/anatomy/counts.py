@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import parameters, states
-from llmcli.anatomy.spec import DTYPE_BYTES
 from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
@@ -26,23 +27,12 @@ _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 Mi
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Every parameter once, by the part that it belongs to; a tied head has none of its own."""
+    model = graph(config)
     parts = dict.fromkeys(("embedding", "attention", "mlp", "norms", "head"), 0)
     for spec in parameters(config):
-        parts[_part(spec.name)] += spec.count
+        parts[model.parameters[spec.name].kind] += spec.count
     total = sum(parts.values())
     return ParameterCounts(total=total, active=total, **parts)
-
-
-def _part(name: str) -> str:
-    """`attention` for `blocks.3.attn.W_q`; the norms of queries and keys are norms."""
-    names = name.split(".")
-    if names[0] in ("embed", "pos_embed"):
-        return "embedding"
-    if names[0] == "head":
-        return "head"
-    if names[0] == "ln_final" or names[2] in ("ln1", "ln2") or names[3].endswith("_norm"):
-        return "norms"
-    return {"attn": "attention", "mlp": "mlp"}[names[2]]
 
 
 def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import attrgetter
 
-from llmcli.anatomy.spec import TensorSpec
 from llmcli.config import ModelConfig
+from llmcli.graph.spec import TensorSpec
 from llmcli.reports.numbers import spans
 
 # a layer's number where a name or a formula has one: `blocks.3.`, `cache.3.`, `H of block 3`

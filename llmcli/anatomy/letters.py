@@ -1,6 +1,6 @@
 """What the letters of the axes stand for in one model, and what the documents call the same.
 
-The sizes come from the configuration and the call, not from the specs that they are held against.
+The sizes are those that the parts say, not those of the specs that they are held against.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,57 +42,21 @@ class Letters:
         return {}
 
     def _sizes(self, layer: int | None) -> dict[str, int]:
-        config = self.config
-        found = {
-            "B": self.batch,
-            "T": self.tokens,
-            "S": self.past + self.tokens,
-            "D": config.width,
-            "V": config.vocab,
-            "1": 1,
-        }
-        if config.embedding.positions is not None:
-            found["P"] = config.embedding.positions
-        if layer is not None:
-            mixer = config.layers[layer].mixer
-            found |= {
-                "H": mixer.heads,
-                "Hk": mixer.kv_heads,
-                "dh": mixer.head_dim,
-                "dv": mixer.value_dim,
-                "F": config.layers[layer].ffn.hidden,
-            }
-        return found
+        call = {"B": self.batch, "T": self.tokens, "S": self.past + self.tokens}
+        return {**graph(self.config).sizes(layer), **call}
 
     def documented(self, axes: tuple[str, ...], layer: int | None) -> tuple[str, ...]:
         """The same axes as the documents write them: `b`, `h`, `n`, `d/h`.
 
         n is all tokens so far. A decode step computes the last row only, so that its T is `1`.
         """
-        block = None if layer is None else self.config.layers[layer]
-        return tuple(self._documented(axis, block) for axis in axes)
-
-    def _documented(self, axis: str, block: LayerConfig | None) -> str:
         whole = {"B": "b", "S": "n", "D": "d", "V": "v"}
-        if axis == "T":
-            return "n" if self.past == 0 else str(self.tokens)
-        if block is None or axis in whole:
-            return whole.get(axis, axis)
-        return self._in_block(axis, block)
+        whole["T"] = "n" if self.past == 0 else str(self.tokens)
+        letters = {**whole, **graph(self.config).documents(layer)}
+        return tuple(_together(axis, letters) for axis in axes)
 
-    def _in_block(self, axis: str, block: LayerConfig) -> str:
-        mixer, width = block.mixer, self.config.width
-        size = "d/h" if mixer.divides(width) else "d_k"
-        letters = {
-            "H": "h",
-            "Hk": "h" if mixer.kv_heads == mixer.heads else "h_kv",
-            "dh": size,
-            "dv": size if mixer.value_dim == mixer.head_dim else "d_v",
-            "F": "4d" if block.ffn.hidden == 4 * width else "F",
-        }
-        heads, _, part = axis.partition("·")
-        if not part:
-            return letters.get(axis, axis)
-        if letters[heads] == "h" and letters[part] == "d/h":
-            return "d"
-        return f"{letters[heads]}·{letters[part]}"
+
+def _together(axis: str, letters: Mapping[str, str]) -> str:
+    """`d` for the axis of all heads' numbers, where they share the width."""
+    written = [letters.get(one, one) for one in axis.split("·")]
+    return "d" if written == ["h", "d/h"] else "·".join(written)

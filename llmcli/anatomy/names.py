@@ -17,10 +17,11 @@ from types import MappingProxyType
 
 from llmcli.anatomy.absent import either, layers_there_are, near, why_absent
 from llmcli.anatomy.aliases import UNLIKE, Sources, others
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import calculated, parameters, states
-from llmcli.anatomy.spec import Kind, TensorSpec
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
+from llmcli.graph.spec import Kind, TensorSpec
 
 NO_SOURCES: Sources = MappingProxyType({})
 LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
@@ -54,12 +55,13 @@ def known(config: ModelConfig) -> dict[str, Named]:
     layer's part of the cache stands where it is written, before its scores.
     """
     specs = list(parameters(config))
-    kept: dict[int | None, list[TensorSpec]] = {}
-    for spec in states(config, batch=1, capacity=1):
-        kept.setdefault(spec.layer, []).append(spec)
+    kept: dict[str, list[TensorSpec]] = {}
+    for row, spec in zip(
+        graph(config).states.values(), states(config, batch=1, capacity=1), strict=True
+    ):
+        kept.setdefault(row.before, []).append(spec)
     for spec in calculated(config, batch=1, tokens=1, past=0, phase="prefill"):
-        if spec.name.endswith(".attn.scores"):
-            specs += kept.get(spec.layer, ())
+        specs += kept.get(spec.name, ())
         specs.append(spec)
     return {
         spec.name: Named(

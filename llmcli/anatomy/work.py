@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.anatomy.layer_call import LayerCall, keys_read
-from llmcli.anatomy.model import parameters
-from llmcli.anatomy.places import Place, part_of, place_of
-from llmcli.anatomy.spec import DTYPE_BYTES, Call, Logits
+from llmcli.anatomy.graph import Place, graph
+from llmcli.anatomy.model import executed, parameters
 from llmcli.config import LayerConfig, ModelConfig
+from llmcli.graph.node import Node
+from llmcli.graph.ops import LookUp, Mix, Project, Rotate, Scale, visible_keys
+from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.reports.work import PartWork
-
-__all__ = [
-    "added", "calls_work", "decode_calls", "decode_work", "keys_read", "part_of", "part_work",
-    "place_of", "prompt_calls", "prompt_work", "step_bytes", "total_work",
-]  # fmt: skip
 
 Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
 
@@ -147,7 +144,7 @@ def calls_work(
         positions += call.tokens
         for layer, single in alike.items():
             seen = sums.setdefault(layer, {})
-            for place, work in LayerCall(single, replace(call, dtype=dtype), logits).works():
+            for place, work in _LayerCall(single, replace(call, dtype=dtype), logits).works():
                 seen[place] = seen.get(place, PartWork()) + work
     weights = _weights(config, weight_bytes, dtype, number, heads, looked_up, positions)
     return tuple(
@@ -183,6 +180,7 @@ def _weights(
     `heads` of the calls have logits.
     """
     found: Counter[Place] = Counter()
+    model = graph(config)
     for spec in parameters(config):
         nbytes = (
             spec.count * DTYPE_BYTES[dtype] if weight_bytes is None else weight_bytes[spec.name]
@@ -193,6 +191,82 @@ def _weights(
             rows = looked_up if spec.name == "embed.W" else positions
             found["embed", None] += nbytes * rows // spec.shape[0]
         else:
-            place = place_of(spec.name)
+            place = model.place(spec.name)
             found[place] += nbytes * (heads if place[1] is None else calls)
     return found
+
+
+class _LayerCall:
+    """One call of a model with one layer, all but its parameters."""
+
+    def __init__(self, config: ModelConfig, call: Call, logits: Logits) -> None:
+        self.model = graph(config)
+        self.call = call
+        self.specs = {spec.name: spec for spec in executed(self.model, call, logits)}
+        self.size = DTYPE_BYTES[str(call.dtype)]
+
+    def works(self) -> Iterator[tuple[Place, PartWork]]:
+        """What each activation takes; several may be of one part."""
+        shared: set[str] = set()  # products and rotations that several activations have in common
+        for name, spec in self.specs.items():
+            node, place = self.model[name], self.model.place(name)
+            if not spec.written or isinstance(node.op, Scale) or place[0] == "gaps":
+                continue
+            common = node.op.fused if isinstance(node.op, Project) else node.shares or ""
+            first = not common or common not in shared
+            shared.add(common)
+            work = PartWork(
+                flops=spec.flops - spec.masked_flops,
+                flops_full=spec.flops,
+                activations=self._moved(node, spec, first),
+            )
+            if isinstance(node.op, Project) and first and node.shares not in self.model:
+                single = spec.shape[0] * spec.shape[-2] == 1
+                work += PartWork(gemv=int(single), gemm=int(not single))
+            yield place, work + self._cached(node)
+
+    def _cached(self, node: Node) -> PartWork:
+        """Keys and values that some new token sees, and the new ones put beside them."""
+        if not isinstance(node.op, Mix):
+            return PartWork()
+        sizes = {**self.model.sizes(node.layer), "S": 1}
+        numbers = sum(
+            prod(sizes[axis] for axis in state.axes) for state in self.model.states.values()
+        )
+        per_key = self.call.batch * numbers * self.size
+        return PartWork(
+            cache=per_key * visible_keys(self.call, node.op.window),
+            activations=2 * per_key * self.call.tokens,
+        )
+
+    def _moved(self, node: Node, spec: TensorSpec, first: bool) -> int:
+        """Bytes that are read to compute an activation, and written.
+
+        `first`: of those that one product, or one rotation, gives.
+        """
+        op = node.op
+        if isinstance(op, LookUp) and op.by_position:  # once for all sequences
+            return _bytes(spec) // self.call.batch
+        if isinstance(op, LookUp):  # ids, and the rows where the head counts the whole table
+            rows = spec.count * self.size if self.model.config.head.tied else 0
+            return _bytes(spec) + rows + 8 * self.call.batch * self.call.tokens
+        if node.shares in self.specs:  # a view
+            return 0
+        if isinstance(op, Project) and not first:
+            return _bytes(spec)
+        tables = 0
+        if isinstance(op, Rotate) and first:  # cos and sin of the new positions
+            tables = 2 * self.call.tokens * op.rope.dims * max(self.size, 4)
+        return _bytes(spec) + tables + sum(self._read(name, spec) for name in op.reads)
+
+    def _read(self, name: str, by: TensorSpec) -> int:
+        """Bytes of the rows of an activation that another one is computed from."""
+        nbytes = _bytes(self.specs[name])
+        if isinstance(self.model[name].op, LookUp) and self.model[name].shares:
+            return nbytes // self.call.batch  # rows that all sequences share
+        return nbytes * by.shape[-2] // self.specs[name].shape[-2]
+
+
+def _bytes(spec: TensorSpec) -> int:
+    assert spec.bytes is not None
+    return spec.bytes

@@ -17,9 +17,10 @@ from llmcli.explain.kernel import UNWRITTEN
 from llmcli.explain.local import local
 from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
-from llmcli.explain.rule import Cell, Element, symbol
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Values, needed_bytes
+from llmcli.graph.evaluation.rule import Cell, Element, symbol
+from llmcli.graph.ops import Mix
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
 from llmcli.reports.progress import Progress
@@ -211,9 +212,10 @@ class _Tree:
 
     def _mixes(self, prefix: str, head: int, query: int) -> Check:
         values = self.values
-        mixer = values.model.config.layers[int(prefix.split(".")[1])].mixer
+        mix = values.graph[f"{prefix}.z"].op
+        assert isinstance(mix, Mix)
         row_S = _softmax(values[f"{prefix}.scores"][head, query])
-        v_Se = values[f"{prefix}.v"][head // (mixer.heads // mixer.kv_heads)]
+        v_Se = values[f"{prefix}.v"][head // mix.group]
         derived_e = (row_S[:, None] * v_Se).sum(0)
         kernel_e = values.kernel(f"{prefix}.z")[head, query]
         at = int((derived_e - kernel_e).abs().argmax())

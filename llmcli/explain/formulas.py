@@ -8,17 +8,17 @@ formula is a product with a matrix, or of queries and keys; all others are compa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
-from llmcli.explain.attention import Mix, Pattern, Scores
 from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
-from llmcli.explain.linear import Multiply
 from llmcli.explain.local import Found, worst_number
-from llmcli.explain.rule import Rule, symbol
 from llmcli.explain.rules import rules
+from llmcli.graph.evaluation.rule import Rule, symbol
+from llmcli.graph.ops import HeadShare, Project
 from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
 
@@ -28,17 +28,12 @@ CHEAP = 1 << 22  # multiplications: a product has so many for its rows, even whe
 AT_ONCE = 1 << 20  # numbers of what is compared row by row, half a dozen copies in float64
 
 
-@lru_cache(maxsize=2)  # a view asks layer by layer
-def _rules(config: ModelConfig) -> Mapping[str, Rule]:
-    return rules(config)
-
-
 def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
     """Which activations, written by the kernel, the formulas of `names` are checked with.
 
     `names` themselves included. Names without a formula (a parameter, a cache) are passed over.
     """
-    known = _rules(config)
+    known = rules(config)
     pending = [name for name in names if name in known]
     found = set(pending)
     for name in pending:
@@ -73,7 +68,7 @@ def formula_checks(
     order, and `where` its place. Raises ValueError where a name has no formula or an input is
     missing, NotFinite where a number is NaN.
     """
-    known, wanted = _rules(model.config), set(names)
+    known, wanted = rules(model.config), set(names)
     listed = [name for name in known if name in wanted]
     missing = formula_inputs(model.config, listed) - emitted.keys()
     if missing or len(listed) != len(wanted) or not listed:
@@ -116,7 +111,7 @@ def some_rows(rows: int | None, tokens: int) -> str:
 
 def _parts(
     model: Model,
-    known: Mapping[str, Rule],
+    known: Mapping[str, Rule[Any]],
     ids: Sequence[int],
     emitted: Mapping[str, Tensor],
     name: str,
@@ -128,7 +123,7 @@ def _parts(
     first = tokens - (emitted[name].shape[-2] if name in emitted else tokens)
     chosen: Sequence[int] = range(first, tokens)
     step = tokens
-    if not isinstance(known[name], Multiply | Scores | Pattern | Mix):
+    if not known[name].op.by_rows:
         there = [emitted[one] for one in (name, *known[name].inputs)]
         step = max(1, AT_ONCE // max(one.numel() // one.shape[-2] for one in there))
     elif rows is not None:
@@ -150,14 +145,14 @@ def _spread(every: Sequence[int], rows: int) -> Sequence[int]:
     return sorted({every[-1] - (len(every) - 1) * at // last for at in range(rows)})
 
 
-def _cost(model: Model, known: Mapping[str, Rule], name: str, tokens: int) -> int:
+def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) -> int:
     """Multiplications for one row of a product."""
-    rule = known[name]
-    if isinstance(rule, Multiply):
+    op = known[name].op
+    if isinstance(op, Project | HeadShare):
         slots = model.decoder.slots
-        return slots[rule.weight if rule.weight in slots else "embed.W"].numel()  # the tied head
-    mixer = model.config.layers[layer_of(name) or 0].mixer
-    return mixer.heads * mixer.head_dim * tokens
+        return slots[op.weight if op.weight in slots else "embed.W"].numel()  # the tied head
+    sizes = graph(model.config).sizes(layer_of(name))
+    return sizes["H"] * sizes["dh"] * tokens
 
 
 def _placed(worst: Found, own: Kernel) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llmcli.anatomy import calculated
-from llmcli.anatomy.attention import entering
-from llmcli.config import ModelConfig
-from llmcli.explain.rule import Rule
+from llmcli.anatomy.graph import graph
+from llmcli.explain.parameter import origin
+from llmcli.graph.evaluation.rule import Rule, exact
+from llmcli.graph.ops import Project
 from llmcli.model import Model
 from llmcli.nn.attention import Attention
 from llmcli.ops.linear import rounds_sums
@@ -19,7 +19,6 @@ from llmcli.ops.norm import at_least_float32
 
 # what a fused kernel never writes: computed from what it wrote, in at least float32
 UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
-_WIDENED = ("q", "k", "attn_out", "mlp_out")  # products in at least float32: `ops.linear_wide`
 
 
 class Kernel:
@@ -34,7 +33,7 @@ class Kernel:
     def __init__(
         self,
         model: Model,
-        rules: Mapping[str, Rule],
+        rules: Mapping[str, Rule[Any]],
         ids: Sequence[int],
         texts: Sequence[str],
         *,
@@ -45,6 +44,7 @@ class Kernel:
     ) -> None:
         self.model = model
         self.rules = rules
+        self.graph = graph(model.config)
         self.ids = tuple(ids)
         self.texts = tuple(texts)
         self.emitted = emitted
@@ -70,10 +70,20 @@ class Kernel:
 
     def dtype_of(self, name: str) -> torch.dtype:
         """What the decoder rounds it to, which may be less than what it is kept in."""
-        dtype = self.model.dtype
-        widened = name.rpartition(".")[2] in _WIDENED and rounds_sums(self.model.device, dtype)
-        wide = name in _kept_wide(self.model.config) and not widened
-        return self.model.stream_dtype if wide else dtype
+        model, node = self.model, self.graph[name]
+        # a product's sums; the head's are never rounded
+        rounded = isinstance(node.op, Project) and node.group != "head"
+        widened = rounded and rounds_sums(model.device, model.dtype)
+        return model.stream_dtype if node.wide and not widened else model.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The arithmetic of the decoder."""
+        return self.model.dtype
+
+    def origin(self, name: str) -> str:
+        """Where a parameter comes from."""
+        return origin(self.model, name)
 
     def length(self, position: int) -> int:
         """How long the sequence was when the token at `position` was computed."""
@@ -99,7 +109,7 @@ class Kernel:
         if last == "result":
             z_HTe = self._rows(self.emitted[f"{prefix}.z"])
             return torch.cat([head_share(mixer, z_HTe[None], h) for h in range(len(z_HTe))])
-        q, k = (self.emitted[one] for one in entering(prefix, self.emitted))
+        q, k = (self.emitted[one] for one in self.graph.entering(layer))
         rows = mixer.score_rows if last == "scores" else mixer.attention_rows
         if len(self.positions) == q.shape[-2]:
             return rows(q[None], k[None], 0)[0]
@@ -127,13 +137,6 @@ class Kernel:
         return exact(self.weight(name))
 
 
-@lru_cache(maxsize=2)  # a view asks layer by layer
-def _kept_wide(config: ModelConfig) -> frozenset[str]:
-    """The activations that are kept in at least float32 where the model computes in less."""
-    call = calculated(config, batch=1, tokens=1, past=0, phase="prefill", dtype="bfloat16")
-    return frozenset(spec.name for spec in call if spec.dtype == "float32")
-
-
 def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:
     """`attn.result` of one head, what it adds to the attention's output: `[B, T, D]`.
 
@@ -142,11 +145,6 @@ def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:
     size = z_BHTe.shape[-1]
     w_eD = mixer.out.weight.t()[head * size : (head + 1) * size]
     return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)
-
-
-def exact(tensor: Tensor) -> Tensor:
-    """A copy of the same numbers in float64 on the CPU."""
-    return tensor.detach().to("cpu", torch.float64, copy=True)
 
 
 def layer_of(name: str) -> int | None:

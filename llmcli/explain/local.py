@@ -15,8 +15,8 @@ from torch import Tensor
 
 from llmcli.errors import NotFinite
 from llmcli.explain.kernel import Kernel
-from llmcli.explain.rule import symbol
 from llmcli.explain.values import Values
+from llmcli.graph.evaluation.rule import symbol
 from llmcli.reports.explanation import Local
 
 # How many roundings (eps) of Σ|terms| of a number the kernel may be off in one formula. Measured,

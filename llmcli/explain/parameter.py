@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.names import Axes
-from llmcli.explain.rule import symbol
+from llmcli.graph.evaluation.rule import symbol
 from llmcli.model import Model
 from llmcli.reports.explanation import Step
 

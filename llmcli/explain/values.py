@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
-from llmcli.explain.rule import Rule
+from llmcli.graph.evaluation.rule import Rule
 from llmcli.model import Model
 from llmcli.reports.progress import Progress
 
@@ -29,7 +30,7 @@ class Values(Kernel):
     def __init__(
         self,
         model: Model,
-        rules: Mapping[str, Rule],
+        rules: Mapping[str, Rule[Any]],
         ids: Sequence[int],
         texts: Sequence[str],
         *,
@@ -123,7 +124,7 @@ class Values(Kernel):
 
 
 def needed_bytes(
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Rule[Any]],
     sizes: Mapping[str, tuple[int, ...]],
     target: str,
     depth: int | None,
@@ -165,7 +166,7 @@ def _last_layer(name: str) -> int | None:
     return 0 if name in ("embed", "pos_embed") else layer_of(name)
 
 
-def _distances(rules: Mapping[str, Rule], target: str) -> dict[str, int]:
+def _distances(rules: Mapping[str, Rule[Any]], target: str) -> dict[str, int]:
     """How many formulas every activation is away from `target`, by the shortest way."""
     found = {target: 0}
     pending = [target]

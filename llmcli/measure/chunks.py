@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.attention import entering
 from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.graph import graph
 from llmcli.errors import OutOfMemory
 from llmcli.explain.formulas import formula_checks, worst
 from llmcli.explain.kernel import layer_of
@@ -54,7 +54,7 @@ def chunk_checks(
         prefix = f"blocks.{layer}.attn"
         if name != f"{prefix}.z":
             return
-        query, key = entering(prefix, seen)
+        query, key = graph(model.config).entering(layer)
         cache = state.layers[layer]
         held = {key: cache.k[:, :, : len(ids)], f"{prefix}.v": cache.v[:, :, : len(ids)]}
         for source, whole in held.items():

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.attention import entering
-from llmcli.anatomy.names import known
+from llmcli.anatomy.graph import graph
 from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
 from llmcli.explain.kernel import layer_of
@@ -90,10 +89,9 @@ class _Dump:
         self.model, self.ids, self.plan = model, list(ids), plan
         self.prompt_tokens = len(ids)
         self._write, self._progress, self._check = write, progress, check
-        there = known(model.config)
-        self._sources = {one.name: sources(model.config, one, there, check=check) for one in plan}
+        self._sources = {one.name: sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
-        self._written = Written(model, there)
+        self._written = Written(model)
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
         self._caches: list[ViewCheck] = []
@@ -232,7 +230,7 @@ class _Dump:
             return
         self._proven.add(layer)
         kept, device = self._written.kept, self.model.device
-        names = (*entering(prefix, kept), f"{prefix}.v", f"{prefix}.z")
+        names = (*graph(self.model.config).entering(layer), f"{prefix}.v", f"{prefix}.z")
         q, k, v, z = (kept[one][0] for one in names)
         if self._proof is None:
             self._proof = Proof(self.model.dtype, device)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from llmcli import anatomy
-from llmcli.anatomy.attention import cached, entering
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
-from llmcli.anatomy.spec import DTYPE_BYTES
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import UNWRITTEN, layer_of
+from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.reports.dump import DumpPlan
 
 # what is computed of the prompt's last token alone where nothing of this is wanted
@@ -55,22 +55,22 @@ def plan_dump(
 
 
 def sources(
-    config: ModelConfig, one: DumpPlan, there: Container[str], *, check: bool
+    config: ModelConfig, one: DumpPlan, *, check: bool
 ) -> frozenset[str]:
     """The activations, written by the kernel, that are needed for it; `check`: and its checks.
 
-    `there` are all names of the model. None for a parameter.
+    None for a parameter.
     """
     prefix, _, last = one.name.rpartition(".")
     if one.kind == "parameter":
         return frozenset()
     if one.kind == "state":  # the cache is written before z is
-        layer = one.name.split(".")[1]
-        return frozenset((cached(one.name, there), f"blocks.{layer}.attn.z"))
+        state = graph(config).states[one.name]
+        return frozenset((state.holds, f"blocks.{state.layer}.attn.z"))
     if last == "result":
         own = {f"{prefix}.z"}
     elif last in UNWRITTEN:
-        own = set(entering(prefix, there))
+        own = set(graph(config).entering(layer_of(prefix) or 0))
     else:
         own = {one.name}
     if check and last in MATRICES:

@@ -6,13 +6,13 @@ value, D width.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 from torch import Tensor
 
-from llmcli.anatomy.attention import cached, entering
+from llmcli.anatomy.graph import graph
 from llmcli.explain.kernel import UNWRITTEN, head_share, layer_of
 from llmcli.measure.cache import cache_check
 from llmcli.measure.parts import parts, squares
@@ -24,13 +24,10 @@ from llmcli.reports.dump import DumpedTensor, DumpPlan
 
 
 class Written:
-    """`kept` are activations `[B, …]` by name, `state` the cache where there is one.
+    """`kept` are activations `[B, …]` by name, `state` the cache where there is one."""
 
-    `there`: all names of the model.
-    """
-
-    def __init__(self, model: Model, there: Container[str]) -> None:
-        self._model, self._there = model, there
+    def __init__(self, model: Model) -> None:
+        self._model, self._graph = model, graph(model.config)
         self.kept: dict[str, Tensor] = {}
         self.state: State | None = None
 
@@ -51,27 +48,28 @@ class Written:
 
     def _derived(self, prefix: str, last: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """What the kernel never writes, head by head."""
-        mixer = self._model.decoder.blocks[layer_of(prefix) or 0].mixer
+        layer = layer_of(prefix) or 0
+        mixer = self._model.decoder.blocks[layer].mixer
         if last == "result":
             z = self.kept[f"{prefix}.z"]
             shape = (*z.shape[1:3], self._model.config.width)
             shares = (head_share(mixer, z, head)[0] for head in range(shape[0]))
             return shape, chain.from_iterable(map(parts, shares))
-        q, k = (self.kept[name] for name in entering(prefix, self.kept))
+        q, k = (self.kept[name] for name in self._graph.entering(layer))
         rows = mixer.score_rows if last == "scores" else mixer.attention_rows
         return (*q.shape[1:3], k.shape[2]), squares(rows, q, k)
 
     def _cached(self, name: str, tokens: int) -> Tensor:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""
         if self.state is None:
-            return self.kept[cached(name, self._there)][0]
+            return self.kept[self._graph.states[name].holds][0]
         layer = self.state.layers[int(name.split(".")[1])]
         whole = layer.k if name.endswith(".k") else layer.v
         return whole[0, :, :tokens]
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""
-        theirs = self.kept[cached(one.name, self._there)][0]
+        theirs = self.kept[self._graph.states[one.name].holds][0]
         return cache_check(theirs, self._cached(one.name, tokens), one.name)
 
 

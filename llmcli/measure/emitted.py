@@ -8,9 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.anatomy import states
-from llmcli.anatomy.attention import cached
-from llmcli.anatomy.names import known
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import worst
 from llmcli.measure.cache import cache_check
@@ -22,10 +20,9 @@ class Emitted:
     """Watches a run: keeps keys and values of all its tokens, as many bytes as its cache has."""
 
     def __init__(self, config: ModelConfig) -> None:
-        there = known(config)
-        parts = [spec.name for spec in states(config, batch=1, capacity=1)]
-        self._states = {cached(part, there): part for part in parts}
-        self._kept: dict[str, list[Tensor]] = {part: [] for part in parts}
+        states = graph(config).states.values()
+        self._states = {state.holds: state.name for state in states}
+        self._kept: dict[str, list[Tensor]] = {state.name: [] for state in states}
 
     def watch(self, first: int, name: str, x_1HTd: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from llmcli.anatomy import parameters
 from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
-from llmcli.anatomy.spec import DTYPE_BYTES, Call
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, find, plan, translate
 from llmcli.families.read import gguf_ignored
 from llmcli.families.words import WORDS
+from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.about import about
 from llmcli.measure.memory import dtype_on
 from llmcli.measure.shapes import difference

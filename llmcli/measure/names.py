@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from llmcli.anatomy.fold import fold_kinds, numbered
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import Names
-from llmcli.anatomy.words import words
 from llmcli.families.sources import sources
 from llmcli.measure.shapes import Asked, Calls
 from llmcli.reports.shapes import NameRow
@@ -31,7 +31,7 @@ def name_rows(calls: Calls, asked: Asked) -> tuple[NameRow, ...]:
                 axes=spec.axes,
                 shape=spec.shape,
                 documents=calls.letters("prefill").documented(spec.axes, spec.layer),
-                words=words(spec.name),
+                words=graph(config).words(spec.name),
                 formula=row.formula,
                 aliases=others,
             )

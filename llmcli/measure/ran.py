@@ -14,8 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
-from llmcli.anatomy.attention import cached, entering
-from llmcli.anatomy.spec import Phase
+from llmcli.anatomy.graph import graph
+from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, Model, dtype_name
 from llmcli.nn.state import State
@@ -80,7 +80,7 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
         _memory_check(written, ran.seen),
         _derived_check(unwritten, ran),
         _cache_check(kept, ran.state),
-        _copies_check(kept, ran, {spec.name for spec in written["decode"]}),
+        _copies_check(kept, ran),
         _parameters_check(calls.parameters(), model),
     )
 
@@ -113,7 +113,7 @@ def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
     first = ran.state.lengths[0] - 1
     for layer, block in enumerate(ran.model.decoder.blocks):
         mixer, name = block.mixer, block.mixer.name
-        q_BHTd = ran.last[entering(name, ran.last)[0]]
+        q_BHTd = ran.last[graph(ran.model.config).entering(layer)[0]]
         k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
         yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
         yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
@@ -176,13 +176,13 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
     return difference("ran_cache", f"the cache has {state.nbytes} bytes after both", wrong)
 
 
-def _copies_check(specs: Sequence[TensorSpec], ran: Ran, there: set[str]) -> ViewCheck:
+def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
     """The last position of each cache holds what the step wrote for it."""
-    wrong = []
+    wrong, states = [], graph(ran.model.config).states
     for spec in specs:
         layer = ran.state.layers[int(spec.name.split(".")[1])]
         kept = layer.k if spec.name.endswith(".k") else layer.v
-        written = ran.last.get(cached(spec.name, there))
+        written = ran.last.get(states[spec.name].holds)
         if written is None or not torch.equal(kept[:, :, -1:], written):
             wrong.append(spec.name)
     return difference("ran_copies", "and holds copies of what is named, bit for bit", wrong)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from llmcli.anatomy import TensorSpec, calculated, parameters, states
-from llmcli.anatomy.attention import cached
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
+from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
-from llmcli.anatomy.spec import Kind, Phase
 from llmcli.config import ModelConfig
+from llmcli.graph.spec import Kind, Phase
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.numbers import counted, spans
 from llmcli.reports.shapes import (
@@ -113,7 +113,6 @@ def model_shapes(
     ones, of the headers or of a real run (`ran`).
     """
     every = calls.tensors(phases)
-    there = {item[0].name for item in every}
     tensors = [item for item in every if asked.takes(item[0])]
 
     def in_file(spec: TensorSpec) -> object:
@@ -132,7 +131,7 @@ def model_shapes(
         tensors=tuple(
             _tensor(spec, calls, stored.get(spec.name)) for item in tensors for spec in item
         ),
-        rows=tuple(_row(row, calls, stored, there) for row in rows),
+        rows=tuple(_row(row, calls, stored) for row in rows),
         growth=_growth(calls),
         flops=tuple(_flops(phase, calls.activations(phase)) for phase in phases),
         parameters=sum(spec.count for spec in weights),
@@ -201,7 +200,7 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
 
 
 def _row(
-    row: Folded, calls: Calls, stored: Mapping[str, Stored], there: Container[str]
+    row: Folded, calls: Calls, stored: Mapping[str, Stored]
 ) -> ShapeRow:
     file = stored.get(row.phases[0].name)
     source = "" if file is None else file.source
@@ -213,16 +212,16 @@ def _row(
         layers=row.layers,
         tensors=tensors,
         formula=row.formula,
-        memory=_memory(row.phases, there),
+        memory=_memory(row.phases, graph(calls.config)),
         source=source,
     )
 
 
-def _memory(phases: Phases, there: Container[str]) -> str:
+def _memory(phases: Phases, model: Graph) -> str:
     """Whose memory it is: `view of attn.qkv`, `copy of attn.v`, `own` or `derived`."""
     spec = phases[0]
     if spec.kind == "state":
-        return f"copy of {cached(spec.name, there).split('.', 2)[2]}"
+        return f"copy of {model.states[spec.name].holds.split('.', 2)[2]}"
     if not spec.written:
         return "derived"
     if spec.shares is None:

@@ -9,8 +9,8 @@ from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
 
 from llmcli.anatomy import activations, calculated, parameters, states, unwritten
-from llmcli.anatomy.attention import visible_pairs
 from llmcli.explain.rules import rules
+from llmcli.graph.ops import visible_pairs
 
 
 def axes_and_shapes(specs):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from llmcli.anatomy import calculated, parameters
 from llmcli.anatomy.fold import fold, fold_kinds, numbered, unfold
-from llmcli.anatomy.spec import TensorSpec
-from llmcli.anatomy.words import words
+from llmcli.anatomy.graph import graph
+from llmcli.graph.spec import TensorSpec
 
 CALL = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill", "dtype": "float32"}
 
@@ -123,12 +123,13 @@ def test_a_number_is_only_a_whole_part_of_a_name():
 def test_every_tensor_has_words(config):
     for (spec,) in tensors_of(config):
         assert isinstance(spec, TensorSpec)
-        assert 2 < len(words(spec.name)) < 80
-    assert words("cache.3.k") != words("cache.0.v")
+        assert 2 < len(graph(config).words(spec.name)) < 80
+    words = graph(config).words
+    assert words("cache.0.k") != words("cache.0.v")
     with pytest.raises(KeyError):
         words("blocks.0.attn.nothing")
 
 
 def test_words_say_the_two_ends():
-    assert "table" in words(parameters(GPT)[0].name)
-    assert "scores" in words("blocks.2.attn.pattern")
+    assert "table" in graph(GPT).words(parameters(GPT)[0].name)
+    assert "scores" in graph(GPT).words("blocks.0.attn.pattern")

@@ -13,10 +13,10 @@ import pytest
 from cli_tiny import write_tiny
 from safetensors.numpy import save_file
 
-from llmcli.anatomy.spec import Call
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
+from llmcli.graph.spec import Call
 from llmcli.measure import ran
 
 

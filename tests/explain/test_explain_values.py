@@ -195,7 +195,8 @@ def test_masked_cells(model):
 def test_a_window_of_one(model):
     small = model("odd")
     rule = rules(small.config)["blocks.0.attn.scores"]
-    alone = dataclasses.replace(rule, attention=dataclasses.replace(rule.attention, window=1))
+    node = dataclasses.replace(rule.node, op=dataclasses.replace(rule.op, window=1))
+    alone = type(rule)(node, rule.letter_of, rule.rules)
     assert alone.hides(3, 3) == ""
     assert alone.hides(3, 2) == (
         "mask M[3,2] = −∞: token 3 may not look at token 2: it sees only itself"

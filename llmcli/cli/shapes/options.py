@@ -14,8 +14,8 @@ from llmcli.cli.params import LARGEST, Range
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.anatomy.spec import Kind, Phase
     from llmcli.config import ModelConfig
+    from llmcli.graph.spec import Kind, Phase
     from llmcli.measure.shapes import Asked
     from llmcli.reports.shapes import Stored
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.attention import entering
+from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_checks, some_rows, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
@@ -153,7 +153,7 @@ class Look:
         self._formulas.append(
             formula_checks(self.model, self._prompt, seen, names, rows=FORMULA_ROWS)
         )
-        query, key = entering(f"{prefix}.attn", seen)
+        query, key = graph(self.model.config).entering(number)
         q, k, v, z = (
             seen[name][0] for name in (query, key, f"{prefix}.attn.v", f"{prefix}.attn.z")
         )
@@ -198,7 +198,7 @@ class Look:
             prompt = self._of_prompt.pop(number)
             cache = caches[number]
             k, v = (kept[:, :, : len(seen.ids)] for kept in (cache.k, cache.v))
-            query, key = entering(f"{prefix}.attn", new)
+            query, key = graph(self.model.config).entering(number)
             value, mixed = f"{prefix}.attn.v", f"{prefix}.attn.z"
             for part, name, written in (("k", key, k), ("v", value, v)):
                 emitted = torch.cat((prompt[part], new[name][0]), 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from llmcli.anatomy.counts import memory_need
-from llmcli.anatomy.spec import Call, Logits
 from llmcli.anatomy.work import Works, added, calls_work, decode_work, step_bytes
 from llmcli.config import ModelConfig
 from llmcli.devices import resolve_device
+from llmcli.graph.spec import Call, Logits
 from llmcli.measure.bench import plan
 from llmcli.measure.roofline import least_seconds
 from llmcli.ops.processor import has_bfloat16

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llmcli.anatomy.spec import Call, Logits
 from llmcli.anatomy.work import prompt_calls
+from llmcli.graph.spec import Call, Logits
 from llmcli.reports.bench import Settings, Test
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
-from llmcli.anatomy.places import Place
-from llmcli.anatomy.work import Works, place_of
+from llmcli.anatomy.graph import Graph, Place
+from llmcli.anatomy.work import Works
 from llmcli.measure.timing.clock import END, Marks
 from llmcli.measure.timing.run import SAMPLE
 from llmcli.reports.timing import PARTS, PartTime, Span
@@ -32,23 +31,21 @@ class Piece:
     host_s: float
 
 
-@cache
-def place(name: str) -> Place:
+def place(name: str, model: Graph) -> Place:
     """Where the time up to that mark belongs; what no part computes is a gap, of no layer."""
     if name == SAMPLE:
         return SAMPLE, None
-    try:
-        part, layer = place_of(name)
-    except ValueError:  # `end`, and names that nobody knows: a check counts those
+    if name not in model:  # `step`, `end`, and names that nobody knows: a check counts those
         return GAPS, None
+    part, layer = model.place(name)
     return part, None if part == GAPS else layer
 
 
-def pieces(marks: Marks) -> Iterator[Piece]:
+def pieces(marks: Marks, model: Graph) -> Iterator[Piece]:
     """The pieces of a run, one after the other: each begins where the one before it ends."""
     at, call, before, open_ = 0.0, -1, "", None
     for name, seconds, host_s in zip(marks.names, marks.seconds, marks.host_s, strict=True):
-        here = place(name)
+        here = place(name, model)
         call += name == SAMPLE or (name == STEP and before != SAMPLE)
         if open_ is not None and (open_.place, open_.call) == (here, call):
             open_ = replace(open_, seconds=open_.seconds + seconds, host_s=open_.host_s + host_s)

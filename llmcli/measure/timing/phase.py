@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 
-from llmcli.anatomy.places import Place
+from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import added
 from llmcli.measure.ratios import paired
 from llmcli.measure.timing.bounds import Roof
@@ -20,8 +20,9 @@ from llmcli.reports.work import PartWork
 def phase_time(plan: Plan, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool) -> PhaseTime:
     """The median watched run of the phase, part by part; `trace` keeps its spans."""
     works = plan.works(name)
-    run = list(pieces(runs.median.marks))
-    parts = part_times(run, works, operations(pieces(runs.operations)))
+    model = graph(plan.model.config)
+    run = list(pieces(runs.median.marks, model))
+    parts = part_times(run, works, operations(pieces(runs.operations, model)))
     totals = over_layers(parts)
     each = plan.tokens if name == "prefill" else plan.new_tokens
     calls = plan.products(name)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmcli.anatomy import activations
-from llmcli.anatomy.places import Place
-from llmcli.anatomy.spec import Call, Logits
+from llmcli.anatomy.graph import Place
 from llmcli.anatomy.work import (
     Works,
     calls_work,
@@ -17,6 +16,7 @@ from llmcli.anatomy.work import (
     step_bytes,
     total_work,
 )
+from llmcli.graph.spec import Call, Logits
 from llmcli.measure.timing.parts import expected_marks
 from llmcli.measure.timing.run import PhaseName
 from llmcli.model import Model, dtype_name

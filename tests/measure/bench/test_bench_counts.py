@@ -6,8 +6,8 @@ import pytest
 from bench_engines import CEILINGS, settings
 from small_models import CONFIGS, llama
 
-from llmcli.anatomy.spec import Call
 from llmcli.anatomy.work import part_work, total_work
+from llmcli.graph.spec import Call
 from llmcli.measure.bench import counts
 from llmcli.reports.bench import Test as Case
 from llmcli.reports.ceilings import MatrixRate, ReadRate

@@ -4,10 +4,19 @@ from array import array
 
 import pytest
 
+from llmcli.anatomy.graph import graph
+from llmcli.families import find
 from llmcli.measure.timing.clock import Marks
 from llmcli.measure.timing.parts import expected_marks, over_layers, part_times, pieces, spans
 from llmcli.reports.work import PartWork
 
+MODEL = graph(
+    find("qwen3", "safetensors").from_hf({
+        "model_type": "qwen3", "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+        "max_position_embeddings": 96, "tie_word_embeddings": True,
+    })
+)  # fmt: skip
 CALL = (
     "step", "embed", "blocks.0.resid_pre", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.v",
     "blocks.0.attn.k_norm", "blocks.0.attn.k_rot", "blocks.0.attn.z", "blocks.0.attn_out",
@@ -23,12 +32,16 @@ def marks(*names, each=1.0, host=0.5):
     )
 
 
+def run_of(*names):
+    return list(pieces(marks(*names), MODEL))
+
+
 def times(parts):
     return {(part.part, part.layer): part.seconds for part in parts}
 
 
 def test_each_mark_is_the_end_of_its_part():
-    parts = part_times(list(pieces(marks(*CALL, "end"))), (), {})
+    parts = part_times(run_of(*CALL, "end"), (), {})
     assert times(parts) == {
         ("embed", None): 2.0,  # with the sum of the positions, which `resid_pre` is
         ("norm", 0): 3.0, ("norm", 1): 1.0, ("norm", None): 1.0,
@@ -40,7 +53,7 @@ def test_each_mark_is_the_end_of_its_part():
 
 
 def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_come():
-    parts = part_times(list(pieces(marks(*CALL, *CALL, "end"))), (), {})
+    parts = part_times(run_of(*CALL, *CALL, "end"), (), {})
     calls = {(part.part, part.layer): part.calls for part in parts}
     assert calls["qkv", 0] == 2  # q|k|v are one product a call
     assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
@@ -48,7 +61,7 @@ def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_co
 
 
 def test_a_name_that_nobody_knows_is_a_gap():
-    parts = part_times(list(pieces(marks("step", "blocks.0.attn.magic", "logits", "end"))), (), {})
+    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {})
     assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
 
 
@@ -58,7 +71,7 @@ def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
         ("norm", 0, PartWork(weights=5)),
         ("out", 7, PartWork(flops=11)),  # never timed
     )
-    run = list(pieces(marks("sample", *CALL, "end")))
+    run = run_of("sample", *CALL, "end")
     parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9})
     assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]
     assert parts[-1].part == "gaps"
@@ -73,14 +86,14 @@ def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
 
 
 def test_a_token_belongs_to_the_call_that_reads_it_and_what_comes_last_to_the_last():
-    run = list(pieces(marks("sample", *CALL, "sample", *CALL, "end")))
+    run = run_of("sample", *CALL, "sample", *CALL, "end")
     assert {piece.call for piece in run} == {0, 1}
     assert [piece.call for piece in run if piece.place[0] == "sample"] == [0, 1]
     assert run[-1].call == 1
 
 
 def test_calls_of_a_prompt_without_logits_are_calls_too():
-    run = list(pieces(marks(*CALL[:-3], *CALL[:-3], *CALL, "end")))
+    run = run_of(*CALL[:-3], *CALL[:-3], *CALL, "end")
     assert {piece.call for piece in run} == {0, 1, 2}
     assert [piece.call for piece in run if piece.place[0] == "embed"] == [0, 1, 2]
     assert [piece.call for piece in run if piece.place == ("head", None)] == [2]
@@ -89,7 +102,7 @@ def test_calls_of_a_prompt_without_logits_are_calls_too():
 
 
 def test_spans_lie_in_their_call_and_follow_each_other():
-    found = list(spans("decode", list(pieces(marks("sample", *CALL, "sample", *CALL, "end")))))
+    found = list(spans("decode", run_of("sample", *CALL, "sample", *CALL, "end")))
     calls = [span for span in found if span.part is None]
     assert [span.call for span in calls] == [0, 1]
     assert calls[0].begin == 0.0

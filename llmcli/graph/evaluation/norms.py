@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from llmcli.config import NormConfig
-from llmcli.explain.rule import Element, Rule, largest, symbol, total
+from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, total
 from llmcli.reports.explanation import Fact, Sum, Term
 
-if TYPE_CHECKING:
-    from llmcli.explain.kernel import Kernel
+OfRows = TypeVar("OfRows", bound=ops.Scale | ops.Normalize)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,59 +28,26 @@ class _Statistics:
     scale: Fact
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale(Rule):
-    """`s = √(mean((X − μ)²) + ε)` of every row (RMSNorm: without μ), `[…, 1]`."""
-
-    norm: NormConfig
-    source: str
-    source_letter: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The rows."""
-        return (self.source,)
-
-    def tensor(self, values: Kernel) -> Tensor:
-        """Row by row."""
-        return self.scales(values[self.source])
+class _Rows(Rule[OfRows]):
+    """What both have in common: the statistics of rows."""
 
     def scales(self, x: Tensor) -> Tensor:
         """`[…, d]` → `[…, 1]`."""
         size = x.shape[-1]
         centred = x - self._means(x)
-        return ((centred * centred).sum(-1, keepdim=True) / size + self.norm.eps) ** 0.5
-
-    def magnitudes(self, values: Kernel) -> Tensor:
-        """The result, and the mean that was taken off."""
-        x = values[self.source]
-        return self.scales(x) + self._means(x).abs()
+        return ((centred * centred).sum(-1, keepdim=True) / size + self.op.norm.eps) ** 0.5
 
     def _means(self, x: Tensor) -> Tensor:
-        if self.norm.kind == "rms":
+        if self.op.norm.kind == "rms":
             return torch.zeros_like(x[..., :1])
         return x.sum(-1, keepdim=True) / x.shape[-1]
-
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
-        """The mean, the squares, the root."""
-        *row, _ = index
-        found = self.statistics(values[self.source][tuple(row)].tolist(), row)
-        return Element(
-            value=found.scale.value,
-            magnitude=found.scale.value + abs(found.mean or 0.0),
-            before=found.before,
-            sum=found.sum,
-            terms=found.terms,
-            after=(found.scale,),
-            follow=((self.source, (*row, largest(found.terms).at)),),
-        )
 
     def statistics(self, x: Sequence[float], row: Sequence[int]) -> _Statistics:
         """Of one row, which stands at `row`."""
         size = len(x)
-        cell = symbol(self.source_letter, *row, "i")
+        cell = self.cell(self.op.source, *row, "i")
         mean, before = None, []
-        if self.norm.kind == "layer":
+        if self.op.norm.kind == "layer":
             mean = math.fsum(x) / size
             formula = f"μ = Σᵢ {cell} / {size} = {{}} / {size}"
             before = [Fact(formula=formula, parts=(math.fsum(x),), value=mean)]
@@ -92,55 +58,78 @@ class Scale(Rule):
         squares = f"({cell} − μ)²" if mean is not None else f"{cell}²"
         summed = total(terms)
         scale = Fact(
-            formula=f"s = √(Σ / {size} + ε) = √({{}} / {size} + {self.norm.eps:g})",
+            formula=f"s = √(Σ / {size} + ε) = √({{}} / {size} + {self.op.norm.eps:g})",
             parts=(summed,),
-            value=math.sqrt(summed / size + self.norm.eps),
+            value=math.sqrt(summed / size + self.op.norm.eps),
         )
         sum_ = Sum(formula=squares, over="i", columns=(*columns, squares), value=summed)
         return _Statistics(mean=mean, sum=sum_, terms=terms, before=tuple(before), scale=scale)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Norm(Scale):
+class Scale(_Rows[ops.Scale]):
+    """`s = √(mean((X − μ)²) + ε)` of every row (RMSNorm: without μ), `[…, 1]`."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Row by row."""
+        return self.scales(values[self.op.source])
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """The result, and the mean that was taken off."""
+        x = values[self.op.source]
+        return self.scales(x) + self._means(x).abs()
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The mean, the squares, the root."""
+        *row, _ = index
+        found = self.statistics(values[self.op.source][tuple(row)].tolist(), row)
+        return Element(
+            value=found.scale.value,
+            magnitude=found.scale.value + abs(found.mean or 0.0),
+            before=found.before,
+            sum=found.sum,
+            terms=found.terms,
+            after=(found.scale,),
+            follow=((self.op.source, (*row, largest(found.terms).at)),),
+        )
+
+
+class Normalize(_Rows[ops.Normalize]):
     """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X."""
 
-    weight: str
-    bias: str | None
-
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        x = values[self.source]
-        out = (x - self._means(x)) / self.scales(x) * values.vector(self.weight)
-        return out if self.bias is None else out + values.vector(self.bias)
+        x = values[self.op.source]
+        out = (x - self._means(x)) / self.scales(x) * values.vector(self.op.weight)
+        return out if self.op.bias is None else out + values.vector(self.op.bias)
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """The row's number, the terms of its mean, and the bias."""
-        x = values[self.source]
+        x = values[self.op.source]
         spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
-        out = spread / self.scales(x) * values.vector(self.weight).abs()
-        return out if self.bias is None else out + values.vector(self.bias).abs()
+        out = spread / self.scales(x) * values.vector(self.op.weight).abs()
+        return out if self.op.bias is None else out + values.vector(self.op.bias).abs()
 
-    def _mean_is_rounded(self, values: Kernel, x: Tensor) -> Tensor:
+    def _mean_is_rounded(self, values: Numbers, x: Tensor) -> Tensor:
         """Of which rows the kernel takes a mean off, whose roundings are those of Σ|x|: `[T, 1]`.
 
         It does for a LayerNorm, and for an RMSNorm of a single row, which `ops.norm.rms_norm`
         computes as the LayerNorm of (x, -x): its mean is 0 but for them.
         """
         one_head = x.ndim == 2 or len(x) == 1
-        taken = [self.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
+        taken = [self.op.norm.kind == "layer" or (one_head and alone) for alone in values.alone]
         return torch.tensor(taken)[:, None]
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the number itself."""
         *row, i = index
-        rows = values[self.source]
+        rows = values[self.op.source]
         x = rows[tuple(row)].tolist()
         found = self.statistics(x, row)
-        w = float(values.weight(self.weight)[i])
-        b = None if self.bias is None else float(values.weight(self.bias)[i])
+        w = float(values.weight(self.op.weight)[i])
+        b = None if self.op.bias is None else float(values.weight(self.op.bias)[i])
         scale = found.scale.value
         value = (x[i] - (found.mean or 0.0)) / scale * w + (b or 0.0)
-        cell = symbol(self.source_letter, *row, i)
+        cell = self.cell(self.op.source, *row, i)
         words = cell if found.mean is None else f"({cell} − μ)"
         numbers = "{}" if found.mean is None else "({} − {})"
         words, numbers = f"{words} / s · w[{i}]", f"{numbers} / {{}} · {{}}"
@@ -157,5 +146,5 @@ class Norm(Scale):
             sum=found.sum,
             terms=found.terms,
             after=(found.scale, last),
-            follow=((self.source, index),),
+            follow=((self.op.source, index),),
         )

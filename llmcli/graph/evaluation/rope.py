@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from llmcli.config import RopeConfig
-from llmcli.explain.rule import Element, Rule, largest, size, symbol, total
-from llmcli.ops.rope import frequencies
+from llmcli.graph import ops
+from llmcli.graph.evaluation.frequencies import frequencies
+from llmcli.graph.evaluation.rule import Element, Numbers, Rule, largest, size, total
 from llmcli.reports.explanation import Fact, Term
 
-if TYPE_CHECKING:
-    from llmcli.explain.kernel import Kernel
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rotate(Rule):
+class Rotate(Rule[ops.Rotate]):
     """`Q_rot = R(position) Q`: number i of a head is turned against number i + R/2."""
 
-    source: str
-    source_letter: str
-    rope: RopeConfig
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What is rotated."""
-        return (self.source,)
-
-    def angles(self, tokens: int) -> tuple[list[float], float]:
-        """Radians per position of every pair, and the factor on cos and sin.
-
-        The plain powers of theta are computed here; how they are stretched is a long formula of
-        its own for every kind, which `ops.rope` has.
-        """
-        if self.rope.scaling is not None:
-            stretched, factor = frequencies(self.rope, tokens)
-            return stretched.tolist(), factor
-        pairs = range(self.rope.dims // 2)
-        return [self.rope.theta ** (-2 * i / self.rope.dims) for i in pairs], 1.0
-
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Position by position."""
-        x = values[self.source]
-        half = self.rope.dims // 2
+        x = values[self.op.source]
+        half = self.op.rope.dims // 2
         out = x.clone()
         angle_TN, factor_T1 = self._turns(values)
         cos_TN, sin_TN = angle_TN.cos() * factor_T1, angle_TN.sin() * factor_T1
@@ -55,19 +28,19 @@ class Rotate(Rule):
         out[..., half : 2 * half] = b * cos_TN + a * sin_TN
         return out
 
-    def _turns(self, values: Kernel) -> tuple[Tensor, Tensor]:
+    def _turns(self, values: Numbers) -> tuple[Tensor, Tensor]:
         """The angle of every pair at every position, `[T, N]`, and the factors `[T, 1]`."""
         lengths = [values.length(at) for at in values.positions]
-        known = {length: self.angles(length) for length in set(lengths)}
+        known = {length: frequencies(self.op.rope, length) for length in set(lengths)}
         positions_T1 = torch.tensor(values.positions, dtype=torch.float64)[:, None]
         omegas, factors = zip(*(known[length] for length in lengths), strict=True)
         factor_T1 = torch.tensor(factors, dtype=torch.float64)[:, None]
         return positions_T1 * torch.tensor(omegas, dtype=torch.float64), factor_T1
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """Both products of a pair, each of an angle in float64; what is not turned is a copy."""
-        x = values[self.source].abs()
-        half = self.rope.dims // 2
+        x = values[self.op.source].abs()
+        half = self.op.rope.dims // 2
         out = torch.zeros_like(x)
         angle_TN, factor = self._turns(values)
         a, b = x[..., :half], x[..., half : 2 * half]
@@ -76,24 +49,24 @@ class Rotate(Rule):
         out[..., half : 2 * half] = (b * cos + a * sin + (a + b) * off) * factor
         return out
 
-    def _off(self, angle: Tensor, values: Kernel) -> Tensor:
+    def _off(self, angle: Tensor, values: Numbers) -> Tensor:
         """How far cos and sin are off for the rounding of an angle, in eps of the kernel."""
         return angle * (torch.finfo(torch.float64).eps / values.eps)
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The angle, its cosine and sine, and the two numbers of the pair."""
         head, position, i = index
-        x = values[self.source]
-        omegas, factor = self.angles(x.shape[1])
+        x = values[self.op.source]
+        omegas, factor = frequencies(self.op.rope, x.shape[1])
         half = len(omegas)
-        own = symbol(self.source_letter, *index)
+        own = self.cell(self.op.source, *index)
         if i >= 2 * half:
             value = float(x[index])
             note = f"only the first {2 * half} numbers of a head are rotated, this is number {i}"
             fact = Fact(formula=own, parts=(), value=value)
             return Element(
                 value=value, magnitude=0.0, note=note, after=(fact,),
-                follow=((self.source, index),),
+                follow=((self.op.source, index),),
             )  # fmt: skip
         other = i - half if i >= half else i + half
         x_own, x_other = float(x[index]), float(x[head, position, other])
@@ -104,7 +77,7 @@ class Rotate(Rule):
             Term(at=i, parts=(x_own, cos), value=x_own * cos),
             Term(at=other, parts=(x_other, sin), value=sign * x_other * sin),
         )
-        partner = symbol(self.source_letter, head, position, other)
+        partner = self.cell(self.op.source, head, position, other)
         between = "+" if i >= half else "−"
         value = total(terms)
         last = Fact(
@@ -119,15 +92,15 @@ class Rotate(Rule):
             magnitude=size(terms) + (abs(x_own) + abs(x_other)) * off,
             before=self._turn(position, i % half, omega, cos, sin, factor),
             after=(last,),
-            follow=((self.source, (head, position, largest(terms).at)),),
+            follow=((self.op.source, (head, position, largest(terms).at)),),
         )
 
     def _turn(
         self, position: int, pair: int, omega: float, cos: float, sin: float, factor: float
     ) -> tuple[Fact, ...]:
-        kind = type(self.rope.scaling).__name__.removesuffix("Scaling")
-        plain = f"ω = {self.rope.theta:g}^(−2·{pair}/{self.rope.dims})"
-        stretched = plain if self.rope.scaling is None else f"{plain}, stretched ({kind})"
+        kind = type(self.op.rope.scaling).__name__.removesuffix("Scaling")
+        plain = f"ω = {self.op.rope.theta:g}^(−2·{pair}/{self.op.rope.dims})"
+        stretched = plain if self.op.rope.scaling is None else f"{plain}, stretched ({kind})"
         times = "" if factor == 1.0 else f" · {factor:g}"
         return (
             Fact(formula=stretched, parts=(), value=omega),

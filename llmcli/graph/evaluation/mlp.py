@@ -3,91 +3,62 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from llmcli.config import Activation
-from llmcli.explain.rule import Element, Rule, symbol
+from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import Element, Numbers, Rule
 from llmcli.reports.explanation import Fact
 
-if TYPE_CHECKING:
-    from llmcli.explain.kernel import Kernel
 
-NAMES: dict[Activation, str] = {
-    "silu": "SiLU",
-    "gelu": "GELU",
-    "gelu_tanh": "GELU_tanh",
-    "relu": "ReLU",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activate(Rule):
+class Activate(Rule[ops.Activate]):
     """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`."""
 
-    source: str
-    source_letter: str
-    function: Activation
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """What goes into the function."""
-        return (self.source,)
-
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """The function's own formula."""
-        return _activated(values[self.source], self.function)
+        return _activated(values[self.op.source], self.op.function)
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
-        x_TF = values[self.source].abs()
-        return torch.zeros_like(x_TF) if self.function == "relu" else x_TF
+        x_TF = values[self.op.source].abs()
+        return torch.zeros_like(x_TF) if self.op.function == "relu" else x_TF
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The formula with the number in it."""
-        x = float(values[self.source][index])
-        value = float(_activated(torch.tensor(x, dtype=torch.float64), self.function))
+        x = float(values[self.op.source][index])
+        value = float(_activated(torch.tensor(x, dtype=torch.float64), self.op.function))
         return Element(
             value=value,
-            magnitude=0.0 if self.function == "relu" else abs(x),
-            after=_facts(symbol(self.source_letter, *index), x, value, self.function),
-            follow=((self.source, index),),
+            magnitude=0.0 if self.op.function == "relu" else abs(x),
+            after=_facts(self.cell(self.op.source, *index), x, value, self.op.function),
+            follow=((self.op.source, index),),
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gate(Rule):
+class Gate(Rule[ops.Gate]):
     """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
 
-    act: str
-    up: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The activated gate and what goes through it."""
-        return (self.act, self.up)
-
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """A product of numbers."""
-        return values[self.act] * values[self.up]
+        return values[self.op.act] * values[self.op.up]
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """Of the products themselves."""
         return self.tensor(values).abs()
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """Two numbers."""
-        a, u = float(values[self.act][index]), float(values[self.up][index])
-        formula = f"{symbol('Activation(G)', *index)} · {symbol('U', *index)} = {{}} · {{}}"
+        a, u = float(values[self.op.act][index]), float(values[self.op.up][index])
+        act, up = (self.cell(name, *index) for name in self.op.inputs)
+        formula = f"{act} · {up} = {{}} · {{}}"
         fact = Fact(formula=formula, parts=(a, u), value=a * u)
         return Element(
             value=a * u,
             magnitude=abs(a * u),
             after=(fact,),
-            follow=((self.act, index), (self.up, index)),
+            follow=((self.op.act, index), (self.op.up, index)),
         )
 
 

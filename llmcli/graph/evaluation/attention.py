@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from llmcli.config import AttentionConfig
-from llmcli.explain.rule import Element, Rule, dot, largest, products, size, symbol, total
+from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import (
+    Element,
+    Numbers,
+    Rule,
+    dot,
+    largest,
+    products,
+    size,
+    symbol,
+    total,
+)
 from llmcli.reports.explanation import Fact, Sum, Term
 
-if TYPE_CHECKING:
-    from llmcli.explain.kernel import Kernel
 
-
-@dataclass(frozen=True, kw_only=True)
-class Scores(Rule):
+class Score(Rule[ops.Score]):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at."""
-
-    attention: AttentionConfig
-    query: str
-    key: str
-    query_letter: str
-    key_letter: str
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Queries and keys."""
-        return (self.query, self.key)
-
-    @property
-    def group(self) -> int:
-        """How many query heads share a key/value head."""
-        return self.attention.heads // self.attention.kv_heads
 
     def hides(self, query: int, key: int) -> str:
         """Why the query may not look at the key, empty where it may."""
-        window = self.attention.window
+        window = self.op.window
         masked = f"mask {symbol('M', query, key)} = −∞: token {query} may not look at token {key}"
         if key > query:
             return f"{masked}, which comes after it"
@@ -50,19 +38,19 @@ class Scores(Rule):
             return f"{masked}: it sees the last {window} tokens, itself included"
         return ""
 
-    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
         """A score can be small because large products cancel: ‖q‖ · ‖k‖ · scale bounds them."""
         head, query, _ = index
-        q_d = values.kernel(self.query)[head, query]
-        k_Sd = values.kernel(self.key)[head // self.group, : query + 1]
-        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.attention.scale)
+        q_d = values.kernel(self.op.query)[head, query]
+        k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
+        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.scale)
         return size + values.least
 
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
-        q_HTd, k_KSd = values[self.query], values.every(self.key)
+        q_HTd, k_KSd = values[self.op.query], values.every(self.op.key)
         heads = [
-            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.group]) * self.attention.scale
+            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.op.group]) * self.op.scale
             for head, q_Td in enumerate(q_HTd)
         ]
         hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
@@ -72,87 +60,91 @@ class Scores(Rule):
         """Which keys the queries at those positions may not look at, `[T, S]`."""
         at_T1, at_S = torch.tensor(positions)[:, None], torch.arange(keys)
         hidden_TS = at_S > at_T1
-        if self.attention.window is not None:
-            hidden_TS = hidden_TS | (at_T1 - at_S >= self.attention.window)
+        if self.op.window is not None:
+            hidden_TS = hidden_TS | (at_T1 - at_S >= self.op.window)
         return hidden_TS
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """Σ|q·k|, scaled; a mask is exact."""
-        q_HTd, k_KSd = values[self.query].abs(), values.every(self.key).abs()
-        k_HSd = k_KSd.repeat_interleave(self.group, 0)
-        size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.attention.scale)
+        q_HTd, k_KSd = values[self.op.query].abs(), values.every(self.op.key).abs()
+        k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
+        size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.op.scale)
         return size_HTS.masked_fill_(self.hidden(values.positions, k_KSd.shape[1]), 0.0)
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """A dot product of a query and a key, scaled; or −∞."""
         head, query, key = index
         reason = self.hides(query, key)
         if reason:
             return Element(value=-math.inf, magnitude=0.0, note=reason)
-        shared = head // self.group
+        shared = head // self.op.group
         terms = products(
-            values[self.query][head, query].tolist(), values[self.key][shared, key].tolist()
+            values[self.op.query][head, query].tolist(), values[self.op.key][shared, key].tolist()
         )
         summed = total(terms)
         columns = (
-            symbol(self.query_letter, head, query, "i"),
-            symbol(self.key_letter, shared, key, "i"),
+            self.cell(self.op.query, head, query, "i"),
+            self.cell(self.op.key, shared, key, "i"),
         )
-        width = self.attention.head_dim
-        value = summed * self.attention.scale
-        usual = is_usual(self.attention)
+        width = self.op.head_dim
+        value = summed * self.op.scale
+        usual = self.op.usual
         scaled = Fact(
             formula=f"Σ / √{width} = {{}} / {{}}" if usual else "Σ · scale = {} · {}",
-            parts=(summed, math.sqrt(width) if usual else self.attention.scale),
+            parts=(summed, math.sqrt(width) if usual else self.op.scale),
             value=value,
         )
         at = largest(terms).at
         return Element(
             value=value,
-            magnitude=size(terms) * abs(self.attention.scale),
-            note=_shared(self.attention, head),
+            magnitude=size(terms) * abs(self.op.scale),
+            note=_shared(self.op.group, head),
             sum=dot(columns, summed),
             terms=terms,
             after=(scaled,),
-            follow=((self.query, (head, query, at)), (self.key, (shared, key, at))),
+            follow=((self.op.query, (head, query, at)), (self.op.key, (shared, key, at))),
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pattern(Rule):
+class Softmax(Rule[ops.Softmax]):
     """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`."""
 
-    source: str
-    scores: Scores
+    @property
+    def formula(self) -> str:
+        """It goes on to say what S is."""
+        product = self.scores.op.product(self.letter_of)
+        return f"{super().formula} = softmax({product})"
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The scores."""
-        return (self.source,)
+    def scores(self) -> Score:
+        """The rule of its scores."""
+        found = self.rules[self.op.source]
+        assert isinstance(found, Score)
+        return found
 
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        s_HTS = values[self.source]
+        s_HTS = values[self.op.source]
         e_HTS = torch.exp(s_HTS - s_HTS.amax(-1, keepdim=True))
         return e_HTS / e_HTS.sum(-1, keepdim=True)
 
-    def magnitude(self, values: Kernel, name: str, index: tuple[int, ...]) -> float:
+    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
         """The largest weight of the row; what is masked is 0 exactly."""
         hidden = self.scores.hides(*index[1:])
         return 0.0 if hidden else super().magnitude(values, name, index)
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """A weight times the sizes of what its scores were added up from, for `e^` of them.
 
         The kernel never writes scores: what it rounds in them is in its weights.
         """
-        return _uncertain(values[self.source], self.scores.magnitudes(values))
+        return _uncertain(values[self.op.source], self.scores.magnitudes(values))
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The whole row of scores, their exponentials, and the share of one of them."""
         head, query, key = index
         reason = self.scores.hides(query, key)
-        row = values[self.source][head, query].tolist()
+        row = values[self.op.source][head, query].tolist()
         seen = [at for at in range(len(row)) if not self.scores.hides(query, at)]
         top = max(row[at] for at in seen)
         exps = {at: math.exp(row[at] - top) for at in seen}
@@ -169,7 +161,7 @@ class Pattern(Rule):
             zero = Fact(formula="e^(−∞ − max) / Σ = 0 / {}", parts=(summed,), value=0.0)
             return Element(
                 value=0.0, magnitude=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
-                after=(zero,), follow=((self.source, index),),
+                after=(zero,), follow=((self.op.source, index),),
             )  # fmt: skip
         value = exps[key] / summed
         share = Fact(
@@ -180,67 +172,60 @@ class Pattern(Rule):
         magnitude = float(self.row_magnitudes(values, head, query)[key])
         return Element(
             value=value, magnitude=magnitude, before=(peak,), sum=sum_, terms=terms, after=(share,),
-            follow=((self.source, index),),
+            follow=((self.op.source, index),),
         )  # fmt: skip
 
-    def row_magnitudes(self, values: Kernel, head: int, query: int) -> Tensor:
+    def row_magnitudes(self, values: Numbers, head: int, query: int) -> Tensor:
         """Those of one row, `[S]`."""
-        s_S, scores = values[self.source][head, query], self.scores
-        k_Sd = values[scores.key][head // scores.group].abs()
-        q_d = values[scores.query][head, query].abs()
-        size_S = (k_Sd * q_d).sum(-1) * abs(scores.attention.scale)
+        s_S, scores = values[self.op.source][head, query], self.scores
+        k_Sd = values[scores.op.key][head // scores.op.group].abs()
+        q_d = values[scores.op.query][head, query].abs()
+        size_S = (k_Sd * q_d).sum(-1) * abs(scores.op.scale)
         return _uncertain(s_S, size_S.masked_fill_(s_S == -math.inf, 0.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mix(Rule):
+class Mix(Rule[ops.Mix]):
     """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`."""
 
-    attention: AttentionConfig
-    weights: Pattern
-    pattern: str
-    value: str
-
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Pattern and values."""
-        return (self.pattern, self.value)
+    def weights(self) -> Softmax:
+        """The rule of its weights."""
+        found = self.rules[self.op.pattern]
+        assert isinstance(found, Softmax)
+        return found
 
-    def tensor(self, values: Kernel) -> Tensor:
+    def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
-        v_KSe = values.every(self.value)
-        group = self.attention.heads // self.attention.kv_heads
+        v_KSe = values.every(self.op.value)
         return torch.stack(
             [
-                torch.einsum("ts,se->te", a_TS, v_KSe[head // group])
-                for head, a_TS in enumerate(values[self.pattern])
+                torch.einsum("ts,se->te", a_TS, v_KSe[head // self.op.group])
+                for head, a_TS in enumerate(values[self.op.pattern])
             ]
         )
 
-    def magnitudes(self, values: Kernel) -> Tensor:
+    def magnitudes(self, values: Numbers) -> Tensor:
         """What the weights may be off, times the values: a fused kernel writes neither S nor A."""
-        group = self.attention.heads // self.attention.kv_heads
-        v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
+        v_HSe = values.every(self.op.value).abs().repeat_interleave(self.op.group, 0)
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
-    def halves(self, values: Kernel, result: Tensor) -> Tensor:
+    def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """The weights too: the fused kernel rounds them before they meet the values.
 
         A weight below what float16 holds in full is rounded as coarsely as the least that it does.
         """
-        group = self.attention.heads // self.attention.kv_heads
-        v_HSe = values.every(self.value).abs().repeat_interleave(group, 0)
-        a_HtS = values[self.pattern]
-        least = torch.finfo(values.model.dtype).tiny
+        v_HSe = values.every(self.op.value).abs().repeat_interleave(self.op.group, 0)
+        a_HtS = values[self.op.pattern]
+        least = torch.finfo(values.dtype).tiny
         rounded_HtS = torch.where(a_HtS > 0, a_HtS + least, 0.0)
         return result.abs() + torch.einsum("hts,hse->hte", rounded_HtS, v_HSe)
 
-    def element(self, values: Kernel, index: tuple[int, ...]) -> Element:
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""
         head, query, i = index
-        shared = head // (self.attention.heads // self.attention.kv_heads)
-        weights = values[self.pattern][head, query].tolist()
-        numbers = values[self.value][shared, :, i].tolist()
+        shared = head // self.op.group
+        weights = values[self.op.pattern][head, query].tolist()
+        numbers = values[self.op.value][shared, :, i].tolist()
         terms = tuple(
             Term(at=at, parts=(a, v), value=a * v, label=values.texts[at])
             for at, (a, v) in enumerate(zip(weights, numbers, strict=True))
@@ -252,11 +237,11 @@ class Mix(Rule):
         off_S = self.weights.row_magnitudes(values, head, query)
         return Element(
             value=value,
-            magnitude=float((off_S * values[self.value][shared, :, i].abs()).sum()),
-            note=_shared(self.attention, head),
+            magnitude=float((off_S * values[self.op.value][shared, :, i].abs()).sum()),
+            note=_shared(self.op.group, head),
             sum=dot(columns, value, over="s"),
             terms=terms,
-            follow=((self.pattern, (head, query, at)), (self.value, (shared, at, i))),
+            follow=((self.op.pattern, (head, query, at)), (self.op.value, (shared, at, i))),
         )
 
 
@@ -270,13 +255,7 @@ def _uncertain(s: Tensor, size: Tensor) -> Tensor:
     return a * (1 + off + (a * off).sum(-1, keepdim=True))
 
 
-def is_usual(attention: AttentionConfig) -> bool:
-    """Whether scores are divided by the root of a head's size, as nearly everywhere."""
-    return math.isclose(attention.scale, attention.head_dim**-0.5, rel_tol=1e-12)
-
-
-def _shared(attention: AttentionConfig, head: int) -> str:
-    group = attention.heads // attention.kv_heads
+def _shared(group: int, head: int) -> str:
     if group == 1:
         return ""
     first = head // group * group

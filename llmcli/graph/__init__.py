@@ -1,0 +1,1 @@
+"""The algebra of models: nodes, ops, and how each op is evaluated."""

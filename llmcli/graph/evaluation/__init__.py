@@ -1,0 +1,1 @@
+"""How each op is evaluated, slowly and obviously: imports nothing of `ops` or the decoder."""

@@ -1,0 +1,35 @@
+"""From a node to its rule, by the type of its op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llmcli.graph import ops
+from llmcli.graph.evaluation import attention, linear, mlp, norms, rope
+from llmcli.graph.evaluation.rule import Rule
+from llmcli.graph.node import Node
+from llmcli.graph.ops import Letter
+
+RULES: dict[type[ops.Op], type[Rule[Any]]] = {
+    ops.LookUp: linear.LookUp,
+    ops.Add: linear.Add,
+    ops.Project: linear.Project,
+    ops.HeadShare: linear.HeadShare,
+    ops.Scale: norms.Scale,
+    ops.Normalize: norms.Normalize,
+    ops.Rotate: rope.Rotate,
+    ops.Score: attention.Score,
+    ops.Softmax: attention.Softmax,
+    ops.Mix: attention.Mix,
+    ops.Activate: mlp.Activate,
+    ops.Gate: mlp.Gate,
+}
+
+
+def rules(nodes: Iterable[Node], letter_of: Letter) -> dict[str, Rule[Any]]:
+    """Name → rule, in the order of `nodes`."""
+    found: dict[str, Rule[Any]] = {}
+    for node in nodes:
+        found[node.name] = RULES[type(node.op)](node, letter_of, found)
+    return found

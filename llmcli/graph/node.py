@@ -1,0 +1,122 @@
+"""What a model is made of, as data: activations, parameters, states. No torch.
+
+A part says in rows of these, once, everything that it knows of its own tensors; a `Graph`
+(`anatomy.graph`) is the rows of all parts of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmcli.graph.ops import Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """An activation: what it is called, what it is, and which op makes it of which others.
+
+    `letter` is what the documents call it, `axes` are without the batch, `words` say what it is.
+    `group` is where `timing` counts it (`reports.timing.PARTS`). `wide`: kept in at least float32.
+    `written` is False for what no fused kernel has in memory. `shares` names the memory that it is
+    a view of. `theirs` are TransformerLens' names of it, the legacy name first, `{i}` the layer.
+
+    `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
+    derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
+    """
+
+    name: str
+    letter: str
+    axes: tuple[str, ...]
+    op: Op
+    words: str
+    group: str
+    layer: int | None = None
+    wide: bool = False
+    written: bool = True
+    shares: str | None = None
+    theirs: tuple[str, ...] = ()
+    formula_letter: str = ""
+    aside: str = ""
+    ends: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter: `makes` is the activation whose formula it is in.
+
+    `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
+    `kind` is where `info` counts it. `shares` is the memory in which several lie in a row.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    makes: str
+    words: str
+    kind: str
+    letter: str
+    layer: int | None = None
+    turned: bool = False
+    shares: str | None = None
+    theirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What is kept between calls: `holds` is the activation that is put there, row by row.
+
+    `before` is the first activation that is computed from it.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    holds: str
+    before: str
+    formula: str
+    words: str
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent:
+    """What other models have here: a pattern of names inside the block, and why it is not there.
+
+    `theirs`: TransformerLens' names of it → ours.
+    """
+
+    names: str
+    why: str
+    theirs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartGraph:
+    """The rows of one part.
+
+    `sizes` of its axes by their letters, and `documents`, how the documents write these letters.
+    `entering`: TransformerLens' names of what it reads.
+    """
+
+    nodes: tuple[Node, ...]
+    parameters: tuple[Parameter, ...] = ()
+    states: tuple[State, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    documents: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[Absent, ...] = ()
+    entering: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a part stands: `block` (`blocks.3`), what it reads, and what it adds to the stream.
+
+    `added` is the letter of what it adds, `learned_positions` whether the embedding has them.
+    """
+
+    block: str
+    source: str
+    adds: str
+    added: str
+    layer: int
+    width: int
+    learned_positions: bool

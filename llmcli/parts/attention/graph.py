@@ -1,0 +1,206 @@
+"""Softmax attention: H query heads over Hk key/value heads (Vaswani et al. 2017; GQA 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcli.config import AttentionConfig
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.ops import HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
+from llmcli.parts.norm.graph import norm_parameters
+
+_OF = {"q": "queries", "k": "keys", "v": "values"}
+_ONE = {"q": "query", "k": "key", "v": "value"}
+
+
+def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
+    """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, `z`, `attn_out`.
+
+    `scores` and `pattern` before `z` and `result` after it are derived: no fused kernel has them in
+    memory.
+    """
+    p = f"{site.block}.attn"
+    heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
+    last = {part: f"{p}.{part}" for part in "qkv"}  # the form in which it enters the attention
+    letters = {part: part.upper() for part in "qkv"}
+    nodes, parameters = [], []
+    for part, (head, number) in heads.items():
+        bias = f"{p}.b_{part}" if a.qkv_bias else None
+        few = head == "Hk" and a.kv_heads != a.heads
+        project = Project(
+            source=site.source, weight=f"{p}.W_{part}", bias=bias, over="D",
+            columns=f"{head}·{number}", heads=a.heads if head == "H" else a.kv_heads,
+            head="kv head" if few else "head", fused=f"{p}.qkv",
+        )  # fmt: skip
+        nodes.append(Node(
+            name=last[part], letter=letters[part], axes=(head, "T", number), op=project,
+            words=f"a {_ONE[part]} for each token and {'' if head == 'H' else 'kv '}head",
+            # what is normalized has at least float32
+            group="qkv", layer=site.layer, wide=a.qk_norm is not None and part != "v",
+            theirs=(f"attn.hook_{part}", f"attn.{part}.hook_out"),
+        ))  # fmt: skip
+        whose = "all heads" if head == "H" else "all kv heads"
+        parameters += _projection(
+            site, part, ("D", f"{head}·{number}"), last[part], bias is not None,
+            (f"projection to the {_OF[part]} of {whose}", f"bias of the {_OF[part]}"), "qkv",
+        )  # fmt: skip
+    if a.qk_norm is not None:
+        for part in "qk":
+            name = f"{last[part]}_norm"
+            normalize = Normalize(
+                source=last[part], norm=a.qk_norm, weight=f"{name}.w",
+                bias=f"{name}.b" if a.qk_norm.bias else None,
+            )  # fmt: skip
+            nodes.append(_form(
+                site, part, name, f"{letters[part]}_norm", heads[part], normalize, "normalized",
+                "norm", (f"attn.{part}_norm.hook_out", f"attn.hook_{part}_normed"),
+            ))  # fmt: skip
+            parameters += norm_parameters(
+                a.qk_norm, name, name, "dh", site.layer, f"the norm of every {_ONE[part]}"
+            )
+            last[part], letters[part] = name, f"{letters[part]}_norm"
+    if a.rope is not None:
+        for part in "qk":
+            name = f"{p}.{part}_rot"
+            rotate = Rotate(source=last[part], rope=a.rope)
+            nodes.append(_form(
+                site, part, name, f"{part.upper()}_rot", heads[part], rotate,
+                "rotated by their positions", "rope", (f"attn.hook_rot_{part}",),
+            ))  # fmt: skip
+            last[part] = name
+    nodes += _mixed(a, site, p, last)
+    parameters += _projection(
+        site, "o", ("H·dv", "D"), site.adds, a.out_bias,
+        ("projection of all heads' results back to the width", "bias of the attention's output"),
+    )  # fmt: skip
+    return PartGraph(
+        nodes=tuple(nodes),
+        parameters=tuple(parameters),
+        states=_states(a, site, p, last),
+        sizes={"H": a.heads, "Hk": a.kv_heads, "dh": a.head_dim, "dv": a.value_dim},
+        documents={
+            "H": "h",
+            "Hk": "h" if a.kv_heads == a.heads else "h_kv",
+            "dh": "d/h" if a.divides(site.width) else "d_k",
+            "dv": ("d/h" if a.divides(site.width) else "d_k") if a.value_dim == a.head_dim
+            else "d_v",
+        },
+        absent=tuple(_absent(a, site)),
+        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in "qkv")),
+    )
+
+
+def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
+    yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
+    yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
+    yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of keys and values only")
+    if a.rope is None:
+        learned = ", it has learned positions" if site.learned_positions else ""
+        theirs = {f"attn.hook_rot_{part}": f"attn.{part}_rot" for part in "qk"}
+        yield Absent(names=r"attn\.[qk]_rot$", why=f"no rotation{learned}", theirs=theirs)
+    if a.qk_norm is None:
+        theirs = {f"attn.{part}_norm.hook_out": f"attn.{part}_norm" for part in "qk"}
+        theirs |= {f"attn.hook_{part}_normed": f"attn.{part}_norm" for part in "qk"}
+        why = "it does not normalize queries and keys"
+        yield Absent(names=r"attn\.[qk]_norm", why=why, theirs=theirs)
+    without = ("" if a.qkv_bias else "qkv") + ("" if a.out_bias else "o")
+    theirs = {f"attn.b_{part.upper()}": f"attn.b_{part}" for part in without}
+    yield Absent(names=r"attn\.b_\w+$", why="it has no such bias", theirs=theirs)
+
+
+def _projection(
+    site: Site,
+    symbol: str,
+    axes: tuple[str, str],
+    makes: str,
+    biased: bool,
+    words: tuple[str, str],
+    fused: str = "",
+) -> list[Parameter]:
+    """`W_<symbol>` and, with a bias, `b_<symbol>`."""
+    p = f"{site.block}.attn"
+    return [
+        Parameter(
+            name=f"{p}.{kind}_{symbol}", axes=axes if kind == "W" else axes[1:], makes=makes,
+            words=said, kind="attention", letter=f"{kind}_{symbol}", layer=site.layer,
+            turned=kind == "W", shares=f"{p}.{kind}_{fused}" if fused else None,
+            theirs=(f"attn.{kind}_{symbol.upper()}",),
+        )
+        for kind, said in zip("Wb" if biased else "W", words, strict=False)
+    ]  # fmt: skip
+
+
+def _form(
+    site: Site,
+    part: str,
+    name: str,
+    letter: str,
+    axes: tuple[str, str],
+    op: Normalize | Rotate,
+    words: str,
+    group: str,
+    theirs: tuple[str, ...],
+) -> Node:
+    """Queries or keys once more; both are parts of one tensor."""
+    both = f"{site.block}.attn.qk_{name.rpartition('_')[2]}"
+    return Node(
+        name=name, letter=letter, axes=(axes[0], "T", axes[1]), op=op,
+        words=f"the {_OF[part]}, {words}", group=group, layer=site.layer, shares=both,
+        theirs=theirs,
+    )  # fmt: skip
+
+
+def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list[Node]:
+    """`scores pattern z result`, of which the kernel writes `z` alone, and what is added."""
+    group, bias = a.heads // a.kv_heads, f"{p}.b_o" if a.out_bias else None
+    score = Score(
+        query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
+        window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k",
+    )  # fmt: skip
+    mix = Mix(
+        pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
+    )
+    share = HeadShare(source=f"{p}.z", weight=f"{p}.W_o", whole=site.adds, bias=bias)
+    out = Project(source=f"{p}.z", weight=f"{p}.W_o", bias=bias, over="H·dv", columns="D")
+
+    def derived(
+        leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str, theirs: str
+    ) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group="attention",
+            layer=site.layer, wide=True, written=False, theirs=(theirs,),
+        )  # fmt: skip
+
+    return [
+        derived("scores", "S", ("H", "T", "S"), score,
+                "query times key, scaled, −∞ where the mask hides the key",
+                "attn.hook_attn_scores"),
+        derived("pattern", "A", ("H", "T", "S"), Softmax(source=f"{p}.scores"),
+                "attention weights: the softmax of the scores, rows that sum to 1",
+                "attn.hook_pattern"),
+        Node(
+            name=f"{p}.z", letter="C", axes=("H", "T", "dv"), op=mix,
+            words="for each head the values, mixed by its attention weights",
+            group="attention", layer=site.layer, theirs=("attn.hook_z", "attn.o.hook_in"),
+        ),
+        derived("result", "R", ("H", "T", "D"), share,
+                "what each head by itself adds to the residual stream", "attn.hook_result"),
+        Node(
+            name=site.adds, letter=site.added, axes=("T", "D"), op=out,
+            words="what attention adds to the residual stream", group="out", layer=site.layer,
+            wide=True, theirs=("hook_attn_out", "attn.o.hook_out", "attn.hook_out"),
+        ),
+    ]  # fmt: skip
+
+
+def _states(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> tuple[State, ...]:
+    """`cache.{layer}.k` `[B, Hk, S, dh]` (after norm and rotation) and `.v` `[B, Hk, S, dv]`."""
+    kept = (("k", "dh", f"{'rotated ' if a.rope else ''}keys"), ("v", "dv", "values"))
+    return tuple(
+        State(
+            name=f"cache.{site.layer}.{part}", axes=("Hk", "S", number), holds=last[part],
+            before=f"{p}.scores", formula=f"the {what} of every position so far",
+            words=f"the {_OF[part]} that are kept", layer=site.layer,
+        )
+        for part, number, what in kept
+    )  # fmt: skip

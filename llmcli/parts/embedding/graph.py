@@ -1,0 +1,75 @@
+"""The two ends of a model: token and position embeddings, and the output head."""
+
+from __future__ import annotations
+
+from llmcli.config import EmbeddingConfig, HeadConfig
+from llmcli.graph.node import Node, Parameter, PartGraph
+from llmcli.graph.ops import LookUp, Project
+
+
+def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
+    """`embed` and, with learned positions, `pos_embed`, both `[B, T, D]`: rows looked up.
+
+    Where all sequences are at the same positions the rows of `pos_embed` are looked up once,
+    `[T, D]`, and seen by each of them.
+    """
+    token = Node(
+        name="embed", letter="E", axes=("T", "D"),
+        op=LookUp(table="embed.W", by_position=False),
+        words="the tokens' rows of the embedding table", group="embed", wide=True,
+        theirs=("hook_embed", "embed.hook_out"),
+    )  # fmt: skip
+    table = Parameter(
+        name="embed.W", axes=("V", "D"), makes="embed", kind="embedding", letter="W_E",
+        words="embedding table, a row for each token of the vocabulary", theirs=("embed.W_E",),
+    )  # fmt: skip
+    if embedding.positions is None:
+        return PartGraph(nodes=(token,), parameters=(table,))
+    position = Node(
+        name="pos_embed", letter="P", axes=("T", "D"),
+        op=LookUp(table="pos_embed.W", by_position=True),
+        words="the positions' rows of the table of positions", group="embed", wide=True,
+        shares="pos_embed.rows", theirs=("hook_pos_embed", "pos_embed.hook_out"),
+    )  # fmt: skip
+    rows = Parameter(
+        name="pos_embed.W", axes=("P", "D"), makes="pos_embed", kind="embedding", letter="W_P",
+        words="table of learned positions, a row for each", theirs=("pos_embed.W_pos",),
+    )  # fmt: skip
+    return PartGraph(
+        nodes=(token, position), parameters=(table, rows), sizes={"P": embedding.positions}
+    )
+
+
+def head_graph(head: HeadConfig, source: str) -> PartGraph:
+    """`logits_raw` and `logits`, both `[B, T, V]`, and the head's matrix where it is not tied.
+
+    They differ where a head scales or caps them, and are one tensor where it does not.
+    """
+    product = Project(
+        source=source, weight="head.W", bias="head.b" if head.bias else None, over="D", columns="V",
+        remark=", W_head = W_Eᵀ (tied)" if head.tied else "",
+    )  # fmt: skip
+    raw = Node(
+        name="logits_raw", letter="logits_raw", axes=("T", "V"), op=product, group="head",
+        words="a score for every token of the vocabulary, in the model's arithmetic", wide=True,
+        theirs=("hook_unembed", "unembed.hook_out", "lm_head"),
+        formula_letter="logits", ends=True,
+    )  # fmt: skip
+    logits = Node(
+        name="logits", letter="logits", axes=("T", "V"), op=product, group="head",
+        words="the same in at least float32, as the softmax takes it", wide=True,
+        shares="logits_raw", ends=True,
+    )  # fmt: skip
+    parameters = (
+        Parameter(
+            name="head.W", axes=("D", "V"), makes="logits_raw", kind="head", letter="W_head",
+            words="output head, a column for each token of the vocabulary", turned=True,
+            theirs=("unembed.W_U", "lm_head.weight", "output.weight"),
+        ),
+        Parameter(
+            name="head.b", axes=("V",), makes="logits_raw", kind="head", letter="b",
+            words="bias of the output head", theirs=("unembed.b_U",),
+        ),
+    )  # fmt: skip
+    there = [p for p in parameters if not (head.tied if p.turned else not head.bias)]
+    return PartGraph(nodes=(raw, logits), parameters=tuple(there))

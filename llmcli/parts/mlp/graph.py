@@ -1,0 +1,113 @@
+"""The feed-forward part: `act(T⁴ W_up) W_down`, or gated, `(act(T⁴ W_gate) ∘ T⁴ W_up) W_down`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmcli.config import MlpConfig
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
+from llmcli.graph.ops import Activate, Gate, Op, Project
+
+# gated: words of its activations and of its weights
+_GATED = {
+    "gate": "the gates before their activation function",
+    "up": "the neurons that the gates multiply",
+}
+_WEIGHTS = {
+    "gate": ("projection to the gates of the hidden layer", "bias of the gates"),
+    "up": ("projection to the neurons of the hidden layer", "bias of the neurons"),
+    "down": (
+        "projection of the hidden layer back to the width", "bias of the feed-forward's output",
+    ),
+}
+
+
+def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
+    """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
+    p = f"{site.block}.mlp"
+
+    def enter(part: str) -> Project:
+        return Project(
+            source=site.source, weight=f"{p}.W_{part}", bias=f"{p}.b_{part}" if m.bias else None,
+            over="D", columns="F", fused=f"{p}.gate_up" if m.gated else "",
+        )  # fmt: skip
+
+    def hidden(
+        leaf: str, letter: str, op: Op, words: str, group: str, *theirs: str
+    ) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=("T", "F"), op=op, words=words, group=group,
+            layer=site.layer, theirs=tuple(f"mlp.{name}" for name in theirs),
+        )  # fmt: skip
+
+    function, post = m.activation, "the hidden layer as it enters the last projection"
+    if m.gated:
+        # what the activation function takes and the other factor: TransformerLens' names differ
+        nodes = [
+            hidden("gate", "G", enter("gate"), _GATED["gate"], "ffn_up",
+                   "gate.hook_out", "hook_pre"),
+            hidden("up", "U", enter("up"), _GATED["up"], "ffn_up", "hook_pre_linear",
+                   "in.hook_out"),
+            hidden("act", "Activation(G)", Activate(source=f"{p}.gate", function=function),
+                   "the gates after their activation function", "ffn_act"),
+            hidden("post", "L", Gate(act=f"{p}.act", up=f"{p}.up"), post, "ffn_act",
+                   "hook_post", "out.hook_in"),
+        ]  # fmt: skip
+    else:
+        nodes = [
+            hidden("pre", "U", enter("up"), "the neurons before their activation function",
+                   "ffn_up", "hook_pre", "in.hook_out"),
+            hidden("post", "L", Activate(source=f"{p}.pre", function=function), post, "ffn_act",
+                   "hook_post", "out.hook_in"),
+        ]  # fmt: skip
+    down = Project(
+        source=f"{p}.post", weight=f"{p}.W_down", bias=f"{p}.b_down" if m.bias else None,
+        over="F", columns="D",
+    )  # fmt: skip
+    nodes.append(Node(
+        name=site.adds, letter=site.added, axes=("T", "D"), op=down,
+        words="what the feed-forward adds to the residual stream", group="ffn_down",
+        layer=site.layer, wide=True,
+        theirs=("hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out"),
+    ))  # fmt: skip
+    return PartGraph(
+        nodes=tuple(nodes),
+        parameters=tuple(_parameters(m, site, p)),
+        sizes={"F": m.hidden},
+        documents={"F": "4d" if m.hidden == 4 * site.width else "F"},
+        absent=tuple(_absent(m)),
+        entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
+    )  # fmt: skip
+
+
+def _absent(m: MlpConfig) -> Iterator[Absent]:
+    why = "its feed-forward is one network, no mixture of experts"
+    yield Absent(names=r"moe\b", why=why)
+    if m.gated:
+        why = "its feed-forward is gated, the neurons are `mlp.gate`, `up`, `act` and `post`"
+        yield Absent(names=r"mlp\.pre$", why=why)
+    else:
+        why = "its feed-forward has no gate, the neurons are `mlp.pre` and `mlp.post`"
+        theirs = {"mlp.gate.hook_out": "mlp.gate", "mlp.hook_pre_linear": "mlp.up"}
+        yield Absent(names=r"mlp\.(gate|up|act|W_gate|b_gate)$", why=why, theirs=theirs)
+    theirs = {} if m.bias else {"mlp.b_in": "mlp.b_up", "mlp.b_out": "mlp.b_down"}
+    yield Absent(names=r"mlp\.b_\w+$", why="it has no such bias", theirs=theirs)
+
+
+def _parameters(m: MlpConfig, site: Site, p: str) -> list[Parameter]:
+    """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
+    found = []
+    makes = {"gate": f"{p}.gate", "up": f"{p}.{'up' if m.gated else 'pre'}", "down": site.adds}
+    others = {"up": "in", "down": "out"}  # as TransformerLens calls them
+    for part in ("gate", "up", "down") if m.gated else ("up", "down"):
+        axes = ("F", "D") if part == "down" else ("D", "F")
+        for kind, said in zip("Wb" if m.bias else "W", _WEIGHTS[part], strict=False):
+            fused = m.gated and part != "down"
+            found.append(Parameter(
+                name=f"{p}.{kind}_{part}", axes=axes if kind == "W" else axes[1:],
+                makes=makes[part], words=said, kind="mlp", letter=f"{kind}_{part}",
+                layer=site.layer, turned=kind == "W",
+                shares=f"{p}.{kind}_gate_up" if fused else None,
+                theirs=(f"mlp.{kind}_{others[part]}",) if part in others else (),
+            ))  # fmt: skip
+    return found

@@ -1,0 +1,59 @@
+"""Normalization of the last axis: RMSNorm and LayerNorm."""
+
+from __future__ import annotations
+
+from llmcli.config import NormConfig
+from llmcli.graph.node import Node, Parameter, PartGraph
+from llmcli.graph.ops import Normalize, Scale
+
+
+def norm_graph(
+    norm: NormConfig,
+    name: str,
+    source: str,
+    letter: str,
+    words: tuple[str, str, str],
+    *,
+    layer: int | None,
+    theirs: tuple[str, ...] = (),
+) -> PartGraph:
+    """`<name>.scale` `[T, 1]`, the number that is divided by, and `<name>.out` `[T, D]`.
+
+    `letter`: of what comes out. `words`: which norm it is, what comes out, and what a derivation
+    adds to the formula. `theirs`: further names of what comes out.
+    """
+    which, out, aside = words
+    short = name.rpartition(".")[2]
+    biased = f"{name}.b" if norm.bias else None
+    ends = layer is None
+    return PartGraph(
+        nodes=(
+            Node(
+                name=f"{name}.scale", letter="s", axes=("T", "1"),
+                op=Scale(source=source, norm=norm),
+                words=f"what {which} divides each row by", group="norm", layer=layer, wide=True,
+                theirs=(f"{short}.hook_scale",), ends=ends,
+            ),
+            Node(
+                name=f"{name}.out", letter=letter, axes=("T", "D"),
+                op=Normalize(source=source, norm=norm, weight=f"{name}.w", bias=biased),
+                words=out, group="norm", layer=layer, theirs=(f"{short}.hook_out", *theirs),
+                aside=aside, ends=ends,
+            ),
+        ),
+        parameters=norm_parameters(norm, name, f"{name}.out", "D", layer, which),
+    )  # fmt: skip
+
+
+def norm_parameters(
+    norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
+) -> tuple[Parameter, ...]:
+    """`<name>.w` and, with a bias, `<name>.b`, both of the size of one axis."""
+    found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
+    return tuple(
+        Parameter(
+            name=f"{name}.{leaf}", axes=(axis,), makes=makes, words=words, kind="norms",
+            letter=leaf, layer=layer,
+        )
+        for leaf, words in found[: 2 if norm.bias else 1]
+    )  # fmt: skip
