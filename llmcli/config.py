@@ -1,149 +1,17 @@
-"""What a model is, as nested frozen values. One config per part, the layers fully unrolled.
+"""What a model is, as nested frozen values: the parts' own configurations, layers fully unrolled.
 
-Letters: V vocabulary, D width, H heads, Hk key/value heads, dh size of a head's query and
-key, dv of its value, F hidden size of the feed-forward. No torch here, and no family's name:
-a family translates its own configuration into these values and nothing else asks who it was.
+No torch here, and no family's name: a family translates its own configuration into these values and
+nothing else asks who it was.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NormConfig:
-    """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016)."""
-
-    kind: Literal["rms", "layer"]
-    eps: float
-    bias: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearScaling:
-    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DynamicScaling:
-    """Dynamic NTK: beyond `original` positions the base grows with the sequence's own length."""
-
-    factor: float
-    original: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
-    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth ramp between."""
-
-    factor: float
-    low: float
-    high: float
-    original: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023, arXiv 2309.00071): interpolation by parts and a temperature.
-
-    `attention_factor` multiplies cos and sin. `truncate` rounds the ramp's ends to whole
-    dimensions, as the reference does.
-    """
-
-    factor: float
-    original: int
-    attention_factor: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongRopeScaling:
-    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): one divisor per frequency, two sets.
-
-    `short` applies up to `original` positions and `long` beyond; `attention_factor`
-    multiplies cos and sin.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original: int
-    attention_factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrequencyFactors:
-    """One divisor per frequency, as a GGUF file stores them (`rope_freqs.weight`).
-
-    `source` names the checkpoint tensor of `dims / 2` numbers; the loader fills `factors`.
-    """
-
-    source: str
-    factors: tuple[float, ...] = ()
-
-
-RopeScaling = (
-    LinearScaling
-    | DynamicScaling
-    | Llama3Scaling
-    | YarnScaling
-    | LongRopeScaling
-    | FrequencyFactors
-    | None
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary positions (Su et al. 2021) over the first `dims` numbers of a head.
-
-    The two halves of those `dims` are rotated against each other (number i with i + dims/2);
-    checkpoints that pair neighbours have their rows permuted when they are loaded.
-    """
-
-    theta: float
-    dims: int
-    scaling: RopeScaling = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionConfig:
-    """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
-
-    `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
-    included). `qk_norm` normalizes each head's query and key before the rotation.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    rope: RopeConfig | None
-    qk_norm: NormConfig | None = None
-    window: int | None = None
-    qkv_bias: bool = False
-    out_bias: bool = False
-
-    def divides(self, width: int) -> bool:
-        """Whether the heads share `width` among them, so that each is `width / heads` wide."""
-        return self.heads * self.head_dim == width
-
-
-@dataclass(frozen=True, kw_only=True)
-class MlpConfig:
-    """`act(X W_up + b_up) W_down + b_down`, or gated: `(act(X W_gate) ∘ X W_up) W_down`."""
-
-    hidden: int
-    activation: Activation
-    gated: bool
-    bias: bool = False
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,21 +22,6 @@ class LayerConfig:
     ffn: MlpConfig
     ln1: NormConfig
     ln2: NormConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingConfig:
-    """Token embedding `[V, D]`; `positions` rows of learned position embedding where not None."""
-
-    positions: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """Output head `[D, V]`: `tied` reuses the token embedding."""
-
-    tied: bool
-    bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,13 @@ import torch
 from llmcli import devices
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, open_model
-from llmcli.config import FrequencyFactors, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
 from llmcli.filling import read_values
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import check_fit, load_weights, randomize

@@ -8,10 +8,13 @@ import torch
 import torch.nn.functional as F
 from small_models import CONFIGS, weights
 
-from llmcli.nn import attention, mlp, norm, step
-from llmcli.nn.attention import Attention
+from llmcli.nn import step
 from llmcli.nn.block import Block
 from llmcli.nn.step import Step, Visible
+from llmcli.parts.attention import forward as attention
+from llmcli.parts.attention.forward import Attention
+from llmcli.parts.mlp import forward as mlp
+from llmcli.parts.norm import forward as norm
 
 FAULTS = {}  # name: (configuration, plant(monkeypatch, what holds `decoder` and `config`))
 

@@ -4,24 +4,22 @@ import dataclasses
 
 import torch
 
-from llmcli.config import (
+from llmcli.config import LayerConfig, ModelConfig
+from llmcli.ladder.weights import Weights
+from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import (
     AttentionConfig,
     DynamicScaling,
-    EmbeddingConfig,
     FrequencyFactors,
-    HeadConfig,
-    LayerConfig,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
     RopeConfig,
     YarnScaling,
 )
-from llmcli.ladder.weights import Weights
-from llmcli.nn.decoder import Decoder
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 VOCAB = 43
 RMS = NormConfig(kind="rms", eps=1e-6)

@@ -78,10 +78,14 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
-    `llmcli.graph.evaluation` is a part of its own: torch beside what is plain data.
+    By file name in `parts`: what it is lies below all, what computes it needs torch.
+    `llmcli.graph.evaluation` is a part of its own, too.
     """
     if module.startswith("llmcli.graph.evaluation"):
         return "evaluation"
+    folder, _, file = module.rpartition(".")
+    if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
+        return {"config": "config", "forward": "nn"}[file]
     return module.split(".")[1] if "." in module else ""
 
 

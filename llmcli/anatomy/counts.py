@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import parameters, states
-from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, RopeConfig
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.spec import DTYPE_BYTES
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.mlp.config import MlpConfig
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)

@@ -10,7 +10,7 @@ from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import Add, Score
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
-from llmcli.parts.registry import part_graph
+from llmcli.parts.registry import part_of
 
 Place = tuple[str, int | None]  # a group of activations and its layer, None outside of the layers
 
@@ -116,7 +116,7 @@ class Graph:
         added = (f"{b}.attn_out", f"{b}.mlp_out")
         sources = (f"{b}.ln1.out", f"{b}.ln2.out")
         mixer, ffn = (
-            part_graph(part, Site(
+            part_of(part).graph(part, Site(
                 block=b, source=source, adds=adds, added=letter, layer=i, width=width,
                 learned_positions=learned,
             ))

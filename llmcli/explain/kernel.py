@@ -13,9 +13,7 @@ from llmcli.explain.parameter import origin
 from llmcli.graph.evaluation.rule import Rule, exact
 from llmcli.graph.ops import Project
 from llmcli.model import Model
-from llmcli.nn.attention import Attention
 from llmcli.ops.linear import rounds_sums
-from llmcli.ops.norm import at_least_float32
 
 # what a fused kernel never writes: computed from what it wrote, in at least float32
 UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
@@ -108,7 +106,7 @@ class Kernel:
         mixer = self.model.decoder.blocks[layer].mixer
         if last == "result":
             z_HTe = self._rows(self.emitted[f"{prefix}.z"])
-            return torch.cat([head_share(mixer, z_HTe[None], h) for h in range(len(z_HTe))])
+            return torch.cat([mixer.head_share(z_HTe[None], h) for h in range(len(z_HTe))])
         q, k = (self.emitted[one] for one in self.graph.entering(layer))
         rows = mixer.score_rows if last == "scores" else mixer.attention_rows
         if len(self.positions) == q.shape[-2]:
@@ -135,16 +133,6 @@ class Kernel:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
-
-
-def head_share(mixer: Attention, z_BHTe: Tensor, head: int) -> Tensor:
-    """`attn.result` of one head, what it adds to the attention's output: `[B, T, D]`.
-
-    In at least float32, as all that is derived.
-    """
-    size = z_BHTe.shape[-1]
-    w_eD = mixer.out.weight.t()[head * size : (head + 1) * size]
-    return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)
 
 
 def layer_of(name: str) -> int | None:

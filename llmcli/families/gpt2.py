@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import (
-    Activation,
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.family import Family
 from llmcli.families.read import activation, end_ids, gguf_header, hf_head
 from llmcli.families.rules import Drop, Rename, Rows, Rule, Transpose
 from llmcli.families.values import MOST, Values, require_divisible
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import Activation, MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

@@ -11,21 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_gguf_paired, rules_hf
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

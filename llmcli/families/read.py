@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Activation, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
 from llmcli.families.unsupported import asks_for, needs
 from llmcli.families.values import MOST, Values, shortened
+from llmcli.parts.mlp.config import Activation
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Mapping
 
-from llmcli.config import (
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.values import MOST, Values, shortened
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -20,8 +22,6 @@ from llmcli.config import (
     RopeScaling,
     YarnScaling,
 )
-from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.values import MOST, Values, shortened
 
 DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"

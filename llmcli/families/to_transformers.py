@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import (
+from llmcli.config import ModelConfig
+from llmcli.errors import LlmcliError, UnsupportedModel
+from llmcli.families.family import Family, families
+from llmcli.families.rules import Load, Transpose, plan
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
-    ModelConfig,
     RopeConfig,
     YarnScaling,
 )
-from llmcli.errors import LlmcliError, UnsupportedModel
-from llmcli.families.family import Family, families
-from llmcli.families.rules import Load, Transpose, plan
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from llmcli.config import Activation, NormConfig, RopeConfig
 from llmcli.graph.spec import Call
+from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.mlp.config import Activation
+from llmcli.parts.norm.config import NormConfig
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
 Sizes = Mapping[str, int]  # of axes, by their letters

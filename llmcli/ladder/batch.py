@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.config import AttentionConfig, NormConfig, RopeConfig
 from llmcli.ladder import letters
 from llmcli.ladder.cache import Cache, Combined, combine
 from llmcli.ladder.matrices import activate, mask, softmax
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.norm.config import NormConfig
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
 

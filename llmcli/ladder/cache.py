@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.config import AttentionConfig, NormConfig, RopeConfig
 from llmcli.ladder import letters
 from llmcli.ladder.matrices import activate, mask, softmax
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.norm.config import NormConfig
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
 Combined = tuple[Tensor, Tensor | None]  # W_qkv `[d, (h + 2 h_kv)·d/h]` and b_qkv

@@ -12,13 +12,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from llmcli.config import ModelConfig, NormConfig
+from llmcli.config import ModelConfig
 from llmcli.ladder import letters
 from llmcli.ladder.letters import Letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import Weights
 from llmcli.nn.state import State
 from llmcli.nn.step import Tap
+from llmcli.parts.attention.forward import Attention
+from llmcli.parts.norm.config import NormConfig
 
 Step = tuple[str, str]  # formula and axes
 
@@ -130,7 +132,9 @@ class FusedKernels(Rung):
     def _stored(self) -> None:
         """Shows that W_q, W_k and W_v are views of what was loaded. It is stored `[out, in]`."""
         decoder, axes = self.weights.decoder, self.letters
-        whole = decoder.blocks[0].mixer.qkv.weight
+        mixer = decoder.blocks[0].mixer
+        assert isinstance(mixer, Attention)
+        whole = mixer.qkv.weight
         places = {"q": ("first", axes.Q), "k": ("next", axes.K), "v": ("last", axes.V)}
         for letter, (place, columns) in places.items():
             part = decoder.slots[f"blocks.0.attn.W_{letter}"]

@@ -13,11 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.config import AttentionConfig, NormConfig
 from llmcli.ladder import letters
 from llmcli.ladder.matrices import activate
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.norm.config import NormConfig
 
 Turns = tuple[Tensor, Tensor]  # cos and sin
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.linear import Linear
-from llmcli.nn.mlp import Mlp
+from llmcli.parts.attention.forward import Attention
+from llmcli.parts.mlp.forward import GatedMlp, Mlp
 
 
 class Int8Linear(Linear):
@@ -43,6 +44,8 @@ class Int8Linear(Linear):
 def quantize(decoder: Decoder) -> Decoder:
     """Replaces the projections of every block, in place; the head and the embeddings stay."""
     for block in decoder.blocks:
+        assert isinstance(block.mixer, Attention)
+        assert isinstance(block.ffn, Mlp | GatedMlp)
         block.mixer.qkv = Int8Linear(block.mixer.qkv)
         block.mixer.out = Int8Linear(block.mixer.out)
         if isinstance(block.ffn, Mlp):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llmcli.config import Activation, AttentionConfig, LayerConfig, ModelConfig, NormConfig
+from llmcli.config import LayerConfig, ModelConfig
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import Activation
+from llmcli.parts.norm.config import NormConfig
 
 FIRST_RESIDUAL = "O = X + MHA(LN(X)): T³ is that O"
 SECOND_RESIDUAL = "H = O + FFN(LN(O)), with O = T³"

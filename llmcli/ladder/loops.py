@@ -13,10 +13,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llmcli.config import Activation, AttentionConfig, ModelConfig, NormConfig
+from llmcli.config import ModelConfig
 from llmcli.ladder import letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import Activation
+from llmcli.parts.norm.config import NormConfig
 
 Vector = list[float]
 Vectors = list[Vector]

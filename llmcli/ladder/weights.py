@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from llmcli.config import DynamicScaling, LayerConfig, LongRopeScaling, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.ladder.letters import head_size
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.rope import frequencies
+from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
-from llmcli.explain.kernel import UNWRITTEN, head_share, layer_of
+from llmcli.explain.kernel import UNWRITTEN, layer_of
 from llmcli.measure.cache import cache_check
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
@@ -53,7 +53,7 @@ class Written:
         if last == "result":
             z = self.kept[f"{prefix}.z"]
             shape = (*z.shape[1:3], self._model.config.width)
-            shares = (head_share(mixer, z, head)[0] for head in range(shape[0]))
+            shares = (mixer.head_share(z, head)[0] for head in range(shape[0]))
             return shape, chain.from_iterable(map(parts, shares))
         q, k = (self.kept[name] for name in self._graph.entering(layer))
         rows = mixer.score_rows if last == "scores" else mixer.attention_rows

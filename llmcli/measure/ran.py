@@ -19,7 +19,6 @@ from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, Model, dtype_name
 from llmcli.nn.state import State
-from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.shapes import Stored
 
@@ -117,9 +116,8 @@ def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
         k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
         yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
         yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
-        W_o = mixer.out.weight.T
-        W_HeD = W_o.reshape(z_BHTe.shape[1], -1, W_o.shape[-1])
-        yield f"{name}.result", _like(at_least_float32(z_BHTe) @ at_least_float32(W_HeD))
+        shares = [mixer.head_share(z_BHTe, head) for head in range(z_BHTe.shape[1])]
+        yield f"{name}.result", _like(torch.stack(shares, 1))
 
 
 def _like(tensor: Tensor) -> Like:

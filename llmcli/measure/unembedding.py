@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmcli.config import NormConfig
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
+from llmcli.parts.norm.config import NormConfig
 from llmcli.reports.checks import ViewCheck
 
 # How many roundings (eps) of its largest logit the logits of a row may be off. Measured on a CPU,

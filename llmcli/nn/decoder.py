@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import anatomy
-from llmcli.config import ModelConfig, RopeConfig
+from llmcli.config import ModelConfig
 from llmcli.nn.block import Block
 from llmcli.nn.linear import Linear
-from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, RopeTables, Step, Tap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
+from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.norm.forward import Norm
 
 
 class Decoder:

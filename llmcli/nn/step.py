@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.config import RopeConfig
 from llmcli.nn.state import KVCache
 from llmcli.ops import rope
 from llmcli.ops.attention import visible_keys
+from llmcli.parts.attention.config import RopeConfig
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.config import Activation
 from llmcli.ops.norm import at_least_float32
+from llmcli.parts.mlp.config import Activation
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from llmcli.config import (
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,

@@ -1,21 +1,47 @@
-"""Which part a configuration is of: one line for each kind of mixer and of feed-forward."""
+"""The kinds of parts: one line each. What a part is to others is in its folder.
+
+`config.py` says what it is, `graph.py` its tensors, `forward.py` computes it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from llmcli.config import AttentionConfig, MlpConfig
 from llmcli.graph.node import PartGraph, Site
+from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.attention.graph import attention_graph
+from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.mlp.graph import mlp_graph
 
-GRAPHS: dict[type, Callable[[Any, Site], PartGraph]] = {
-    AttentionConfig: attention_graph,
-    MlpConfig: mlp_graph,
+
+@dataclass(frozen=True)
+class Part:
+    """`prefix` is the name of its tensors in a block (`blocks.3.attn.q`).
+
+    `graph(config, site)` gives its rows. `forward` names `module:callable`, imported when a decoder
+    is built, for it needs torch: `callable(config, name, parameters)`.
+    """
+
+    prefix: str
+    graph: Callable[[Any, Site], PartGraph]
+    forward: str
+
+
+PARTS: dict[type, Part] = {
+    AttentionConfig: Part("attn", attention_graph, "llmcli.parts.attention.forward:Attention"),
+    MlpConfig: Part("mlp", mlp_graph, "llmcli.parts.mlp.forward:build_mlp"),
 }
 
 
-def part_graph(config: object, site: Site) -> PartGraph:
-    """The rows of a part. Raises KeyError for a configuration of no part."""
-    return GRAPHS[type(config)](config, site)
+def part_of(config: object) -> Part:
+    """The part that a configuration is of. Raises KeyError where it is of none."""
+    return PARTS[type(config)]
+
+
+def forward_of(config: object, name: str, parameters: object) -> Any:
+    """What computes the part: claims its parameters, and is called by the block."""
+    module, _, made = part_of(config).forward.partition(":")
+    return vars(import_module(module))[made](config, name, parameters)

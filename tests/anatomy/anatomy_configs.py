@@ -2,16 +2,11 @@
 
 from hypothesis import strategies as st
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-5)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)

@@ -18,19 +18,14 @@ from llmcli.anatomy.counts import (
     memory_need,
     prefill_peak,
 )
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.generation.prefill import prefill
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-5)
 

@@ -20,8 +20,8 @@ import llmcli.cli.attention.run
 import llmcli.cli.files
 import llmcli.loading
 import llmcli.measure.attention.run
-import llmcli.nn.attention
 import llmcli.nn.decoder
+import llmcli.parts.attention.forward
 from llmcli.cli.attention.files import Planned
 from llmcli.cli.output import Screen
 from llmcli.cli.prompts import LOOKED_AT
@@ -445,12 +445,12 @@ def test_force_writes_it_all_the_same(attention, monkeypatch, tmp_path):
 
 
 def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeypatch, tmp_path):
-    attend = llmcli.nn.attention.attend
+    attend = llmcli.parts.attention.forward.attend
 
     def unmasked(q, k, v, *, scale, causal, mask):
         return attend(q, k, v, scale=scale)
 
-    monkeypatch.setattr(llmcli.nn.attention, "attend", unmasked)
+    monkeypatch.setattr(llmcli.parts.attention.forward, "attend", unmasked)
     file = tmp_path / "a.npz"
     result = attention(TEXT, "--layer", "0", "--head", "0", "-o", str(file))
     assert result.code == 1
@@ -465,12 +465,12 @@ def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeyp
 
 @pytest.mark.parametrize("wrong", [lambda q, s: s * 1.01, lambda q, s: s.roll(1, -1)])
 def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong):
-    rows = llmcli.nn.attention.Attention.score_rows
+    rows = llmcli.parts.attention.forward.Attention.score_rows
 
     def planted(self, q, k, first):
         return wrong(q, rows(self, q, k, first))
 
-    monkeypatch.setattr(llmcli.nn.attention.Attention, "score_rows", planted)
+    monkeypatch.setattr(llmcli.parts.attention.forward.Attention, "score_rows", planted)
     result = attention(TEXT)
     assert result.code == 1
     assert "✗ not so:" in result.out

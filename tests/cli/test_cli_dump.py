@@ -15,7 +15,7 @@ from safetensors.torch import load_file as load_torch
 
 import llmcli.cli.files as files_module
 from llmcli.loading import load
-from llmcli.nn import attention
+from llmcli.parts.attention import forward as attention
 
 ALL = "embed,blocks.*,ln_final*,logits*,cache.*"
 

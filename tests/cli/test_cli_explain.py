@@ -12,9 +12,9 @@ import pytest
 from cli_tiny import write_tiny
 
 import llmcli.explain.derive
-import llmcli.nn.attention
 import llmcli.nn.decoder
-import llmcli.nn.norm
+import llmcli.parts.attention.forward
+import llmcli.parts.norm.forward
 from llmcli.explain.names import names
 from llmcli.loading import load
 
@@ -273,12 +273,12 @@ def test_a_number_has_to_be_named(cli):
 
 
 def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
-    attend = llmcli.nn.attention.attend
+    attend = llmcli.parts.attention.forward.attend
 
     def unmasked(q, k, v, *, scale, causal, mask):
         return attend(q, k, v, scale=scale)
 
-    monkeypatch.setattr(llmcli.nn.attention, "attend", unmasked)
+    monkeypatch.setattr(llmcli.parts.attention.forward, "attend", unmasked)
     result = explain("blocks.0.attn.z[0,1,2]", "hello")
     assert result.code == 1
     assert result.out.splitlines()[-1].endswith("✗")
@@ -295,9 +295,9 @@ def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
 
 
 def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
-    norm = llmcli.nn.norm.rms_norm
+    norm = llmcli.parts.norm.forward.rms_norm
     monkeypatch.setattr(
-        llmcli.nn.norm, "rms_norm", lambda *given: norm(*given) * 1.00002
+        llmcli.parts.norm.forward, "rms_norm", lambda *given: norm(*given) * 1.00002
     )
     result = explain("blocks.1.resid_post[3,2]", "hello", "--depth", "all")
     assert result.code == 1

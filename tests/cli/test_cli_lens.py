@@ -18,7 +18,7 @@ from llmcli.cli.lens.options import parse_target
 from llmcli.cli.prompts import LOOKED_AT
 from llmcli.errors import UsageError
 from llmcli.loading import load
-from llmcli.nn.norm import Norm
+from llmcli.parts.norm.forward import Norm
 
 NAMES = ["blocks.0.resid_pre", "blocks.0.resid_post", "blocks.1.resid_post"]
 

@@ -35,7 +35,7 @@ from llmcli.cli.timing.options import TimingOptions
 from llmcli.errors import UsageError
 from llmcli.families import translate
 from llmcli.measure.timing.run import Job
-from llmcli.nn.mlp import Mlp
+from llmcli.parts.mlp.forward import Mlp
 
 TEXT = "abcabcab"
 LAYERS = 2

@@ -7,21 +7,16 @@ import dataclasses
 import torch
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.explain.derive import explain
 from llmcli.explain.names import names
 from llmcli.loading import load
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 TEXTS = tuple(f"t{id}" for id in IDS)

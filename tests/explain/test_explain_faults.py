@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from explain_models import IDS, explained
 
-import llmcli.nn.attention
 import llmcli.nn.block
 import llmcli.nn.decoder
 import llmcli.ops.rope
+import llmcli.parts.attention.forward
 from llmcli.errors import NotFinite
 from llmcli.nn.step import Step
 
@@ -29,20 +29,20 @@ def no_scale(decoder, monkeypatch):
 
 
 def no_mask(decoder, monkeypatch):
-    see = llmcli.nn.attention.attend
+    see = llmcli.parts.attention.forward.attend
     monkeypatch.setattr(
-        llmcli.nn.attention, "attend",
+        llmcli.parts.attention.forward, "attend",
         lambda q, k, v, *, scale, causal, mask: see(q, k, v, scale=scale),
     )  # fmt: skip
 
 
 def shifted_mask(decoder, monkeypatch):
-    see = llmcli.nn.attention.attend
+    see = llmcli.parts.attention.forward.attend
     tokens = len(IDS)
     visible = torch.ones(tokens, tokens, dtype=torch.bool).tril(-1)
     visible[0, 0] = True
     monkeypatch.setattr(
-        llmcli.nn.attention, "attend",
+        llmcli.parts.attention.forward, "attend",
         lambda q, k, v, *, scale, causal, mask: see(q, k, v, scale=scale, mask=visible),
     )  # fmt: skip
 
@@ -75,25 +75,25 @@ def wrong_norm(decoder, monkeypatch):
 
 
 def keys_turned_one_too_far(decoder, monkeypatch):
-    turn = llmcli.nn.attention.rotate
+    turn = llmcli.parts.attention.forward.rotate
 
     def rotate(qk, cos, sin):
         heads = decoder.blocks[0].mixer.config.heads
         q, k = turn(qk, cos, sin)[..., :heads, :], turn(qk, cos.roll(1, 0), sin.roll(1, 0))
         return torch.cat((q, k[..., heads:, :]), -2)
 
-    monkeypatch.setattr(llmcli.nn.attention, "rotate", rotate)
+    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
 
 
 def rope_of_neighbours(decoder, monkeypatch):
-    turn = llmcli.nn.attention.rotate
+    turn = llmcli.parts.attention.forward.rotate
 
     def rotate(qk, cos, sin):
         size = qk.shape[-1]
         order = torch.arange(size).view(2, -1).t().reshape(-1)
         return turn(qk[..., order], cos, sin)[..., order.argsort()]
 
-    monkeypatch.setattr(llmcli.nn.attention, "rotate", rotate)
+    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
 
 
 def other_gelu(decoder, monkeypatch):
@@ -110,17 +110,17 @@ def positions_one_too_far(decoder, monkeypatch):
 
 
 def heads_mixed_up(decoder, monkeypatch):
-    see = llmcli.nn.attention.attend
+    see = llmcli.parts.attention.forward.attend
     monkeypatch.setattr(
-        llmcli.nn.attention, "attend",
+        llmcli.parts.attention.forward, "attend",
         lambda q, k, v, **rest: see(q, k, v, **rest).flip(1),
     )  # fmt: skip
 
 
 def wrong_kv_head(decoder, monkeypatch):
-    see = llmcli.nn.attention.attend
+    see = llmcli.parts.attention.forward.attend
     monkeypatch.setattr(
-        llmcli.nn.attention, "attend",
+        llmcli.parts.attention.forward, "attend",
         lambda q, k, v, **rest: see(q, k.flip(1), v.flip(1), **rest),
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_faults_are_found(name, fault, dtype, model, monkeypatch):
 
 def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeypatch):
     """A rotation of queries and keys alike cancels in their product: only the steps show it."""
-    turn = llmcli.nn.attention.rotate
+    turn = llmcli.parts.attention.forward.rotate
 
     def rotate(qk, cos, sin):
         tables = llmcli.ops.rope.tables
@@ -175,7 +175,7 @@ def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeyp
         return turn(qk, cos.unsqueeze(1), sin.unsqueeze(1))
 
     broken = model("llama-grouped")
-    monkeypatch.setattr(llmcli.nn.attention, "rotate", rotate)
+    monkeypatch.setattr(llmcli.parts.attention.forward, "rotate", rotate)
     found = explained(broken, "blocks.0.attn.scores", (1, 5, 2))
     assert found.difference <= found.tolerance
     assert not found.ok

@@ -8,10 +8,10 @@ import torch
 from families_ledger import dry_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmcli.config import FrequencyFactors
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rows, UnpairRows, find
 from llmcli.families.read import gguf_ignored
+from llmcli.parts.attention.config import FrequencyFactors
 
 ARCHS = {
     "gpt2": gguf.MODEL_ARCH.GPT2,

@@ -8,7 +8,11 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from llmcli.config import (
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.rope import rope_from_gguf, rope_from_hf
+from llmcli.families.values import Values
+from llmcli.ops.rope import frequencies
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -17,10 +21,6 @@ from llmcli.config import (
     RopeConfig,
     YarnScaling,
 )
-from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import Values
-from llmcli.ops.rope import frequencies
 
 HEAD, CONTEXT = 16, 128
 SIZES = {

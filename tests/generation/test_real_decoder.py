@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.generation import Sampling, engine, filtered, sample, sample_seed, stream, uniforms
 from llmcli.generation.prefill import prefill
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 VOCAB = 97

@@ -7,7 +7,6 @@ import torch
 from small_models import CONFIGS, ids, read, stretched, weights
 from tiny_checkpoints import write_gpt2, write_llama
 
-from llmcli.config import DynamicScaling
 from llmcli.ladder.cache import KeyValueCache
 from llmcli.ladder.combined import CombinedQKV
 from llmcli.ladder.fused import FusedKernels
@@ -16,6 +15,7 @@ from llmcli.ladder.matrices import Matrices
 from llmcli.ladder.rungs import RUNGS
 from llmcli.ladder.weights import Weights
 from llmcli.loading import load
+from llmcli.parts.attention.config import DynamicScaling
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 BY_NAME = {kind.name: kind for kind in RUNGS}

@@ -22,8 +22,8 @@ from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
 from llmcli.measure.statistics import Statistics
 from llmcli.model import dtype_name
-from llmcli.nn import attention as nn_attention
 from llmcli.nn.step import Step
+from llmcli.parts.attention import forward as nn_attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 

@@ -14,7 +14,6 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 import llmcli.devices
 import llmcli.measure.lens as lens_module
 import llmcli.measure.lens_reader as lens_reader
-from llmcli.config import HeadConfig, NormConfig
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load
@@ -24,6 +23,8 @@ from llmcli.measure.unembedding import Agreement
 from llmcli.model import Model
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.embedding.config import HeadConfig
+from llmcli.parts.norm.config import NormConfig
 
 IDS = (5, 17, 3, 17, 42, 8, 30)
 CPU = torch.device("cpu")

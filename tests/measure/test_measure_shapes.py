@@ -14,16 +14,7 @@ from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.anatomy import activations, fold
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.families import translate
 from llmcli.loading import load
 from llmcli.measure import ran, shapes
@@ -38,11 +29,15 @@ from llmcli.measure.shapes import (
 )
 from llmcli.measure.stored import stored_check, stored_tensors
 from llmcli.model import Model
-from llmcli.nn.attention import Attention
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.norm import Norm
 from llmcli.nn.state import KVCache
 from llmcli.nn.step import Step
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.attention.forward import Attention
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.norm.forward import Norm
 from llmcli.weights import randomize
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}

@@ -9,21 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.loading import randomize
 from llmcli.measure import score as scoring
 from llmcli.measure.score import compare, measure_score, windows
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 from llmcli.text.tokenizer import covered_bytes
 
 

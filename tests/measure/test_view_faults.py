@@ -14,7 +14,7 @@ from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
 from llmcli.measure.lens import Places, measure_lens
 from llmcli.model import Model
-from llmcli.nn import attention as nn_attention
+from llmcli.parts.attention import forward as nn_attention
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
 # what only a view of the whole model can see: `attention` shows the way from a layer's norm to

@@ -5,19 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from llmcli.config import (
-    AttentionConfig,
-    DynamicScaling,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-6)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)

@@ -7,14 +7,19 @@ import re
 import pytest
 import torch
 
-from llmcli import config, ops
+from llmcli import ops
 from llmcli.anatomy import parameters
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.generation.sampling import Sampling, choose, filtered
 from llmcli.nn import decoder as nn_decoder
 from llmcli.nn import linear as nn_linear
 from llmcli.ops import activations, norm, twins
 from llmcli.ops.attention import attend, scores
 from llmcli.ops.linear import linear
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 F64 = torch.float64
 X = [1.0, 2.0, 3.0, 4.0]
@@ -168,18 +173,18 @@ def test_softplus_and_its_approximations():
 
 
 def llama_of_28_layers(tied):
-    rms = config.NormConfig(kind="rms", eps=1e-5)
-    layer = config.LayerConfig(
-        mixer=config.AttentionConfig(
+    rms = NormConfig(kind="rms", eps=1e-5)
+    layer = LayerConfig(
+        mixer=AttentionConfig(
             heads=4, kv_heads=2, head_dim=4, value_dim=4, scale=0.5,
-            rope=config.RopeConfig(theta=1e4, dims=4),
+            rope=RopeConfig(theta=1e4, dims=4),
         ),
-        ffn=config.MlpConfig(hidden=24, activation="silu", gated=True),
+        ffn=MlpConfig(hidden=24, activation="silu", gated=True),
         ln1=rms, ln2=rms,
     )  # fmt: skip
-    return config.ModelConfig(
+    return ModelConfig(
         family="test", model_type="test", vocab=50, width=16, context=64, layers=(layer,) * 28,
-        embedding=config.EmbeddingConfig(), final_norm=rms, head=config.HeadConfig(tied=tied),
+        embedding=EmbeddingConfig(), final_norm=rms, head=HeadConfig(tied=tied),
     )  # fmt: skip
 
 

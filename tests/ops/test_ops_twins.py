@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.config import (
+from llmcli.ops import activations, norm, rope, twins
+from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.linear import linear
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -17,9 +20,6 @@ from llmcli.config import (
     RopeConfig,
     YarnScaling,
 )
-from llmcli.ops import activations, norm, rope, twins
-from llmcli.ops.attention import attend, scores, visible_keys
-from llmcli.ops.linear import linear
 
 F64 = torch.float64
 numbers = st.floats(-50, 50)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from llmcli.config import (
+from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,

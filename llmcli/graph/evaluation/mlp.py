@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from llmcli.config import Activation
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rule import Element, Numbers, Rule
+from llmcli.parts.mlp.config import Activation
 from llmcli.reports.explanation import Fact
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.config import AttentionConfig
 from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
@@ -22,6 +21,7 @@ from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.pooled import Pooled, Whole
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.model import Model
+from llmcli.parts.attention.config import AttentionConfig
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
 from llmcli.reports.head_metrics import RANK, USUAL
 

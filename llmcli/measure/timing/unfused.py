@@ -47,7 +47,7 @@ class Splitter:
 
     def __init__(self, model: Model, state: State, clock: RunClock) -> None:
         self._slots = model.decoder.slots
-        self._blocks = model.decoder.blocks
+        self._layers = model.config.layers
         self._state = state
         self.clock = clock
         self._pending: dict[str, Tensor] = {}
@@ -83,7 +83,7 @@ class Splitter:
 
     def _attend(self, layer: int, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
-        config, cache = self._blocks[layer].mixer.config, self._state.layers[layer]
+        config, cache = self._layers[layer].mixer, self._state.layers[layer]
         assert self._query is not None
         q_BHTd, past = self._query, self._state.lengths[0]
         batch, _, tokens, size = q_BHTd.shape

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcli.config import AttentionConfig
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
+from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.norm.graph import norm_parameters
 
 _OF = {"q": "queries", "k": "keys", "v": "values"}

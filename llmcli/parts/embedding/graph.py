@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmcli.config import EmbeddingConfig, HeadConfig
 from llmcli.graph.node import Node, Parameter, PartGraph
 from llmcli.graph.ops import LookUp, Project
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 
 
 def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmcli.config import MlpConfig
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Op, Project
+from llmcli.parts.mlp.config import MlpConfig
 
 # gated: words of its activations and of its weights
 _GATED = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmcli.config import NormConfig
 from llmcli.graph.node import Node, Parameter, PartGraph
 from llmcli.graph.ops import Normalize, Scale
+from llmcli.parts.norm.config import NormConfig
 
 
 def norm_graph(

@@ -8,18 +8,13 @@ import math
 import numpy as np
 import torch
 
-from llmcli.config import (
-    AttentionConfig,
-    EmbeddingConfig,
-    HeadConfig,
-    LayerConfig,
-    MlpConfig,
-    ModelConfig,
-    NormConfig,
-    RopeConfig,
-)
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
 VOCAB = 23
 RMS = NormConfig(kind="rms", eps=1e-6)

@@ -16,9 +16,9 @@ from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.model import Model
-from llmcli.nn import attention as nn_attention
 from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
+from llmcli.parts.attention import forward as nn_attention
 
 
 def checked(model, *, generate=0, count=40, rows=None):

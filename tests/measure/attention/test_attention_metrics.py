@@ -21,11 +21,11 @@ from attention_models import (
     small,
 )
 
-from llmcli.config import AttentionConfig
 from llmcli.measure.attention import LABELS, METRICS, USUAL, measure_attention, run
 from llmcli.measure.attention.block import Block, Tokens
 from llmcli.measure.attention.labels import labels_of
 from llmcli.measure.attention.metrics import RowMeans, effective_rank
+from llmcli.parts.attention.config import AttentionConfig
 
 NEAR = {"float64": 1e-10, "float32": 1e-5}
 

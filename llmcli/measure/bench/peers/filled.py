@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.config import FrequencyFactors
 from llmcli.errors import UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
 from llmcli.model import Model
+from llmcli.parts.attention.config import FrequencyFactors
 
 
 def reads_itself(ours: Model) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from llmcli.config import NormConfig
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.norm import layer_norm, layer_scale, rms_norm, rms_scale
+from llmcli.parts.norm.config import NormConfig
 
 
 class Norm:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmcli.config import AttentionConfig
 from llmcli.nn.linear import Linear
-from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import KVCache
 from llmcli.nn.step import Step
 from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.norm.forward import Norm
 
 
 class Attention:
@@ -130,3 +131,9 @@ class Attention:
     def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """The attention pattern of those queries: rows of `score_rows` through the softmax."""
         return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
+
+    def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
+        """`attn.result` of one head, what it adds to the output: `[B, T, D]`, at least float32."""
+        size = z_BHTe.shape[-1]
+        w_eD = self.out.weight.t()[head * size : (head + 1) * size]
+        return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from llmcli.config import MlpConfig
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
+from llmcli.parts.mlp.config import MlpConfig
 
 
 class Mlp:
@@ -59,3 +59,8 @@ class GatedMlp:
         post_BTF = act_BTF * up_BTF
         step.emit(f"{self.name}.post", post_BTF)
         return self.down.wide(post_BTF)
+
+
+def build_mlp(config: MlpConfig, name: str, parameters: Parameters) -> Mlp | GatedMlp:
+    """The one or the other."""
+    return (GatedMlp if config.gated else Mlp)(config, name, parameters)

@@ -1,0 +1,124 @@
+"""What softmax attention is, and its rotary positions.
+
+Letters: H heads, Hk key/value heads, dh size of a head's query and key, dv of its value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.parts.norm.config import NormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023): every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """Dynamic NTK: beyond `original` positions the base grows with the sequence's own length."""
+
+    factor: float
+    original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a smooth ramp between."""
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): interpolation by parts and a temperature.
+
+    `attention_factor` multiplies cos and sin. `truncate` rounds the ramp's ends to whole
+    dimensions, as the reference does.
+    """
+
+    factor: float
+    original: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): one divisor per frequency, two sets.
+
+    `short` applies up to `original` positions and `long` beyond; `attention_factor`
+    multiplies cos and sin.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrequencyFactors:
+    """One divisor per frequency, as a GGUF file stores them (`rope_freqs.weight`).
+
+    `source` names the checkpoint tensor of `dims / 2` numbers; the loader fills `factors`.
+    """
+
+    source: str
+    factors: tuple[float, ...] = ()
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | FrequencyFactors
+    | None
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary positions (Su et al. 2021) over the first `dims` numbers of a head.
+
+    The two halves of those `dims` are rotated against each other (number i with i + dims/2);
+    checkpoints that pair neighbours have their rows permuted when they are loaded.
+    """
+
+    theta: float
+    dims: int
+    scaling: RopeScaling = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
+
+    `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
+    included). `qk_norm` normalizes each head's query and key before the rotation.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    rope: RopeConfig | None
+    qk_norm: NormConfig | None = None
+    window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def divides(self, width: int) -> bool:
+        """Whether the heads share `width` among them, so that each is `width / heads` wide."""
+        return self.heads * self.head_dim == width

@@ -1,0 +1,15 @@
+"""What a normalization is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig:
+    """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016)."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    bias: bool = False
