@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import parameters, states
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.spec import DTYPE_BYTES
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.graph.workspace import Reading
+from llmcli.parts.registry import part_of
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
-_TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
 
 # Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
 # its code that computing brings in, and memory that is free but not given back; oneDNN generates
@@ -22,8 +22,6 @@ _CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 # of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
 HEAD_NUMBERS = 1 << 19
-# Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
-_PACKED = 3 << 19
 _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 MiB on others
 
 
@@ -46,22 +44,9 @@ def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:
 
 
 def _layer_type(layer: LayerConfig) -> LayerType:
-    mixer, ffn = layer.mixer, layer.ffn
-    return LayerType(
-        kind="full attention" if mixer.window is None else "sliding window",
-        layers=(),
-        window=mixer.window,
-        heads=mixer.heads,
-        kv_heads=mixer.kv_heads,
-        head_dim=mixer.head_dim,
-        value_dim=mixer.value_dim,
-        rotary=mixer.rope is not None,
-        qk_norm=mixer.qk_norm is not None,
-        norm={"rms": "RMSNorm", "layer": "LayerNorm"}[layer.ln1.kind],
-        hidden=ffn.hidden,
-        activation=ffn.activation,
-        gated=ffn.gated,
-    )
+    norm = {"rms": "RMSNorm", "layer": "LayerNorm"}[layer.ln1.kind]
+    facts = {**part_of(layer.mixer).facts(layer.mixer), **part_of(layer.ffn).facts(layer.ffn)}
+    return LayerType(layers=(), norm=norm, **facts)
 
 
 def memory_need(
@@ -152,132 +137,18 @@ def prefill_peak(
     its allocator has 17.9, and 21.1 of 3,072, of which it has 19.1. The process grows by 13 to 19
     MiB more than that: see `_CODE`.
     """
-    tokens = min(context, chunk)
-    widened = size < 4 and not (cuda or native)
-    packed = size < 4 and native and not cuda
     wide = max(size, 4)
+    reading = Reading(
+        width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
+        cuda=cuda, native=native,
+    )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:
         peak += 4 * min(config.vocab * config.width, HEAD_NUMBERS)
+    shared: dict[Hashable, int] = {}
     for layer in dict.fromkeys(config.layers):
-        peak = max(
-            peak,
-            _attention_peak(
-                config.width, layer.mixer, batch, tokens, context, size, cuda=cuda, packed=packed
-            )
-            + (_widened(config.width, _product(layer.mixer), batch * tokens) if widened else 0),
-            _mlp_peak(config.width, layer.ffn, batch * tokens, size)
-            + (_widened(config.width, _columns(layer.ffn), batch * tokens) if widened else 0)
-            + (_mlp_workspace(config.width, layer.ffn, batch * tokens) if packed else 0),
-        )
-    ropes = {layer.mixer.rope for layer in config.layers} - {None}
-    tables = sum(_rope_tables(rope, context, wide) for rope in ropes if rope is not None)
-    windows = {layer.mixer.window for layer in config.layers}
-    masks = tokens * context * sum(_is_masked(tokens, context, window) for window in windows)
-    return peak + tables + masks + 8 * tokens  # the last: positions, whole numbers
-
-
-def _attention_peak(
-    width: int,
-    a: AttentionConfig,
-    batch: int,
-    tokens: int,
-    keys: int,
-    size: int,
-    *,
-    cuda: bool,
-    packed: bool,
-) -> int:
-    """The stream, its norm and the product, then what is largest: the norm of queries and keys,
-    the rotation, the attention itself, or its projection.
-
-    `packed`: the processor multiplies numbers of 16 bits, in an order that they are copied into.
-    """
-    rows = batch * tokens
-    turned = (a.heads + a.kv_heads) * a.head_dim
-    mixed = a.heads * a.value_dim
-    wide = max(size, 4)
-    held = rows * (width * (wide + size) + _product(a) * size)
-    # products are normalized in float32: the whole, a copy of the queries, and what comes out
-    normed = _product(a) * wide + a.heads * a.head_dim * wide + 2 * turned * size
-    norming = rows * normed if a.qk_norm else 0
-    # the rotation is done in float32: narrower numbers are copied to it and back
-    turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
-    projecting = rows * ((turned + mixed) * size + width * _both(size))
-    masked = _is_masked(tokens, keys, a.window)
-    attending = rows * (turned + mixed) * size
-    # the fused kernel's sum of every row, and the tile of scores that one thread works on
-    attending += rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
-    if masked:
-        attending += tokens * keys * size  # the mask once more, as 0 and -∞
-    if masked and cuda and a.heads != a.kv_heads:
-        # no fused kernel: keys and values are copied for every head, then all is done in float32
-        copied = size + (4 if size < 4 else 0)
-        attending += batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
-        attending += batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
-    products = 0
-    if packed:
-        # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
-        attending += batch * a.kv_heads * keys * (a.head_dim + a.value_dim) * size
-        attending += 2 * _TILE[0] * _TILE[1] * size
-        products = _product_workspace(width, _product(a), rows)
-        projecting += _product_workspace(mixed, width, rows)
-    return held + max(products, norming, turning, attending, projecting)
-
-
-def _product(a: AttentionConfig) -> int:
-    """Columns of queries, keys and values together."""
-    return (a.heads + a.kv_heads) * a.head_dim + a.kv_heads * a.value_dim
-
-
-def _mlp_peak(width: int, mlp: MlpConfig, rows: int, size: int) -> int:
-    """Two streams, what attention added, the norm, what comes out; the hidden numbers twice over.
-
-    Gated: gate and up, the gate after its function, and the product of both.
-    """
-    wide = max(size, 4)
-    return rows * (width * (3 * wide + size + _both(size)) + 2 * _columns(mlp) * size)
-
-
-def _both(size: int) -> int:
-    """Bytes of a number that a product gave in 16 bits and that is widened: it is there twice."""
-    return size if size >= 4 else size + 4
-
-
-def _columns(mlp: MlpConfig) -> int:
-    return 2 * mlp.hidden if mlp.gated else mlp.hidden
-
-
-def _is_masked(tokens: int, keys: int, window: int | None) -> bool:
-    """Whether it takes a mask: a triangle from position 0 needs none (`nn.step`)."""
-    return keys > tokens or (window is not None and window < tokens)
-
-
-def _widened(inputs: int, columns: int, rows: int) -> int:
-    """What a product of 16-bit numbers takes on a CPU without such instructions: float32."""
-    return 4 * columns * (inputs + rows)
-
-
-def _mlp_workspace(width: int, mlp: MlpConfig, rows: int) -> int:
-    """What oneDNN takes for the larger one of a feed-forward layer's products."""
-    return max(
-        _product_workspace(width, _columns(mlp), rows),
-        _product_workspace(mlp.hidden, width, rows),
-    )
-
-
-def _product_workspace(inputs: int, columns: int, rows: int) -> int:
-    """The most that oneDNN takes for `[rows, inputs] · [inputs, columns]` in 16 bits, one thread.
-
-    Its AMX kernels copy the weights into blocks of 32 inputs, as many of them as fit the cache,
-    and where all inputs are too many at a time they keep the sums in float32 meanwhile; its
-    AVX512-BF16 kernels take less (oneDNN 3.12, `matmul/amx_blocking_heuristics.cpp`).
-    """
-    weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)
-    sums = 4 * rows * min(columns, 1024) if inputs >= 2048 else 0
-    return weights + sums + (128 << 10)  # the last: tiles, and what pads inputs and columns
-
-
-def _rope_tables(rope: RopeConfig, context: int, wide: int) -> int:
-    """cos and sin of all positions; the tables double in length when they are too short."""
-    return 2 * (1 << max(context - 1, 255).bit_length()) * rope.dims * wide
+        for part in (layer.mixer, layer.ffn):
+            workspace = part_of(part).workspace(part, reading)
+            peak = max(peak, workspace.peak)
+            shared |= workspace.shared
+    return peak + sum(shared.values()) + 8 * reading.tokens  # the last: positions, whole numbers

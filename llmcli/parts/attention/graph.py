@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
@@ -88,6 +89,15 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         absent=tuple(_absent(a, site)),
         entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in "qkv")),
     )
+
+
+def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
+    """What `info` says of it."""
+    return {
+        "kind": "full attention" if a.window is None else "sliding window",
+        "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
+        "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
+    }  # fmt: skip
 
 
 def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:

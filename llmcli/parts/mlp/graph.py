@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Op, Project
@@ -78,6 +79,11 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
         absent=tuple(_absent(m)),
         entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
     )  # fmt: skip
+
+
+def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
+    """What `info` says of it."""
+    return {"hidden": m.hidden, "activation": m.activation, "gated": m.gated}
 
 
 def _absent(m: MlpConfig) -> Iterator[Absent]:

@@ -1,0 +1,62 @@
+"""What attention holds in memory while a prompt is read."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from llmcli.graph.workspace import Reading, Workspace
+from llmcli.parts.attention.config import AttentionConfig
+
+_TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
+
+
+def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
+    """The stream, its norm and the product, then what is largest: the norm of queries and keys,
+    the rotation, the attention itself, or its projection. Layers share rotation tables and masks.
+    """
+    rows, size, wide = of.rows, of.size, of.wide
+    turned = (a.heads + a.kv_heads) * a.head_dim
+    mixed = a.heads * a.value_dim
+    product = turned + a.kv_heads * a.value_dim
+    held = rows * (of.width * (wide + size) + product * size)
+    # products are normalized in float32: the whole, a copy of the queries, and what comes out
+    normed = product * wide + a.heads * a.head_dim * wide + 2 * turned * size
+    norming = rows * normed if a.qk_norm else 0
+    # the rotation is done in float32: narrower numbers are copied to it and back
+    turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
+    projecting = rows * ((turned + mixed) * size + of.width * of.both)
+    projecting += of.product(mixed, of.width)
+    products = of.product(of.width, product)
+    most = max(products, norming, turning, _attending(a, of), projecting)
+    shared: dict[Hashable, int] = {}
+    if a.rope is not None:  # cos and sin; the tables double in length when they are too short
+        positions = 1 << max(of.keys - 1, 255).bit_length()
+        shared["rope", a.rope] = 2 * positions * a.rope.dims * wide
+    if _is_masked(a, of):
+        shared["mask", a.window] = of.tokens * of.keys
+    return Workspace(peak=held + most + of.widened(product), shared=shared)
+
+
+def _attending(a: AttentionConfig, of: Reading) -> int:
+    size, wide, tokens, keys = of.size, of.wide, of.tokens, of.keys
+    turned, mixed = (a.heads + a.kv_heads) * a.head_dim, a.heads * a.value_dim
+    found = of.rows * (turned + mixed) * size
+    # the fused kernel's sum of every row, and the tile of scores that one thread works on
+    found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
+    if _is_masked(a, of):
+        found += tokens * keys * size  # the mask once more, as 0 and -∞
+        if of.cuda and a.heads != a.kv_heads:
+            # no fused kernel: keys and values are copied for every head, all is done in float32
+            copied = size + (4 if size < 4 else 0)
+            found += of.batch * a.heads * keys * (a.head_dim + a.value_dim) * copied
+            found += of.batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
+    if of.packed:
+        # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
+        found += of.batch * a.kv_heads * keys * (a.head_dim + a.value_dim) * size
+        found += 2 * _TILE[0] * _TILE[1] * size
+    return found
+
+
+def _is_masked(a: AttentionConfig, of: Reading) -> bool:
+    """Whether it takes a mask: a triangle from position 0 needs none (`nn.step`)."""
+    return of.keys > of.tokens or (a.window is not None and a.window < of.tokens)

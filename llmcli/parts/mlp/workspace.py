@@ -1,0 +1,17 @@
+"""What a feed-forward layer holds in memory while a prompt is read."""
+
+from __future__ import annotations
+
+from llmcli.graph.workspace import Reading, Workspace
+from llmcli.parts.mlp.config import MlpConfig
+
+
+def mlp_workspace(mlp: MlpConfig, of: Reading) -> Workspace:
+    """Two streams, what attention added, the norm, what comes out; the hidden numbers twice over.
+
+    Gated: gate and up, the gate after its function, and the product of both.
+    """
+    columns = 2 * mlp.hidden if mlp.gated else mlp.hidden
+    held = of.width * (3 * of.wide + of.size + of.both) + 2 * columns * of.size
+    products = max(of.product(of.width, columns), of.product(mlp.hidden, of.width))
+    return Workspace(peak=of.rows * held + of.widened(columns) + products)
