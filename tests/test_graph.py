@@ -1,0 +1,148 @@
+"""The graph runs: what the decoder emits is what each node makes of the nodes before it.
+
+Over every model of `small_models`, in float64: node by node from what was emitted, and chained
+from the token ids. Faults in the graph are seen as those in the decoder are.
+"""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from small_models import CONFIGS, RMS, ids, weights
+
+from llmcli.anatomy.graph import Graph
+from llmcli.explain.kernel import Kernel
+from llmcli.graph import ops
+from llmcli.graph.evaluation.rules import RULES, rules
+from llmcli.model import Model
+from llmcli.parts.attention.config import RopeConfig
+
+TOKENS = 11
+BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
+
+
+def small(config):
+    decoder = weights(config).decoder
+    return Model(
+        name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(), random_seed=3,
+    )  # fmt: skip
+
+
+def run(model):
+    """The prompt, and what a tap sees of it, without a batch axis."""
+    prompt, emitted = ids(1, TOKENS), {}
+
+    def tap(name, tensor):
+        assert name not in emitted, "emitted twice"
+        emitted[name] = tensor[0]
+
+    model.decoder(prompt, tap=tap)
+    return tuple(prompt[0].tolist()), emitted
+
+
+class Chained(Kernel):
+    """Every input is what the nodes before it made, from the token ids on."""
+
+    def __getitem__(self, name):
+        return self.made[name]
+
+    every = __getitem__
+
+
+def wrong(model, nodes, *, chained):
+    """Activations that the nodes do not make, by how many times the bound they are off."""
+    prompt, emitted = run(model)
+    made = rules(nodes.values(), Graph(model.config).letter)
+    kernel = (Chained if chained else Kernel)(
+        model, made, prompt, [""] * TOKENS, emitted=emitted, positions=range(TOKENS),
+        prompt_tokens=TOKENS, alone=[False] * TOKENS,
+    )  # fmt: skip
+    kernel.made = {}
+    found = {}
+    for name, rule in made.items():
+        kernel.made[name] = ours = rule.tensor(kernel)
+        theirs = kernel.kernel(name)
+        assert ours.shape == theirs.shape, name
+        allowed = BOUND * rule.magnitudes(kernel)
+        if chained:  # a number may be small because large ones cancel
+            size = theirs.abs()
+            allowed = allowed + BOUND * size.where(size.isfinite(), torch.tensor(0.0)).max()
+        off = torch.where(ours == theirs, 0.0, (ours - theirs).abs() - allowed)
+        if not bool((off <= 0).all()):
+            found[name] = float((off / allowed.expand_as(off)).max())
+    return found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_the_decoder_emits_is_what_the_nodes_make(name):
+    model = small(CONFIGS[name])
+    graph = Graph(model.config)
+    assert [node.name for node in graph.nodes.values() if node.written] == list(run(model)[1])
+    assert wrong(model, graph.nodes, chained=False) == {}
+    assert wrong(model, graph.nodes, chained=True) == {}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_ops_read_what_comes_before_them_and_every_parameter(name):
+    graph = Graph(CONFIGS[name])
+    before, used = set(), set()
+    for node in graph.nodes.values():
+        assert set(node.op.inputs) <= before, node.name
+        before.add(node.name)
+        values = {getattr(node.op, field.name) for field in fields(node.op)
+                  if field.name in ("weight", "bias", "table")}  # fmt: skip
+        used |= values - {None}
+    tied = {"head.W"} if CONFIGS[name].head.tied else set()
+    assert used - tied == set(graph.parameters)
+    assert all(parameter.makes in graph for parameter in graph.parameters.values())
+    assert all(state.holds in graph for state in graph.states.values())
+
+
+def test_every_op_is_evaluated():
+    def leaves(op):
+        below = op.__subclasses__()
+        return {op} if not below else set().union(*map(leaves, below))
+
+    own = {op for op in leaves(ops.Op) if op.__module__ == ops.__name__}
+    assert own == set(RULES)
+
+
+def change(node, **values):
+    return replace(node, op=replace(node.op, **values))
+
+
+# what somebody gets wrong in a graph: (model, node, its changed form)
+FAULTS = {
+    "scale": ("llama", "attn.scores", lambda n: change(n, scale=n.op.scale * 1.001)),
+    "a window of one more": ("window", "attn.scores", lambda n: change(n, window=5)),
+    "no window": ("window", "attn.scores", lambda n: change(n, window=None)),
+    "keys mixed, not values": ("one key head", "attn.z",
+                               lambda n: change(n, value="blocks.0.attn.k_rot")),
+    "keys before their norm": ("qk norm", "attn.k_rot",
+                               lambda n: change(n, source="blocks.0.attn.k")),
+    "theta": ("llama", "attn.q_rot",
+              lambda n: change(n, rope=RopeConfig(theta=101.0, dims=8))),
+    "all of a head is rotated": ("partial rotation", "attn.k_rot",
+                                 lambda n: change(n, rope=RopeConfig(theta=100.0, dims=8))),
+    "no bias": ("biases and relu", "attn.q", lambda n: change(n, bias=None)),
+    "a tanh for an erf": ("gpt2 with gelu and shared keys", "mlp.post",
+                          lambda n: change(n, function="gelu_tanh")),
+    "gate and up exchanged": ("llama", "mlp.post",
+                              lambda n: change(n, act=n.op.up, up="blocks.0.mlp.gate")),
+    "eps": ("llama", "ln1.out", lambda n: change(n, norm=replace(RMS, eps=1e-4))),
+    "a mean is taken off": ("llama", "ln2.out",
+                            lambda n: change(n, norm=replace(RMS, kind="layer"))),
+    "the stream without attention": ("llama", "resid_post",
+                                     lambda n: change(n, parts=n.op.parts[:1])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
+    name, leaf, changed = FAULTS[fault]
+    model = small(CONFIGS[name])
+    nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
+    nodes[planted] = changed(nodes[planted])
+    assert planted in wrong(model, nodes, chained=False)
+    assert next(iter(wrong(model, nodes, chained=True))) == planted
