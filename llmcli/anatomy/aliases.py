@@ -141,5 +141,7 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
 
 def _made_by(parameter: str, model: Graph) -> str:
     """The activation that a weight makes: `blocks.0.attn.W_q` → `blocks.0.attn.q`."""
-    known = model.parameters.get(parameter)
-    return "logits_raw" if known is None else known.makes  # a tied head is no parameter
+    if parameter in model.parameters:
+        return model.parameters[parameter].makes
+    # a tied head is no parameter, and a family's rules name norms that this model has not
+    return "logits_raw" if parameter == "head.W" else parameter.removesuffix(".w")
