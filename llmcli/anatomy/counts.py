@@ -10,7 +10,7 @@ from llmcli.config import AttentionConfig, LayerConfig, MlpConfig, ModelConfig, 
 from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
-PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
+PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
 
 # Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of

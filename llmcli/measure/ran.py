@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
 from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, Model, dtype_name
@@ -94,7 +95,7 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
         "the cache and the logits of this prompt",
         "use a shorter prompt or a smaller --batch",
     )
-    state = decoder.new_state(batch, tokens + 1)
+    session = Session(decoder, batch, tokens + 1)
     prefill, decode, last = Seen(), Seen(), {}
 
     def step(name: str, tensor: Tensor) -> None:
@@ -102,10 +103,10 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
         last[name] = tensor
 
     ids_BT = torch.tensor([list(ids)], device=model.device).expand(batch, -1)
-    logits_BV = decoder(ids_BT, state, tap=prefill.add)[:, -1]
-    decoder(logits_BV.argmax(-1, keepdim=True), state, tap=step)
+    logits_BV = session.extend(ids_BT, logits="all", tap=prefill.add)[:, -1]
+    session.extend(logits_BV.argmax(-1, keepdim=True), logits="all", tap=step)
     seen: dict[Phase, Seen] = {"prefill": prefill, "decode": decode}
-    return Ran(model=model, seen=seen, last=last, state=state)
+    return Ran(model=model, seen=seen, last=last, state=session.state)
 
 
 def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:

@@ -124,7 +124,7 @@ def measure_splits(
     for number, phase in enumerate(phases):
         if progress is not None:
             progress("timing the pieces", number, len(phases))
-        splitter = Splitter(job.model, job.state, clock_for(job.model.device))
+        splitter = Splitter(job.model, job.session.state, clock_for(job.model.device))
         runs = [_seconds(job, phase.name, splitter) for _ in range(_RUNS)]
         found += _splits(phase, {name: median(run[name] for run in runs) for name in runs[0]})
         worst = _worse(worst, (splitter.worst, f"{splitter.where} ({phase.name})"))
