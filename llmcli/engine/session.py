@@ -9,6 +9,7 @@ Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Literal, TypeVar
 
@@ -18,9 +19,19 @@ from torch import Tensor
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.nn.decoder import Decoder, inference
+from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Tap
 
 Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A session at some moment, to which it can be restored any number of times."""
+
+    state: State
+    ids_BC: Tensor
+    logits_BV: Tensor | None
 
 
 class Session:
@@ -173,8 +184,27 @@ class Session:
 
         `logits_BV`: what the last of these tokens gave, where it is known.
         """
-        self.state.truncate([length] * self.state.batch)
+        self.state.rewind([length] * self.state.batch)
         self.logits_BV, self._chosen_B = logits_BV, None
+
+    def snapshot(self) -> Snapshot:
+        """Copies of state, ids and last logits."""
+        return Snapshot(
+            state=self.state.snapshot(),
+            ids_BC=self._ids_BC.clone(),
+            logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
+        )
+
+    def restore(self, saved: Snapshot) -> None:
+        """Back to a snapshot of this session; where `rewind` cannot go back, this does.
+
+        Raises ValueError after a `select` of another number of sequences.
+        """
+        self.state.restore(saved.state)
+        more = self._ids_BC.shape[1] - saved.ids_BC.shape[1]  # it may have grown
+        self._ids_BC = F.pad(saved.ids_BC, (0, more))
+        self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
+        self._chosen_B = None
 
     def grow(self, capacity: int) -> None:
         """At least `capacity` slots per sequence."""

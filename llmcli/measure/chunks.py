@@ -55,8 +55,9 @@ def chunk_checks(
         if name != f"{prefix}.z":
             return
         query, key = graph(model.config).entering(layer)
-        cache = session.state.layers[layer]
-        held = {key: cache.k[:, :, : len(ids)], f"{prefix}.v": cache.v[:, :, : len(ids)]}
+        parts = ((key, "k"), (f"{prefix}.v", "v"))
+        cache = session.state.layers[layer].tensors()
+        held = {source: cache[part][:, :, : len(ids)] for source, part in parts}
         for source, whole in held.items():
             same = torch.equal(whole[:, :, begin:], seen[source])
             found.append(_check(0.0 if same else float("inf"), source))

@@ -111,11 +111,11 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
 
 def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
     """Scores, pattern and result of every layer in the step, from what it wrote."""
-    first = ran.state.lengths[0] - 1
+    first, cached = ran.state.lengths[0] - 1, ran.state.tensors()
     for layer, block in enumerate(ran.model.decoder.blocks):
         mixer, name = block.mixer, block.mixer.name
         q_BHTd = ran.last[graph(ran.model.config).entering(layer)[0]]
-        k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
+        k_BKSd, z_BHTe = cached[f"cache.{layer}.k"], ran.last[f"{name}.z"]
         yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
         yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
         W_o = mixer.out.weight.T
@@ -166,11 +166,7 @@ def _derived_check(specs: dict[str, TensorSpec], ran: Ran) -> ViewCheck:
 
 
 def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
-    kept = {
-        f"cache.{i}.{name}": _like(tensor)
-        for i, layer in enumerate(state.layers)
-        for name, tensor in (("k", layer.k), ("v", layer.v))
-    }
+    kept = {name: _like(tensor) for name, tensor in state.tensors().items()}
     wrong = [spec.name for spec in specs if not _is(spec, kept.get(spec.name))]
     if sum(spec.bytes or 0 for spec in specs) != state.nbytes:
         wrong.append("the bytes of all of them")
@@ -179,10 +175,9 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
 
 def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
     """The last position of each cache holds what the step wrote for it."""
-    wrong, states = [], graph(ran.model.config).states
+    wrong, states, cached = [], graph(ran.model.config).states, ran.state.tensors()
     for spec in specs:
-        layer = ran.state.layers[int(spec.name.split(".")[1])]
-        kept = layer.k if spec.name.endswith(".k") else layer.v
+        kept = cached[spec.name]
         written = ran.last.get(states[spec.name].holds)
         if written is None or not torch.equal(kept[:, :, -1:], written):
             wrong.append(spec.name)

@@ -13,7 +13,7 @@ from llmcli.nn.attention import Attention
 from llmcli.nn.mlp import GatedMlp, Mlp
 from llmcli.nn.norm import Norm
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.state import KVCache
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 
 
@@ -28,7 +28,7 @@ class Block:
         ffn = GatedMlp if config.ffn.gated else Mlp
         self.ffn = ffn(config.ffn, f"{name}.mlp", parameters)
 
-    def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`."""
         step.emit(f"{self.name}.resid_pre", x_BTD)
         attn_out = self.mixer(self.ln1.observed(x_BTD, step), cache, step)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_models import CONFIGS, VOCAB, ids, weights
 
+from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
@@ -111,8 +112,47 @@ def test_rewound_it_goes_on_as_if_nothing_had_been_read(decoder):
     session.rewind(2)
     assert session.ids == [PROMPTS[0][:2], PROMPTS[0][::-1][:2]]
     assert session.logits_BV is None
-    with pytest.raises(ValueError, match="truncate"):
+    with pytest.raises(ValueError, match="cannot rewind 2 tokens to 3"):
         session.rewind(3)
+
+
+def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
+    session = Session(decoder, 2, 9)
+    session.prefill([PROMPTS[0], PROMPTS[2]])
+    saved = session.snapshot()
+    first = list(session.decode(likeliest, limit=4))
+    for _ in range(2):
+        session.restore(saved)
+        assert session.ids == [PROMPTS[0], PROMPTS[2]]
+        assert list(session.decode(likeliest, limit=4)) == first
+        session.rewind(1)  # and over the slots of the prompt, which the snapshot has too
+        session.extend([[6] * 8, [6] * 8])
+    session.grow(12)
+    session.restore(saved)
+    assert list(session.decode(likeliest, limit=6))[:4] == first
+    session.select([0])
+    with pytest.raises(ValueError, match="2 × 5 tokens does not fit a state of 1 × 12"):
+        session.restore(saved)
+
+
+def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder):
+    session = Session(decoder, 1, 9)
+    session.prefill([PROMPTS[0]])
+    saved = session.state.snapshot()
+    assert saved.nbytes * 9 == session.state.nbytes * 5
+    with pytest.raises(ValueError, match="1 × 5 tokens does not fit a state of 1 × 4"):
+        Session(decoder, 1, 4).state.restore(saved)
+
+
+def test_the_state_s_tensors_have_their_names(decoder):
+    session, seen = Session(decoder, 1, 9), {}
+    session.extend([PROMPTS[0]], tap=lambda name, tensor: seen.setdefault(name, tensor))
+    states = graph(decoder.config).states
+    tensors = session.state.tensors()
+    assert list(tensors) == list(states)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor[:, :, :5], seen[states[name].holds])
+        assert not tensor[:, :, 5:].any()
 
 
 def test_grown_it_has_room_for_more(decoder):

@@ -83,7 +83,7 @@ class Splitter:
 
     def _attend(self, layer: int, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
-        config, cache = self._blocks[layer].mixer.config, self._state.layers[layer]
+        config, cache = self._blocks[layer].mixer.config, self._state.layers[layer].tensors()
         assert self._query is not None
         q_BHTd, past = self._query, self._state.lengths[0]
         batch, _, tokens, size = q_BHTd.shape
@@ -95,7 +95,7 @@ class Splitter:
             at, last = past + start, past + start + rows
             first = 0 if config.window is None else max(0, at - config.window + 1)
             positions = torch.arange(at, last, device=q_BHTd.device) - first
-            keys, values = cache.k[:, :, first:last], cache.v[:, :, first:last]
+            keys, values = (cache[part][:, :, first:last] for part in "kv")
             self.clock(_BETWEEN)
             scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
             self.clock("scores")
