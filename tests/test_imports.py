@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← nn
-    ← model scales filling weights loading generation ← measure ladder explain ← cli;
+    ← engine ← model scales filling weights loading generation ← measure ladder explain ← cli;
     render sees only reports
 """
 
@@ -24,6 +24,7 @@ LAYERS = (
     {"checkpoints", "families", "anatomy", "text"},
     {"ops", "kernels", "devices"},
     {"nn"},
+    {"engine"},
     {"model", "scales", "filling", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
     {"cli", "__main__"},
@@ -55,7 +56,7 @@ TORCH_FREE = {
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
 COMPUTES = (
-    *("ops", "devices", "nn"),
+    *("ops", "devices", "nn", "engine"),
     *("model", "scales", "filling", "weights", "loading", "generation"),
 )
 AT_TOP = {
@@ -207,6 +208,42 @@ def test_parts_know_no_family():
     model = {"nn", "ops", "parts", "graph", "evaluation", "anatomy"}
     found = {m: forks(TREES[m]) for m in sorted(MODULES) if part_of(m) in model}
     assert {module: words for module, words in found.items() if words} == {}
+
+
+def calls_with_state(tree):
+    """Calls that make a decoder's state, or give one to a decoder."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        name = called.removesuffix(".__call__").rpartition(".")[2]
+        given = len(node.args) > 1 or any(word.arg in ("state", None) for word in node.keywords)
+        if name == "new_state" or (name.lower() == "decoder" and name != "Decoder" and given):
+            yield ast.unparse(node)
+
+
+def test_the_session_alone_calls_a_decoder_with_a_state():
+    found = {module: list(calls_with_state(tree)) for module, tree in TREES.items()}
+    parts = {"nn", "parts"}  # the decoder itself
+    outside = {m: calls for m, calls in found.items() if calls and part_of(m) not in parts}
+    assert set(outside) == {"llmcli.engine.session"}, outside
+    assert len(outside["llmcli.engine.session"]) == 2  # it makes the state, and one call
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("model.decoder(ids, state, logits='last')", 1),
+        ("decoder(ids, state=kept)", 1),
+        ("self.weights.decoder(ids, **options)", 1),
+        ("decoder.__call__(ids, state)", 1),
+        ("model.decoder.new_state(1, 8)", 1),
+        ("decoder(ids, tap=tap, until=3)", 0),
+        ("Decoder(config, device=device, dtype=dtype)", 0),
+    ],
+)
+def test_a_call_with_a_state_is_found(source, count):
+    assert len(list(calls_with_state(ast.parse(source)))) == count
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from llmcli.graph.workspace import Reading
 from llmcli.parts.registry import part_of
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
-PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`generation.engine`)
+PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 
 # Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
 # its code that computing brings in, and memory that is free but not given back; oneDNN generates

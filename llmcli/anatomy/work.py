@@ -48,7 +48,7 @@ def prompt_calls(
 ) -> Iterator[tuple[Call, Logits]]:
     """The forward calls that read `batch` prompts of `tokens` tokens, `chunk` at a time.
 
-    Only the last one has logits (`generation.prefill`).
+    Only the last one has logits (`Session.prefill`).
     """
     for start in range(0, tokens, chunk):
         size = min(chunk, tokens - start)

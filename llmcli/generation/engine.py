@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from llmcli.devices import require_memory
+from llmcli.engine.session import Session
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
-from llmcli.generation.prefill import prefill
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.stop import StopMatcher
 from llmcli.generation.ties import NearTies
@@ -105,14 +105,12 @@ def _run(
         f"the caches of {len(outputs)} × {capacity} tokens",
         "lower --max-tokens, --context-length or --num-samples",
     )
-    state = model.decoder.new_state(len(prompts), capacity)
-    logits_BV = prefill(model.decoder, prompts, state, on_prefill=on_prefill)
+    session = Session(model.decoder, len(prompts), capacity)
+    session.prefill(prompts, on_prefill=on_prefill)
     samples = len(outputs) // len(prompts)
     if samples > 1:
-        forks = [number // samples for number in range(len(outputs))]
-        state, logits_BV = state.select(forks), logits_BV[forks]
-    while True:
-        ids_B, choices = picker.pick(logits_BV)
+        session.select([number // samples for number in range(len(outputs))])
+    for choices in session.decode(picker.pick):
         for output, choice in zip(outputs, choices, strict=True):
             yield output.add(choice)
         rows = [row for row, output in enumerate(outputs) if output.finish is None]
@@ -121,8 +119,7 @@ def _run(
         if len(rows) < len(outputs):
             outputs = [outputs[row] for row in rows]
             picker.keep(rows)
-            state, ids_B = state.select(rows), ids_B[rows]
-        logits_BV = model.decoder(ids_B[:, None], state, logits="last")[:, 0]
+            session.select(rows)
 
 
 def _capacity(model: Model, capacity: int | None) -> int:

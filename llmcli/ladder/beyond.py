@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmcli.engine.session import Session
 from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.course import Course
 from llmcli.ladder.int8 import quantize
 from llmcli.ladder.weights import Weights
 from llmcli.nn.decoder import Decoder
-from llmcli.nn.state import State
 from llmcli.reports.ladder import Variant
 from llmcli.reports.progress import Progress
 
@@ -90,14 +90,13 @@ def _step_of(decoder: Decoder, run: Course) -> Step:
     of them compute the same.
     """
     prompt = run.prompts[:1]
-    state = decoder.new_state(1, prompt.shape[1] + 1)
-    decoder(prompt, state, logits="last")
+    session = Session(decoder, 1, prompt.shape[1] + 1)
+    session.extend(prompt)
     id = run.more[:1].reshape(1, 1)
 
     def step() -> Tensor:
-        after = State(state.layers, [prompt.shape[1]], state.capacity)
-        # the undecorated call: a compiler traces it whole, inference mode is already on
-        return Decoder.__call__.__wrapped__(decoder, id, after)[0, -1]  # type: ignore[attr-defined, no-any-return]
+        session.rewind(prompt.shape[1])
+        return session.extend(id)[0]
 
     return step
 

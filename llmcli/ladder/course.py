@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from llmcli.devices import require_memory
+from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.ladder.weights import Weights
 
@@ -49,20 +51,22 @@ def plan_course(
     decoder = weights.decoder
     _require_memory(weights, len(ids) + more, sequences)
     prompt = torch.tensor(ids, device=decoder.device)
-    state = decoder.new_state(1, len(ids) + more)
-    row, chosen = prompt, []
-    for _ in range(more):
-        logits_V = decoder(row.reshape(1, -1), state, logits="last")[0, -1]
-        if not logits_V.isfinite().all():
-            raise NotFinite(
-                "the model's logits are not finite", hint="the checkpoint may hold NaN or infinity"
-            )
-        row = logits_V.argmax()
-        chosen.append(row)
+    session = Session(decoder, 1, len(ids) + more)
+    session.extend(prompt[None])
+    chosen = list(islice(session.decode(_likeliest), more))
     prompts = torch.stack([prompt.roll(-shift) for shift in range(sequences)])
     for number in range(len(ids), sequences):
         prompts[number, 0] = (prompts[number, 0] + number) % weights.config.vocab
     return Course(prompts=prompts, more=torch.stack(chosen), budget=budget, rounds=rounds)
+
+
+def _likeliest(logits_1V: Tensor) -> tuple[Tensor, Tensor]:
+    if not logits_1V.isfinite().all():
+        raise NotFinite(
+            "the model's logits are not finite", hint="the checkpoint may hold NaN or infinity"
+        )
+    id_1 = logits_1V.argmax(-1)
+    return id_1, id_1[0]
 
 
 def _require_memory(weights: Weights, tokens: int, sequences: int) -> None:

@@ -13,11 +13,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
 from llmcli.ladder import letters
 from llmcli.ladder.letters import Letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import Weights
-from llmcli.nn.state import State
 from llmcli.nn.step import Tap
 from llmcli.parts.attention.forward import Attention
 from llmcli.parts.norm.config import NormConfig
@@ -80,7 +80,7 @@ class FusedKernels(Rung):
 
     def __init__(self, weights: Weights, show: Show = silent) -> None:
         super().__init__(weights, show)
-        self.state: State | None = None
+        self.session: Session | None = None
 
     def forward(self, ids: Tensor, until: int | None = None) -> Tensor:
         """Logits `[b, n, v]` of `[b, n]` ids; with `until=i` the rows `[b, n, d]`."""
@@ -89,20 +89,18 @@ class FusedKernels(Rung):
 
     def start(self, ids: Tensor) -> Tensor:
         """The same with an empty cache, which has room for some tokens after the prompt."""
-        decoder = self.weights.decoder
         batch, n = ids.shape
-        self.state = decoder.new_state(batch, max(2 * n, 32))
-        return decoder(ids, self.state, tap=self._tap(""))
+        self.session = Session(self.weights.decoder, batch, max(2 * n, 32))
+        return self.session.extend(ids, logits="all", tap=self._tap(""))
 
     def extend(self, id: Tensor) -> Tensor:
         """Reads one token more of each sequence, `[b]`: their logits `[b, v]`."""
-        if self.state is None:
+        if self.session is None:
             raise ValueError("nothing to extend: no prompt was read")
-        n = self.state.lengths[0]
-        if n == self.state.capacity:
-            self.state.grow(2 * n)
-        out = self.weights.decoder(id.unsqueeze(1), self.state, tap=self._tap("_n"))
-        return out[:, -1]
+        n = self.session.lengths[0]
+        if n == self.session.state.capacity:
+            self.session.grow(2 * n)
+        return self.session.extend(id.unsqueeze(1), tap=self._tap("_n"))
 
     def _tap(self, row: str) -> Tap | None:
         """Shows what the decoder emits; None, and so nothing extra computed, where no one looks."""

@@ -14,10 +14,10 @@ from torch import Tensor
 from llmcli import devices
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.explain.formulas import formula_checks, worst
 from llmcli.explain.kernel import layer_of
-from llmcli.generation.prefill import prefill
 from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
@@ -42,21 +42,22 @@ def chunk_checks(
         devices.require_memory(model.decoder.state_bytes(1, len(ids)), model.device, "", "")
     except OutOfMemory:
         return ()
-    state = model.decoder.new_state(1, len(ids))
+    session = Session(model.decoder, 1, len(ids))
     seen: dict[str, Tensor] = {}
     found: list[ViewCheck] = []
 
     def tap(name: str, tensor: Tensor) -> None:
         layer = layer_of(name)
-        if layer is None or ".attn." not in name or state.lengths[0] < begin:
+        if layer is None or ".attn." not in name or session.lengths[0] < begin:
             return
         seen[name] = tensor
         prefix = f"blocks.{layer}.attn"
         if name != f"{prefix}.z":
             return
         query, key = graph(model.config).entering(layer)
-        cache = state.layers[layer]
-        held = {key: cache.k[:, :, : len(ids)], f"{prefix}.v": cache.v[:, :, : len(ids)]}
+        parts = ((key, "k"), (f"{prefix}.v", "v"))
+        cache = session.state.layers[layer].tensors()
+        held = {source: cache[part][:, :, : len(ids)] for source, part in parts}
         for source, whole in held.items():
             same = torch.equal(whole[:, :, begin:], seen[source])
             found.append(_check(0.0 if same else float("inf"), source))
@@ -70,7 +71,7 @@ def chunk_checks(
         if progress is not None:
             progress("reading the prompt in chunks", done, total)
 
-    prefill(model.decoder, [ids], state, chunk=PROMPT_CHUNK, tap=tap, on_prefill=heard)
+    session.prefill([ids], chunk=PROMPT_CHUNK, tap=tap, on_prefill=heard)
     most = worst(found)
     return (_check(most.value, most.where),)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
 from llmcli.explain.kernel import layer_of
@@ -145,8 +146,10 @@ class _Dump:
         """Every tensor goes out in the layer where it is made."""
         decoder, device = self.model.decoder, self.model.device
         pending = deque(one for one in self.plan if self._sources[one.name])
+        run: Callable[..., Tensor] = decoder
         if any(one.kind == "state" for one in pending):
-            self._written.state = decoder.new_state(1, len(self.ids))
+            session = Session(decoder, 1, len(self.ids))
+            run, self._written.state = session.extend, session.state
 
         def watch(name: str, tensor: Tensor) -> None:
             if name in self._uses:
@@ -154,9 +157,9 @@ class _Dump:
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
                 self._settle(pending.popleft())
 
-        decoder(
-            torch.tensor([self.ids], device=device), self._written.state, tap=watch,
-            logits=self._logits, until=last_layer(self._uses),
+        run(
+            torch.tensor([self.ids], device=device), tap=watch, logits=self._logits,
+            until=last_layer(self._uses),
         )  # fmt: skip
 
     def _generated(self, generate: int) -> None:

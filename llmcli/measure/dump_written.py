@@ -63,9 +63,7 @@ class Written:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""
         if self.state is None:
             return self.kept[self._graph.states[name].holds][0]
-        layer = self.state.layers[int(name.split(".")[1])]
-        whole = layer.k if name.endswith(".k") else layer.v
-        return whole[0, :, :tokens]
+        return self.state.tensors()[name][0, :, :tokens]
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""

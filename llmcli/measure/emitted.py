@@ -34,9 +34,7 @@ class Emitted:
         if run.state is None:
             raise ValueError("without new tokens there is no cache")
         found = []
-        for layer, cache in enumerate(run.state.layers):
-            for part, cached_1HCd in (("k", cache.k), ("v", cache.v)):
-                name = f"cache.{layer}.{part}"
-                emitted_HTd = torch.cat(self._kept.pop(name), 1)
-                found.append(cache_check(emitted_HTd, cached_1HCd[0, :, : len(run.ids)], name))
+        for name, cached_1HCd in run.state.tensors().items():
+            emitted_HTd = torch.cat(self._kept.pop(name), 1)
+            found.append(cache_check(emitted_HTd, cached_1HCd[0, :, : len(run.ids)], name))
         return worst(found)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.engine.session import Session
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
@@ -93,20 +94,25 @@ def _generated(
         sampling, [ids], samples=1, vocab=model.config.vocab, device=model.device,
         logprobs=None, limit=generate,
     )  # fmt: skip
-    state = model.decoder.new_state(1, capacity)
+    session = Session(model.decoder, 1, capacity)
+
+    def tap(name: str, tensor: Tensor) -> None:
+        watch(session.lengths[0], name, tensor)
+
     _tell(progress, "reading the prompt", 0, len(ids))
-    logits_BV = model.decoder(one, state, tap=partial(watch, 0), logits=logits)[:, -1]
+    session.extend(one, logits=logits, tap=tap)
     every = list(ids)
-    for step in range(generate):
-        ids_B, choices = picker.pick(logits_BV)
-        first = len(every)
+    for choices in session.decode(picker.pick, limit=generate, tap=tap):
+        _tell(progress, "generating", len(every) - len(ids), generate)
         every.append(choices[0].id)
-        _tell(progress, "generating", step, generate)
-        tap = partial(watch, first)
-        logits_BV = model.decoder(ids_B[:, None], state, tap=tap, logits="last")[:, 0]
         if every[-1] in model.eos_ids:
+            session.advance(tap=tap)
             break
-    return Observed(ids=tuple(every), prompt_tokens=len(ids), state=state, logits_V=logits_BV[0])
+    assert session.logits_BV is not None
+    return Observed(
+        ids=tuple(every), prompt_tokens=len(ids), state=session.state,
+        logits_V=session.logits_BV[0],
+    )  # fmt: skip
 
 
 def _tell(progress: Progress | None, words: str, done: int, total: int | None) -> None:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
 from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, Model, dtype_name
@@ -93,7 +94,7 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
         "the cache and the logits of this prompt",
         "use a shorter prompt or a smaller --batch",
     )
-    state = decoder.new_state(batch, tokens + 1)
+    session = Session(decoder, batch, tokens + 1)
     prefill, decode, last = Seen(), Seen(), {}
 
     def step(name: str, tensor: Tensor) -> None:
@@ -101,19 +102,19 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
         last[name] = tensor
 
     ids_BT = torch.tensor([list(ids)], device=model.device).expand(batch, -1)
-    logits_BV = decoder(ids_BT, state, tap=prefill.add)[:, -1]
-    decoder(logits_BV.argmax(-1, keepdim=True), state, tap=step)
+    logits_BV = session.extend(ids_BT, logits="all", tap=prefill.add)[:, -1]
+    session.extend(logits_BV.argmax(-1, keepdim=True), logits="all", tap=step)
     seen: dict[Phase, Seen] = {"prefill": prefill, "decode": decode}
-    return Ran(model=model, seen=seen, last=last, state=state)
+    return Ran(model=model, seen=seen, last=last, state=session.state)
 
 
 def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
     """Scores, pattern and result of every layer in the step, from what it wrote."""
-    first = ran.state.lengths[0] - 1
+    first, cached = ran.state.lengths[0] - 1, ran.state.tensors()
     for layer, block in enumerate(ran.model.decoder.blocks):
         mixer, name = block.mixer, block.mixer.name
         q_BHTd = ran.last[graph(ran.model.config).entering(layer)[0]]
-        k_BKSd, z_BHTe = ran.state.layers[layer].k, ran.last[f"{name}.z"]
+        k_BKSd, z_BHTe = cached[f"cache.{layer}.k"], ran.last[f"{name}.z"]
         yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
         yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
         shares = [mixer.head_share(z_BHTe, head) for head in range(z_BHTe.shape[1])]
@@ -163,11 +164,7 @@ def _derived_check(specs: dict[str, TensorSpec], ran: Ran) -> ViewCheck:
 
 
 def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
-    kept = {
-        f"cache.{i}.{name}": _like(tensor)
-        for i, layer in enumerate(state.layers)
-        for name, tensor in (("k", layer.k), ("v", layer.v))
-    }
+    kept = {name: _like(tensor) for name, tensor in state.tensors().items()}
     wrong = [spec.name for spec in specs if not _is(spec, kept.get(spec.name))]
     if sum(spec.bytes or 0 for spec in specs) != state.nbytes:
         wrong.append("the bytes of all of them")
@@ -176,10 +173,9 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
 
 def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
     """The last position of each cache holds what the step wrote for it."""
-    wrong, states = [], graph(ran.model.config).states
+    wrong, states, cached = [], graph(ran.model.config).states, ran.state.tensors()
     for spec in specs:
-        layer = ran.state.layers[int(spec.name.split(".")[1])]
-        kept = layer.k if spec.name.endswith(".k") else layer.v
+        kept = cached[spec.name]
         written = ran.last.get(states[spec.name].holds)
         if written is None or not torch.equal(kept[:, :, -1:], written):
             wrong.append(spec.name)

@@ -96,15 +96,16 @@ def _window(model: Model, ids: Sequence[int], first: int) -> Iterator[tuple[floa
     """
     import torch
 
-    state = model.decoder.new_state(1, len(ids))
+    from llmcli.engine.session import Session
+
+    session = Session(model.decoder, 1, len(ids))
     totals = [len(ids)]  # the last id is a part of the text, though it is not read
     for start in range(0, len(ids) - 1, CHUNK):
         part = ids[start : min(start + CHUNK, len(ids) - 1)]
-        inputs = torch.tensor([part], device=model.device)
         if start + len(part) < first:
-            model.decoder(inputs, state, totals=totals, logits="last")
+            session.extend([part], totals=totals, logits="none")
             continue
-        logits_TV = model.decoder(inputs, state, totals=totals)[0]
+        logits_TV = session.extend([part], totals=totals, logits="all")[0]
         targets_T = torch.tensor(ids[start + 1 : start + 1 + len(part)], device=model.device)
         logprobs_TV = torch.log_softmax(logits_TV, -1)
         chosen_T = logprobs_TV.gather(1, targets_T[:, None])

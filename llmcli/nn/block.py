@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmcli.config import LayerConfig
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.state import KVCache
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
 from llmcli.parts.norm.forward import Norm
 from llmcli.parts.registry import forward_of
@@ -26,11 +26,11 @@ class Mixer(Protocol):
 
     def new_state(
         self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> KVCache:
+    ) -> LayerState:
         """An empty state for `batch` sequences of up to `capacity` tokens."""
         ...
 
-    def __call__(self, x_BTD: Tensor, state: KVCache | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; the state grows by the new tokens."""
         ...
 
@@ -65,7 +65,7 @@ class Block:
         self.ln2 = Norm(config.ln2, f"{name}.ln2", parameters)
         self.ffn: FeedForward = forward_of(config.ffn, f"{name}.mlp", parameters)
 
-    def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`."""
         step.emit(f"{self.name}.resid_pre", x_BTD)
         attn_out = self.mixer(self.ln1.observed(x_BTD, step), cache, step)

@@ -5,8 +5,9 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,25 @@ from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
 from llmcli.parts.attention.config import RopeConfig
 from llmcli.parts.norm.forward import Norm
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Decorator: the call runs in inference mode.
+
+    While `torch.compile` traces it, the caller's mode holds: it cannot trace a change of modes.
+    """
+
+    @wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with torch.inference_mode():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Decoder:
@@ -72,7 +92,7 @@ class Decoder:
         ]
         return State(layers, [0] * batch, capacity)
 
-    @torch.inference_mode()
+    @inference
     def __call__(
         self,
         ids_BT: Tensor,
@@ -103,11 +123,11 @@ class Decoder:
             x_BTD = block(x_BTD, None if state is None else state.layers[i], step)
             if i == until:
                 break
-        if state is not None:
+        if until is None:
+            x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
+        if state is not None:  # last, so that a tap finds the lengths before the call
             state.lengths = [a + n for a, n in zip(step.starts, step.lengths, strict=True)]
-        if until is not None:
-            return x_BTD
-        return self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
+        return x_BTD
 
     def _step(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
@@ -10,7 +11,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class KVCache:
+class LayerState(ABC):
+    """What the mixer of one layer remembers of B sequences; the mixer makes it (`new_state`).
+
+    A cache has a slot for every token. A recurrent state has no slots: it ignores `grow`, copies
+    itself whole for a `snapshot`, and refuses to `rewind`.
+    """
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Its tensors themselves, `[B, …]`, by what their names end with (`k` of `cache.3.k`)."""
+
+    @abstractmethod
+    def grow(self, capacity: int) -> None:
+        """Makes room for `capacity` tokens per sequence; what is there is kept."""
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> Self:
+        """A copy with those rows of the batch, in that order; a row may be taken repeatedly."""
+
+    @abstractmethod
+    def snapshot(self, tokens: int) -> Self:
+        """A copy, of the first `tokens` tokens where there are slots."""
+
+    @abstractmethod
+    def restore(self, saved: Self) -> None:
+        """Puts a snapshot back, into the same tensors."""
+
+    @abstractmethod
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forgets sequence b's tokens from `lengths[b]` on; ValueError where it cannot."""
+
+
+class KVCache(LayerState):
     """Keys `[B, Hk, C, dh]` and values `[B, Hk, C, dv]` of one attention layer, C slots each.
 
     A token's slot is its position. Zeroed, since a masked slot still enters the product with
@@ -37,23 +70,40 @@ class KVCache:
             torch.zeros(*shape, value_size, device=device, dtype=dtype),
         )
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Keys and values, all slots of them."""
+        return {"k": self.k, "v": self.v}
+
     def grow(self, capacity: int) -> None:
-        """More slots, what is there kept."""
-        more = (0, 0, 0, capacity - self.k.shape[2])  # zeros behind the last slot
+        """More slots, empty ones behind those that are there."""
+        more = (0, 0, 0, capacity - self.k.shape[2])
         self.k, self.v = F.pad(self.k, more), F.pad(self.v, more)
 
-    def select(self, rows: Tensor) -> KVCache:
-        """A copy with those rows of the batch, in that order; a row may be taken repeatedly."""
-        return KVCache(self.k.index_select(0, rows), self.v.index_select(0, rows))
+    def select(self, rows: Tensor) -> Self:
+        """Copies of all their slots."""
+        return type(self)(self.k.index_select(0, rows), self.v.index_select(0, rows))
+
+    def snapshot(self, tokens: int) -> Self:
+        """As many slots as there are tokens."""
+        return type(self)(self.k[:, :, :tokens].clone(), self.v[:, :, :tokens].clone())
+
+    def restore(self, saved: Self) -> None:
+        """The slots behind those of the snapshot stay as they are: nobody reads them."""
+        tokens = saved.k.shape[2]
+        self.k[:, :, :tokens] = saved.k
+        self.v[:, :, :tokens] = saved.v
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Nothing to do: the slots are written anew before they are read."""
 
 
 class State:
-    """One cache per layer, and how many tokens each sequence of the batch has so far.
+    """One layer's state after another, and how many tokens each sequence of the batch has so far.
 
     `lengths` is a list on the host: the caller knows it without asking the device.
     """
 
-    def __init__(self, layers: Sequence[KVCache], lengths: list[int], capacity: int) -> None:
+    def __init__(self, layers: Sequence[LayerState], lengths: list[int], capacity: int) -> None:
         self.layers = tuple(layers)
         self.lengths = lengths
         self.capacity = capacity
@@ -65,8 +115,16 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all caches together."""
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self.layers)
+        """Bytes of all layers together."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`cache.{layer}.k` and so on → the tensor itself, with all its slots."""
+        return {
+            f"cache.{number}.{name}": tensor
+            for number, layer in enumerate(self.layers)
+            for name, tensor in layer.tensors().items()
+        }
 
     def grow(self, capacity: int) -> None:
         """At least `capacity` slots per sequence; does nothing where they are there."""
@@ -75,15 +133,37 @@ class State:
                 layer.grow(capacity)
             self.capacity = capacity
 
-    def truncate(self, lengths: Sequence[int]) -> None:
+    def select(self, rows: Sequence[int]) -> State:
+        """A new state with copies of those sequences: to fork samples or drop finished ones."""
+        layers = []
+        for layer in self.layers:
+            device = next(iter(layer.tensors().values())).device
+            layers.append(layer.select(torch.tensor(rows, dtype=torch.long, device=device)))
+        return State(layers, [self.lengths[row] for row in rows], self.capacity)
+
+    def snapshot(self) -> State:
+        """A copy of what is remembered now, without the empty slots."""
+        tokens = max(self.lengths)
+        layers = [layer.snapshot(tokens) for layer in self.layers]
+        return State(layers, list(self.lengths), tokens)
+
+    @torch.inference_mode()  # the decoder's own writes are in that mode
+    def restore(self, saved: State) -> None:
+        """Back to a snapshot. Raises ValueError where it has other sequences or does not fit."""
+        if saved.batch != self.batch or saved.capacity > self.capacity:
+            raise ValueError(
+                f"a snapshot of {saved.batch} × {saved.capacity} tokens does not fit a state of "
+                f"{self.batch} × {self.capacity}"
+            )
+        for layer, was in zip(self.layers, saved.layers, strict=True):
+            layer.restore(was)
+        self.lengths = list(saved.lengths)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets every sequence's tokens from `lengths[b]` on: an undo."""
         for now, wanted in zip(self.lengths, lengths, strict=True):
             if not 0 <= wanted <= now:
-                raise ValueError(f"cannot truncate {now} tokens to {wanted}")
+                raise ValueError(f"cannot rewind {now} tokens to {wanted}")
+        for layer in self.layers:
+            layer.rewind(lengths)
         self.lengths = list(lengths)
-
-    def select(self, rows: Sequence[int]) -> State:
-        """A new state with copies of those sequences: to fork samples or drop finished ones."""
-        index = torch.tensor(rows, dtype=torch.long)
-        layers = [layer.select(index.to(layer.k.device)) for layer in self.layers]
-        return State(layers, [self.lengths[row] for row in rows], self.capacity)

@@ -19,7 +19,7 @@ from llmcli.anatomy.counts import (
     prefill_peak,
 )
 from llmcli.config import LayerConfig, ModelConfig
-from llmcli.generation.prefill import prefill
+from llmcli.engine.session import Session
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -177,7 +177,7 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dty
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():
-    assert signature(prefill).parameters["chunk"].default == PROMPT_CHUNK
+    assert signature(Session.prefill).parameters["chunk"].default == PROMPT_CHUNK
 
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():

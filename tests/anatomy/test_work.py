@@ -22,7 +22,7 @@ from llmcli.anatomy.work import (
     prompt_work,
     total_work,
 )
-from llmcli.generation.prefill import prefill
+from llmcli.engine.session import Session
 from llmcli.graph.spec import Call
 from llmcli.ladder.count import count
 from llmcli.nn.decoder import Decoder
@@ -78,14 +78,14 @@ def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
 def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name):
     config = family(name)
     decoder = Decoder(without_window(config), device="meta", dtype=torch.float32)
-    state = decoder.new_state(2, 40)
+    session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
-        prefill(decoder, [[0] * 17] * 2, state, chunk=5)
+        session.prefill([[0] * 17] * 2, chunk=5)
     read = added(prompt_work(config, batch=2, tokens=17, chunk=5, dtype="float32"))
     assert read.flops_full == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         for _ in range(6):
-            decoder(torch.zeros(2, 1, dtype=torch.long, device="meta"), state, logits="last")
+            session.extend(torch.zeros(2, 1, dtype=torch.long, device="meta"))
     written = added(decode_work(config, batch=2, tokens=6, past=17, dtype="float32"))
     assert written.flops_full == counter.get_total_flops()
 

@@ -30,8 +30,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(ROOT))  # the working tree's llmcli
 
+from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.generation.prefill import prefill
 from llmcli.generation.ties import NearTies
 from llmcli.loading import load
 from llmcli.measure.bench.peers.llama_cpp import LlamaCpp, open_llama_cpp
@@ -59,11 +59,11 @@ class Ours:
         self._decoder = model.decoder
 
     def start(self, ids: Sequence[int]) -> Tensor:
-        self._state = self._decoder.new_state(1, len(ids) + LIMIT)
-        return prefill(self._decoder, [ids], self._state)[0]
+        self._session = Session(self._decoder, 1, len(ids) + LIMIT)
+        return self._session.prefill([ids])[0]
 
     def step(self, id: int) -> Tensor:
-        return self._decoder(torch.tensor([[id]]), self._state, logits="last")[0, -1]
+        return self._session.extend([[id]])[0]
 
 
 class Theirs:

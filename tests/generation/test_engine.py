@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from functools import partial
+from functools import partialmethod
 from typing import Any
 
 import pytest
 import torch
 from fake_model import EOS, EXTRA, VOCAB, fake_model, hashed, script
 
+from llmcli.engine.session import Session
 from llmcli.errors import NotFinite, PromptTooLong, UsageError
 from llmcli.generation import Sampling, Token, filtered, sample, sample_seed, stream, uniforms
-from llmcli.generation import engine as engine_module
 from llmcli.generation import picker as picker_module
-from llmcli.generation.prefill import prefill
 
 GREEDY = Sampling(temperature=0)
 HOT = Sampling(
@@ -107,7 +106,7 @@ def test_finished_sequences_leave_the_batch() -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 16, 17, 512])
 def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(fake_model(), PROMPTS, HOT)
-    monkeypatch.setattr(engine_module, "prefill", partial(prefill, chunk=chunk))
+    monkeypatch.setattr(Session, "prefill", partialmethod(Session.prefill, chunk=chunk))
     seen: list[tuple[int, int]] = []
     model = fake_model()
     got = run(model, PROMPTS, HOT, on_prefill=lambda done, total: seen.append((done, total)))

@@ -9,11 +9,12 @@ from tiny_checkpoints import write_llama
 
 from llmcli import devices
 from llmcli.checkpoints import open_checkpoint
+from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.generation import Sampling, stream
-from llmcli.generation.prefill import prefill
 from llmcli.loading import load_checkpoint
 from llmcli.measure import score
+from llmcli.nn.decoder import Decoder
 
 SCALINGS = {
     "none": None,
@@ -35,11 +36,13 @@ def model(request, tmp_path):
 
 def test_chunks_of_a_prompt_beyond_the_trained_length(model):
     prompts = [list(range(30)), list(range(40, 49))]
-    state = model.decoder.new_state(2, 40)
-    last = prefill(model.decoder, prompts, state, chunk=7)
+    last = Session(model.decoder, 2, 40).prefill(prompts, chunk=7)
     for row, prompt in enumerate(prompts):
         whole = model.decoder(torch.tensor([prompt]), logits="last")[0, 0]
         torch.testing.assert_close(last[row], whole, rtol=1e-9, atol=1e-9)
+
+
+new_state = Decoder.new_state
 
 
 def chunk_by_chunk(decoder, prompts, state, chunk):
@@ -61,13 +64,14 @@ def chunk_by_chunk(decoder, prompts, state, chunk):
 @pytest.mark.parametrize("lengths", [(30,), (7,), (14,), (3, 30, 8), (14, 9), (7, 7, 21)])
 def test_logits_are_those_of_calls_that_all_have_some_bit_for_bit(model, lengths):
     prompts = [[(3 * row + 5 * i) % 50 for i in range(n)] for row, n in enumerate(lengths)]
-    states = [model.decoder.new_state(len(prompts), 40) for _ in range(2)]
-    last = prefill(model.decoder, prompts, states[0], chunk=7)
-    assert torch.equal(last, chunk_by_chunk(model.decoder, prompts, states[1], 7))
-    for one, other in zip(states[0].layers, states[1].layers, strict=True):
+    session, state = (make(model.decoder, len(prompts), 40) for make in (Session, new_state))
+    last = session.prefill(prompts, chunk=7)
+    assert torch.equal(last, chunk_by_chunk(model.decoder, prompts, state, 7))
+    for one, other in zip(session.state.layers, state.layers, strict=True):
         assert torch.equal(one.k, other.k)
         assert torch.equal(one.v, other.v)
-    assert states[0].lengths == states[1].lengths == list(lengths)
+    assert session.lengths == state.lengths == list(lengths)
+    assert session.ids == prompts
 
 
 @pytest.mark.parametrize(
@@ -76,8 +80,7 @@ def test_logits_are_those_of_calls_that_all_have_some_bit_for_bit(model, lengths
 def test_norm_and_head_are_computed_where_a_prompt_ends_and_nowhere_else(model, lengths, heads):
     prompts = [[1] * n for n in lengths]
     heard = []
-    state = model.decoder.new_state(len(prompts), 40)
-    prefill(model.decoder, prompts, state, chunk=7, clock=heard.append)
+    Session(model.decoder, len(prompts), 40).prefill(prompts, chunk=7, clock=heard.append)
     calls = [[]]
     for name in heard:
         if name == "step":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from llmcli.config import LayerConfig, ModelConfig
-from llmcli.generation import Sampling, engine, filtered, sample, sample_seed, stream, uniforms
-from llmcli.generation.prefill import prefill
+from llmcli.engine.session import Session
+from llmcli.generation import Sampling, filtered, sample, sample_seed, stream, uniforms
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
@@ -89,7 +89,7 @@ def test_batched_is_alone_is_without_cache(
 def test_prefill_in_chunks_is_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = real_model(torch.float64)
     whole = generate(model, PROMPTS, SAMPLINGS["sampled"])
-    monkeypatch.setattr(engine, "prefill", partial(prefill, chunk=chunk))
+    monkeypatch.setattr(Session, "prefill", partialmethod(Session.prefill, chunk=chunk))
     assert generate(model, PROMPTS, SAMPLINGS["sampled"]) == whole
 
 

@@ -5,7 +5,7 @@ import torch
 from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
 
 import llmcli.measure.chunks as chunks
-from llmcli.generation.prefill import prefill
+from llmcli.engine.session import Session
 from llmcli.loading import load
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.chunks import chunk_checks
@@ -86,8 +86,8 @@ def test_a_fault_in_later_chunks_turns_every_observer_red(fault, tmp_path, monke
     model = make("llama", tmp_path)
     fault(monkeypatch)
     whole = model.decoder(torch.tensor([IDS]), logits="last")[0, 0]
-    state = model.decoder.new_state(1, len(IDS))
-    assert not torch.allclose(prefill(model.decoder, [IDS], state, chunk=4)[0], whole, atol=1e-3)
+    read = Session(model.decoder, 1, len(IDS)).prefill([IDS], chunk=4)
+    assert not torch.allclose(read[0], whole, atol=1e-3)
     checks = {
         "attention": measure_attention(model, IDS).checks,
         "lens": measure_lens(model, IDS, span=range, places=Places(layers=(0, 1))).checks,

@@ -113,7 +113,7 @@ def test_unequal_batch_equals_each_alone(model):
             torch.testing.assert_close(second[b, : more[b]], two[0], rtol=1e-10, atol=1e-10)
 
 
-def test_state_forks_truncates_and_grows(model):
+def test_state_forks_rewinds_and_grows(model):
     state = model.new_state(2, 6)
     model(ids(2, 5), state)
     fork = state.select([1, 1, 0])
@@ -123,12 +123,12 @@ def test_state_forks_truncates_and_grows(model):
     assert fork.nbytes * 2 * 6 == state.nbytes * 3 * 9
     assert (state.nbytes, fork.nbytes) == (model.state_bytes(2, 6), model.state_bytes(3, 9))
     forked = model(step, fork)
-    fork.truncate([5, 5, 5])
+    fork.rewind([5, 5, 5])
     again = model(step, fork)
     assert torch.equal(forked, again)
     torch.testing.assert_close(forked[:1], model(step[:1].expand(2, 1), state)[1:])
-    with pytest.raises(ValueError, match="truncate"):
-        fork.truncate([5, 7, 5])
+    with pytest.raises(ValueError, match="rewind"):
+        fork.rewind([5, 7, 5])
 
 
 def test_tap_sees_everything_and_changes_nothing(model):

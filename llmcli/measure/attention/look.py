@@ -25,7 +25,6 @@ from llmcli.measure.cache import cache_check
 from llmcli.measure.chunks import chunk_checks
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
-from llmcli.nn.state import KVCache
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.head_metrics import METRICS
@@ -98,7 +97,7 @@ class Look:
             progress=self._progress,
         )
         if seen.state is not None:
-            self._after(seen, seen.state.layers)
+            self._after(seen, seen.state.tensors())
         return AttentionReport(
             what=wanted.what,
             dtype=dtype_name(model.dtype),
@@ -189,15 +188,14 @@ class Look:
             self._rows[name] = max(count, self._rows.get(name, 0))
 
     @torch.inference_mode()
-    def _after(self, seen: Observed, caches: Sequence[KVCache]) -> None:
+    def _after(self, seen: Observed, caches: Mapping[str, Tensor]) -> None:
         """The rows of the new tokens, from the keys and values in the cache."""
         self._tokens = Tokens(list(seen.ids), self.model.device)
         for number in self._numbers:
             prefix = f"blocks.{number}"
             new = _joined(self._of_new.pop(number))
             prompt = self._of_prompt.pop(number)
-            cache = caches[number]
-            k, v = (kept[:, :, : len(seen.ids)] for kept in (cache.k, cache.v))
+            k, v = (caches[f"cache.{number}.{part}"][:, :, : len(seen.ids)] for part in "kv")
             query, key = graph(self.model.config).entering(number)
             value, mixed = f"{prefix}.attn.v", f"{prefix}.attn.z"
             for part, name, written in (("k", key, k), ("v", value, v)):

@@ -10,12 +10,11 @@ import torch
 from llmcli import devices
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.config import ModelConfig
+from llmcli.engine.session import Session
 from llmcli.errors import UsageError
-from llmcli.generation.prefill import prefill
 from llmcli.measure.bench.kernels import attention
 from llmcli.measure.bench.loaded import bos_of
 from llmcli.model import Model
-from llmcli.nn.state import State
 from llmcli.ops.processor import has_bfloat16
 from llmcli.reports.bench import Ran
 
@@ -26,7 +25,7 @@ class Ours:
     def __init__(self, model: Model, ran: Ran, *, flash: bool = True) -> None:
         self._model = model
         self._flash = flash
-        self._state: State | None = None
+        self._session: Session | None = None
         self._chunk = 0
         self.ran = ran
 
@@ -51,7 +50,7 @@ class Ours:
         Raises UsageError for more tokens than the model has learned positions, OutOfMemory.
         """
         positions = self.config.embedding.positions
-        self._state = None  # before the next one is there
+        self._session = None  # before the next one is there
         if positions is not None and tokens > positions:
             raise UsageError(
                 f"a test of {tokens} tokens does not fit the {positions} positions that "
@@ -68,7 +67,7 @@ class Ours:
         if threads > 0:
             torch.set_num_threads(threads)
         self._chunk = chunk
-        self._state = self._model.decoder.new_state(1, tokens)
+        self._session = Session(self._model.decoder, 1, tokens)
 
     def computing(self) -> AbstractContextManager[None]:
         """With the kernel of attention that was asked for."""
@@ -76,23 +75,23 @@ class Ours:
 
     def read(self, ids: Sequence[int]) -> None:
         """Prompt tokens, `chunk` of them in a forward call."""
-        prefill(self._model.decoder, [ids], self._cache, chunk=self._chunk)
+        self._started.prefill([ids], chunk=self._chunk)
         devices.wait_for(self._model.device)
 
     def step(self, id: int) -> None:
         """One token."""
         # made on the device: a copy from the host would wait for all that runs there
         id_BT = torch.full((1, 1), id, device=self._model.device)
-        self._model.decoder(id_BT, self._cache, logits="last")
+        self._started.extend(id_BT)
         devices.wait_for(self._model.device)
 
     def rewind(self, tokens: int) -> None:
         """Back to the first `tokens`."""
-        self._cache.truncate([tokens])
+        self._started.rewind(tokens)
 
     def close(self) -> None:
         """The cache goes; the model belongs to whoever loaded it."""
-        self._state = None
+        self._session = None
 
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
@@ -112,7 +111,7 @@ class Ours:
         return self._model.decoder.state_bytes(1, tokens) + peak
 
     @property
-    def _cache(self) -> State:
-        if self._state is None:
+    def _started(self) -> Session:
+        if self._session is None:
             raise ValueError("the engine has not been started")
-        return self._state
+        return self._session

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.engine.session import Session
 from llmcli.generation.picker import Picker
-from llmcli.generation.prefill import prefill
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.peaks import Peak
 from llmcli.measure.quiet import quiet
@@ -77,7 +76,7 @@ class Job:
             f"the cache of {batch} × {capacity} tokens",
             "use a shorter prompt or a smaller --max-tokens",
         )
-        self.state = model.decoder.new_state(batch, capacity)
+        self.session = Session(model.decoder, batch, capacity)
         self._after: Tensor | None = None
 
     def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> Out:
@@ -90,7 +89,7 @@ class Job:
             self.ready("prefill")
             self._after = self._prefill(None, None).logits_BV
         past = 0 if phase == "prefill" else len(self.prompts[0])
-        self.state.truncate([past] * len(self.prompts))
+        self.session.rewind(past, logits_BV=self._after if phase == "decode" else None)
         self._picker = Picker(
             Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,
             device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),
@@ -101,23 +100,20 @@ class Job:
         self._picker.pick(out.logits_BV)
 
     def _prefill(self, clock: RunClock | None, tap: Tap | None) -> Out:
-        logits_BV = prefill(self.model.decoder, self.prompts, self.state, clock=clock, tap=tap)
+        logits_BV = self.session.prefill(self.prompts, clock=clock, tap=tap)
         return Out(ids=(), logits_BV=logits_BV)
 
-    @torch.inference_mode()
     def _decode(self, clock: RunClock | None, tap: Tap | None) -> Out:
-        """Choose, compute, `new_tokens` times: the loop of `generation.engine`."""
-        assert self._after is not None
-        logits_BV, decoder = self._after, self.model.decoder
+        """Choose, compute, `new_tokens` times, as `generate` does."""
         chosen: list[tuple[int, ...]] = []
-        for _ in range(self.new_tokens):
-            ids_B, choices = self._picker.pick(logits_BV)
+        for choices in self.session.decode(
+            self._picker.pick, limit=self.new_tokens, tap=tap, clock=clock
+        ):
             if clock is not None:
                 clock(SAMPLE)
             chosen.append(tuple(choice.id for choice in choices))
-            ids_B1 = ids_B[:, None]
-            logits_BV = decoder(ids_B1, self.state, tap=tap, clock=clock, logits="last")[:, 0]
-        return Out(ids=tuple(zip(*chosen, strict=True)), logits_BV=logits_BV)
+        assert self.session.logits_BV is not None
+        return Out(ids=tuple(zip(*chosen, strict=True)), logits_BV=self.session.logits_BV)
 
 
 def run_pairs(

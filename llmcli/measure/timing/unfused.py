@@ -83,7 +83,7 @@ class Splitter:
 
     def _attend(self, layer: int, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
-        config, cache = self._layers[layer].mixer, self._state.layers[layer]
+        config, cache = self._layers[layer].mixer, self._state.layers[layer].tensors()
         assert self._query is not None
         q_BHTd, past = self._query, self._state.lengths[0]
         batch, _, tokens, size = q_BHTd.shape
@@ -95,7 +95,7 @@ class Splitter:
             at, last = past + start, past + start + rows
             first = 0 if config.window is None else max(0, at - config.window + 1)
             positions = torch.arange(at, last, device=q_BHTd.device) - first
-            keys, values = cache.k[:, :, first:last], cache.v[:, :, first:last]
+            keys, values = (cache[part][:, :, first:last] for part in "kv")
             self.clock(_BETWEEN)
             scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
             self.clock("scores")
@@ -124,7 +124,7 @@ def measure_splits(
     for number, phase in enumerate(phases):
         if progress is not None:
             progress("timing the pieces", number, len(phases))
-        splitter = Splitter(job.model, job.state, clock_for(job.model.device))
+        splitter = Splitter(job.model, job.session.state, clock_for(job.model.device))
         runs = [_seconds(job, phase.name, splitter) for _ in range(_RUNS)]
         found += _splits(phase, {name: median(run[name] for run in runs) for name in runs[0]})
         worst = _worse(worst, (splitter.worst, f"{splitter.where} ({phase.name})"))

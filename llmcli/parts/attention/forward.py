@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.state import KVCache
+from llmcli.nn.state import KVCache, LayerState
 from llmcli.nn.step import Step
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.norm import at_least_float32
@@ -54,7 +54,7 @@ class Attention:
             dtype=dtype,
         )
 
-    def __call__(self, x_BTD: Tensor, cache: KVCache | None, step: Step) -> Tensor:
+    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
         qk_BTNd, v_BKTe = self._project(x_BTD, step)
@@ -64,6 +64,7 @@ class Attention:
         q_BHTd, k_BKSd = self._heads(qk_BTNd)
         v_BKSe = v_BKTe
         if cache is not None:
+            assert isinstance(cache, KVCache)
             step.write(cache, k_BKSd, v_BKTe)
             k_BKSd, v_BKSe = cache.k, cache.v
         parts = [

@@ -1,0 +1,1 @@
+"""What drives a decoder token by token: the session."""

@@ -1,0 +1,223 @@
+"""Sequences of tokens that a decoder reads and continues: their ids, its state, its last logits.
+
+This is the only code that calls a decoder with a state. Whoever generates, scores, times or
+observes token by token does so through a `Session`.
+
+Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.nn.decoder import Decoder, inference
+from llmcli.nn.state import State
+from llmcli.nn.step import Clock, Tap
+
+Choice = TypeVar("Choice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A session at some moment, to which it can be restored any number of times."""
+
+    state: State
+    ids_BC: Tensor
+    logits_BV: Tensor | None
+
+
+class Session:
+    """`batch` sequences of up to `capacity` tokens each, empty at first.
+
+    `logits_BV` are those of each sequence's last token, None where they are not known: before the
+    first token, and after a call that did not compute them.
+    """
+
+    def __init__(self, decoder: Decoder, batch: int, capacity: int) -> None:
+        self.decoder = decoder
+        self.state = decoder.new_state(batch, capacity)
+        self.logits_BV: Tensor | None = None
+        # on the device: to know an id on the host is to wait for the device
+        self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
+        self._chosen_B: Tensor | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens of each sequence were read; during a call, before it."""
+        return self.state.lengths
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """The tokens that were read, by sequence. Waits for the device."""
+        rows = self._ids_BC.tolist()
+        return [row[:length] for row, length in zip(rows, self.lengths, strict=True)]
+
+    @inference
+    def extend(
+        self,
+        ids: Tensor | Sequence[Sequence[int]],
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+        until: int | None = None,
+        totals: Sequence[int] | None = None,
+        tap: Tap | None = None,
+        clock: Clock | None = None,
+    ) -> Tensor:
+        """Reads new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
+
+        Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
+        `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
+        residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap` and
+        `clock` are the decoder's. Raises ValueError where the tokens do not fit the session.
+        """
+        lengths = None
+        if not isinstance(ids, Tensor):
+            lengths = list(map(len, ids))
+            width = max(lengths)
+            padded = [[*row, *[0] * (width - len(row))] for row in ids]
+            ids = torch.tensor(padded, device=self.decoder.device)
+        if logits == "none" and until is None:
+            until = len(self.decoder.blocks) - 1
+        starts = self.lengths
+        out = self.decoder(
+            ids, self.state, lengths=lengths, totals=totals, tap=tap, clock=clock,
+            logits="all" if logits == "all" else "last", until=until,
+        )  # fmt: skip
+        self._keep_ids(ids, starts)
+        self._chosen_B = self.logits_BV = None
+        if until is not None:
+            return out
+        if logits == "last":
+            self.logits_BV = out[:, 0]
+            return self.logits_BV
+        last = [-1 if lengths is None else max(n - 1, 0) for n in lengths or starts]
+        # a copy, so that the logits of the other tokens can be freed
+        self.logits_BV = torch.stack([row[at] for row, at in zip(out, last, strict=True)])
+        return out
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        chunk: int = PROMPT_CHUNK,
+        on_prefill: Callable[[int, int], None] | None = None,
+        tap: Tap | None = None,
+        clock: Clock | None = None,
+    ) -> Tensor:
+        """Reads one prompt of every sequence in calls of at most `chunk` tokens: `[B, V]`.
+
+        That bounds what attention needs. Final norm and head are computed only where a prompt
+        ends. `on_prefill(done, total)` is called with the tokens read after each call. Raises
+        ValueError where the prompts do not fit the session.
+        """
+        totals = [past + len(prompt) for past, prompt in zip(self.lengths, prompts, strict=True)]
+        done, total = 0, sum(map(len, prompts))
+        last_BV: Tensor | None = None
+        for start in range(0, max(map(len, prompts)), chunk):
+            parts = [prompt[start : start + chunk] for prompt in prompts]
+            ending = [
+                row for row, prompt in enumerate(prompts) if start < len(prompt) <= start + chunk
+            ]
+            out = self.extend(
+                parts, logits="last" if ending else "none", totals=totals, tap=tap, clock=clock
+            )
+            if ending and last_BV is None:
+                last_BV = out  # the rows of longer prompts are filled in later
+            elif ending and last_BV is not None:
+                with torch.inference_mode():
+                    last_BV[ending] = out[ending]
+            done += sum(map(len, parts))
+            if on_prefill is not None:
+                on_prefill(done, total)
+        assert last_BV is not None
+        self.logits_BV = last_BV
+        return last_BV
+
+    def decode(
+        self,
+        choose: Callable[[Tensor], tuple[Tensor, Choice]],
+        *,
+        limit: int | None = None,
+        tap: Tap | None = None,
+        clock: Clock | None = None,
+    ) -> Iterator[Choice]:
+        """Chooses a token of every sequence, yields the choice, reads the token, and so on.
+
+        `choose` takes the logits `[B, V]` and returns the ids `[B]` beside them with whatever is
+        to be yielded. A token is read when the next one is requested: who stops before leaves the
+        last one unread (`advance` reads it). Of `limit` choices all are read. In between, `select`
+        may drop or repeat sequences.
+        """
+        for _ in count() if limit is None else range(limit):
+            if self.logits_BV is None:
+                raise ValueError("no logits to choose from: the last call did not compute them")
+            self._chosen_B, choice = choose(self.logits_BV)
+            yield choice
+            self.advance(tap=tap, clock=clock)
+
+    def advance(self, *, tap: Tap | None = None, clock: Clock | None = None) -> Tensor:
+        """Reads the tokens that `decode` chose last: their logits `[B, V]`."""
+        if self._chosen_B is None:
+            raise ValueError("no token was chosen since the last call")
+        return self.extend(self._chosen_B[:, None], tap=tap, clock=clock)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
+        self.state = self.state.select(rows)
+        self._ids_BC = self._ids_BC.index_select(0, index)
+        if self.logits_BV is not None:
+            self.logits_BV = self.logits_BV.index_select(0, index)
+        if self._chosen_B is not None:
+            self._chosen_B = self._chosen_B.index_select(0, index)
+
+    def rewind(self, length: int, *, logits_BV: Tensor | None = None) -> None:
+        """Back to the first `length` tokens of every sequence.
+
+        `logits_BV`: what the last of these tokens gave, where it is known.
+        """
+        self.state.rewind([length] * self.state.batch)
+        self.logits_BV, self._chosen_B = logits_BV, None
+
+    def snapshot(self) -> Snapshot:
+        """Copies of state, ids and last logits."""
+        return Snapshot(
+            state=self.state.snapshot(),
+            ids_BC=self._ids_BC.clone(),
+            logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
+        )
+
+    def restore(self, saved: Snapshot) -> None:
+        """Back to a snapshot of this session; where `rewind` cannot go back, this does.
+
+        Raises ValueError after a `select` of another number of sequences.
+        """
+        self.state.restore(saved.state)
+        more = self._ids_BC.shape[1] - saved.ids_BC.shape[1]  # it may have grown
+        self._ids_BC = F.pad(saved.ids_BC, (0, more))
+        self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
+        self._chosen_B = None
+
+    def grow(self, capacity: int) -> None:
+        """At least `capacity` slots per sequence."""
+        self.state.grow(capacity)
+        more = max(0, capacity - self._ids_BC.shape[1])
+        self._ids_BC = F.pad(self._ids_BC, (0, more))
+
+    def _keep_ids(self, ids_BT: Tensor, starts: list[int]) -> None:
+        """Padding lands behind a sequence's last token, where the next one goes."""
+        tokens = ids_BT.shape[1]
+        if len(set(starts)) == 1:
+            self._ids_BC[:, starts[0] : starts[0] + tokens] = ids_BT
+        else:
+            at_B1 = torch.tensor(starts, device=ids_BT.device).unsqueeze(1)
+            at_BT = at_B1 + torch.arange(tokens, device=ids_BT.device)
+            self._ids_BC.scatter_(1, at_BT, ids_BT)

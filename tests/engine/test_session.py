@@ -1,0 +1,178 @@
+"""A session: sequences that are read, continued, forked, undone and put back."""
+
+import pytest
+import torch
+from small_models import CONFIGS, VOCAB, ids, weights
+
+from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
+
+PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
+
+
+@pytest.fixture(params=["llama", "gpt2", "window"])
+def decoder(request):
+    return weights(CONFIGS[request.param]).decoder
+
+
+def likeliest(logits_BV):
+    ids_B = logits_BV.argmax(-1)
+    return ids_B, ids_B.tolist()
+
+
+def whole(decoder, row):
+    return decoder(torch.tensor([row]))[0]
+
+
+def test_lists_of_unequal_length_are_read_in_one_call(decoder):
+    session = Session(decoder, 3, 12)
+    logits = session.extend(PROMPTS, logits="all")
+    for row, prompt in enumerate(PROMPTS):
+        torch.testing.assert_close(logits[row, : len(prompt)], whole(decoder, prompt))
+        torch.testing.assert_close(session.logits_BV[row], whole(decoder, prompt)[-1])
+    assert session.ids == PROMPTS
+    last = session.extend([[6], [2, 2], [1]])
+    for row, prompt in enumerate(session.ids):
+        torch.testing.assert_close(last[row], whole(decoder, prompt)[-1])
+    assert session.ids == [[*PROMPTS[0], 6], [3, 2, 2], [*PROMPTS[2], 1]]
+    assert session.lengths == [6, 3, 4]
+
+
+def test_what_is_not_needed_is_not_computed(decoder):
+    heard = []
+    session = Session(decoder, 1, 12)
+    stream = session.extend([[1, 2, 3]], logits="none", clock=heard.append)
+    assert stream.shape == (1, 3, decoder.config.width)
+    assert heard[-1] == f"blocks.{len(decoder.blocks) - 1}.resid_post"
+    assert session.logits_BV is None
+    with pytest.raises(ValueError, match="no logits to choose from"):
+        next(session.decode(likeliest))
+    heard.clear()
+    session.extend([[4]], until=0, clock=heard.append)
+    assert heard[-1] == "blocks.0.resid_post"
+
+
+def test_the_state_of_a_call_that_fails_stays_as_it_was(decoder):
+    session = Session(decoder, 1, 4)
+    session.extend([[1, 2, 3]])
+    with pytest.raises(ValueError, match="do not fit"):
+        session.extend([[4, 5]])
+    assert (session.lengths, session.ids) == ([3], [[1, 2, 3]])
+
+
+def test_a_token_is_read_when_the_next_is_requested(decoder):
+    session = Session(decoder, 1, 20)
+    session.prefill([PROMPTS[0]])
+    chosen = []
+    for (id,) in session.decode(likeliest):
+        chosen.append(id)
+        assert session.lengths == [len(PROMPTS[0]) + len(chosen) - 1]
+        if len(chosen) == 4:
+            break
+    assert session.ids == [[*PROMPTS[0], *chosen[:3]]]
+    last = session.advance()
+    assert session.ids == [[*PROMPTS[0], *chosen]]
+    torch.testing.assert_close(last[0], whole(decoder, session.ids[0])[-1])
+    with pytest.raises(ValueError, match="no token was chosen"):
+        session.advance()
+    for length in range(5, 9):  # each was the likeliest after those before it
+        assert whole(decoder, session.ids[0][:length])[-1].argmax() == session.ids[0][length]
+
+
+def test_of_a_limit_all_tokens_are_read(decoder):
+    session = Session(decoder, 3, 20)
+    session.prefill(PROMPTS)
+    chosen = list(session.decode(likeliest, limit=3))
+    assert len(chosen) == 3
+    assert session.ids == [
+        [*prompt, *new] for prompt, new in zip(PROMPTS, zip(*chosen, strict=True), strict=True)
+    ]
+
+
+def test_sequences_are_forked_and_dropped_between_choice_and_call(decoder):
+    session = Session(decoder, 3, 20)
+    session.prefill(PROMPTS)
+    session.select([2, 0, 2, 1])
+    steps = session.decode(likeliest)
+    first = next(steps)
+    assert first[0] == first[2]
+    session.select([3, 0])
+    second = next(steps)
+    assert session.ids == [[*PROMPTS[1], first[3]], [*PROMPTS[2], first[0]]]
+    for row, new in zip(session.ids, second, strict=True):
+        assert whole(decoder, row)[-1].argmax() == new
+
+
+def test_rewound_it_goes_on_as_if_nothing_had_been_read(decoder):
+    session = Session(decoder, 2, 20)
+    after = session.prefill([PROMPTS[0], PROMPTS[0][::-1]])
+    first = list(session.decode(likeliest, limit=4))
+    session.rewind(5, logits_BV=after)
+    assert list(session.decode(likeliest, limit=4)) == first
+    session.rewind(2)
+    assert session.ids == [PROMPTS[0][:2], PROMPTS[0][::-1][:2]]
+    assert session.logits_BV is None
+    with pytest.raises(ValueError, match="cannot rewind 2 tokens to 3"):
+        session.rewind(3)
+
+
+def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
+    session = Session(decoder, 2, 9)
+    session.prefill([PROMPTS[0], PROMPTS[2]])
+    saved = session.snapshot()
+    first = list(session.decode(likeliest, limit=4))
+    for _ in range(2):
+        session.restore(saved)
+        assert session.ids == [PROMPTS[0], PROMPTS[2]]
+        assert list(session.decode(likeliest, limit=4)) == first
+        session.rewind(1)  # and over the slots of the prompt, which the snapshot has too
+        session.extend([[6] * 8, [6] * 8])
+    session.grow(12)
+    session.restore(saved)
+    assert list(session.decode(likeliest, limit=6))[:4] == first
+    session.select([0])
+    with pytest.raises(ValueError, match="2 × 5 tokens does not fit a state of 1 × 12"):
+        session.restore(saved)
+
+
+def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder):
+    session = Session(decoder, 1, 9)
+    session.prefill([PROMPTS[0]])
+    saved = session.state.snapshot()
+    assert saved.nbytes * 9 == session.state.nbytes * 5
+    with pytest.raises(ValueError, match="1 × 5 tokens does not fit a state of 1 × 4"):
+        Session(decoder, 1, 4).state.restore(saved)
+
+
+def test_the_state_s_tensors_have_their_names(decoder):
+    session, seen = Session(decoder, 1, 9), {}
+    session.extend([PROMPTS[0]], tap=lambda name, tensor: seen.setdefault(name, tensor))
+    states = graph(decoder.config).states
+    tensors = session.state.tensors()
+    assert list(tensors) == list(states)
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor[:, :, :5], seen[states[name].holds])
+        assert not tensor[:, :, 5:].any()
+
+
+def test_grown_it_has_room_for_more(decoder):
+    session = Session(decoder, 1, 5)
+    session.prefill([PROMPTS[0]])
+    session.grow(8)
+    session.extend([[1, 2, 3]])
+    torch.testing.assert_close(session.logits_BV[0], whole(decoder, session.ids[0])[-1])
+    assert session.ids == [[*PROMPTS[0], 1, 2, 3]]
+
+
+def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
+    tokens = ids(2, 17).tolist()
+    heard = []
+    session = Session(decoder, 2, 20)
+    session.prefill([tokens[0][:3], tokens[1][:2]])
+    more = [tokens[0][3:], tokens[1][2:9]]
+    session.prefill(more, chunk=4, on_prefill=lambda *said: heard.append(said))
+    assert session.ids == [tokens[0], tokens[1][:9]]
+    for row, read in enumerate(session.ids):
+        torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+    assert heard == [(8, 21), (15, 21), (19, 21), (21, 21)]
+    assert max(map(max, session.ids)) < VOCAB
