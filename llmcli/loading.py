@@ -119,7 +119,7 @@ def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
             hint="fetch its safetensors, or try the architecture with --random-weights",
         )
     todo = plan(checkpoint.tensors, rules, config)
-    check_fit(todo, checkpoint.tensors, config)
+    check_fit(todo, checkpoint.tensors, parameters(config))
     return todo
 
 
