@@ -21,7 +21,8 @@ class LedgerEntry:
     """One parameter, or one item along its first axis (`blocks.0.moe.W_up[3]`), and its tensor.
 
     `operations` were done on the way; `stored` is the format in the file, `shape` the shape of what
-    is filled, `nbytes` what it takes of the tensor.
+    is filled and `dtype` its own, None where nothing is filled; `nbytes` is what it takes of the
+    tensor.
     `scale` says what stored numbers of 8 bits were multiplied with before all else, and
     `scale_tensors` are the checkpoint's tensors that were read for it.
     """
@@ -35,6 +36,7 @@ class LedgerEntry:
     dequantized: bool
     scale: str | None = None
     scale_tensors: tuple[str, ...] = ()
+    dtype: str | None = None
 
     @property
     def target(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
-from llmcli.model import Ledger, LedgerEntry, Stages
+from llmcli.model import Ledger, LedgerEntry, Stages, dtype_name
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format
 from llmcli.reports.progress import Progress
@@ -52,7 +53,13 @@ def load_weights(
     with stages("convert", total):
         wait_for(decoder.device)
     checkpoint.release()
-    return ledger_of(todo, checkpoint, {name: slot.shape for name, slot in decoder.slots.items()})
+    shapes = {name: tuple(slot.shape) for name, slot in decoder.slots.items()}
+    ledger = ledger_of(todo, checkpoint, shapes)
+    filled = (
+        replace(entry, dtype=dtype_name(decoder.slots[entry.target].dtype))
+        for entry in ledger.entries
+    )
+    return replace(ledger, entries=tuple(filled))
 
 
 def ledger_of(

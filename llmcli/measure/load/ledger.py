@@ -36,6 +36,7 @@ def ledger_lines(
             operations=entry.words,
             dequantized=entry.dequantized,
             numbers=numbers.get(entry.parameter),
+            dtype=entry.dtype,
         )
         lines.append(line)
     others = [
