@@ -109,7 +109,7 @@ def supported_families() -> tuple[FamilyFacts, ...]:
         FamilyFacts(
             name=family.name,
             words=WORDS[family.name],
-            hf_types=family.hf_types,
+            hf_types=(*family.hf_types, *family.hf_multimodal),
             gguf_architectures=family.gguf_archs,
         )
         for family in families()
