@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.families import Load, Op, Rows, Transpose, UnpairRows
+from llmcli.checkpoints.files import shown
+from llmcli.errors import CheckpointError
+from llmcli.families import (
+    AddConstant,
+    InterleaveRows,
+    Load,
+    LogNeg,
+    Op,
+    PerExpert,
+    Reshape,
+    Rows,
+    Transpose,
+    UnpairRows,
+    moves_rows,
+)
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize
 from llmcli.scales import Scaler
@@ -16,99 +31,171 @@ from llmcli.scales import Scaler
 # Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
 # weights themselves.
 _CHUNK_BYTES = 4 << 20
+_GAP_BYTES = 1 << 17  # so much between two rows that are used is skipped instead of read
 
 
 def fill(slot: Tensor, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
-    """Copies one checkpoint tensor through its operations into its slot.
+    """Copies one checkpoint tensor through its operations into its slot, or an item of that.
 
-    Rows of a matrix some at a time; a vector, and a matrix that is stored transposed, as a whole.
+    Rows of a matrix, or of a stack of matrices, some at a time; a stack of matrices that are stored
+    transposed matrix by matrix; a vector, and a single transposed matrix, as a whole.
+    Raises CheckpointError for numbers that an operation is not defined for.
     """
     info = checkpoint.tensors[load_.source]
+    slot = slot if load_.index is None else slot[load_.index]
     scaler = None if load_.scale is None else Scaler(checkpoint, load_.scale, slot)
-    if len(info.shape) == 2 and Transpose() not in load_.ops:
-        rows = _with_operations(torch.arange(info.shape[0]), load_.ops)
-        _fill_rows(slot, checkpoint, info, rows, scaler, stages)
+    if _goes_by_rows(info, load_.ops):
+        _fill_rows(slot, checkpoint, info, load_.ops, scaler, stages)
+    elif len(info.shape) == 3 and _goes_by_item(load_.ops):
+        ops = [op.op if isinstance(op, PerExpert) else op for op in load_.ops]
+        for item in range(info.shape[0]):
+            values = read_values(checkpoint, info, slot, stages, item=item)
+            with stages("convert"):
+                slot[item].copy_(_with_operations(values, ops, info.name))
     else:
         values = read_values(checkpoint, info, slot, stages)
         with stages("convert"):
             if scaler is not None:
                 scaler.apply(values, scaler.read(0, len(values)), 0)
-            slot.copy_(_with_operations(values, load_.ops))
+            slot.copy_(_with_operations(values, load_.ops, info.name))
+
+
+def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:
+    """Whether every row of the result is a row of the file, its numbers changed one by one."""
+    inside = any(isinstance(op, PerExpert) for op in ops)
+    return len(info.shape) > 1 + inside and all(moves_rows(op) or _is_elementwise(op) for op in ops)
+
+
+def _goes_by_item(ops: Sequence[Op]) -> bool:
+    """Whether every item of the result is made of one item of the file."""
+    return all(isinstance(op, PerExpert) or _is_elementwise(op) for op in ops)
+
+
+def _is_elementwise(op: Op) -> bool:
+    return isinstance(op, AddConstant | LogNeg)
 
 
 def _fill_rows(
     slot: Tensor,
     checkpoint: Checkpoint,
     info: TensorInfo,
-    rows: Tensor,
+    ops: Sequence[Op],
     scaler: Scaler | None,
     stages: Stages,
 ) -> None:
-    """Row `rows[i]` of the checkpoint's matrix → row i of the slot, a few MiB at a time."""
-    first, last = int(rows.min()), int(rows.max()) + 1
-    place = torch.full((last - first,), -1)  # rows between the first and the last may have no use
-    place[rows - first] = torch.arange(len(rows))
-    in_order = bool((rows.diff() == 1).all())
-    row_bytes = info.nbytes // info.shape[0]
-    dtype = slot.dtype if scaler is None else scaler.dtype
-    chunk = max(1, _CHUNK_BYTES // max(row_bytes, info.shape[1] * dtype.itemsize))
-    for start in range(first, last, chunk):
-        stop = min(start + chunk, last)
+    """The rows of a matrix, or of a stack of them, in the order of the file, a few MiB at a time.
+
+    What lies between rows that are used is read only where it is little.
+    """
+    count, row_bytes = prod(info.shape[:-1]), info.nbytes // prod(info.shape[:-1])
+    order = torch.arange(count).view(info.shape[:-1])
+    rows = _with_operations(order, [op for op in ops if moves_rows(op)], info.name).flatten()
+    changes = [op for op in ops if not moves_rows(op)]
+    as_they_are = scaler is None and not changes
+    dtype = slot.dtype if as_they_are else _wide(slot)
+    slot = slot if slot.ndim == 2 else slot.view(-1, slot.shape[-1])
+    stored, place = rows.sort()  # stored row `stored[i]` of the file → row `place[i]` of the slot
+    chunk = max(1, _CHUNK_BYTES // max(row_bytes, info.shape[-1] * dtype.itemsize))
+    done = 0
+    while done < len(rows):
+        start = int(stored[done])
+        here = slice(done, int(torch.searchsorted(stored, start + chunk)))
+        gaps = ((stored[here].diff() - 1) * row_bytes > _GAP_BYTES).nonzero()
+        if len(gaps):
+            here = slice(done, done + int(gaps[0]) + 1)
+        done, stop = here.stop, int(stored[here.stop - 1]) + 1
         with stages("read", (stop - start) * row_bytes):
             raw = _raw_rows(checkpoint, info, start, stop, slot.device)
             scales = None if scaler is None else scaler.read(start, stop)
         with stages("convert"):
-            part = slot[start - first : stop - first]
-            if in_order and scaler is None:
+            to = place[here]
+            in_order = stop - start == len(to) and bool((to.diff() == 1).all())
+            part = slot[int(to[0]) : int(to[0]) + len(to)]
+            if in_order and as_they_are:
                 dequantize(raw, info.format, dtype=slot.dtype, out=part)
                 continue
             values = dequantize(raw, info.format, dtype=dtype)
             if scaler is not None and scales is not None:
                 scaler.apply(values, scales, start)
+            values = _with_operations(values, changes, info.name)
             if in_order:
                 part.copy_(values)
             else:
-                index = place[start - first : stop - first].to(slot.device)
-                slot[index[index >= 0]] = values[index >= 0].to(slot.dtype)
+                chosen = (stored[here] - start).to(slot.device)
+                slot[to.to(slot.device)] = values[chosen].to(slot.dtype)
 
 
-def _with_operations(values: Tensor, ops: Sequence[Op]) -> Tensor:
+def _with_operations(values: Tensor, ops: Sequence[Op], source: str) -> Tensor:
     """The operations of a rule, from left to right; `check_fit` has seen that they can be done.
 
-    On the numbers 0, 1, 2 … they give the order of the stored rows.
+    On the numbers 0, 1, 2 … row operations give the order of the stored rows.
     """
     for op in ops:
-        match op:
-            case Rows(start=start, stop=stop):
-                values = values[start:stop]
-            case UnpairRows(heads=heads, dims=dims):
-                groups = values.reshape(heads, -1, *values.shape[1:])
-                turned = groups[:, :dims]
-                parts = (turned[:, 0::2], turned[:, 1::2], groups[:, dims:])
-                values = torch.cat(parts, 1).reshape(values.shape)
-            case Transpose():
-                values = values.transpose(0, 1)
+        values = _with_operation(values, op, source)
     return values
 
 
+def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
+    match op:
+        case Rows(start=start, stop=stop, groups=groups):
+            grouped = values.reshape(groups, -1, *values.shape[1:])
+            return grouped[:, start:stop].flatten(0, 1)
+        case UnpairRows(heads=heads, dims=dims):
+            grouped = values.reshape(heads, -1, *values.shape[1:])
+            turned = grouped[:, :dims]
+            parts = (turned[:, 0::2], turned[:, 1::2], grouped[:, dims:])
+            return torch.cat(parts, 1).reshape(values.shape)
+        case InterleaveRows(groups=groups, unit=unit):
+            grouped = values.reshape(groups, -1, unit, *values.shape[1:])
+            return grouped.transpose(0, 1).reshape(values.shape)
+        case Transpose():
+            return values.transpose(0, 1)
+        case Reshape(shape=shape):
+            return values.reshape(shape)
+        case PerExpert(op=inner):
+            return torch.stack([_with_operation(item, inner, source) for item in values])
+        case AddConstant(value=constant):
+            return values + constant
+        case LogNeg():
+            if not bool((values < 0).all()):
+                raise CheckpointError(
+                    f"`{shown(source)}` should be −exp of a number throughout, and has a number"
+                    " that is not below 0"
+                )
+            return (-values).log()
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    return torch.float64 if like.dtype == torch.float64 else torch.float32
+
+
 def read_values(
-    checkpoint: Checkpoint, info: TensorInfo, like: Tensor, stages: Stages | None = None
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    like: Tensor,
+    stages: Stages | None = None,
+    *,
+    item: int | None = None,
 ) -> Tensor:
-    """A whole tensor as numbers, at least float32, on the device of `like`."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    rows = info.shape[0] if len(info.shape) > 1 else 1
+    """A tensor as numbers, at least float32, on the device of `like`: whole, or that item of it.
+
+    Items are those along the first axis.
+    """
+    shape = info.shape if item is None else info.shape[1:]
+    rows = prod(shape[:-1])
+    first = (item or 0) * rows
     stages = stages or Stages()
-    with stages("read", info.nbytes):
-        raw = _raw_rows(checkpoint, info, 0, rows, like.device)
+    with stages("read", rows * info.nbytes // max(1, prod(info.shape[:-1]))):
+        raw = _raw_rows(checkpoint, info, first, first + rows, like.device)
     with stages("convert"):
-        return dequantize(raw, info.format, dtype=dtype).view(info.shape)
+        return dequantize(raw, info.format, dtype=_wide(like)).view(shape)
 
 
 def _raw_rows(
     checkpoint: Checkpoint, info: TensorInfo, start: int, stop: int, device: torch.device
 ) -> Tensor:
-    """The bytes of some rows, uint8 `[rows, bytes]`; a vector is one row."""
-    rows = info.shape[0] if len(info.shape) > 1 else 1
-    row_bytes = info.nbytes // rows
+    """The bytes of some rows, uint8 `[rows, bytes]`; a vector is one row, a stack has all its own.
+    """
+    row_bytes = info.nbytes // max(1, prod(info.shape[:-1]))
     data = checkpoint.read(info.name, start * row_bytes, stop * row_bytes)
     return torch.frombuffer(data, dtype=torch.uint8).view(stop - start, row_bytes).to(device)

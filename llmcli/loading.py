@@ -16,7 +16,7 @@ from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
 from llmcli.filling import read_values
-from llmcli.model import Ledger, Model, Stages
+from llmcli.model import Ledger, Model, Stages, dtype_name
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.reports.progress import Progress
@@ -84,7 +84,8 @@ def load_checkpoint(
         formats = {info.format for info in checkpoint.tensors.values()}
         arithmetic = devices.resolve_dtype(dtype, on, formats)
         weights = weight_bytes(config, arithmetic)
-        devices.require_memory(weights, on, "the weights", _smaller(weights, arithmetic, on))
+        hint = _smaller(config, weights, on)
+        devices.require_memory(weights, on, "the weights", hint)
         decoder = Decoder(config, device=on, dtype=arithmetic)
     if todo is None:
         randomize(decoder, random_weights or 0)
@@ -120,7 +121,7 @@ def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
             hint="fetch its safetensors, or try the architecture with --random-weights",
         )
     todo = plan(checkpoint.tensors, rules, config)
-    check_fit(todo, checkpoint.tensors, config)
+    check_fit(todo, checkpoint.tensors, parameters(config))
     return todo
 
 
@@ -153,10 +154,10 @@ def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
         return None
 
 
-def _smaller(weights: int, arithmetic: torch.dtype, device: torch.device) -> str:
+def _smaller(config: ModelConfig, weights: int, device: torch.device) -> str:
     """What to try where so many bytes do not fit: half the bytes a number where those do."""
     free = devices.available_bytes(device) or 0
-    halved = weights * torch.bfloat16.itemsize // arithmetic.itemsize
+    halved = weight_bytes(config, torch.bfloat16)
     if halved < weights and halved <= free:
         return "try `--dtype bfloat16` or a smaller model"
     return "use a smaller model; `llmcli info` says what fits here"
@@ -164,7 +165,7 @@ def _smaller(weights: int, arithmetic: torch.dtype, device: torch.device) -> str
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all parameters in that arithmetic, from the configuration alone."""
-    return sum(math.prod(spec.shape) for spec in parameters(config)) * dtype.itemsize
+    return sum(spec.bytes or 0 for spec in parameters(config, dtype=dtype_name(dtype)))
 
 
 def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:

@@ -18,9 +18,11 @@ from llmcli.text import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One parameter: the checkpoint tensor it came from, and what was done on the way.
+    """One parameter, or one item along its first axis (`blocks.0.moe.W_up[3]`), and its tensor.
 
-    `stored` is the format there, `shape` the parameter's, `nbytes` what it takes of the tensor.
+    `operations` were done on the way; `stored` is the format in the file, `shape` the shape of what
+    is filled and `dtype` its own, None where nothing is filled; `nbytes` is what it takes of the
+    tensor.
     `scale` says what stored numbers of 8 bits were multiplied with before all else, and
     `scale_tensors` are the checkpoint's tensors that were read for it.
     """
@@ -34,6 +36,12 @@ class LedgerEntry:
     dequantized: bool
     scale: str | None = None
     scale_tensors: tuple[str, ...] = ()
+    dtype: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The parameter's name, without the item."""
+        return self.parameter.partition("[")[0]
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
-from llmcli.anatomy import parameters
+from llmcli.anatomy import TensorSpec
 from llmcli.checkpoints import Checkpoint, TensorInfo
-from llmcli.config import ModelConfig
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
-from llmcli.families import Load, Plan, shape_after
+from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
-from llmcli.model import Ledger, LedgerEntry, Stages
+from llmcli.model import Ledger, LedgerEntry, Stages, dtype_name
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format
 from llmcli.reports.progress import Progress
@@ -47,20 +47,27 @@ def load_weights(
         for load_ in todo.loads:
             slot = decoder.slots[load_.target]
             fill(slot, checkpoint, load_, stages)
-            done += slot.nbytes
+            done += slot.nbytes if load_.index is None else slot[load_.index].nbytes
             if progress is not None:
                 progress("loading weights", done, total)
     with stages("convert", total):
         wait_for(decoder.device)
     checkpoint.release()
-    return ledger_of(todo, checkpoint, {name: slot.shape for name, slot in decoder.slots.items()})
+    shapes = {name: tuple(slot.shape) for name, slot in decoder.slots.items()}
+    ledger = ledger_of(todo, checkpoint, shapes)
+    filled = (
+        replace(entry, dtype=dtype_name(decoder.slots[entry.target].dtype))
+        for entry in ledger.entries
+    )
+    return replace(ledger, entries=tuple(filled))
 
 
 def ledger_of(
     todo: Plan, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]
 ) -> Ledger:
     """What a plan that fits makes of every tensor; `shapes` are those of the parameters."""
-    entries = (_entry(load_, checkpoint.tensors, shapes[load_.target]) for load_ in todo.loads)
+    parts = parts_to_fill(todo.loads, shapes)
+    entries = (_entry(load_, checkpoint.tensors, parts[load_.part]) for load_ in todo.loads)
     return Ledger(entries=tuple(entries), dropped=todo.dropped)
 
 
@@ -77,31 +84,39 @@ def randomize(decoder: Decoder, seed: int) -> None:
             slot.normal_(0.0, 0.02, generator=generator)
 
 
-def check_fit(todo: Plan, tensors: Mapping[str, TensorInfo], config: ModelConfig) -> None:
-    """Holds the plan against names, shapes and formats of the headers, before anything is read.
+def check_fit(
+    todo: Plan, tensors: Mapping[str, TensorInfo], parameters: Iterable[TensorSpec]
+) -> None:
+    """Validates the plan by names, shapes and formats of the headers, before anything is read.
 
     Raises WeightMismatch where parameters and tensors do not match one to one, CheckpointError
     where one is filled twice or a part of a tensor would be ignored, UnsupportedModel for a
     format without a decoder.
     """
-    expected = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
-    times = Counter(load_.target for load_ in todo.loads)
-    missing = [name for name in expected if name not in times]
-    if missing or todo.unexpected:
+    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters}
+    expected = parts_to_fill(todo.loads, shapes)
+    times = Counter(load_.part for load_ in todo.loads)
+    missing = [part for part in expected if part not in times]
+    # a tensor of a part that this model has not, and an item beyond a parameter's last one
+    foreign = [load_ for load_ in todo.loads if load_.part not in expected]
+    whole = [load_.target for load_ in foreign if load_.index is None and load_.target in shapes]
+    unexpected = [load_.source for load_ in foreign if load_.target not in whole]
+    unexpected += todo.unexpected
+    if missing or unexpected:
         source = todo.source_of(missing[0]) if missing else None
-        raise WeightMismatch(missing=missing, source=source, unexpected=todo.unexpected)
-    twice = [name for name, count in times.items() if count > 1]
+        raise WeightMismatch(missing=missing, source=source, unexpected=unexpected)
+    twice = [*whole, *(part for part, count in times.items() if count > 1)]
     if twice:
         raise CheckpointError(f"two tensors of the checkpoint are both `{twice[0]}`")
     misshapen, used = [], Counter[str]()
     for load_ in todo.loads:
-        info, wanted = tensors[load_.source], expected[load_.target]
+        info, wanted = tensors[load_.source], expected[load_.part]
         check_format(info.format)
         check_scale(load_, tensors, todo.scales)
         used[load_.source] += math.prod(wanted)
         found = shape_after(info.shape, load_.ops)
         if found != wanted:
-            misshapen.append((load_.target, load_.source, wanted, found or info.shape))
+            misshapen.append((load_.part, load_.source, wanted, found or info.shape))
     if misshapen:
         raise WeightMismatch(misshapen=misshapen)
     for source, count in used.items():
@@ -115,7 +130,7 @@ def _entry(
 ) -> LedgerEntry:
     info = tensors[load_.source]
     return LedgerEntry(
-        parameter=load_.target,
+        parameter=load_.part,
         source=load_.source,
         stored=info.format,
         shape=tuple(shape),

@@ -11,7 +11,7 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 from llmcli import filling
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
-from llmcli.families import Load, Plan, Rows, Transpose, UnpairRows
+from llmcli.families import InterleaveRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.loading import load_checkpoint
 from llmcli.weights import load_weights
@@ -99,6 +99,10 @@ UNPAIRED = [12 * head + row for head in (0, 1) for row in _HEAD]
         ((Rows(5, 17),), lambda w: w[5:17]),
         ((UnpairRows(2, 10),), lambda w: w[UNPAIRED]),
         ((UnpairRows(2, 10), Rows(2, 20)), lambda w: w[UNPAIRED][2:20]),
+        ((Rows(1, 4, groups=3),), lambda w: w[[r for r in range(24) if 1 <= r % 8 < 4]]),
+        ((InterleaveRows(2, 3),), lambda w: w[[12 * g + 3 * u + r
+                                               for u in range(4) for g in (0, 1)
+                                               for r in range(3)]]),
         ((Transpose(),), lambda w: w.t()),
         ((Transpose(), Rows(3, 11)), lambda w: w.t()[3:11]),
     ],

@@ -73,7 +73,7 @@ def memory_need(
         dtype=dtype,
         batch=batch,
         context=context,
-        weights=sum(spec.count for spec in parameters(config)) * size,
+        weights=sum(spec.bytes or 0 for spec in parameters(config, dtype=dtype)),
         cache=cache,
         cache_per_token=per_token,
         # a sequence that ends leaves the batch: the caches of the others are copied

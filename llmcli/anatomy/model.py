@@ -8,11 +8,15 @@ from llmcli.anatomy.graph import Graph, graph
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Project, size
-from llmcli.graph.spec import Call, Logits, Phase, TensorSpec
+from llmcli.graph.spec import Call, Logits, Phase, TensorSpec, wide_dtype
 
 
-def parameters(config: ModelConfig) -> tuple[TensorSpec, ...]:
-    """Every parameter of the model in execution order; a tied head has none of its own."""
+def parameters(config: ModelConfig, *, dtype: str | None = None) -> tuple[TensorSpec, ...]:
+    """Every parameter of the model in execution order; a tied head has none of its own.
+
+    `dtype` is what the model computes in: some are kept in at least float32 all the same. A stack
+    of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
+    """
     model = graph(config)
     specs = []
     for row in model.parameters.values():
@@ -20,7 +24,8 @@ def parameters(config: ModelConfig) -> tuple[TensorSpec, ...]:
         shape = tuple(size(axis, sizes) for axis in row.axes)
         specs.append(TensorSpec(
             name=row.name, kind="parameter", axes=row.axes, shape=shape,
-            stored_shape=shape[::-1] if row.turned else shape,
+            stored_shape=(*shape[:-2], *shape[:-3:-1]) if row.turned else shape,
+            dtype=wide_dtype(dtype) if row.wide else dtype,
             formula=model.formula(model[row.makes]), layer=row.layer, shares=row.shares,
         ))  # fmt: skip
     return tuple(specs)

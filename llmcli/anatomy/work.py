@@ -38,7 +38,7 @@ def part_work(
     """Each (part, layer) of one call in the order of the forward pass, the layer None outside.
 
     `dtype` is what is computed in, and what activations and the cache are kept in.
-    `weight_bytes`: bytes of each parameter by its name (default: all are of `dtype`).
+    `weight_bytes`: bytes of each parameter by its name (default: those of a model in `dtype`).
     """
     return calls_work(config, ((call, logits),), dtype=dtype, weight_bytes=weight_bytes)
 
@@ -181,10 +181,8 @@ def _weights(
     """
     found: Counter[Place] = Counter()
     model = graph(config)
-    for spec in parameters(config):
-        nbytes = (
-            spec.count * DTYPE_BYTES[dtype] if weight_bytes is None else weight_bytes[spec.name]
-        )
+    for spec in parameters(config, dtype=dtype):
+        nbytes = _bytes(spec) if weight_bytes is None else weight_bytes[spec.name]
         if spec.name == "embed.W" and config.head.tied:
             found["head", None] += nbytes * heads
         elif spec.name in ("embed.W", "pos_embed.W"):

@@ -7,6 +7,7 @@ from llmcli.explain.names import Axes
 from llmcli.graph.evaluation.rule import symbol
 from llmcli.model import Model
 from llmcli.reports.explanation import Step
+from llmcli.reports.numbers import together
 
 
 def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
@@ -39,10 +40,11 @@ def origin(model: Model, parameter: str) -> str:
     """Which tensor of the checkpoint a parameter was read from, and what was done to it."""
     if model.random_seed is not None:
         return f"drawn at random with the seed {model.random_seed}"
-    entry = next((e for e in model.ledger.entries if e.parameter == parameter), None)
-    if entry is None:
+    entries = [entry for entry in model.ledger.entries if entry.target == parameter]
+    if not entries:
         return "read from the checkpoint"
-    words = f"from the checkpoint's `{entry.source}`, stored as {entry.stored}"
+    entry, source = entries[0], together([entry.source for entry in entries])
+    words = f"from the checkpoint's `{source}`, stored as {entry.stored}"
     if entry.dequantized:
         words += " and dequantized"
     return words + (f" ({', '.join(entry.words)})" if entry.words else "")

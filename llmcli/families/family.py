@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
+from llmcli.families.multimodal import PREFIXES, text_settings, with_prefixes
 from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
 from llmcli.families.rules import HF_HEAD, Rename, Rule
 from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_instead
@@ -24,6 +25,7 @@ class Family:
     """Pure translation: a checkpoint's configuration and names → ours. Knows nothing of torch.
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
+    `hf_multimodal` are `model_type`s of multimodal models whose `text_config` may be of `hf_types`.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -34,6 +36,7 @@ class Family:
     from_gguf: Callable[[Mapping[str, Any], Mapping[str, TensorInfo]], ModelConfig]
     rules_hf: Callable[[ModelConfig], tuple[Rule, ...]]
     rules_gguf: Callable[[ModelConfig], tuple[Rule, ...]]
+    hf_multimodal: tuple[str, ...] = ()
 
     def types(self, kind: Kind) -> tuple[str, ...]:
         """The names under which checkpoints of that kind call this family."""
@@ -87,39 +90,69 @@ def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
     family, config, found = _described(checkpoint)
     if checkpoint.kind == "gguf":
         return config, family.rules_gguf(config)
-    config, rules = _with_the_head_as_stored(checkpoint, family, config, found)
+    multimodal = checkpoint.model_type in family.hf_multimodal
+    config, rules = _with_the_head_as_stored(checkpoint, family, config, found, multimodal)
     return config, with_scales(rules, found)
 
 
 def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | None]:
-    family = find(checkpoint.model_type, checkpoint.kind)  # raises where there is no configuration
-    settings = checkpoint.config or {}
+    model_type, settings = checkpoint.model_type, checkpoint.config or {}  # raises where it is none
     if checkpoint.kind == "gguf":
+        family = find(model_type, "gguf")
         return family, family.from_gguf(settings, checkpoint.tensors), None
+    multimodal = [family for family in families() if model_type in family.hf_multimodal]
+    if multimodal:
+        settings = text_settings(settings)
+        family = _of_text(model_type, settings["model_type"], multimodal)
+    else:
+        family = find(model_type, "safetensors")
     if settings.get("use_bidirectional_attention"):
         parts = needs(["bidirectional attention"])
         raise UnsupportedModel(f"`use_bidirectional_attention` is not supported{parts}")
     return family, family.from_hf(settings), scheme(settings)
 
 
+def _of_text(whole: str, text: str, multimodal: Iterable[Family]) -> Family:
+    """The family of a text model inside of a multimodal one."""
+    for family in multimodal:
+        if text in family.hf_types:
+            return family
+    parts = needs(needed_parts(text, "safetensors"))
+    raise UnsupportedModel(
+        f"`{shortened(whole)}` with a text model `{shortened(text)}` is not supported{parts}"
+    )
+
+
 def _with_the_head_as_stored(
-    checkpoint: Checkpoint, family: Family, config: ModelConfig, found: Scheme | None
+    checkpoint: Checkpoint,
+    family: Family,
+    config: ModelConfig,
+    found: Scheme | None,
+    multimodal: bool,
 ) -> tuple[ModelConfig, tuple[Rule, ...]]:
     """Believes the file where it stores a head that the configuration says is tied.
 
     As transformers 5 does: a head that is all there is of the pair fills the embedding, one that
     differs from the embedding stays a head of its own, one that equals it is dropped.
     """
-    rules = family.rules_hf(config)
-    if not config.head.tied or HF_HEAD not in checkpoint.tensors:
+    prefixes = PREFIXES if multimodal else ("",)
+    heads = [f"{prefix}{HF_HEAD}" for prefix in prefixes]
+    heads = [head for head in heads if head in checkpoint.tensors]
+    rules = _rules(family, config, multimodal)
+    if not config.head.tied or not heads:
         return config, rules
     sources = [name for name in _sources("embed.W", rules) if name in checkpoint.tensors]
     if not sources:
-        others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern != HF_HEAD]
-        return config, (Rename(HF_HEAD, "embed.W"), *others)
-    if not _same(checkpoint, HF_HEAD, sources[0], found):
+        others = [rule for rule in rules if isinstance(rule, Rename) or rule.pattern not in heads]
+        return config, (*(Rename(head, "embed.W") for head in heads), *others)
+    if not all(_same(checkpoint, head, sources[0], found) for head in heads):
         config = replace(config, head=replace(config.head, tied=False))
-    return config, family.rules_hf(config)
+    return config, _rules(family, config, multimodal)
+
+
+def _rules(family: Family, config: ModelConfig, multimodal: bool) -> tuple[Rule, ...]:
+    rules = family.rules_hf(config)
+    return with_prefixes(rules) if multimodal else rules
 
 
 def _sources(target: str, rules: tuple[Rule, ...]) -> list[str]:

@@ -73,10 +73,10 @@ def with_scales(rules: Sequence[Rule], found: Scheme | None) -> tuple[Rule, ...]
         for suffix in names:
             pattern = f"{stem}.{suffix}"
             if isinstance(rule, Drop):
-                more[pattern] = Drop(pattern, rule.reason)
+                more[pattern] = Drop(pattern, rule.reason, rule.within)
             else:
-                more[pattern] = Beside(pattern, name, found.grids.get(suffix))
-        more |= _unused(stem)
+                more[pattern] = Beside(pattern, name, found.grids.get(suffix), rule.within)
+        more |= _unused(stem, rule.within)
     return (*rules, *more.values())
 
 
@@ -86,14 +86,14 @@ def scale_names(weight: str, found: Scheme | None) -> tuple[str, ...]:
     return () if found is None else tuple(f"{stem}.{suffix}" for suffix in found.grids)
 
 
-def _unused(stem: str) -> dict[str, Rule]:
+def _unused(stem: str, within: Mapping[str, range]) -> dict[str, Rule]:
     """Scales of what is not rounded here, under the names of a module and of the one around it."""
     parent = stem.rpartition(".")[0]
     patterns = {f"{stem}.{suffix}": "activations" for suffix in _ACTIVATIONS}
     for module in (stem, parent):
         patterns |= {f"{module}.{suffix}": "keys and values" for suffix in _CACHE}
     return {
-        pattern: Drop(pattern, f"a scale for rounding {what}, which are not rounded here")
+        pattern: Drop(pattern, f"a scale for rounding {what}, which are not rounded here", within)
         for pattern, what in patterns.items()
     }
 

@@ -1,10 +1,12 @@
 """Tensor names of a checkpoint → parameters of the model, as data.
 
-A rule names checkpoint tensors by a pattern in which `{layer}` stands for a layer's number.
-Several renames may have the same source: each takes its own slice of a fused tensor.
+A rule names checkpoint tensors by a pattern in which `{layer}` stands for a layer's number. Other
+placeholders, such as `{expert}`, say in `within` what they range over; a number outside of its
+range is another name. A target that ends in `[{expert}]` is one item along the first axis of a
+parameter. Several renames may have the same source: each takes its own slice of a fused tensor.
 
 The operations of a rename apply from left to right, each to what the one before it gave, and
-the first to the matrix as the file stores it. *Row* operations only choose or reorder rows and
+the first to the tensor as the file stores it. *Row* operations only choose or reorder rows and
 are legal on packed blocks; *value* operations need the numbers themselves, so that a packed
 tensor has to be dequantized for them.
 """
@@ -12,8 +14,10 @@ tensor has to be dequantized for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
 
 from llmcli.config import ModelConfig
 from llmcli.families.scales import Grid, Scale
@@ -21,13 +25,19 @@ from llmcli.families.scales import Grid, Scale
 
 @dataclass(frozen=True)
 class Rows:
-    """Row operation: rows (of a vector: numbers) `start` up to but not including `stop`."""
+    """Row operation: rows (of a vector: numbers) `start` up to but not including `stop`.
+
+    Of each of `groups` equal groups of rows, one after the other: a fused tensor may hold q, k and
+    v head by head (GPT-NeoX), or gate and up in turns (gpt-oss: a group is two rows).
+    """
 
     start: int
     stop: int
+    groups: int = 1
 
     def __str__(self) -> str:
-        return f"rows {self.start}:{self.stop}"
+        of = "" if self.groups == 1 else f" of each of {self.groups} groups"
+        return f"rows {self.start}:{self.stop}{of}"
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,22 @@ class UnpairRows:
 
 
 @dataclass(frozen=True)
+class InterleaveRows:
+    """Row operation: `groups` equal groups of rows take turns, `unit` rows at a time.
+
+    First the first `unit` rows of every group, then the second ones. llama.cpp's qwen35 has value
+    head j of every key head together: with a group for each j and a unit for each head, the value
+    heads of one key head come together.
+    """
+
+    groups: int
+    unit: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.groups} groups interleaved by {self.unit} rows"
+
+
+@dataclass(frozen=True)
 class Transpose:
     """Value operation: a matrix stored `[in, out]` (Conv1D) becomes `[out, in]`."""
 
@@ -54,18 +80,74 @@ class Transpose:
         return "transposed"
 
 
-Op = Rows | UnpairRows | Transpose
+@dataclass(frozen=True)
+class Reshape:
+    """Value operation: the same numbers in the same order in another shape.
+
+    A convolution over each channel is stored as `[channels, 1, taps]` or `[channels, taps]`.
+    """
+
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"reshaped to {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class AddConstant:
+    """Value operation: `x + value`. GGUF stores the norms of Gemma 1 to 3 as `1 + w`."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"{'−' if self.value < 0 else '+'} {abs(self.value):g}"
+
+
+@dataclass(frozen=True)
+class LogNeg:
+    """Value operation: `log(−x)` of numbers below 0. GGUF stores `A_log` as `−exp(A_log)`."""
+
+    def __str__(self) -> str:
+        return "log(−x)"
+
+
+RowOp = Rows | UnpairRows | InterleaveRows
+Elementwise = AddConstant | LogNeg
+
+
+@dataclass(frozen=True)
+class PerExpert:
+    """The operation `op` on each item along the first axis: on the matrix of every expert.
+
+    A row operation stays one where the items are matrices.
+    """
+
+    op: RowOp | Transpose
+
+    def __str__(self) -> str:
+        return f"each expert: {self.op}"
+
+
+Op = RowOp | Transpose | Reshape | Elementwise | PerExpert
+
+_NOWHERE: Mapping[str, range] = {}
 
 
 class Rename:
-    """Checkpoint tensor `source` fills parameter `target` after the operations `ops`."""
+    """Checkpoint tensor `source` fills parameter `target` after the operations `ops`.
 
-    __slots__ = ("ops", "source", "target")
+    `within`: the range of each placeholder; that of `{layer}` is all layers where it is not given.
+    """
 
-    def __init__(self, source: str, target: str, *ops: Op) -> None:
+    __slots__ = ("ops", "source", "target", "within")
+
+    def __init__(
+        self, source: str, target: str, *ops: Op, within: Mapping[str, range] = _NOWHERE
+    ) -> None:
         self.source = source
         self.target = target
         self.ops = ops
+        self.within = within
 
     def __repr__(self) -> str:
         return f"Rename({self.source!r} -> {self.target!r}, {list(map(str, self.ops))})"
@@ -73,10 +155,15 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Checkpoint tensors of that pattern are known and not needed, for `reason`."""
+    """Checkpoint tensors of that pattern are known and not needed, for `reason`.
+
+    A pattern that ends in `.*` is of every name that begins so and that no other rule takes, such
+    as those of a vision tower, or of layers beyond the last one. `within` as in `Rename`.
+    """
 
     pattern: str
     reason: str
+    within: Mapping[str, range] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +176,7 @@ class Beside:
     pattern: str
     weight: str
     grid: Grid | None
+    within: Mapping[str, range] = field(default_factory=dict, hash=False)
 
 
 Rule = Rename | Drop | Beside
@@ -96,12 +184,21 @@ Rule = Rename | Drop | Beside
 
 @dataclass(frozen=True)
 class Load:
-    """Checkpoint tensor `source`, times its `scale`, through `ops` into parameter `target`."""
+    """Checkpoint tensor `source`, times its `scale`, through `ops` into parameter `target`.
+
+    `index`: into that item along the parameter's first axis, None where it is the whole parameter.
+    """
 
     source: str
     target: str
     ops: tuple[Op, ...]
     scale: Scale | None = None
+    index: int | None = None
+
+    @property
+    def part(self) -> str:
+        """What it fills: `blocks.0.mlp.W_up`, or `blocks.0.moe.W_up[3]`."""
+        return self.target if self.index is None else f"{self.target}[{self.index}]"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -116,58 +213,63 @@ class Plan:
 
     `dropped` are (name, reason); `unexpected` are names that no rule knows. `scales` is what a
     scale is called in place of `weight`, None where the weights are not quantized. `sources` are
-    the patterns of tensors by those of the parameters that they would fill.
+    the patterns of renames, (target, source), by the target's with `{}` for each number.
     """
 
     loads: tuple[Load, ...]
     dropped: tuple[tuple[str, str], ...]
     unexpected: tuple[str, ...]
     scales: str | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
-    def source_of(self, parameter: str) -> str | None:
-        """What the tensor that fills `parameter` is called; None where no rule fills it."""
+    def source_of(self, part: str) -> str | None:
+        """What the tensor that fills a parameter, or an item of it, is called.
+
+        The first one's name where each item has its own; None where no rule fills it.
+        """
+        parameter, bracket, index = part.partition("[")
         skeleton, numbers = _skeleton(parameter)
-        pattern = self.sources.get(skeleton)
-        return None if pattern is None else _filled(pattern, numbers)
+        found = None if bracket else self.sources.get(skeleton)
+        if found is None:
+            found = self.sources.get(f"{skeleton}[{{}}]")
+            numbers = [*numbers, int(index.rstrip("]") or 0)]
+        if found is None:
+            return None
+        target, source = found
+        return _filled(source, dict(zip(_PLACEHOLDER.findall(target), numbers, strict=True)))
 
 
 HF_HEAD = "lm_head.weight"  # what transformers calls the output head, in every family
 # At most six digits: a name is the file's own text, and a million layers is out of bounds anyway.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
-_PLACEHOLDER = re.compile(r"\{[a-z]+\}")
+_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
+_BELOW = ".*"
 
 
 def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Plan:
     """Applies the rules to the names without reading anything.
 
-    A layer's number beyond the configuration's last layer makes a name unexpected. Time is
-    linear in the names: a rule is found by the whole name, or by it with its numbers taken out.
+    A whole name wins over a pattern, and a pattern over one that ends in `.*`. Time is linear in
+    the names: a rule is found by the whole name, or by it with its numbers taken out.
     """
-    exact: dict[str, list[Rule]] = {}
-    numbered: dict[str, list[Rule]] = {}
+    found = _Patterns(rules, config)
     beside: dict[str, list[tuple[str, Grid | None]]] = {}
-    for rule in rules:
-        pattern = rule.source if isinstance(rule, Rename) else rule.pattern
-        skeleton = _PLACEHOLDER.sub("{}", pattern)
-        (exact if skeleton == pattern else numbered).setdefault(skeleton, []).append(rule)
     loads: list[Load] = []
     dropped: list[tuple[str, str]] = []
     unexpected: list[str] = []
     for name in names:
-        skeleton, numbers = _skeleton(name)
-        found = exact.get(name)
-        if found is None and all(number < len(config.layers) for number in numbers):
-            found = numbered.get(skeleton)
-        if found is None:
+        matches = found.matches(name)
+        if not matches:
             unexpected.append(name)
-        for rule in found or ():
+        for rule, numbers in matches:
             if isinstance(rule, Drop):
                 dropped.append((name, rule.reason))
             elif isinstance(rule, Beside):
                 beside.setdefault(_filled(rule.weight, numbers), []).append((name, rule.grid))
             else:
-                loads.append(Load(name, _filled(rule.target, numbers), rule.ops))
+                target, bracket, index = _filled(rule.target, numbers).partition("[")
+                item = int(index[:-1]) if bracket else None
+                loads.append(Load(name, target, rule.ops, index=item))
     scaled, unused = _scaled(loads, beside)
     called = (rule.pattern for rule in rules if isinstance(rule, Beside) and rule.grid)
     return Plan(
@@ -176,11 +278,86 @@ def plan(names: Iterable[str], rules: Sequence[Rule], config: ModelConfig) -> Pl
         unexpected=(*unexpected, *unused),
         scales=next((pattern.rpartition(".")[2] for pattern in called), None),
         sources={
-            _PLACEHOLDER.sub("{}", rule.target): rule.source
+            _PLACEHOLDER.sub("{}", rule.target): (rule.target, rule.source)
             for rule in reversed(rules)  # of two names for one, the family has its usual one first
             if isinstance(rule, Rename)
         },
     )
+
+
+_Ranges = tuple[tuple[str, range], ...]  # the placeholders of a pattern, in order
+_Found = dict[str, list[tuple[Rule, _Ranges]]]
+
+
+class _Patterns:
+    """The rules by the skeletons of their patterns: the names with `{}` for each number."""
+
+    def __init__(self, rules: Sequence[Rule], config: ModelConfig) -> None:
+        self._exact: _Found = {}
+        self._numbered: _Found = {}
+        self._below: dict[int, _Found] = {}  # by how many parts the skeleton has
+        for rule in rules:
+            pattern = _pattern(rule)
+            skeleton = _PLACEHOLDER.sub("{}", pattern)
+            if pattern.endswith(_BELOW):
+                skeleton = skeleton.removesuffix(_BELOW)
+                kind = self._below.setdefault(skeleton.count(".") + 1, {})
+            else:
+                kind = self._exact if skeleton == pattern else self._numbered
+            kind.setdefault(skeleton, []).append((rule, _ranges(rule, config)))
+
+    def matches(self, name: str) -> list[tuple[Rule, dict[str, int]]]:
+        """The rules that take that name, with the numbers of their placeholders."""
+        if name in self._exact:
+            return [(rule, {}) for rule, _ in self._exact[name]]
+        skeleton, numbers = _skeleton(name)
+        found = _admitting(self._numbered.get(skeleton, ()), numbers)
+        for parts, rules in self._below.items():
+            if found:
+                break
+            beginning = ".".join(name.split(".", parts)[:parts])
+            if len(beginning) < len(name):
+                opened, inside = _skeleton(beginning)
+                found = _admitting(rules.get(beginning, ()), ())
+                found = found or _admitting(rules.get(opened, ()), inside)
+        return found
+
+
+def _admitting(
+    rules: Iterable[tuple[Rule, _Ranges]], numbers: Sequence[int]
+) -> list[tuple[Rule, dict[str, int]]]:
+    """Those that have every number in the range of its placeholder."""
+    return [
+        (rule, {name: number for (name, _), number in zip(ranges, numbers, strict=True)})
+        for rule, ranges in rules
+        if len(ranges) == len(numbers)
+        and all(number in span for (_, span), number in zip(ranges, numbers, strict=True))
+    ]
+
+
+def every_name(rule: Rename, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Each name that the rule would take, and the parameter that it fills or is an item of."""
+    ranges = _ranges(rule, config)
+    for numbers in product(*(span for _, span in ranges)):
+        named = {name: number for (name, _), number in zip(ranges, numbers, strict=True)}
+        yield _filled(rule.source, named), _filled(rule.target, named).partition("[")[0]
+
+
+def parts_to_fill(
+    loads: Iterable[Load], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """What has to be filled, with its shape (`Load.part`): parameters, of `shapes`, or their items.
+
+    The items along the first axis of each parameter that some load fills item by item.
+    """
+    by_item = {load.target for load in loads if load.index is not None}
+    parts: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if name in by_item and shape:
+            parts |= {f"{name}[{item}]": shape[1:] for item in range(shape[0])}
+        else:
+            parts[name] = shape
+    return parts
 
 
 def _scaled(
@@ -208,21 +385,50 @@ def _skeleton(name: str) -> tuple[str, list[int]]:
     return ".".join("{}" if _NUMBER.fullmatch(part) else part for part in parts), numbers
 
 
-def _filled(target: str, numbers: Sequence[int]) -> str:
-    remaining = iter(numbers)
-    return _PLACEHOLDER.sub(lambda _: str(next(remaining)), target)
+def _filled(pattern: str, numbers: Mapping[str, int]) -> str:
+    return _PLACEHOLDER.sub(lambda found: str(numbers[found[1]]), pattern)
+
+
+def _pattern(rule: Rule) -> str:
+    return rule.source if isinstance(rule, Rename) else rule.pattern
+
+
+def _ranges(rule: Rule, config: ModelConfig) -> _Ranges:
+    within = {"layer": range(len(config.layers)), **rule.within}
+    return tuple((name, within[name]) for name in _PLACEHOLDER.findall(_pattern(rule)))
+
+
+def moves_rows(op: Op) -> bool:
+    """Whether it only chooses or reorders rows of a matrix, or of each of a stack of matrices."""
+    return isinstance(op.op if isinstance(op, PerExpert) else op, RowOp)
 
 
 def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:
     """The shape that a rule's operations leave; None where they cannot be done on it."""
+    found: tuple[int, ...] | None = shape
     for op in ops:
-        match op:
-            case Rows(start=start, stop=stop) if shape and stop <= shape[0]:
-                shape = (stop - start, *shape[1:])
-            case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
-                pass
-            case Transpose() if len(shape) == 2:
-                shape = (shape[1], shape[0])
-            case _:
-                return None
-    return shape
+        if found is None:
+            return None
+        found = _shape_after(found, op)
+    return found
+
+
+def _shape_after(shape: tuple[int, ...], op: Op) -> tuple[int, ...] | None:
+    match op:
+        case Rows(start=start, stop=stop, groups=groups) if shape:
+            fits = shape[0] % groups == 0 and stop <= shape[0] // groups
+            return (groups * (stop - start), *shape[1:]) if fits else None
+        case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
+            return shape
+        case InterleaveRows(groups=groups, unit=unit) if shape and shape[0] % (groups * unit) == 0:
+            return shape
+        case Transpose() if len(shape) == 2:
+            return (shape[1], shape[0])
+        case Reshape(shape=wanted) if prod(wanted) == prod(shape):
+            return wanted
+        case PerExpert(op=inner) if len(shape) > 1:
+            item = _shape_after(shape[1:], inner)
+            return None if item is None else (shape[0], *item)
+        case AddConstant() | LogNeg():
+            return shape
+    return None

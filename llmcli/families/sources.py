@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmcli.config import ModelConfig
 from llmcli.families.family import families
-from llmcli.families.rules import Rename, Rule
+from llmcli.families.rules import Rename, Rule, every_name
 
 
 def sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:
@@ -24,15 +24,10 @@ def sources(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def sources_of(rules: Sequence[Rule], config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The same from given rules: every name that they would take, for every layer."""
+    """The same from given rules: every name that they would take."""
     found: dict[str, tuple[str, ...]] = {}
     for rule in rules:
-        if not isinstance(rule, Rename):
-            continue
-        layers = len(config.layers) if "{layer}" in rule.source else 1
-        for i in range(layers):
-            source, target = (
-                name.replace("{layer}", str(i)) for name in (rule.source, rule.target)
-            )
-            found[source] = (*found.get(source, ()), target)
+        if isinstance(rule, Rename):
+            for source, target in every_name(rule, config):
+                found[source] = (*found.get(source, ()), target)
     return found

@@ -77,12 +77,22 @@ class Values:
         return tuple(Values({key: item}).integer(key, most=most) for item in value)
 
     def number(
-        self, key: str, default: float | None = None, *, least: float = 0.0, above: bool = True
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float = 0.0,
+        above: bool = True,
+        infinite: bool = False,
     ) -> float:
-        """A finite number above `least` (or equal to it, where not `above`)."""
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
-            raise self.wrong(key, "a finite number")
+        """A finite number above `least` (or equal to it, where not `above`), or an `infinite` one.
+
+        transformers writes `Infinity`, and since version 5 `{"__float__": "Infinity"}`.
+        """
+        value = _untagged(self._present(key, default))
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        if not right or not (_finite(value) or (infinite and value in (math.inf, -math.inf))):
+            raise self.wrong(key, "a number" if infinite else "a finite number")
         if value < least or (above and value == least):
             raise self.wrong(key, f"a number {'above' if above else 'from'} {least:g}")
         return float(value)
@@ -91,12 +101,23 @@ class Values:
         """The same, None where the key is absent."""
         return self.number(key, least=least, above=above) if self.has(key) else None
 
-    def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of `count` finite numbers above 0."""
+    def numbers(
+        self,
+        key: str,
+        count: int,
+        *,
+        least: float = 0.0,
+        above: bool = True,
+        infinite: bool = False,
+    ) -> tuple[float, ...]:
+        """A list of `count` numbers, each as `number` reads it."""
         value = self.raw(key)
         if not isinstance(value, list | tuple) or len(value) != count:
             raise self.wrong(key, f"a list of {count} numbers")
-        return tuple(Values({key: item}).number(key) for item in value)
+        return tuple(
+            Values({key: item}).number(key, least=least, above=above, infinite=infinite)
+            for item in value
+        )
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -157,6 +178,13 @@ def require_divisible(what: str, size: int, parts_name: str, parts: int) -> int:
             f"the configuration says {what} is {size}, which {parts_name} {parts} does not divide"
         )
     return size // parts
+
+
+def _untagged(value: Any) -> Any:
+    """The number that transformers 5 writes as an object, anything else as it is."""
+    tagged = value.get("__float__") if isinstance(value, Mapping) and len(value) == 1 else None
+    infinite = {"Infinity": math.inf, "-Infinity": -math.inf}
+    return infinite.get(tagged, value) if isinstance(tagged, str) else value
 
 
 def _finite(value: int | float) -> bool:

@@ -46,7 +46,8 @@ class Parameter:
     """A parameter: `makes` is the activation whose formula it is in.
 
     `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
-    `kind` is where `info` counts it. `shares` is the memory in which several lie in a row.
+    `kind` is where `info` counts it. `shares` is the memory in which several lie in a row. `wide`:
+    kept in at least float32, whatever the model computes in (`A_log`, correction biases).
     """
 
     name: str
@@ -57,6 +58,7 @@ class Parameter:
     letter: str
     layer: int | None = None
     turned: bool = False
+    wide: bool = False
     shares: str | None = None
     theirs: tuple[str, ...] = ()
 

@@ -37,6 +37,11 @@ DTYPE_BYTES = {
 }
 
 
+def wide_dtype(dtype: str | None) -> str | None:
+    """At least float32, beside numbers of that dtype."""
+    return dtype if dtype in (None, "float64") else "float32"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
     """One tensor: a parameter, an activation of one forward call, or a state kept between calls.
@@ -101,4 +106,4 @@ class Call:
     @property
     def wide_dtype(self) -> str | None:
         """The dtype of what is kept in at least float32."""
-        return self.dtype if self.dtype in (None, "float64") else "float32"
+        return wide_dtype(self.dtype)

@@ -30,7 +30,7 @@ def plan_dump(
     """
     whole, wanted = tokens + generate, set(names)
     specs = [
-        *anatomy.parameters(config),
+        *anatomy.parameters(config, dtype=dtype),
         *anatomy.calculated(config, batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype),
         *anatomy.states(config, batch=1, capacity=whole, dtype=dtype),
     ]

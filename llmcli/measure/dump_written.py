@@ -37,7 +37,7 @@ class Written:
         if one.kind == "parameter":
             slot = self._model.decoder.slots[one.name]
             # in the formula's orientation
-            whole = slot.t() if one.name == "head.W" or ".W_" in one.name else slot
+            whole = slot.mT if one.name == "head.W" or ".W_" in one.name else slot
         elif one.kind == "state":
             whole = self._cached(one.name, tokens)
         elif last in UNWRITTEN:

@@ -11,7 +11,7 @@ from llmcli.anatomy.counts import count_parameters, layer_types, longest_context
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Plan, Rule, families, find, plan, translate
+from llmcli.families import Plan, Rule, families, find, parts_to_fill, plan, translate
 from llmcli.families.read import gguf_ignored
 from llmcli.families.words import WORDS
 from llmcli.graph.spec import DTYPE_BYTES, Call
@@ -109,7 +109,7 @@ def supported_families() -> tuple[FamilyFacts, ...]:
         FamilyFacts(
             name=family.name,
             words=WORDS[family.name],
-            hf_types=family.hf_types,
+            hf_types=(*family.hf_types, *family.hf_multimodal),
             gguf_architectures=family.gguf_archs,
         )
         for family in families()
@@ -203,11 +203,12 @@ def _checks(
     if not checkpoint.tensors:
         return ()
     todo = plan(checkpoint.tensors, rules, config)
-    wanted = {spec.name: spec.count for spec in parameters(config)}
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
-    missing = set(wanted) - {load.target for load in todo.loads}
-    total = sum(wanted.values())
+    shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
+    parts = parts_to_fill(todo.loads, shapes)
+    missing = set(parts) - {load.part for load in todo.loads}
+    total = sum(math.prod(shape) for shape in shapes.values())
     return (
         ViewCheck(
             name="stored_numbers",
@@ -220,7 +221,7 @@ def _checks(
             words="every parameter has its tensor, and every tensor its place",
             value=float(len(missing) + len(todo.unexpected)),
             tolerance=0.0,
-            where=_first(missing, wanted, todo),
+            where=_first(missing, parts, todo),
         ),
         *_scales(checkpoint, todo),
     )

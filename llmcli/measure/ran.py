@@ -18,9 +18,10 @@ from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
 from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
-from llmcli.model import Ledger, Model, dtype_name
+from llmcli.model import Ledger, LedgerEntry, Model, dtype_name
 from llmcli.nn.state import State
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.numbers import together
 from llmcli.reports.shapes import Stored
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -201,8 +202,12 @@ def sources_check(ledger: Ledger, stored: Mapping[str, Stored]) -> tuple[ViewChe
     if not ledger.entries:
         return ()
     said = {name: (item.source, item.format, item.operations) for name, item in stored.items()}
+    entries: dict[str, list[LedgerEntry]] = {}
+    for entry in ledger.entries:
+        entries.setdefault(entry.target, []).append(entry)
     was = {
-        entry.parameter: (entry.source, entry.stored, entry.words) for entry in ledger.entries
+        name: (together([item.source for item in items]), items[0].stored, items[0].words)
+        for name, items in entries.items()
     }
     wrong = [name for name in {**was, **said} if said.get(name) != was.get(name)]
     words = f"the {len(was)} parameters were filled from the tensors that are named"

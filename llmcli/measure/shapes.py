@@ -88,7 +88,7 @@ class Calls:
 
     def parameters(self) -> tuple[TensorSpec, ...]:
         """The weights as they lie in memory."""
-        return tuple(replace(spec, dtype=self.dtype) for spec in parameters(self.config))
+        return parameters(self.config, dtype=self.dtype)
 
     def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
         """Every tensor once, with its spec in each phase; parameters have one of all phases."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.config import ModelConfig
-from llmcli.families import Plan, Rule, plan, shape_after
+from llmcli.families import Plan, Rule, parts_to_fill, plan, shape_after
 from llmcli.families.scales import scale_problem
 from llmcli.measure.shapes import difference
 from llmcli.reports.checks import ViewCheck
-from llmcli.reports.numbers import counted
+from llmcli.reports.numbers import counted, together
 from llmcli.reports.shapes import Stored
 
 
@@ -20,21 +21,33 @@ def stored_tensors(
     checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig
 ) -> dict[str, Stored]:
     """Parameter → where it lies in the checkpoint's files; empty where there are no files."""
-    found = {}
-    counts = {spec.name: spec.count for spec in parameters(config)}
-    for load in plan(checkpoint.tensors, rules, config).loads:
+    found: dict[str, list[Stored]] = {}
+    loads = plan(checkpoint.tensors, rules, config).loads
+    shapes = parts_to_fill(loads, _stored_shapes(config))
+    for load in loads:
         info = checkpoint.tensors[load.source]
         beside = () if load.scale is None else load.scale.tensors
         whole = info.nbytes + sum(checkpoint.tensors[name].nbytes for name in beside)
-        part = counts.get(load.target, 0) * whole // max(1, prod(info.shape))
-        found[load.target] = Stored(
+        count = prod(shapes[load.part]) if load.part in shapes else 0
+        stored = Stored(
             source=info.name,
             shape=info.shape,
             format=info.format,
-            bytes=part,
+            bytes=count * whole // max(1, prod(info.shape)),
             operations=load.words,
         )
-    return found
+        found.setdefault(load.target, []).append(stored)
+    return {name: _as_one(parts) for name, parts in found.items()}
+
+
+def _as_one(parts: Sequence[Stored]) -> Stored:
+    """The tensors that fill one parameter item by item, as the first one with all their bytes."""
+    source = together([part.source for part in parts])
+    return replace(parts[0], source=source, bytes=sum(part.bytes for part in parts))
+
+
+def _stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
 
 
 def stored_check(
@@ -44,14 +57,15 @@ def stored_check(
     if not checkpoint.tensors:
         return ()
     todo = plan(checkpoint.tensors, rules, config)
-    wanted = {spec.name: spec.stored_shape for spec in parameters(config)}
+    shapes = _stored_shapes(config)
+    parts = parts_to_fill(todo.loads, shapes)
     made = {
-        load.target: shape_after(checkpoint.tensors[load.source].shape, load.ops)
+        load.part: shape_after(checkpoint.tensors[load.source].shape, load.ops)
         for load in todo.loads
     }
-    wrong = [name for name, shape in wanted.items() if made.get(name) != shape]
+    wrong = [part for part, shape in parts.items() if made.get(part) != shape]
     wrong += unscaled(todo, checkpoint.tensors)
-    held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(wanted), "parameter")
+    held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
     words = f"the file has {held}, of which {made_of} can be made, and no other"
     return (difference("stored", words, [*wrong, *todo.unexpected]),)
 

@@ -57,7 +57,8 @@ class Decoder:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        parameters = Parameters(anatomy.parameters(config), device=self.device, dtype=dtype)
+        specs = anatomy.parameters(config, dtype=str(dtype).removeprefix("torch."))
+        parameters = Parameters(specs, device=self.device, dtype=dtype)
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.one("embed.W")
         self.pos_embed = None

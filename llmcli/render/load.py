@@ -58,7 +58,7 @@ def render_load(
 
     `brief`: of the rest no more than what is wrong, and the last verdict.
     """
-    columns, rows = list(_LEDGER), [_row(line, report.dtype) for line in lines]
+    columns, rows = list(_LEDGER), [_row(line, line.dtype or report.dtype) for line in lines]
     if any(_is_bad(line.numbers) for line in lines):
         columns.insert(2, _BAD)
         for row, line in zip(rows, lines, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -14,6 +15,17 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             out.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in out)
+
+
+def together(names: Sequence[str]) -> str:
+    """`h.{0-3,5}.w` for names that differ in one number alone; else the first of them."""
+    split = [re.split(r"([0-9]+)", name) for name in names]
+    differ = [at for at, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1]
+    if len({len(parts) for parts in split}) > 1 or len(differ) != 1 or differ[0] % 2 == 0:
+        return names[0]
+    numbers = sorted({int(parts[differ[0]]) for parts in split})
+    split[0][differ[0]] = f"{{{spans(numbers)}}}"
+    return "".join(split[0])
 
 
 def counted(number: int, noun: str) -> str:

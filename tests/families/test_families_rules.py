@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.families import Drop, Load, Rename, Rows, Transpose, UnpairRows, plan
+from llmcli.families.quantized import Scheme, with_scales
+from llmcli.families.scales import Grid
 
 MODEL = SimpleNamespace(layers=(None,) * 12)
 
@@ -54,9 +56,42 @@ def test_numbers_that_are_no_layers_are_unexpected():
     assert not planned.loads
 
 
+def test_numbers_that_are_placeholders_already_are_unexpected():
+    rules = [Rename("h.{layer}.w", "blocks.{layer}.w"), Drop("v.*", "vision")]
+    names = ["h.{}.w", "h.{layer}.w", "v", "v.", "va.x", "x.v.y"]
+    planned = plan(names, rules, MODEL)
+    assert planned.unexpected == ("h.{}.w", "h.{layer}.w", "v", "va.x", "x.v.y")
+    assert planned.dropped == (("v.", "vision"),)
+
+
+def test_a_rule_of_its_own_wins_over_all_that_begins_so():
+    rules = [Drop("h.{layer}.*", "beyond", {"layer": range(12, 14)}), Drop("h.3.*", "third")]
+    rules += [Rename("h.{layer}.w", "blocks.{layer}.w"), Rename("h.13.w", "last.w")]
+    names = ["h.3.w", "h.3.x", "h.12.w", "h.13.w", "h.13.a.b.7", "h.14.w", "h.11.x"]
+    planned = plan(names, rules, MODEL)
+    assert [load.part for load in planned.loads] == ["blocks.3.w", "last.w"]
+    assert dict(planned.dropped) == {"h.3.x": "third", "h.12.w": "beyond", "h.13.a.b.7": "beyond"}
+    assert planned.unexpected == ("h.14.w", "h.11.x")
+
+
+def test_a_scale_of_every_expert_belongs_to_its_weight():
+    grid = Grid(formats=("F8_E4M3",), rows=1)
+    experts = {"expert": range(4)}
+    weight = Rename("h.{layer}.e.{expert}.weight", "b.{layer}.W[{expert}]", within=experts)
+    rules = with_scales([weight], Scheme(grids={"weight_scale": grid}))
+    leaves = ("3.weight", "3.weight_scale", "4.weight_scale", "3.input_scale")
+    names = [f"h.0.e.{leaf}" for leaf in leaves]
+    planned = plan(names, rules, MODEL)
+    assert [load.scale.source for load in planned.loads] == ["h.0.e.3.weight_scale"]
+    assert planned.unexpected == ("h.0.e.4.weight_scale",)
+    assert [name for name, _ in planned.dropped] == ["h.0.e.3.input_scale"]
+
+
 def test_time_is_linear_in_the_names():
     rules = [Rename(f"h.{{layer}}.{i}x", f"blocks.{{layer}}.{i}x") for i in range(40)]
     names = [f"h.{i % 12}.{i % 40}x" for i in range(20_000)]
+    rules += [Drop(f"v{i}.a.*", "vision") for i in range(40)]
+    names += ["v1.a." + "." * 100_000, "." * 1_000_000]
     start = time.process_time()
     assert len(plan(names, rules, MODEL).loads) == 20_000
     assert time.process_time() - start < 2.0

@@ -1,6 +1,7 @@
 """From an opened checkpoint to a configuration and rules; what is refused, and how it is said."""
 
 import json
+import math
 import re
 
 import pytest
@@ -8,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tiny_checkpoints import write_llama
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.checkpoints.files import read_object
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import families, find, plan, translate, unsupported
-from llmcli.families.values import shortened
+from llmcli.families.values import Values, shortened
+from llmcli.loading import load_checkpoint
 
 LLAMA = {
     "model_type": "llama",
@@ -332,3 +336,40 @@ def test_values_are_shown_short_and_printable():
     assert len(shortened("\x1b" * 40)) == 40
     assert shortened({"a": {"b": 1}}) == "dict of 1 entries"
     assert len(shortened("x" * 10**6)) == 40
+
+
+@pytest.mark.parametrize("infinity", ["Infinity", '{"__float__": "Infinity"}'])
+def test_infinity_as_transformers_writes_it(tmp_path, infinity):
+    """`time_step_limit` of Mamba-2: read as a number where a family allows it, and nowhere else."""
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"limit": [0.0, {infinity}], "low": -{infinity}, "one": {infinity}}}'
+                    if infinity == "Infinity" else
+                    f'{{"limit": [0.0, {infinity}], "one": {infinity}, '
+                    '"low": {"__float__": "-Infinity"}}')  # fmt: skip
+    values = Values(read_object(path))
+    assert values.numbers("limit", 2, above=False, infinite=True) == (0.0, math.inf)
+    assert values.number("one", infinite=True) == math.inf
+    assert values.number("low", least=-math.inf, above=False, infinite=True) == -math.inf
+    with pytest.raises(CheckpointError, match=r"`low` is .*: it must be a number above 0"):
+        values.number("low", infinite=True)
+    for key in ("limit", "one"):
+        with pytest.raises(CheckpointError, match="it must be a finite number"):
+            values.numbers(key, 2, above=False) if key == "limit" else values.number(key)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [math.nan, {"__float__": "NaN"}, {"__float__": 1.0}, {"__float__": "1"}, {"__float__": []}, {},
+     {"__float__": "Infinity", "more": 1}, "Infinity", True, None, [math.inf], 10**400],
+)  # fmt: skip
+def test_no_other_thing_is_infinite(other):
+    with pytest.raises(CheckpointError, match="must be a number"):
+        Values({"limit": other}).number("limit", infinite=True)
+
+
+def test_a_setting_that_nobody_reads_may_be_infinite(tmp_path):
+    folder = write_llama(tmp_path, time_step_limit=[0.0, math.inf])
+    assert load_checkpoint(open_checkpoint(folder), device="cpu").config.context == 64
+    folder = write_llama(tmp_path, rms_norm_eps=math.inf)
+    with pytest.raises(CheckpointError, match="`rms_norm_eps` is `inf`: it must be a finite"):
+        load_checkpoint(open_checkpoint(folder), device="cpu")

@@ -45,3 +45,10 @@ def test_a_model_of_no_family_has_none():
 
     config = find("llama", "safetensors").from_hf(LLAMA)
     assert sources(replace(config, family="other")) == {}
+
+
+def test_every_expert_has_a_name():
+    config = find("llama", "safetensors").from_hf(LLAMA)
+    rule = Rename("h.{layer}.e.{expert}", "b.{layer}.W[{expert}]", within={"expert": range(3)})
+    found = sources_of([rule], config)
+    assert found == {f"h.{i}.e.{e}": (f"b.{i}.W",) for i in range(2) for e in range(3)}

@@ -37,7 +37,8 @@ def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, 
 
 
 def _line(line: LedgerLine) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(line).items() if name != "tensors"}
+    left = ("tensors", "dtype")
+    fields = {name: value for name, value in vars(line).items() if name not in left}
     numbers = line.numbers
     told = {"low": "min", "high": "max", "infinite": "inf", "negative": "negative_inf"}
     return fields | {

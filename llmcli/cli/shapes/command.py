@@ -113,12 +113,14 @@ def _show_headers(
 
 def _require_fit(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelConfig) -> None:
     """Raises what loading those weights would raise, for a file whose headers do not fit."""
+    from llmcli.anatomy import parameters
     from llmcli.families import plan
 
     if checkpoint.tensors:
         from llmcli.weights import check_fit  # and so PyTorch, where there is a fault to tell
 
-        check_fit(plan(checkpoint.tensors, rules, config), checkpoint.tensors, config)
+        todo = plan(checkpoint.tensors, rules, config)
+        check_fit(todo, checkpoint.tensors, parameters(config))
 
 
 def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) -> dict[str, Any]:

@@ -18,13 +18,13 @@ def ledger_lines(
 ) -> tuple[LedgerLine, ...]:
     """Parameters in the model's order, then scales, then what is dropped.
 
-    `numbers` by parameter. A tensor that the ledger does not have is in no line: see
+    `numbers` by what an entry fills. A tensor that the ledger does not have is in no line: see
     `ledger_check`.
     """
     place = {spec.name: at for at, spec in enumerate(parameters(config))}
     scales: dict[str, str] = {}
     lines = []
-    for entry in sorted(ledger.entries, key=lambda entry: place[entry.parameter]):
+    for entry in sorted(ledger.entries, key=lambda entry: place[entry.target]):
         scales |= dict.fromkeys(entry.scale_tensors, entry.source)
         info = checkpoint.tensors[entry.source]
         line = LedgerLine(
@@ -36,6 +36,7 @@ def ledger_lines(
             operations=entry.words,
             dequantized=entry.dequantized,
             numbers=numbers.get(entry.parameter),
+            dtype=entry.dtype,
         )
         lines.append(line)
     others = [
@@ -69,7 +70,7 @@ def filled_check(lines: tuple[LedgerLine, ...], config: ModelConfig) -> ViewChec
     wanted = {spec.name: spec.count for spec in parameters(config)}
     for line in lines:
         if line.numbers is not None:
-            wanted[line.parameter] -= line.numbers.count
+            wanted[line.parameter.partition("[")[0]] -= line.numbers.count
     wrong = {name: abs(count) for name, count in wanted.items() if count}
     total = sum(spec.count for spec in parameters(config))
     words = f"each of the {total:,} parameters was filled and looked at"

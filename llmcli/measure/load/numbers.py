@@ -34,7 +34,7 @@ def parameter_numbers(name: str, slot: Tensor) -> Numbers:
     # a formula writes `X W`, of which torch keeps the transpose; shapes of square ones are silent
     turned = name == "head.W" or ".W_" in name
     bad = numbers.first_bad
-    return numbers if bad is None or not turned else _at(numbers, bad[::-1])
+    return numbers if bad is None or not turned else _at(numbers, (*bad[:-2], *bad[:-3:-1]))
 
 
 def stored_numbers(checkpoint: Checkpoint, info: TensorInfo) -> Numbers | None:

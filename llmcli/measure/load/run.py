@@ -139,8 +139,11 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
     """What each parameter is like as it lies in memory."""
     found, done = {}, 0
     with devices.threads(_THREADS):
-        for name, slot in model.decoder.slots.items():
-            found[name] = parameter_numbers(name, slot)
+        for entry in model.ledger.entries:
+            slot = model.decoder.slots[entry.target]
+            if entry.parameter != entry.target:
+                slot = slot[int(entry.parameter[len(entry.target) + 1 : -1])]
+            found[entry.parameter] = parameter_numbers(entry.parameter, slot)
             done += slot.nbytes
             if progress is not None:
                 progress(LOOKING, done, model.weight_bytes)

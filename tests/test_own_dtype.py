@@ -1,0 +1,104 @@
+"""Parameters that are kept in at least float32, whatever the model computes in.
+
+No part has such a parameter yet: here it is the norms' weights.
+"""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from tiny_checkpoints import llama_tensors, write_llama
+
+import llmcli.parts.norm.graph as norms
+from llmcli.anatomy import parameters
+from llmcli.anatomy.counts import memory_need
+from llmcli.anatomy.graph import graph
+from llmcli.anatomy.work import total_work
+from llmcli.checkpoints import open_checkpoint
+from llmcli.devices import DTYPES
+from llmcli.graph.spec import Call
+from llmcli.loading import load_checkpoint, load_shapes, weight_bytes
+from llmcli.measure.load.run import measure_load
+from llmcli.measure.ran import run_checks
+from llmcli.measure.shapes import Calls
+from llmcli.model import Stages
+from llmcli.nn.parameters import Parameters
+from llmcli.render.load import render_load
+
+NORMS = 32 * 5  # numbers of two norms in each of two layers, and of the last one
+
+
+@pytest.fixture(autouse=True)
+def wide_norms(monkeypatch):
+    plain = norms.norm_parameters
+    monkeypatch.setattr(
+        norms, "norm_parameters", lambda *a: tuple(replace(p, wide=True) for p in plain(*a))
+    )
+    graph.cache_clear()
+    yield
+    graph.cache_clear()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_llama(tmp_path / "m")
+
+
+def load(folder, dtype):
+    return load_checkpoint(open_checkpoint(folder), device="cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "own"), [
+    ("bfloat16", "float32"), ("float16", "float32"), ("float32", "float32"),
+    ("float64", "float64"),
+])  # fmt: skip
+def test_they_keep_their_digits(folder, dtype, own):
+    model = load(folder, dtype)
+    slots = model.decoder.slots
+    assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
+    assert slots["blocks.1.mlp.W_up"].dtype == DTYPES[dtype]
+    stored = llama_tensors()["model.layers.1.post_attention_layernorm.weight"]
+    assert torch.equal(slots["blocks.1.ln2.w"], stored.to(DTYPES[own]))
+    assert model.decoder(torch.arange(5)[None]).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
+    model = load(folder, dtype)
+    held = sum(slot.nbytes for slot in model.decoder.slots.values())
+    numbers = sum(slot.numel() for slot in model.decoder.slots.values())
+    size = DTYPES[dtype].itemsize
+    assert held == size * numbers + (max(size, 4) - size) * NORMS
+    assert weight_bytes(model.config, DTYPES[dtype]) == held
+    assert model.describe()["weight_bytes"] == held
+    assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
+    assert memory_need(model.config, dtype=dtype, batch=1, context=8).weights == held
+    calls = Calls(config=model.config, batch=1, tokens=4, dtype=dtype)
+    assert sum(spec.bytes for spec in calls.parameters()) == held
+    call = Call(batch=1, tokens=1, past=3, phase="decode")
+    reads = total_work(model.config, call, dtype=dtype).weights
+    given = {name: slot.nbytes for name, slot in model.decoder.slots.items()}
+    assert reads == total_work(model.config, call, dtype=dtype, weight_bytes=given).weights
+    assert all(check.ok for check in run_checks(model, [1, 2, 3], 2))
+
+
+def test_the_ledger_says_to_which_dtype_each_was_converted(folder):
+    model, report = measure_load(
+        open_checkpoint(folder), Stages(), device="cpu", dtype="bfloat16", quantize="auto"
+    )
+    assert report.ok
+    assert report.weight_bytes == model.weight_bytes
+    console = Console(width=200, file=io.StringIO())
+    console.print(render_load(report, "model", report.rows))
+    rows = {line.split()[0]: line for line in console.file.getvalue().splitlines() if line.strip()}
+    assert "as it is" in rows["blocks.{0-1}.ln1.w"]
+    assert "to bfloat16" in rows["blocks.{0-1}.mlp.W_up"]
+
+
+def test_what_lies_in_one_tensor_has_one_dtype(folder):
+    specs = parameters(load(folder, "float32").config, dtype="bfloat16")
+    place = Parameters(specs, device=torch.device("cpu"), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="several dtypes"):
+        place.stacked(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

@@ -1,0 +1,484 @@
+"""What the rules of coming families need, on files of their layouts through the loading path.
+
+The families here exist in these tests only: Llama's configuration under another name, and rules
+for files that hold the same weights in other shapes. So every parameter, and every logit, must be
+what the plain file of the same weights gives.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoints import LLAMA, llama_tensors, write_llama
+
+from llmcli import filling
+from llmcli.anatomy import TensorSpec
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError, WeightMismatch
+from llmcli.families import (
+    AddConstant,
+    Drop,
+    InterleaveRows,
+    Load,
+    LogNeg,
+    PerExpert,
+    Rename,
+    Reshape,
+    Rows,
+    Transpose,
+    families,
+    plan,
+)
+from llmcli.families.llama import LLAMA as FAMILY
+from llmcli.families.llama import from_hf
+from llmcli.loading import load_checkpoint
+from llmcli.measure.load.run import check_files, measure_load
+from llmcli.model import Stages
+from llmcli.weights import check_fit, load_weights
+
+H, B = "model.layers.{layer}", "blocks.{layer}"
+ATTENTION, MLP = f"{H}.self_attn", f"{H}.mlp"
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """Registers a family whose files have what `rules` say in place of the tensors they replace."""
+
+    def register(*rules):
+        filled = {rule.target.partition("[")[0] for rule in rules if isinstance(rule, Rename)}
+        usual = [
+            rule
+            for rule in FAMILY.rules_hf(from_hf(LLAMA))
+            if not (isinstance(rule, Rename) and rule.target in filled)
+        ]
+        other = replace(
+            FAMILY,
+            name="other",
+            hf_types=("other",),
+            gguf_archs=(),
+            from_hf=lambda settings: replace(
+                from_hf({**settings, "model_type": "llama"}), family="other", model_type="other"
+            ),
+            rules_hf=lambda config: (*rules, *usual),
+        )
+        known = families()
+        monkeypatch.setattr("llmcli.families.family.families", lambda: (*known, other))
+
+    return register
+
+
+def write(folder, tensors, **config):
+    return write_llama(folder, {k: t.contiguous() for k, t in tensors.items()},
+                       model_type="other", **config)  # fmt: skip
+
+
+def load(folder, dtype="float32"):
+    return load_checkpoint(open_checkpoint(folder), device="cpu", dtype=dtype)
+
+
+def fused(name, parts, make):
+    """The tensors of a plain file with those of each layer made into one."""
+    tensors = llama_tensors()
+    for i in range(2):
+        weights = [tensors.pop(f"model.layers.{i}.{part}.weight") for part in parts]
+        tensors[f"model.layers.{i}.{name}.weight"] = make(*weights)
+    return tensors
+
+
+def changed(name, make):
+    tensors = llama_tensors()
+    for key in tensors:
+        if key.endswith(name):
+            tensors[key] = make(tensors[key])
+    return tensors
+
+
+QKV = [f"self_attn.{part}_proj" for part in "qkv"]
+GATE_UP = ["mlp.gate_proj", "mlp.up_proj"]
+
+
+def by_kv_head(q, k, v):
+    """(q, q, k, v) of each of 2 kv heads, of 8 rows each."""
+    return torch.cat([q.view(2, 16, 32), k.view(2, 8, 32), v.view(2, 8, 32)], 1).flatten(0, 1)
+
+
+LAYOUTS = {
+    "q, k, v by kv head": (
+        fused("self_attn.qkv", QKV, by_kv_head),
+        [
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_q", Rows(0, 16, groups=2)),
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_k", Rows(16, 24, groups=2)),
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_v", Rows(24, 32, groups=2)),
+        ],
+        ("rows 16:24 of each of 2 groups",),
+    ),
+    "q, k, v one after the other": (
+        fused("self_attn.qkv", QKV, lambda q, k, v: torch.cat([q, k, v])),
+        [
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_q", Rows(0, 32)),
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_k", Rows(32, 48)),
+            Rename(f"{ATTENTION}.qkv.weight", f"{B}.attn.W_v", Rows(48, 64)),
+        ],
+        ("rows 32:48",),
+    ),
+    "gate and up in turns": (
+        fused("mlp.gate_up", GATE_UP, lambda gate, up: torch.stack([gate, up], 1).flatten(0, 1)),
+        [
+            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_gate", Rows(0, 1, groups=48)),
+            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_up", Rows(1, 2, groups=48)),
+        ],
+        ("rows 1:2 of each of 48 groups",),
+    ),
+    "heads tiled": (
+        changed("q_proj.weight", lambda w: w.view(2, 2, 8, 32).transpose(0, 1).reshape(32, 32)),
+        [Rename(f"{ATTENTION}.q_proj.weight", f"{B}.attn.W_q", InterleaveRows(2, 8))],
+        ("2 groups interleaved by 8 rows",),
+    ),
+    "norms with the one in them": (
+        changed("layernorm.weight", lambda w: w + 1),
+        [
+            Rename(f"{H}.input_layernorm.weight", f"{B}.ln1.w", AddConstant(-1.0)),
+            Rename(f"{H}.post_attention_layernorm.weight", f"{B}.ln2.w", AddConstant(-1.0)),
+        ],
+        ("− 1",),
+    ),
+    "logarithms, transposed": (
+        changed("up_proj.weight", lambda w: -w.exp().t()),
+        [Rename(f"{MLP}.up_proj.weight", f"{B}.mlp.W_up", LogNeg(), Transpose())],
+        ("log(−x)", "transposed"),
+    ),
+    "logarithms of some rows": (
+        fused("mlp.gate_up", GATE_UP, lambda gate, up: -torch.cat([gate, up]).exp()),
+        [
+            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_gate", Rows(0, 48), LogNeg()),
+            Rename(f"{MLP}.gate_up.weight", f"{B}.mlp.W_up", LogNeg(), Rows(48, 96)),
+        ],
+        ("log(−x)", "rows 48:96"),
+    ),
+    "an axis of one": (
+        changed("down_proj.weight", lambda w: w[:, None]),
+        [Rename(f"{MLP}.down_proj.weight", f"{B}.mlp.W_down", Reshape((32, 48)))],
+        ("reshaped to [32, 48]",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("nbytes", [4 << 20, 300])
+def test_other_layouts_of_the_same_weights(tmp_path, monkeypatch, family, layout, nbytes):
+    tensors, rules, words = LAYOUTS[layout]
+    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+    plain = load(write_llama(tmp_path / "plain"))
+    family(*rules)
+    model = load(write(tmp_path / "other", tensors))
+    for name, slot in plain.decoder.slots.items():
+        torch.testing.assert_close(model.decoder.slots[name], slot, rtol=0, atol=1e-6)
+    ids = torch.arange(7)[None]
+    torch.testing.assert_close(model.decoder(ids), plain.decoder(ids), rtol=0, atol=1e-4)
+    told = {word for entry in model.ledger.entries for word in entry.operations}
+    assert set(words) <= told
+    assert {entry.source for entry in model.ledger.entries} == set(model.checkpoint.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_values_are_computed_before_they_are_rounded(tmp_path, family, dtype):
+    """`1 + w` in bfloat16 keeps two digits of a small w: the one goes while they are all there."""
+    tensors = changed("layernorm.weight", lambda w: 1 + w / 1000)
+    family(*LAYOUTS["norms with the one in them"][1])
+    slot = load(write(tmp_path, tensors), dtype).decoder.slots["blocks.1.ln1.w"]
+    stored = tensors["model.layers.1.input_layernorm.weight"]
+    wide = stored.double() if dtype == "float64" else stored
+    assert torch.equal(slot, (wide - 1).to(slot.dtype))
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, float("nan")])
+def test_a_logarithm_of_what_has_none_is_refused(tmp_path, family, bad):
+    tensors, rules, _ = LAYOUTS["logarithms of some rows"]
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    tensors["model.layers.1.mlp.gate_up.weight"][95, 31] = bad
+    family(*rules)
+    with pytest.raises(CheckpointError, match=r"`model\.layers\.1\.mlp.gate_up.weight` should be"):
+        load(write(tmp_path, tensors))
+
+
+def test_a_fused_tensor_with_rows_of_no_use_is_refused(tmp_path, family):
+    tensors, rules, _ = LAYOUTS["gate and up in turns"]
+    name = "model.layers.1.mlp.gate_up.weight"
+    family(*rules)
+    for rows, says in ((144, "of which 3072 numbers have a use"), (95, "should be")):
+        with pytest.raises(CheckpointError, match=says):
+            load(write(tmp_path, tensors | {name: torch.ones(rows, 32)}))
+
+
+# A parameter whose items along the first axis are tensors of their own. The rows of the plain
+# model's matrix stand for experts here: it has 48 of them, and two layers.
+ITEM = f"{MLP}.experts.{{expert}}.up.weight"
+ITEMS = [Rename(ITEM, f"{B}.mlp.W_up[{{expert}}]", within={"expert": range(48)})]
+
+
+def with_items():
+    tensors = llama_tensors()
+    for i in range(2):
+        rows = tensors.pop(f"model.layers.{i}.mlp.up_proj.weight")
+        tensors |= {
+            f"model.layers.{i}.mlp.experts.{e}.up.weight": row.clone() for e, row in enumerate(rows)
+        }
+    return tensors
+
+
+def test_each_placeholder_has_its_own_range(tmp_path, family):
+    plain = load(write_llama(tmp_path / "plain"))
+    family(*ITEMS)
+    folder = write(tmp_path / "other", with_items())
+    model = load(folder)
+    assert all(torch.equal(model.decoder.slots[k], v) for k, v in plain.decoder.slots.items())
+    assert len(model.ledger.entries) == len(model.checkpoint.tensors)
+    entry = next(e for e in model.ledger.entries if e.parameter == "blocks.1.mlp.W_up[47]")
+    assert entry.source == "model.layers.1.mlp.experts.47.up.weight"
+    assert (entry.shape, entry.nbytes) == ((32,), 128)
+
+
+def test_the_ledger_folds_experts_and_layers(tmp_path, family):
+    family(*ITEMS)
+    folder = write(tmp_path, with_items())
+    stages = Stages()
+    checkpoint = open_checkpoint(folder)
+    _, report = measure_load(checkpoint, stages, device="cpu", dtype="float32", quantize="auto")
+    for found in (report, check_files(checkpoint, Stages())):
+        assert found.ok, found.checks
+        row = next(row for row in found.rows if "experts" in row.source)
+        assert row.parameter == "blocks.{0-1}.mlp.W_up[{0-47}]"
+        assert row.source == "model.layers.{0-1}.mlp.experts.{0-47}.up.weight"
+        assert (row.tensors, row.bytes) == (96, 2 * 48 * 32 * 4)
+        assert row.numbers.count == 2 * 48 * 32
+    one_other = with_items()
+    one_other["model.layers.1.mlp.experts.7.up.weight"] = torch.ones(32, dtype=torch.bfloat16)
+    rows = check_files(open_checkpoint(write(tmp_path, one_other)), Stages()).rows
+    assert sorted(row.parameter for row in rows if "experts" in row.source) == [
+        "blocks.0.mlp.W_up[{0-47}]", "blocks.1.mlp.W_up[7]", "blocks.1.mlp.W_up[{0-6,8-47}]",
+    ]  # fmt: skip
+
+
+def put(name, tensor):
+    return lambda tensors: tensors.__setitem__(f"model.layers.{name}", tensor)
+
+
+def gone(*names):
+    return lambda tensors: [tensors.pop(f"model.layers.{name}") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (gone("1.mlp.experts.5.up.weight"),
+         r"no tensor for `blocks\.1\.mlp\.W_up\[5\]` \(the first would be "
+         r"`model\.layers\.1\.mlp\.experts\.5\.up\.weight`\)"),
+        (gone(*(f"0.mlp.experts.{e}.up.weight" for e in range(48))),
+         r"no tensor for `blocks\.0\.mlp\.W_up` \(the first would be "
+         r"`model\.layers\.0\.mlp\.experts\.0\.up\.weight`\)"),
+        (put("0.mlp.experts.48.up.weight", torch.ones(32)),
+         r"no parameter for `model\.layers\.0\.mlp\.experts\.48\.up\.weight`"),
+        (put("2.mlp.experts.3.up.weight", torch.ones(32)),
+         r"no parameter for `model\.layers\.2\.mlp\.experts\.3\.up\.weight`"),
+        (put("0.mlp.experts.03.up.weight", torch.ones(32)), "no parameter for"),
+        (put(f"0.mlp.experts.{'9' * 400}.up.weight", torch.ones(32)), "no parameter for"),
+        (put("0.mlp.experts.{}.up.weight", torch.ones(32)), "no parameter for"),
+        (put("0.mlp.experts.{expert}.up.weight", torch.ones(32)), "no parameter for"),
+        (put("0.mlp.experts.3.up.weight", torch.ones(31)),
+         r"`blocks\.0\.mlp\.W_up\[3\]` from `.*` should be \[32\] but is \[31\]"),
+        (put("0.mlp.experts.3.up.weight", torch.ones(1, 32)), r"but is \[1, 32\]"),
+    ],
+)  # fmt: skip
+def test_experts_that_do_not_fit(tmp_path, family, change, says):
+    family(*ITEMS)
+    tensors = with_items()
+    change(tensors)
+    with pytest.raises(WeightMismatch, match=says) as caught:
+        load(write(tmp_path, tensors))
+    assert caught.value.code == 4
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 700
+
+
+def test_an_expert_that_is_there_twice(tmp_path, family):
+    bare = Rename(ITEM.removeprefix("model."), ITEMS[0].target, within=ITEMS[0].within)
+    whole = Rename(f"{MLP}.up_proj.weight", f"{B}.mlp.W_up")
+    family(*ITEMS, bare, whole)
+    again = with_items() | {"layers.1.mlp.experts.9.up.weight": torch.ones(32)}
+    with pytest.raises(CheckpointError, match=r"are both `blocks\.1\.mlp\.W_up\[9\]`"):
+        load(write(tmp_path / "a", again))
+    both = with_items() | {"model.layers.1.mlp.up_proj.weight": torch.ones(48, 32)}
+    with pytest.raises(CheckpointError, match=r"are both `blocks\.1\.mlp\.W_up`"):
+        load(write(tmp_path / "b", both))
+
+
+def test_an_expert_beyond_the_parameters_own_is_unexpected(tmp_path, family):
+    """Where the rules allow more experts than the parameter has."""
+    family(Rename(ITEM, ITEMS[0].target, within={"expert": range(64)}))
+    tensors = with_items() | {"model.layers.0.mlp.experts.50.up.weight": torch.ones(32)}
+    with pytest.raises(WeightMismatch, match=r"no parameter for `.*experts\.50\.up"):
+        load(write(tmp_path, tensors))
+
+
+def test_a_tensor_of_a_part_that_the_model_has_not_is_unexpected(tmp_path):
+    tensors = llama_tensors() | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    with pytest.raises(WeightMismatch, match=r"no parameter for `.*q_proj\.bias`"):
+        load(write_llama(tmp_path, tensors))
+
+
+BEYOND = Drop(f"{H}.*", "a layer that predicts further tokens", within={"layer": range(2, 3)})
+
+
+def test_layers_beyond_the_last_are_dropped_by_name(tmp_path, family):
+    family(BEYOND)
+    names = ("self_attn.q_proj.weight", "mlp.experts.100.up.weight", "eh_proj.weight", "enorm")
+    extra = {f"model.layers.2.{name}": torch.ones(3) for name in names}
+    model = load(write(tmp_path / "a", llama_tensors() | extra))
+    assert dict(model.ledger.dropped) == dict.fromkeys(extra, BEYOND.reason)
+    for name in ("model.layers.3.enorm", "model.layers.1.enorm", "model.layers.2"):
+        with pytest.raises(WeightMismatch, match="no parameter for"):
+            load(write(tmp_path / "b", llama_tensors() | {name: torch.ones(3)}))
+
+
+# Stacks of matrices, `[experts, rows, columns]`, and the parameters that they fill.
+E, D, F = 5, 6, 8
+
+
+def specs(**shapes):
+    return [
+        TensorSpec(name=name, kind="parameter", axes=(), shape=shape, formula="")
+        for name, shape in shapes.items()
+    ]
+
+
+def fill(folder, rules, **shapes):
+    """What the rules make of a folder's tensors: planned, validated and filled as by `load`."""
+    checkpoint = open_checkpoint(folder)
+    config = from_hf(LLAMA)
+    todo = plan(checkpoint.tensors, rules, config)
+    check_fit(todo, checkpoint.tensors, specs(**shapes))
+    decoder = Stand(**{name: torch.full(shape, torch.nan) for name, shape in shapes.items()})
+    ledger = load_weights(decoder, checkpoint, todo)
+    return decoder.slots, ledger
+
+
+class Stand:
+    """A decoder's slots, without the parts that would use them."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, **slots):
+        self.slots = slots
+
+
+def save(folder, **tensors):
+    folder.mkdir(exist_ok=True)
+    save_file({k: t.contiguous() for k, t in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+GATE, UP = torch.randn(2, E, F, D).unbind()
+STACKS = {
+    "one after the other": (
+        torch.cat([GATE, UP], 1),
+        PerExpert(Rows(0, F)), PerExpert(Rows(F, 2 * F)),
+    ),
+    "in turns": (
+        torch.stack([GATE, UP], 2).flatten(1, 2),
+        PerExpert(Rows(0, 1, groups=F)), PerExpert(Rows(1, 2, groups=F)),
+    ),
+    "experts of both": (torch.cat([GATE, UP]), Rows(0, E), Rows(E, 2 * E)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("nbytes", [4 << 20, 70, 1])
+def test_a_stack_of_matrices_by_rows(tmp_path, monkeypatch, stack, nbytes):
+    stored, gate, up = STACKS[stack]
+    monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+    rules = [Rename("w", "gate", gate), Rename("w", "up", up)]
+    slots, ledger = fill(save(tmp_path, w=stored), rules, gate=(E, F, D), up=(E, F, D))
+    assert torch.equal(slots["gate"], GATE)
+    assert torch.equal(slots["up"], UP)
+    assert [entry.operations for entry in ledger.entries] == [(str(gate),), (str(up),)]
+    assert sum(entry.nbytes for entry in ledger.entries) == stored.nbytes
+
+
+def test_a_stack_that_is_stored_transposed_and_its_biases(tmp_path):
+    """As gpt-oss in bfloat16: `[E, D, 2F]` with gate and up in turns, biases `[E, 2F]`."""
+    weight = torch.stack([GATE, UP], 2).flatten(1, 2).mT
+    bias = torch.randn(E, 2 * F)
+    every = [PerExpert(Rows(which, which + 1, groups=F)) for which in (0, 1)]
+    rules = [Rename("w", name, PerExpert(Transpose()), op)
+             for name, op in zip(("gate", "up"), every, strict=True)]  # fmt: skip
+    rules += [Rename("b", f"b_{name}", op)
+              for name, op in zip(("gate", "up"), every, strict=True)]  # fmt: skip
+    slots, ledger = fill(
+        save(tmp_path, w=weight, b=bias), rules,
+        gate=(E, F, D), up=(E, F, D), b_gate=(E, F), b_up=(E, F),
+    )  # fmt: skip
+    assert torch.equal(slots["gate"], GATE)
+    assert torch.equal(slots["up"], UP)
+    assert torch.equal(slots["b_up"], bias[:, 1::2])
+    done = {entry.parameter: entry.operations for entry in ledger.entries}
+    assert done["gate"] == (
+        "each expert: transposed", f"each expert: rows 0:1 of each of {F} groups",
+    )  # fmt: skip
+
+
+def test_matrices_of_their_own_into_a_stack(tmp_path):
+    rules = [Rename("x.{expert}.up", "up[{expert}]", within={"expert": range(E)})]
+    slots, _ = fill(save(tmp_path, **{f"x.{e}.up": UP[e] for e in range(E)}), rules, up=(E, F, D))
+    assert torch.equal(slots["up"], UP)
+
+
+@pytest.mark.parametrize("op", [PerExpert(Rows(0, 512)), PerExpert(Transpose())])
+def test_no_second_copy_of_a_stack(tmp_path, monkeypatch, op):
+    """Of a stack of 32 MiB no more is read or made at a time than a chunk, or one expert."""
+    stored = torch.randn(16, 1024, 512)
+    if isinstance(op.op, Transpose):
+        stored = stored.mT
+        right, ops, shape = stored.mT, (op,), (16, 1024, 512)
+    else:
+        right, ops, shape = stored[:, :512], (op,), (16, 512, 512)
+    sizes = []
+    read, make = filling._raw_rows, filling.dequantize
+
+    def noted(function):
+        def call(*args, **options):
+            made = function(*args, **options)
+            sizes.append(made.nbytes)
+            return made
+
+        return call
+
+    monkeypatch.setattr(filling, "_raw_rows", noted(read))
+    monkeypatch.setattr(filling, "dequantize", noted(make))
+    save(tmp_path, w=stored)
+    slot = torch.empty(shape)
+    filling.fill(slot, open_checkpoint(tmp_path), Load("w", "w", ops), stages := Stages())
+    assert torch.equal(slot, right)
+    assert max(sizes) <= filling._CHUNK_BYTES
+    assert stages.nbytes["read"] == right.nbytes  # the rows between those that are used are not
+
+
+@pytest.mark.parametrize(
+    ("stored", "op", "found"),
+    [
+        (torch.ones(E, 2 * F), PerExpert(Rows(0, F)), r"\[5, 8\]"),  # a matrix of biases
+        (torch.ones(E + 1, 2 * F, D), PerExpert(Rows(0, F)), r"\[6, 8, 6\]"),
+        (torch.ones(E, 2 * F, D + 1), PerExpert(Rows(0, F)), r"\[5, 8, 7\]"),
+        (torch.ones(E, F - 1, D), PerExpert(Rows(0, F)), r"\[5, 7, 6\]"),
+        (torch.ones(E, 2 * F * D), PerExpert(Transpose()), r"\[5, 96\]"),
+        (torch.ones(2 * F), PerExpert(Rows(0, F)), r"\[16\]"),
+        (torch.ones(E, 2 * F + 1, D), PerExpert(Rows(0, 1, groups=F)), r"\[5, 17, 6\]"),
+        (torch.ones(1, E, F, D), InterleaveRows(1), r"\[1, 5, 8, 6\]"),
+        (torch.ones(E, F, D), InterleaveRows(2, 2), r"\[5, 8, 6\]"),
+        (torch.ones(E, F, D + 1), Reshape((E, F, D)), r"\[5, 8, 7\]"),
+    ],
+)
+def test_a_stack_of_the_wrong_shape(tmp_path, stored, op, found):
+    says = rf"`up` from `w` should be \[5, 8, 6\] but is {found}"
+    with pytest.raises(WeightMismatch, match=says):
+        fill(save(tmp_path, w=stored), [Rename("w", "up", op)], up=(E, F, D))
