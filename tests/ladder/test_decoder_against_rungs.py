@@ -99,7 +99,7 @@ def test_forks_and_undone_tokens_against_the_cache(of):
     tokens, other = ids(2, 7), ids(1, 3, seed=5)[0]
     state = of.decoder.new_state(2, 7)
     of.decoder(tokens, state)
-    state.truncate([4, 7])
+    state.rewind([4, 7])
     fork = state.select([0, 0])
     fork.grow(12)
     out = [of.decoder(id.expand(2, 1), fork)[:, 0] for id in other]
