@@ -20,7 +20,7 @@ from torch import Tensor
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State
-from llmcli.nn.step import Clock, Tap
+from llmcli.nn.step import Clock, Edit, Tap
 
 Choice = TypeVar("Choice")
 
@@ -69,14 +69,15 @@ class Session:
         until: int | None = None,
         totals: Sequence[int] | None = None,
         tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Tensor:
         """Reads new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
-        residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap` and
-        `clock` are the decoder's. Raises ValueError where the tokens do not fit the session.
+        residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
+        `edits` and `clock` are the decoder's. Raises ValueError where the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -88,7 +89,7 @@ class Session:
             until = len(self.decoder.blocks) - 1
         starts = self.lengths
         out = self.decoder(
-            ids, self.state, lengths=lengths, totals=totals, tap=tap, clock=clock,
+            ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
             logits="all" if logits == "all" else "last", until=until,
         )  # fmt: skip
         self._keep_ids(ids, starts)
@@ -110,6 +111,7 @@ class Session:
         chunk: int = PROMPT_CHUNK,
         on_prefill: Callable[[int, int], None] | None = None,
         tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Tensor:
         """Reads one prompt of every sequence in calls of at most `chunk` tokens: `[B, V]`.
@@ -127,8 +129,9 @@ class Session:
                 row for row, prompt in enumerate(prompts) if start < len(prompt) <= start + chunk
             ]
             out = self.extend(
-                parts, logits="last" if ending else "none", totals=totals, tap=tap, clock=clock
-            )
+                parts, logits="last" if ending else "none", totals=totals, tap=tap, edits=edits,
+                clock=clock,
+            )  # fmt: skip
             if ending and last_BV is None:
                 last_BV = out  # the rows of longer prompts are filled in later
             elif ending and last_BV is not None:
@@ -147,6 +150,7 @@ class Session:
         *,
         limit: int | None = None,
         tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> Iterator[Choice]:
         """Chooses a token of every sequence, yields the choice, reads the token, and so on.
@@ -161,13 +165,19 @@ class Session:
                 raise ValueError("no logits to choose from: the last call did not compute them")
             self._chosen_B, choice = choose(self.logits_BV)
             yield choice
-            self.advance(tap=tap, clock=clock)
+            self.advance(tap=tap, edits=edits, clock=clock)
 
-    def advance(self, *, tap: Tap | None = None, clock: Clock | None = None) -> Tensor:
+    def advance(
+        self,
+        *,
+        tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
+        clock: Clock | None = None,
+    ) -> Tensor:
         """Reads the tokens that `decode` chose last: their logits `[B, V]`."""
         if self._chosen_B is None:
             raise ValueError("no token was chosen since the last call")
-        return self.extend(self._chosen_B[:, None], tap=tap, clock=clock)
+        return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
 
     def select(self, rows: Sequence[int]) -> None:
         """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""

@@ -67,13 +67,10 @@ class Block:
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`."""
-        step.emit(f"{self.name}.resid_pre", x_BTD)
+        x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         attn_out = self.mixer(self.ln1.observed(x_BTD, step), cache, step)
-        step.emit(f"{self.name}.attn_out", attn_out)
-        mid_BTD = x_BTD + attn_out
-        step.emit(f"{self.name}.resid_mid", mid_BTD)
+        attn_out = step.emit(f"{self.name}.attn_out", attn_out)
+        mid_BTD = step.emit(f"{self.name}.resid_mid", x_BTD + attn_out)
         mlp_out = self.ffn(self.ln2.observed(mid_BTD, step), step)
-        step.emit(f"{self.name}.mlp_out", mlp_out)
-        out_BTD = mid_BTD + mlp_out
-        step.emit(f"{self.name}.resid_post", out_BTD)
-        return out_BTD
+        mlp_out = step.emit(f"{self.name}.mlp_out", mlp_out)
+        return step.emit(f"{self.name}.resid_post", mid_BTD + mlp_out)

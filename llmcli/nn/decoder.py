@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import anatomy
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.errors import UsageError
 from llmcli.nn.block import Block
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
-from llmcli.nn.step import Clock, RopeTables, Step, Tap
+from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
 from llmcli.parts.attention.config import RopeConfig
@@ -102,6 +104,7 @@ class Decoder:
         lengths: Sequence[int] | None = None,
         totals: Sequence[int] | None = None,
         tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
         clock: Clock | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
@@ -114,10 +117,12 @@ class Decoder:
         gives the row of each sequence's last real token only, `[B, 1, V]`. `until=i` stops
         after layer i and returns the residual stream `[B, T, D]`. `clock(name)` is called when
         that activation is computed (on a GPU: when it is enqueued), `step` being what all layers
-        share. Raises ValueError where the tokens, padding included, do not fit the state or the
-        table of learned positions.
+        share. `edits` change activations, in this order where one is edited repeatedly; the tap is
+        shown what the pass continues with. Raises ValueError where the tokens, padding included, do
+        not fit the state or the table of learned positions, UsageError where an edit names what
+        cannot be edited.
         """
-        step = self._step(ids_BT, state, lengths, totals, tap, clock)
+        step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
         step.mark("step")
         x_BTD = self._embed(ids_BT, step)
         for i, block in enumerate(self.blocks):
@@ -137,8 +142,10 @@ class Decoder:
         lengths: Sequence[int] | None,
         totals: Sequence[int] | None,
         tap: Tap | None,
+        edits: Sequence[Edit],
         clock: Clock | None,
     ) -> Step:
+        _check_edits(self.config, edits)
         batch, tokens = ids_BT.shape
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
@@ -151,6 +158,7 @@ class Decoder:
             totals=totals,
             device=self.device,
             tap=tap,
+            edits=edits,
             clock=clock,
         )
         if state is not None and step.keys > state.capacity:
@@ -162,18 +170,17 @@ class Decoder:
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
         x_BTD = at_least_float32(F.embedding(ids_BT, self.embed))
-        step.emit("embed", x_BTD)
+        x_BTD = step.emit("embed", x_BTD)
         if self.pos_embed is not None:
             rows = at_least_float32(F.embedding(step.positions, self.pos_embed))
-            pos_BTD = rows.expand_as(x_BTD)
-            step.emit("pos_embed", pos_BTD)
+            pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))
             x_BTD = x_BTD + pos_BTD
         return x_BTD
 
     def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
         logits_BTV = self.logits(self.ln_final.observed(x_BTD, step))
-        step.emit("logits_raw", logits_BTV)
-        step.emit("logits", logits_BTV)
+        logits_BTV = step.emit("logits_raw", logits_BTV)
+        step.emit("logits", logits_BTV)  # for taps only
         return logits_BTV
 
     def logits(self, x: Tensor) -> Tensor:
@@ -191,3 +198,26 @@ def _last(x_BTD: Tensor, step: Step) -> Tensor:
         return x_BTD[:, -1:]
     last_B = torch.tensor([max(n - 1, 0) for n in step.lengths], device=x_BTD.device)
     return x_BTD[torch.arange(len(last_B), device=x_BTD.device), last_B].unsqueeze(1)
+
+
+def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
+    """Raises UsageError for a name that no activation has, or that nothing is computed from."""
+    if not edits:
+        return
+    nodes = graph(config).nodes
+    # the stream of a block is the memory that the block before it leaves
+    used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
+    for edit in edits:
+        if edit.name not in nodes:
+            raise UsageError(
+                f"there is no activation `{edit.name}` to edit",
+                hint="`llmcli shapes` lists the activations of a model",
+            )
+        if edit.name not in used:
+            node = nodes[edit.name]
+            before = (node.shares,) if node.shares in nodes else node.op.inputs
+            made_of = " or ".join(f"`{name}`" for name in before)
+            raise UsageError(
+                f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",
+                hint=f"edit {made_of}, which it is computed from",
+            )

@@ -6,6 +6,7 @@ Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,21 @@ from llmcli.parts.attention.config import RopeConfig
 
 Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A change of the activation `name` while the model runs: the pass continues with `fn` of it.
+
+    `fn` is given a copy of the whole tensor and returns one of the same shape, dtype and device.
+    With `rows` only the tokens at these positions change.
+    """
+
+    name: str
+    fn: Callable[[Tensor], Tensor]
+    rows: Sequence[int] | None = None
+
 
 _BAND = 512  # rows that are computed together under a window
 
@@ -74,6 +90,7 @@ class Step:
         totals: Sequence[int] | None = None,
         device: torch.device,
         tap: Tap | None = None,
+        edits: Sequence[Edit] = (),
         clock: Clock | None = None,
     ) -> None:
         self.starts = starts
@@ -83,6 +100,9 @@ class Step:
         self.totals = after if totals is None else totals
         self.device = device
         self.tap = tap
+        self.edits: dict[str, list[Edit]] = {}
+        for edit in edits:
+            self.edits.setdefault(edit.name, []).append(edit)
         self.clock = clock
         # one shared start: keys are a slice and positions a range, no index tensors needed
         self.uniform = len(set(starts)) == 1
@@ -92,15 +112,46 @@ class Step:
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
         self._positions: Tensor | None = None
 
-    def emit(self, name: str, tensor: Tensor) -> None:
-        """The named activation is there: the clock hears of it, and the tap is shown it.
+    def emit(self, name: str, tensor: Tensor) -> Tensor:
+        """The named activation as the pass continues with it: `tensor` itself unless it is edited.
 
-        Nothing happens where there is neither.
+        The clock hears of it, it is edited, and the tap is shown the result.
         """
         if self.clock is not None:
             self.clock(name)
+        if name in self.edits:
+            for edit in self.edits[name]:
+                tensor = self._edited(tensor, edit)
         if self.tap is not None:
             self.tap(name, tensor)
+        return tensor
+
+    def _edited(self, tensor: Tensor, edit: Edit) -> Tensor:
+        # a copy: what was emitted before may lie in the same memory
+        changed = edit.fn(tensor.clone())
+        was, found = ((x.shape, x.dtype, x.device) for x in (tensor, changed))
+        if was != found:
+            before, after = (f"{list(shape)} {dtype} on {on}" for shape, dtype, on in (was, found))
+            raise ValueError(f"the edit of `{edit.name}` turned {before} into {after}")
+        if edit.rows is not None:
+            changed = torch.where(self._hit(edit.rows, tensor), changed, tensor)
+        if 0 in tensor.stride():  # one row in memory for all sequences: now each has its own
+            return changed
+        # the same strides, since kernels may round differently where these differ
+        laid = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+        return laid.copy_(changed)
+
+    def _hit(self, rows: Sequence[int], tensor: Tensor) -> Tensor:
+        """Which rows of `[B, T, …]` or `[B, H, T, …]` are those of tokens at these positions."""
+        positions = self.positions
+        if tensor.shape[-2] < self.tokens:  # final norm and head, of the last tokens alone
+            pairs = zip(self.starts, self.lengths, strict=True)
+            positions = torch.tensor([[a + n - 1] for a, n in pairs], device=self.device)
+        wanted = torch.tensor(list(rows), device=self.device)
+        hit = torch.isin(positions, wanted).unsqueeze(-1)
+        return hit.unsqueeze(1) if hit.ndim == 3 and tensor.ndim == 4 else hit
 
     def mark(self, name: str) -> None:
         """The clock alone: for what the tap is shown otherwise, or not at all."""

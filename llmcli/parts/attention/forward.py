@@ -30,6 +30,7 @@ class Attention:
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config = config
         self.name = name
+        self._inside = (f"{name}.scores", f"{name}.pattern")  # of the fused kernel
         self.qkv = Linear(
             parameters,
             [f"{name}.W_{part}" for part in "qkv"],
@@ -60,26 +61,29 @@ class Attention:
         qk_BTNd, v_BKTe = self._project(x_BTD, step)
         if config.rope is not None:
             qk_BTNd = rotate(qk_BTNd, *step.rope(config.rope))
-            self._emit_qk("_rot", qk_BTNd, step)
+            qk_BTNd = self._emit_qk("_rot", qk_BTNd, step)
         q_BHTd, k_BKSd = self._heads(qk_BTNd)
         v_BKSe = v_BKTe
         if cache is not None:
             assert isinstance(cache, KVCache)
             step.write(cache, k_BKSd, v_BKTe)
             k_BKSd, v_BKSe = cache.k, cache.v
-        parts = [
-            attend(
-                q_BHTd[:, :, seen.rows],
-                k_BKSd[:, :, seen.first : seen.last],
-                v_BKSe[:, :, seen.first : seen.last],
-                scale=config.scale,
-                causal=seen.causal,
-                mask=seen.mask,
-            )
-            for seen in step.visible(config.window)
-        ]
-        z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        step.emit(f"{self.name}.z", z_BHTe)
+        if step.edits and any(name in step.edits for name in self._inside):
+            z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
+        else:
+            parts = [
+                attend(
+                    q_BHTd[:, :, seen.rows],
+                    k_BKSd[:, :, seen.first : seen.last],
+                    v_BKSe[:, :, seen.first : seen.last],
+                    scale=config.scale,
+                    causal=seen.causal,
+                    mask=seen.mask,
+                )
+                for seen in step.visible(config.window)
+            ]
+            z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
         return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 
     def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -97,12 +101,12 @@ class Attention:
         v = v.to(x_BTD.dtype)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
-        self._emit_qk("", qk_BTNd, step)
-        step.emit(f"{self.name}.v", v_BKTe)
+        qk_BTNd = self._emit_qk("", qk_BTNd, step)
+        v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHd, k_BTKd = qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2)
             qk_BTNd = torch.cat((self.q_norm(q_BTHd), self.k_norm(k_BTKd)), 2)
-            self._emit_qk("_norm", qk_BTNd, step)
+            qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
         return qk_BTNd, v_BKTe
 
     def _heads(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,12 +116,32 @@ class Attention:
         )
         return q_BHTd, k_BKTd
 
-    def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> None:
-        if step.tap is None:  # both are there at once, and nobody looks at either
+    def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
+        """Both as the pass continues with them: the same tensor unless one of them is edited."""
+        if step.tap is None and not step.edits:  # both are there at once, and nobody looks
             step.mark(f"{self.name}.k{suffix}")
-            return
-        for letter, heads in zip("qk", self._heads(qk_BTNd), strict=True):
-            step.emit(f"{self.name}.{letter}{suffix}", heads)
+            return qk_BTNd
+        q_BHTd, k_BKTd = self._heads(qk_BTNd)
+        q_emitted = step.emit(f"{self.name}.q{suffix}", q_BHTd)
+        k_emitted = step.emit(f"{self.name}.k{suffix}", k_BKTd)
+        if q_emitted is q_BHTd and k_emitted is k_BKTd:
+            return qk_BTNd
+        return torch.cat((q_emitted.transpose(1, 2), k_emitted.transpose(1, 2)), 2)
+
+    def _attend_in_rows(
+        self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step
+    ) -> Tensor:
+        """`attend` with scores and pattern written and emitted: for a layer that edits them."""
+        keys = slice(0, step.keys)
+        visible = visible_keys(step.positions, step.keys, self.config.window)
+        if not step.uniform:
+            visible = visible.unsqueeze(1)
+        scores_BHTS = scores(q_BHTd, k_BKSd[:, :, keys], visible, scale=self.config.scale)
+        scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
+        pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
+        group = self.config.heads // self.config.kv_heads
+        v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
+        return (pattern_BHTS @ v_BHSe).to(v_BKSe.dtype)
 
     def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.

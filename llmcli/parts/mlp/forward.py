@@ -27,10 +27,8 @@ class Mlp:
 
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
-        pre_BTF = self.up(x_BTD)
-        step.emit(f"{self.name}.pre", pre_BTF)
-        post_BTF = self.act(pre_BTF)
-        step.emit(f"{self.name}.post", post_BTF)
+        pre_BTF = step.emit(f"{self.name}.pre", self.up(x_BTD))
+        post_BTF = step.emit(f"{self.name}.post", self.act(pre_BTF))
         return self.down.wide(post_BTF)
 
 
@@ -52,12 +50,10 @@ class GatedMlp:
     def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32."""
         gate_BTF, up_BTF = self.gate_up.split(self.gate_up(x_BTD))
-        step.emit(f"{self.name}.gate", gate_BTF)
-        step.emit(f"{self.name}.up", up_BTF)
-        act_BTF = self.act(gate_BTF)
-        step.emit(f"{self.name}.act", act_BTF)
-        post_BTF = act_BTF * up_BTF
-        step.emit(f"{self.name}.post", post_BTF)
+        gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
+        up_BTF = step.emit(f"{self.name}.up", up_BTF)
+        act_BTF = step.emit(f"{self.name}.act", self.act(gate_BTF))
+        post_BTF = step.emit(f"{self.name}.post", act_BTF * up_BTF)
         return self.down.wide(post_BTF)
 
 

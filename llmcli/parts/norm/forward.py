@@ -30,10 +30,12 @@ class Norm:
         return layer_norm(x, self.w, self.b, self.config.eps, self.dtype)
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
-        """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`."""
+        """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`.
+
+        What comes back is `{name}.out` as it was emitted, edited or not.
+        """
         out = self(x)
         if step.tap is not None:
             scale = rms_scale if self.config.kind == "rms" else layer_scale
             step.emit(f"{self.name}.scale", scale(x, self.config.eps))
-        step.emit(f"{self.name}.out", out)
-        return out
+        return step.emit(f"{self.name}.out", out)

@@ -1,0 +1,270 @@
+"""Edits: the pass continues with what they return, and with nothing else changed."""
+
+import pytest
+import torch
+from small_models import CONFIGS, weights
+
+from llmcli.anatomy.graph import graph
+from llmcli.engine.session import Session
+from llmcli.errors import UsageError
+from llmcli.explain.formulas import formula_checks
+from llmcli.explain.kernel import UNWRITTEN
+from llmcli.model import Model
+from llmcli.nn import attention
+from llmcli.nn.step import Edit, Step
+
+TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])
+
+
+def small(name, dtype=torch.float64):
+    of = weights(CONFIGS[name], dtype)
+    return Model(
+        name=name, config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
+        eos_ids=frozenset(),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def model(request):
+    return small(request.param)
+
+
+def editable(model):
+    """The names in execution order, scores and pattern among them."""
+    nodes = graph(model.config).nodes
+    leaves = ("scale", "result", "logits")
+    return [name for name in nodes if name.rpartition(".")[2] not in leaves]
+
+
+def run(model, *edits, ids=TOKENS, **options):
+    seen = {}
+    out = model.decoder(ids, tap=seen.__setitem__, edits=edits, **options)
+    return out, seen
+
+
+def double(name, rows=None):
+    return Edit(name=name, rows=rows, fn=lambda x: x.mul_(2))  # in place: it is given a copy
+
+
+def same(name, rows=None):
+    return Edit(name=name, rows=rows, fn=torch.clone)
+
+
+def test_an_edit_that_changes_nothing_changes_no_bit(model):
+    plain, seen = run(model)
+    for name in editable(model):
+        if name.rpartition(".")[2] in UNWRITTEN:  # another path: below
+            continue
+        for rows in (None, [0, 3]):
+            out, edited = run(model, same(name, rows))
+            assert torch.equal(out, plain), name
+            assert edited.keys() == seen.keys()
+            assert all(torch.equal(edited[one], seen[one]) for one in seen), name
+    out, _ = run(model, *map(same, editable(model)))
+    torch.testing.assert_close(out, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_scores_and_pattern_take_the_rows_in_their_layer_only(model, monkeypatch):
+    plain, seen = run(model)
+    calls = []
+    attend = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *a, **b: calls.append(1) or attend(*a, **b))
+    run(model)
+    fused = len(calls)
+    per_layer = fused // len(model.config.layers)
+    for i in range(len(model.config.layers)):
+        name, outs = f"blocks.{i}.attn", []
+        for leaves in (["scores"], ["pattern"], ["scores", "pattern"]):
+            calls.clear()
+            out, edited = run(model, *(same(f"{name}.{leaf}") for leaf in leaves))
+            assert len(calls) == fused - per_layer
+            assert edited.keys() - seen.keys() == {f"{name}.scores", f"{name}.pattern"}
+            torch.testing.assert_close(out, plain, rtol=1e-9, atol=1e-9)
+            outs.append(out)
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(model):
+    """Every other activation follows from what was emitted before it, the doubled one itself is
+    twice what its formula says.
+    """
+    ids = TOKENS[0].tolist()
+    plain, before = run(model)
+    nodes = graph(model.config).nodes
+    for name in editable(model):
+        if name.rpartition(".")[2] in UNWRITTEN:
+            continue  # below
+        out, seen = run(model, double(name))
+        # a softmax of one score is 1, whatever the score
+        layer, leaf = nodes[name].layer, name.rpartition(".")[2]
+        alone = layer is not None and model.config.layers[layer].mixer.window == 1
+        assert torch.equal(out, plain) is (alone and leaf.startswith(("q", "k"))), name
+        # formulas of what is the same memory start from the same inputs once more
+        copies = {node.name for node in nodes.values() if node.shares == name}
+        assert all(torch.equal(seen[one], seen[name]) for one in copies)
+        changed = {name, *copies}
+        check = formula_checks(model, ids, seen, seen.keys() - changed)
+        assert check.ok, (name, check.where, check.value)
+        halved = seen | {name: seen[name] / 2}
+        assert formula_checks(model, ids, halved, [name]).ok, name
+        assert not formula_checks(model, ids, seen, [name]).ok, name
+        for one in list(seen)[: list(seen).index(name)]:
+            assert torch.equal(seen[one], before[one]), (name, one)
+
+
+def test_doubled_scores_and_patterns_reach_the_values(model):
+    for i, layer in enumerate(model.config.layers):
+        prefix, group = f"blocks.{i}.attn", layer.mixer.heads // layer.mixer.kv_heads
+        for leaf in ("scores", "pattern"):
+            _, seen = run(model, double(f"{prefix}.{leaf}"))
+            q, k = (seen[name] for name in graph(model.config).entering(i))
+            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.mixer.scale
+            at = torch.arange(TOKENS.shape[1])
+            hidden = at[None] > at[:, None]
+            if layer.mixer.window is not None:
+                hidden |= at[None] <= at[:, None] - layer.mixer.window
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if leaf == "scores":
+                scores = 2 * scores
+            pattern = scores.softmax(-1)
+            if leaf == "pattern":
+                pattern = 2 * pattern
+            torch.testing.assert_close(seen[f"{prefix}.scores"], scores)
+            torch.testing.assert_close(seen[f"{prefix}.pattern"], pattern)
+            z = pattern @ seen[f"{prefix}.v"].repeat_interleave(group, 1)
+            torch.testing.assert_close(seen[f"{prefix}.z"], z)
+            rest = [name for name in seen if name.rpartition(".")[2] not in UNWRITTEN]
+            rest.remove(f"{prefix}.z")
+            assert formula_checks(model, TOKENS[0].tolist(), seen, rest).ok
+
+
+def test_of_the_rows_named_and_no_others(model):
+    _, before = run(model)
+    last = len(model.config.layers) - 1
+    for name in ("embed", f"blocks.{last}.attn.v", f"blocks.{last}.mlp.post"):
+        _, seen = run(model, double(name, rows=[1, 4]))
+        factor = torch.ones(TOKENS.shape[1], 1, dtype=torch.float64)
+        factor[[1, 4]] = 2
+        assert torch.equal(seen[name], before[name] * factor)
+
+
+@pytest.mark.parametrize("name", ["attn.scores", "attn.v", "attn.q", "attn.z", "mlp_out"])
+def test_rows_are_positions_whatever_the_calls_and_the_batch(model, name):
+    """Whole, in chunks, token by token, and beside a shorter sequence: the same logits."""
+    edit = double(f"blocks.0.{name}", rows=[2, 3, 6])
+    whole, _ = run(model, edit)
+    assert not torch.equal(whole, run(model)[0])
+    for sizes in ([4, 3], [1] * 7):
+        session = Session(model.decoder, 1, 9)
+        chunks = TOKENS.split(sizes, 1)
+        parts = [
+            session.extend(chunk, logits="all", edits=[edit], totals=[7]) for chunk in chunks
+        ]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
+    session = Session(model.decoder, 2, 9)
+    row = TOKENS[0].tolist()
+    session.extend([row[:3], row[:5]], edits=[edit], totals=[7, 7])
+    session.extend([row[3:], row[5:]], edits=[edit])
+    for logits_V in session.logits_BV:
+        torch.testing.assert_close(logits_V, whole[0, -1], rtol=1e-9, atol=1e-9)
+
+
+def test_the_last_logits_are_at_the_last_position(model):
+    last, _ = run(model, double("ln_final.out", rows=[6]), logits="last")
+    other, _ = run(model, double("ln_final.out", rows=[5]), logits="last")
+    plain, _ = run(model, logits="last")
+    assert torch.equal(other, plain)
+    assert not torch.equal(last, plain)
+    raw, _ = run(model, double("logits_raw"), logits="last")
+    assert torch.equal(raw, 2 * plain)
+
+
+def test_edited_keys_and_values_enter_the_cache(model):
+    _, key = graph(model.config).entering(0)
+    edits, seen = [double(key), double("blocks.0.attn.v")], {}
+    session = Session(model.decoder, 1, 9)
+    session.extend(TOKENS, tap=seen.__setitem__, edits=edits)
+    cache = session.state.tensors()
+    assert torch.equal(cache["cache.0.k"][:, :, :7], seen[key])
+    assert torch.equal(cache["cache.0.v"][:, :, :7], seen["blocks.0.attn.v"])
+    _, plain = run(model)
+    assert torch.equal(seen[key], 2 * plain[key])
+    # the step after it, not edited itself, reads them
+    after = session.extend([[3]])
+    apart = Session(model.decoder, 1, 9)
+    apart.extend(TOKENS)
+    assert not torch.allclose(after, apart.extend([[3]]))
+
+
+def test_several_edits_of_one_name_in_their_order():
+    model = small("llama")
+    add = Edit(name="embed", fn=lambda x: x + 1)
+    _, plain = run(model)
+    _, seen = run(model, add, double("embed"))
+    assert torch.equal(seen["embed"], 2 * (plain["embed"] + 1))
+    _, seen = run(model, double("embed"), add)
+    assert torch.equal(seen["embed"], 2 * plain["embed"] + 1)
+
+
+def test_without_observers_an_activation_is_emitted_as_itself():
+    x = torch.ones(1, 1, 2)
+    plain = Step([0], 1, [1], {}, device=torch.device("cpu"))
+    tapped = Step([0], 1, [1], {}, device=torch.device("cpu"), tap=lambda *named: None)
+    assert plain.emit("embed", x) is x
+    assert tapped.emit("embed", x) is x
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("blocks.0.ln1.scale", "`blocks.0.ln1.scale` is only shown", "edit `blocks.0.resid_pre`"),
+        ("ln_final.scale", "`ln_final.scale` is only shown", "edit `blocks.1.resid_post`"),
+        ("blocks.1.attn.result", "`blocks.1.attn.result` is only shown", "`blocks.1.attn.z`"),
+        ("logits", "`logits` is only shown", "edit `logits_raw`"),
+        ("blocks.2.attn.q", "no activation `blocks.2.attn.q`", "llmcli shapes"),
+        ("blocks.0.attn.W_q", "no activation `blocks.0.attn.W_q`", "llmcli shapes"),
+    ],
+)
+def test_what_the_pass_does_not_continue_with_is_refused(name, message, hint):
+    model = small("llama")
+    session = Session(model.decoder, 1, 9)
+    with pytest.raises(UsageError, match=message) as caught:
+        session.extend(TOKENS, edits=[double(name)])
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+    assert session.lengths == [0]
+
+
+def test_every_activation_can_be_edited_or_is_refused(model):
+    names = set(editable(model))
+    for name in graph(model.config).nodes:
+        if name in names:
+            run(model, same(name))
+        else:
+            with pytest.raises(UsageError, match="cannot be edited"):
+                run(model, same(name))
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x: x[:, :3], r"turned \[1, 7, 16\] torch.float64 on cpu into \[1, 3, 16\]"),
+        (torch.Tensor.float, "into .* torch.float32 on cpu"),
+    ],
+)
+def test_an_edit_returns_a_tensor_like_its_input(fn, message):
+    with pytest.raises(ValueError, match=message):
+        run(small("llama"), Edit(name="embed", fn=fn))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_edits_at_other_dtypes(dtype):
+    model = small("llama", getattr(torch, dtype))
+    plain, _ = run(model)
+    out, _ = run(model, *(same(name) for name in editable(model) if "attn.scores" not in name
+                          and "attn.pattern" not in name))  # fmt: skip
+    assert torch.equal(out, plain)
+    out, seen = run(model, same("blocks.0.attn.scores"))
+    assert seen["blocks.0.attn.z"].dtype == model.dtype
+    assert seen["blocks.0.attn.scores"].dtype == torch.float32
+    torch.testing.assert_close(out, plain, rtol=0.05, atol=0.2)
