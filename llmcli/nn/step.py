@@ -21,7 +21,6 @@ Tap = Callable[[str, Tensor], None]
 Clock = Callable[[str], None]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Edit:
     """A change of the activation `name` while the model runs: the pass continues with `fn` of it.

@@ -10,8 +10,8 @@ from llmcli.errors import UsageError
 from llmcli.explain.formulas import formula_checks
 from llmcli.explain.kernel import UNWRITTEN
 from llmcli.model import Model
-from llmcli.nn import attention
 from llmcli.nn.step import Edit, Step
+from llmcli.parts.attention import forward as attention
 
 TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])
 
