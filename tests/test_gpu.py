@@ -6,6 +6,7 @@ from tiny_checkpoints import write_llama
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
+from llmcli.engine.session import Session
 from llmcli.ladder.beyond import beyond
 from llmcli.ladder.climb import climb
 from llmcli.ladder.course import plan_course
@@ -49,6 +50,40 @@ def test_unequal_batch(models):
         step = torch.tensor([[3], [4]], device=decoder.device)
         outs.append(decoder(step, state).log_softmax(-1).cpu())
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_captured_step_is_replayed_for_the_tokens_after_it(models, batch):
+    """Nothing in it depends on the position but what lies on the device."""
+    decoder = models[1].decoder
+    prompt = (torch.arange(9 * batch, device="cuda").view(batch, 9) * 5) % 97
+    more = (torch.arange(6 * batch, device="cuda").view(6, batch, 1) * 7) % 97
+    wanted = Session(decoder, batch, 32)
+    wanted.extend(prompt)
+    logits = [wanted.extend(ids).clone() for ids in more]
+    session, ids = Session(decoder, batch, 32), more[0].clone()
+    session.extend(prompt)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                session.extend(ids)
+                session.rewind(9)
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            out = session.extend(ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    session.rewind(9)
+    for step, given in enumerate(more):
+        ids.copy_(given)
+        captured.replay()
+        torch.testing.assert_close(out, logits[step], rtol=0, atol=0)
+    mine, theirs = (one.state.tensors() for one in (session, wanted))
+    assert all(torch.equal(mine[name][:, :, :15], theirs[name][:, :, :15]) for name in mine)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

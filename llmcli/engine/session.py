@@ -92,7 +92,10 @@ class Session:
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
             logits="all" if logits == "all" else "last", until=until,
         )  # fmt: skip
-        self._keep_ids(ids, starts)
+        if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
+            self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
+        else:
+            self._keep_ids(ids, starts)
         self._chosen_B = self.logits_BV = None
         if until is not None:
             return out

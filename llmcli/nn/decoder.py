@@ -24,6 +24,7 @@ from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
+from llmcli.ops.rope import depends_on_length
 from llmcli.parts.attention.config import RopeConfig
 from llmcli.parts.norm.forward import Norm
 
@@ -75,6 +76,13 @@ class Decoder:
         if parameters.unclaimed():
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
         self.slots = parameters.slots
+        # Whether a decode step can be captured as a CUDA graph; it then reads every slot, masked.
+        # A processor reads only the keys that are there. Not where a rotation's frequencies depend
+        # on the length, which is known on the host.
+        self.fixed_shapes = self.device.type == "cuda" and not any(
+            rope is not None and depends_on_length(rope)
+            for rope in (layer.mixer.rope for layer in config.layers)
+        )
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes: dict[RopeConfig, RopeTables] = {
             layer.mixer.rope: RopeTables(layer.mixer.rope, self.device, tables)
@@ -93,7 +101,10 @@ class Decoder:
             block.mixer.new_state(batch, capacity, device=self.device, dtype=self.dtype)
             for block in self.blocks
         ]
-        return State(layers, [0] * batch, capacity)
+        lengths_B = None
+        if self.fixed_shapes:
+            lengths_B = torch.zeros(batch, dtype=torch.long, device=self.device)
+        return State(layers, [0] * batch, capacity, lengths_B)
 
     @inference
     def __call__(
@@ -132,7 +143,7 @@ class Decoder:
         if until is None:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
         if state is not None:  # last, so that a tap finds the lengths before the call
-            state.lengths = [a + n for a, n in zip(step.starts, step.lengths, strict=True)]
+            state.advance(step.lengths)
         return x_BTD
 
     def _step(
@@ -150,23 +161,28 @@ class Decoder:
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
             raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
-        step = Step(
+        longest = max(starts) + tokens
+        if state is not None and longest > state.capacity:
+            raise ValueError(f"{longest} tokens do not fit a state of {state.capacity}")
+        positions = self.config.embedding.positions
+        if positions is not None and longest > positions:
+            raise ValueError(f"{longest} tokens do not fit {positions} learned positions")
+        lengths = [tokens] * batch if lengths is None else lengths
+        fixed = None
+        if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
+            fixed = state.lengths_B, state.capacity
+        return Step(
             starts,
             tokens,
-            [tokens] * batch if lengths is None else lengths,
+            lengths,
             self._ropes,
             totals=totals,
             device=self.device,
+            fixed=fixed,
             tap=tap,
             edits=edits,
             clock=clock,
         )
-        if state is not None and step.keys > state.capacity:
-            raise ValueError(f"{step.keys} tokens do not fit a state of {state.capacity}")
-        positions = self.config.embedding.positions
-        if positions is not None and step.keys > positions:
-            raise ValueError(f"{step.keys} tokens do not fit {positions} learned positions")
-        return step
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
         x_BTD = at_least_float32(F.embedding(ids_BT, self.embed))

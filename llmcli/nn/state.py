@@ -100,13 +100,22 @@ class KVCache(LayerState):
 class State:
     """One layer's state after another, and how many tokens each sequence of the batch has so far.
 
-    `lengths` is a list on the host: the caller knows it without asking the device.
+    `lengths` is a list on the host: the caller knows it without asking the device. `lengths_B` are
+    the same numbers on the device, always in the same memory, where the decoder's step reads them
+    there (`Decoder.fixed_shapes`).
     """
 
-    def __init__(self, layers: Sequence[LayerState], lengths: list[int], capacity: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerState],
+        lengths: list[int],
+        capacity: int,
+        lengths_B: Tensor | None = None,
+    ) -> None:
         self.layers = tuple(layers)
         self.lengths = lengths
         self.capacity = capacity
+        self.lengths_B = lengths_B
 
     @property
     def batch(self) -> int:
@@ -139,7 +148,20 @@ class State:
         for layer in self.layers:
             device = next(iter(layer.tensors().values())).device
             layers.append(layer.select(torch.tensor(rows, dtype=torch.long, device=device)))
-        return State(layers, [self.lengths[row] for row in rows], self.capacity)
+        lengths_B = None
+        if self.lengths_B is not None:
+            lengths_B = self.lengths_B[torch.tensor(rows, device=self.lengths_B.device)]
+        return State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """So many tokens more of each sequence are remembered: the decoder has written them."""
+        self.lengths = [now + more for now, more in zip(self.lengths, tokens, strict=True)]
+        if self.lengths_B is None:
+            return
+        if len(set(tokens)) == 1:  # no copy from the host: this is part of a captured step
+            self.lengths_B.add_(tokens[0])
+        else:
+            self.lengths_B.copy_(torch.tensor(self.lengths))
 
     def snapshot(self) -> State:
         """A copy of what is remembered now, without the empty slots."""
@@ -157,7 +179,7 @@ class State:
             )
         for layer, was in zip(self.layers, saved.layers, strict=True):
             layer.restore(was)
-        self.lengths = list(saved.lengths)
+        self._set_lengths(saved.lengths)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets every sequence's tokens from `lengths[b]` on: an undo."""
@@ -166,4 +188,13 @@ class State:
                 raise ValueError(f"cannot rewind {now} tokens to {wanted}")
         for layer in self.layers:
             layer.rewind(lengths)
+        self._set_lengths(lengths)
+
+    def _set_lengths(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)
+        if self.lengths_B is None:
+            return
+        if len(set(lengths)) == 1:
+            self.lengths_B.fill_(lengths[0])
+        else:
+            self.lengths_B.copy_(torch.tensor(self.lengths))

@@ -77,6 +77,9 @@ class Step:
     """One call: sequence b has `starts[b]` tokens already and gets `lengths[b]` of T new ones.
 
     `totals[b]` is how long it will be once its whole prompt is in (default: after this call).
+    `fixed`: the starts `[B]` on the device and the capacity. One token of each sequence then sees
+    all slots under a mask, and no shape and no number from the host depends on the position: the
+    call can be captured as a CUDA graph and replayed for the next tokens.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Step:
         *,
         totals: Sequence[int] | None = None,
         device: torch.device,
+        fixed: tuple[Tensor, int] | None = None,
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
@@ -106,10 +110,14 @@ class Step:
         # one shared start: keys are a slice and positions a range, no index tensors needed
         self.uniform = len(set(starts)) == 1
         self.keys = max(starts) + tokens
+        self._positions: Tensor | None = None
+        if fixed is not None:
+            starts_B, self.keys = fixed
+            self.uniform = False
+            self._positions = starts_B.unsqueeze(1)
         self._ropes = ropes
         self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
-        self._positions: Tensor | None = None
 
     def emit(self, name: str, tensor: Tensor) -> Tensor:
         """The named activation as the pass continues with it: `tensor` itself unless it is edited.
@@ -236,6 +244,9 @@ class Step:
             slots = slice(self.starts[0], self.keys)
             cache.k[:, :, slots] = k_BKTd
             cache.v[:, :, slots] = v_BKTe
+        elif len(self.starts) == 1 and self.tokens == 1:
+            cache.k.index_copy_(2, self.positions[0], k_BKTd)
+            cache.v.index_copy_(2, self.positions[0], v_BKTe)
         else:
             rows = torch.arange(len(self.starts), device=self.device).unsqueeze(1)
             cache.k[rows, :, self.positions] = k_BKTd.transpose(1, 2)

@@ -47,6 +47,8 @@ def script(*steps: int | Sequence[float]) -> Scores:
 
 
 class FakeState:
+    lengths_B = None
+
     def __init__(self, rows: list[tuple[int, ...]], capacity: int) -> None:
         self.rows = rows
         self.capacity = capacity
@@ -84,6 +86,7 @@ class FakeDecoder:
         lengths: Sequence[int] | None = None,
         totals: Sequence[int] | None = None,
         tap: None = None,
+        edits: tuple[()] = (),
         clock: None = None,
         logits: str,
         until: int | None = None,
