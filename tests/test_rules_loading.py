@@ -29,11 +29,16 @@ from llmcli.families import (
     Transpose,
     families,
     plan,
+    translate,
 )
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.families.llama import from_hf
 from llmcli.loading import load_checkpoint
+from llmcli.measure.info import measure_info
 from llmcli.measure.load.run import check_files, measure_load
+from llmcli.measure.memory import cpu
+from llmcli.measure.ran import sources_check
+from llmcli.measure.stored import stored_check, stored_tensors
 from llmcli.model import Stages
 from llmcli.weights import check_fit, load_weights
 
@@ -325,6 +330,55 @@ def test_a_tensor_of_a_part_that_the_model_has_not_is_unexpected(tmp_path):
     tensors = llama_tensors() | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
     with pytest.raises(WeightMismatch, match=r"no parameter for `.*q_proj\.bias`"):
         load(write_llama(tmp_path, tensors))
+    checkpoint = open_checkpoint(tmp_path)
+    assert "q_proj.bias" in check_files(checkpoint, Stages()).fault
+    names = next(c for c in measure_info(checkpoint, [cpu()]).checks if c.name == "stored_names")
+    stored = stored_check(checkpoint, *reversed(translate(checkpoint)))[0]
+    for found in (names, stored):
+        assert (found.value, found.where) == (1.0, "model.layers.0.self_attn.q_proj.bias")
+
+
+def test_experts_are_as_well_in_the_views_of_headers(tmp_path, family):
+    family(*ITEMS)
+    checkpoint = open_checkpoint(write(tmp_path, with_items()))
+    assert all(check.ok for check in measure_info(checkpoint, [cpu()]).checks)
+    config, rules = translate(checkpoint)
+    assert stored_check(checkpoint, rules, config)[0].ok
+    stored = stored_tensors(checkpoint, rules, config)
+    up = stored["blocks.1.mlp.W_up"]
+    assert (up.source, up.bytes) == ("model.layers.1.mlp.experts.{0-47}.up.weight", 48 * 32 * 4)
+    model = load_checkpoint(checkpoint, device="cpu", dtype="float32")
+    assert sources_check(model.ledger, stored)[0].ok
+    gone = {k: t for k, t in with_items().items() if "1.mlp.experts.7." not in k}
+    lacking = open_checkpoint(write(tmp_path, gone))
+    names = next(c for c in measure_info(lacking, [cpu()]).checks if c.name == "stored_names")
+    for found in (names, stored_check(lacking, rules, config)[0]):
+        assert (found.value, found.where) == (1.0, "blocks.1.mlp.W_up[7]")
+
+
+@pytest.mark.parametrize("op", [None, PerExpert(Rows(0, 1, groups=16)), PerExpert(Rows(16, 32))])
+def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
+    """Row operations never look into the blocks of a row."""
+    import gguf
+    from gguf_bytes import STRING, pair, tensor
+    from gguf_bytes import gguf as file
+
+    numbers = torch.randn(3, 32, 64).numpy()
+    packed = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.Q8_0)
+    pairs = [pair("general.architecture", STRING, "llama")]
+    (tmp_path / "m.gguf").write_bytes(
+        file(pairs, [tensor("exps", (64, 32, 3), 8, 0)], packed.tobytes())
+    )
+    right = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0))
+    if op is not None:
+        right = right[:, ::2] if op.op.groups > 1 else right[:, 16:]
+    for nbytes in (4 << 20, 700):
+        monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
+        slot = torch.empty(right.shape)
+        ops = () if op is None else (op,)
+        checkpoint = open_checkpoint(tmp_path / "m.gguf")
+        filling.fill(slot, checkpoint, Load("exps", "exps", ops), Stages())
+        assert torch.equal(slot, right)
 
 
 BEYOND = Drop(f"{H}.*", "a layer that predicts further tokens", within={"layer": range(2, 3)})

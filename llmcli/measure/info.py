@@ -208,6 +208,8 @@ def _checks(
     shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}
     parts = parts_to_fill(todo.loads, shapes)
     missing = set(parts) - {load.part for load in todo.loads}
+    unexpected = [load.source for load in todo.loads if load.part not in parts]
+    unexpected += todo.unexpected
     total = sum(math.prod(shape) for shape in shapes.values())
     return (
         ViewCheck(
@@ -219,9 +221,9 @@ def _checks(
         ViewCheck(
             name="stored_names",
             words="every parameter has its tensor, and every tensor its place",
-            value=float(len(missing) + len(todo.unexpected)),
+            value=float(len(missing) + len(unexpected)),
             tolerance=0.0,
-            where=_first(missing, parts, todo),
+            where=_first(missing, parts, unexpected),
         ),
         *_scales(checkpoint, todo),
     )
@@ -235,9 +237,9 @@ def _scales(checkpoint: Checkpoint, todo: Plan) -> tuple[ViewCheck, ...]:
     return (difference("stored_scales", "every quantized tensor has a scale that fits it", wrong),)
 
 
-def _first(missing: set[str], wanted: Iterable[str], todo: Plan) -> str:
+def _first(missing: set[str], wanted: Iterable[str], unexpected: Sequence[str]) -> str:
     """The first parameter without a tensor, else the first tensor without a parameter."""
-    return next((name for name in wanted if name in missing), next(iter(todo.unexpected), ""))
+    return next((name for name in wanted if name in missing), next(iter(unexpected), ""))
 
 
 def _file(checkpoint: Checkpoint) -> FileFacts:

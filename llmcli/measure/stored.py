@@ -64,6 +64,7 @@ def stored_check(
         for load in todo.loads
     }
     wrong = [part for part, shape in parts.items() if made.get(part) != shape]
+    wrong += (load.source for load in todo.loads if load.part not in parts)
     wrong += unscaled(todo, checkpoint.tensors)
     held, made_of = counted(len(checkpoint.tensors), "tensor"), counted(len(shapes), "parameter")
     words = f"the file has {held}, of which {made_of} can be made, and no other"
