@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,7 +183,7 @@ def test_the_threads_are_those_of_pytorch(library, use):
     x, w = numbers(1, 576), numbers(4096, 576)
     for _ in range(5):
         computed(x, w, torch.get_num_threads())
-    assert threads_of_this_process() == before
+    assert threads_of_this_process() <= before  # other tests' may have ended meanwhile
 
 
 def test_a_team_is_started_for_large_products_only(library, use, monkeypatch):
@@ -207,10 +208,9 @@ def test_a_team_is_started_for_large_products_only(library, use, monkeypatch):
 
 def threads_of_this_process():
     try:
-        with open("/proc/self/status") as status:
-            return [line for line in status if line.startswith("Threads")]
+        return set(os.listdir("/proc/self/task"))
     except OSError:
-        pytest.skip("only Linux counts threads here")
+        pytest.skip("only Linux lists threads here")
 
 
 def test_a_level_is_chosen_by_the_processor_or_by_name(library, use):

@@ -170,9 +170,9 @@ def test_nothing_is_tapped_where_no_one_looks(monkeypatch):
     of = weights(CONFIGS["llama"])
     taps, step = [], of.decoder._step
 
-    def watched(ids, state, lengths, totals, tap, clock):
+    def watched(ids, state, lengths, totals, tap, *rest):
         taps.append(tap)
-        return step(ids, state, lengths, totals, tap, clock)
+        return step(ids, state, lengths, totals, tap, *rest)
 
     monkeypatch.setattr(of.decoder, "_step", watched)
     read(FusedKernels(of), ids(2, 5), 4)
