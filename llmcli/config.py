@@ -6,22 +6,74 @@ nothing else asks who it was.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerConfig:
-    """One block: `x + mixer(ln1(x))`, then `x + ffn(ln2(x))`."""
+class Branch:
+    """`multiplier · post_norm(part(pre_norm(x)))`: one of the terms that a sublayer adds.
 
-    mixer: AttentionConfig
-    ffn: MlpConfig
-    ln1: NormConfig
-    ln2: NormConfig
+    `part` is a configuration of any kind in `parts.registry`. `shares_norm`: the part reads what
+    the branch before it reads, so that parallel branches have one norm.
+    """
+
+    part: object
+    pre_norm: NormConfig | None = None
+    post_norm: NormConfig | None = None
+    multiplier: float = 1.0
+    shares_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """One block: one to three sublayers `x + Σ branches`, each reading what the last one left.
+
+    `scale` multiplies what leaves the block.
+    """
+
+    sublayers: tuple[tuple[Branch, ...], ...]
+    scale: float = 1.0
+
+    @property
+    def branches(self) -> Iterator[Branch]:
+        """Those of all sublayers, in execution order."""
+        return (branch for sublayer in self.sublayers for branch in sublayer)
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """Configurations of the parts, in execution order."""
+        return tuple(branch.part for branch in self.branches)
+
+    @property
+    def attention(self) -> AttentionConfig | None:
+        """Its softmax attention, where it has one."""
+        return next((part for part in self.parts if isinstance(part, AttentionConfig)), None)
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query of its attention sees at most; None for all before it."""
+        return None if self.attention is None else self.attention.window
+
+    def with_attention(self, attention: AttentionConfig) -> LayerConfig:
+        """The same with another attention in the place of its own."""
+        sublayers = tuple(
+            tuple(
+                replace(branch, part=attention) if branch.part is self.attention else branch
+                for branch in sublayer
+            )
+            for sublayer in self.sublayers
+        )
+        return replace(self, sublayers=sublayers)
+
+
+def sequential(*parts: object, norm: NormConfig) -> LayerConfig:
+    """The usual block: `x + part(norm(x))`, one part after the other (pre-norm)."""
+    return LayerConfig(sublayers=tuple((Branch(part=part, pre_norm=norm),) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)

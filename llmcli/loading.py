@@ -172,8 +172,9 @@ def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> Mode
     """Fills in RoPE divisors that the file keeps in a tensor instead of its metadata."""
 
     def filled(layer: LayerConfig) -> LayerConfig:
-        rope = layer.mixer.rope
-        if rope is None or not isinstance(rope.scaling, FrequencyFactors):
+        attention = layer.attention
+        rope = None if attention is None else attention.rope
+        if attention is None or rope is None or not isinstance(rope.scaling, FrequencyFactors):
             return layer
         info = checkpoint.tensors[rope.scaling.source]
         count, needed = math.prod(info.shape), rope.dims // 2
@@ -181,8 +182,7 @@ def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> Mode
             raise CheckpointError(f"`{info.name}` has {count} numbers for {needed} frequencies")
         values = read_values(checkpoint, info, torch.empty(0, dtype=torch.float64)).tolist()
         scaling = replace(rope.scaling, factors=tuple(values))
-        mixer = replace(layer.mixer, rope=replace(rope, scaling=scaling))
-        return replace(layer, mixer=mixer)
+        return layer.with_attention(replace(attention, rope=replace(rope, scaling=scaling)))
 
     return replace(config, layers=tuple(filled(layer) for layer in config.layers))
 

@@ -6,6 +6,7 @@ Whoever claims to prove what the decoder computes has to see them.
 
 import torch
 import torch.nn.functional as F
+from blocks import ffn_of, norm_of
 from small_models import CONFIGS, weights
 
 from llmcli.nn import step
@@ -108,7 +109,7 @@ def shared_keys_interleaved(monkeypatch, of):
 
 @fault("gpt2")
 def no_bias_of_the_queries(monkeypatch, of):
-    linear = of.decoder.blocks[1].mixer.qkv
+    linear = of.decoder.blocks[1].mixers[0].qkv
     bias = linear.bias.clone()
     bias[: linear.rows[0]] = 0
     monkeypatch.setattr(linear, "bias", bias)
@@ -116,19 +117,19 @@ def no_bias_of_the_queries(monkeypatch, of):
 
 @fault("gpt2")
 def no_bias_in_the_feed_forward(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[1].ffn.up, "bias", None)
+    monkeypatch.setattr(ffn_of(of.decoder.blocks[1]).up, "bias", None)
 
 
 @fault("gpt2")
 def no_bias_after_the_heads(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[0].mixer.out, "bias", None)
+    monkeypatch.setattr(of.decoder.blocks[0].mixers[0].out, "bias", None)
 
 
 @fault("gpt2")
 def another_gelu(monkeypatch, of):
     """`x Φ(x)` for its tanh approximation: they differ by less than 0.0005."""
     for block in of.decoder.blocks:
-        monkeypatch.setattr(block.ffn, "act", F.gelu)
+        monkeypatch.setattr(ffn_of(block), "act", F.gelu)
 
 
 @fault("small rows")
@@ -153,7 +154,7 @@ def variance_with_one_less(monkeypatch, of):
 
 @fault("qk norm")
 def queries_not_normalized(monkeypatch, of):
-    monkeypatch.setattr(of.decoder.blocks[1].mixer, "q_norm", lambda x: x.to(of.decoder.dtype))
+    monkeypatch.setattr(of.decoder.blocks[1].mixers[0], "q_norm", lambda x: x.to(of.decoder.dtype))
 
 
 @fault("llama")
@@ -215,11 +216,11 @@ def no_residual_around_attention(monkeypatch, of):
             step_.emit(f"{self.name}.{name}", tensor)
             return tensor
 
-        mid = emit(
-            "attn_out", self.mixer(self.ln1.observed(emit("resid_pre", x), step_), kept, step_)
-        )
-        mlp_out = self.ffn(self.ln2.observed(emit("resid_mid", mid), step_), step_)
-        return emit("resid_post", mid + emit("mlp_out", mlp_out))
+        (_, (attention,)), (_, (ffn,)) = self.sublayers
+        pre = emit("resid_pre", x)
+        mid = attention(attention.pre_norm.observed(pre, step_), kept, step_)
+        mlp_out = ffn(ffn.pre_norm.observed(emit("resid_mid", mid), step_), None, step_)
+        return emit("resid_post", mid + mlp_out)
 
     monkeypatch.setattr(Block, "__call__", without)
 
@@ -248,7 +249,7 @@ def stream_kept_in_16_bits(monkeypatch, of):
 @fault("llama")
 def feed_forward_of_t3_and_not_of_t4(monkeypatch, of):
     """The documents' slip: their own equations normalize before the feed-forward."""
-    norm_ = of.decoder.blocks[1].ln2
+    norm_ = norm_of(of.decoder.blocks[1], 2)
     observed = norm_.observed
 
     def skipped(x, step_):
@@ -291,7 +292,7 @@ def keys_cached_before_the_rotation(monkeypatch, of):
     write, rotate, plain = Step.write, attention.rotate, []
 
     def remember(x, cos, sin):
-        plain[:] = [x[:, :, -of.config.layers[0].mixer.kv_heads :].transpose(1, 2)]
+        plain[:] = [x[:, :, -of.config.layers[0].attention.kv_heads :].transpose(1, 2)]
         return rotate(x, cos, sin)
 
     monkeypatch.setattr(attention, "rotate", remember)

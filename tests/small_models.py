@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.ladder.weights import Weights
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import (
@@ -25,6 +25,7 @@ VOCAB = 43
 RMS = NormConfig(kind="rms", eps=1e-6)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 ROPE = RopeConfig(theta=100.0, dims=8)
+PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
 GATED = MlpConfig(hidden=30, activation="silu", gated=True)
 
 
@@ -33,7 +34,7 @@ def layer(mlp=GATED, norm=RMS, **attention):
         "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5, "rope": ROPE,
     }  # fmt: skip
     mixer = AttentionConfig(**(mixer | attention))
-    return LayerConfig(mixer=mixer, ffn=mlp, ln1=norm, ln2=norm)
+    return sequential(mixer, mlp, norm=norm)
 
 
 def llama(*layers, **model):
@@ -58,6 +59,21 @@ def gpt2(activation="gelu_tanh", **attention):
 
 def stretched(scaling, dims=8):
     return llama(*(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)),) * 2)
+
+
+ATTENTION = layer().attention
+
+
+def block(*sublayers, scale=1.0):
+    """A block of sublayers, each a branch or several: dicts of `Branch`."""
+    every = [one if isinstance(one, list) else [one] for one in sublayers]
+    return LayerConfig(
+        sublayers=tuple(tuple(Branch(**branch) for branch in one) for one in every), scale=scale
+    )
+
+
+def branch(part, before=RMS, after=None, **more):
+    return {"part": part, "pre_norm": before, "post_norm": after} | more
 
 
 CONFIGS = {
@@ -104,8 +120,33 @@ CONFIGS = {
     ),
 }  # fmt: skip
 
+# other blocks, which the ladder has no rungs for
+BLOCKS = {
+    "norms after": llama(*(block(
+        branch(ATTENTION, None, RMS), branch(GATED, None, RMS),
+    ),) * 2),
+    "norms before and after": llama(*(block(
+        branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
+    ),) * 2),
+    "parallel with one norm": llama(*(block(
+        [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
+    ),) * 2),
+    "parallel with two norms": llama(*(block([branch(ATTENTION), branch(GATED, LAYER)]),) * 2),
+    "multipliers": llama(*(block(
+        branch(ATTENTION, multiplier=0.22), branch(GATED, None, LAYER, multiplier=-3.0), scale=0.5,
+    ),) * 2),
+    "one and three sublayers": llama(
+        block(branch(ATTENTION)), block(branch(GATED)),
+        block(branch(ATTENTION, None), branch(GATED), branch(PLAIN, None, RMS)),
+    ),
+    "qk norm over the width": llama(
+        *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
+    ),
+}  # fmt: skip
+MODELS = CONFIGS | BLOCKS
 
-def weights(config, dtype=torch.float64, seed=3):
+
+def random_decoder(config, dtype=torch.float64, seed=3):
     """Matrices that keep the size of a row, norm weights about 1, biases about 0.3."""
     decoder = Decoder(config, device="cpu", dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
@@ -119,7 +160,12 @@ def weights(config, dtype=torch.float64, seed=3):
         elif "embed" not in name:
             values = 1.5 * values / slot.shape[1] ** 0.5
         slot.copy_(values)
-    return Weights.of(decoder)
+    return decoder
+
+
+def weights(config, dtype=torch.float64, seed=3):
+    """The same as the ladder has it."""
+    return Weights.of(random_decoder(config, dtype, seed))
 
 
 def ids(rows, tokens, seed=0):

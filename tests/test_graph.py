@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from small_models import CONFIGS, RMS, ids, weights
+from small_models import MODELS, RMS, ids, random_decoder
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel
@@ -22,7 +22,7 @@ BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
 
 
 def small(config):
-    decoder = weights(config).decoder
+    decoder = random_decoder(config)
     return Model(
         name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
         eos_ids=frozenset(), random_seed=3,
@@ -74,18 +74,18 @@ def wrong(model, nodes, *, chained):
     return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
 def test_what_the_decoder_emits_is_what_the_nodes_make(name):
-    model = small(CONFIGS[name])
+    model = small(MODELS[name])
     graph = Graph(model.config)
     assert [node.name for node in graph.nodes.values() if node.written] == list(run(model)[1])
     assert wrong(model, graph.nodes, chained=False) == {}
     assert wrong(model, graph.nodes, chained=True) == {}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
 def test_ops_read_what_comes_before_them_and_every_parameter(name):
-    graph = Graph(CONFIGS[name])
+    graph = Graph(MODELS[name])
     before, used = set(), set()
     for node in graph.nodes.values():
         assert set(node.op.inputs) <= before, node.name
@@ -93,7 +93,7 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         values = {getattr(node.op, field.name) for field in fields(node.op)
                   if field.name in ("weight", "bias", "table")}  # fmt: skip
         used |= values - {None}
-    tied = {"head.W"} if CONFIGS[name].head.tied else set()
+    tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)
     assert all(parameter.makes in graph for parameter in graph.parameters.values())
     assert all(state.holds in graph for state in graph.states.values())
@@ -133,6 +133,12 @@ FAULTS = {
     "eps": ("llama", "ln1.out", lambda n: change(n, norm=replace(RMS, eps=1e-4))),
     "a mean is taken off": ("llama", "ln2.out",
                             lambda n: change(n, norm=replace(RMS, kind="layer"))),
+    "no multiplier": ("multipliers", "attn_out", lambda n: change(n, scale=1.0)),
+    "no output scale": ("multipliers", "resid_post", lambda n: change(n, scale=1.0)),
+    "a branch without its norm": ("parallel with one norm", "mlp.up",
+                                  lambda n: change(n, source="blocks.0.resid_pre")),
+    "not normalized before it is added": ("norms after", "attn_out",
+                                          lambda n: change(n, source="blocks.0.resid_pre")),
     "the stream without attention": ("llama", "resid_post",
                                      lambda n: change(n, parts=n.op.parts[:1])),
 }  # fmt: skip
@@ -141,7 +147,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
     name, leaf, changed = FAULTS[fault]
-    model = small(CONFIGS[name])
+    model = small(MODELS[name])
     nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
     nodes[planted] = changed(nodes[planted])
     assert planted in wrong(model, nodes, chained=False)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from blocks import ffn_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices, weights
@@ -171,7 +172,7 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("llmcli.nn.parameters.lies_by_columns", lambda rows, device, dtype: True)
     monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
-    assert by_columns.blocks[0].ffn.gate_up.weight.stride(0) == 1
+    assert ffn_of(by_columns.blocks[0]).gate_up.weight.stride(0) == 1
     for name, slot in by_rows.slots.items():
         assert torch.equal(slot, by_columns.slots[name]), name
     assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import parameters, states
@@ -44,9 +45,29 @@ def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:
 
 
 def _layer_type(layer: LayerConfig) -> LayerType:
-    norm = {"rms": "RMSNorm", "layer": "LayerNorm"}[layer.ln1.kind]
-    facts = {**part_of(layer.mixer).facts(layer.mixer), **part_of(layer.ffn).facts(layer.ffn)}
-    return LayerType(layers=(), norm=norm, **facts)
+    found: dict[str, Any] = {}
+    kinds: list[str] = []
+    details: list[str] = []
+    for part in layer.parts:
+        facts = dict(part_of(part).facts(part))
+        kinds += [facts.pop("kind")] if "kind" in facts else []
+        details += facts.pop("details", ())
+        found |= facts
+    return LayerType(
+        layers=(), kind=" + ".join(kinds), norm=_norms(layer), details=tuple(details), **found
+    )
+
+
+def _norms(layer: LayerConfig) -> str:
+    """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` each part, empty without any."""
+    places = {
+        "before": [one.pre_norm for one in layer.branches if one.pre_norm is not None],
+        "after": [one.post_norm for one in layer.branches if one.post_norm is not None],
+    }
+    kinds = {norm.kind for norms in places.values() for norm in norms}
+    names = [{"rms": "RMSNorm", "layer": "LayerNorm"}[kind] for kind in sorted(kinds)]
+    where = " and ".join(place for place, norms in places.items() if norms)
+    return " and ".join(names) + (f" {where}" if places["after"] else "")
 
 
 def memory_need(
@@ -147,8 +168,10 @@ def prefill_peak(
         peak += 4 * min(config.vocab * config.width, HEAD_NUMBERS)
     shared: dict[Hashable, int] = {}
     for layer in dict.fromkeys(config.layers):
-        for part in (layer.mixer, layer.ffn):
-            workspace = part_of(part).workspace(part, reading)
-            peak = max(peak, workspace.peak)
+        for branch in layer.branches:
+            workspace = part_of(branch.part).workspace(branch.part, reading)
+            # a norm that follows has what the part gives, and its own
+            after = reading.rows * config.width * wide if branch.post_norm is not None else 0
+            peak = max(peak, workspace.peak + after)
             shared |= workspace.shared
     return peak + sum(shared.values()) + 8 * reading.tokens  # the last: positions, whole numbers

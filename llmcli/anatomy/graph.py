@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
-from llmcli.config import LayerConfig, ModelConfig
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Add, Score
+from llmcli.anatomy.block import block_rows
+from llmcli.config import ModelConfig
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, State
+from llmcli.graph.ops import Add, Mix, Score
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
-from llmcli.parts.registry import part_of
 
 Place = tuple[str, int | None]  # a group of activations and its layer, None outside of the layers
-
-_ABSENT = (
-    Absent(names=r"ln[12]_post\b", why="no norm follows its attention or feed-forward"),
-    Absent(names=r"ln[12]\.b$", why="it has no such bias"),
-)
 
 
 class Graph:
@@ -90,13 +86,19 @@ class Graph:
         self._add(ends, None)
         stream = tuple(ends_node.name for ends_node in ends.nodes)
         enters = Add(parts=stream, before=stream)
+        copied = stream[0] if len(stream) == 1 else None
+        learned = config.embedding.positions is not None
         for i, layer in enumerate(config.layers):
-            stream = self._block(layer, i, enters, stream)
-            block = f"blocks.{i}"
-            enters = Add(
-                parts=(f"{block}.mlp_out", f"{block}.resid_mid"), before=stream,
-                also=f"H of block {i}",
+            rows, stream = block_rows(
+                layer, i, width=config.width, learned_positions=learned, enters=enters,
+                copied=copied,
             )  # fmt: skip
+            for part in rows:
+                self._add(part, i)
+            copied = f"blocks.{i}.resid_post"
+            left = self.nodes[copied].op
+            assert isinstance(left, Add)
+            enters = replace(left, before=stream, also=f"H of block {i}")
         last = f"blocks.{len(config.layers) - 1}.resid_post" if config.layers else "embed"
         words = ("the final norm", "the last residual stream, normalized, as it enters the head",
                  ", H of the last block")  # fmt: skip
@@ -107,63 +109,25 @@ class Graph:
         self._add(final, None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
-    def _block(
-        self, layer: LayerConfig, i: int, enters: Add, stream: tuple[str, ...]
-    ) -> tuple[str, ...]:
-        """One block, and what the stream is made of after it."""
-        b, width = f"blocks.{i}", self.config.width
-        learned = self.config.embedding.positions is not None
-        added = (f"{b}.attn_out", f"{b}.mlp_out")
-        sources = (f"{b}.ln1.out", f"{b}.ln2.out")
-        mixer, ffn = (
-            part_of(part).graph(part, Site(
-                block=b, source=source, adds=adds, added=letter, layer=i, width=width,
-                learned_positions=learned,
-            ))
-            for part, source, adds, letter in zip(
-                (layer.mixer, layer.ffn), sources, added, ("T²", "T⁵"), strict=True
+    def sources(self, name: str) -> tuple[str, ...]:
+        """What a kernel writes and `name`, which it does not, is computed from."""
+        found: dict[str, None] = {}
+        for source in self.nodes[name].op.inputs:
+            found |= dict.fromkeys(
+                (source,) if self.nodes[source].written else self.sources(source)
             )
-        )  # fmt: skip
+        return tuple(found)
 
-        def residual(
-            leaf: str, letter: str, op: Add, words: str, group: str, *theirs: str,
-            shares: str | None = None,
-        ) -> PartGraph:
-            node = Node(
-                name=f"{b}.{leaf}", letter=letter, axes=("T", "D"), op=op, group=group, layer=i,
-                words=f"the residual stream {words}", wide=True, shares=shares, theirs=theirs,
-            )  # fmt: skip
-            return PartGraph(nodes=(node,))
+    def after(self, state: State) -> str:
+        """The first activation that a kernel writes when the state already holds the new rows."""
+        names = list(self.nodes)
+        behind = names[names.index(state.before) :]
+        return next(name for name in behind if self.nodes[name].written)
 
-        def norm(leaf: str, part: PartGraph, what: str, letter: str, source: str) -> PartGraph:
-            words = (f"the norm before {what}",
-                     f"the residual stream, normalized, as it enters {what}", "")  # fmt: skip
-            own = layer.ln1 if leaf == "ln1" else layer.ln2
-            return norm_graph(
-                own, f"{b}.{leaf}", source, letter, words, layer=i, theirs=part.entering
-            )
-
-        copied = enters.parts[0] if i == 0 and len(enters.parts) == 1 else None
-        copied = f"blocks.{i - 1}.resid_post" if i else copied
-        pre, mid = f"{b}.resid_pre", f"{b}.resid_mid"
-        parts = (
-            residual("resid_pre", "X", enters, "as it enters the block", "gaps" if i else "embed",
-                     "hook_resid_pre", "hook_in", "ln1.hook_in", shares=copied),
-            norm("ln1", mixer, "attention", "T¹", pre),
-            mixer,
-            residual("resid_mid", "T³",
-                     Add(parts=(added[0], pre), before=(*stream, added[0])), "after attention",
-                     "residual", "hook_resid_mid", "ln2.hook_in"),
-            norm("ln2", ffn, "the feed-forward", "T⁴", mid),
-            ffn,
-            residual("resid_post", "H",
-                     Add(parts=(added[1], mid), before=(*stream, *added)),
-                     "as it leaves the block", "residual", "hook_resid_post", "hook_out"),
-        )  # fmt: skip
-        for part in parts:
-            self._add(part, i)
-        self.absent[i] += _ABSENT
-        return (*stream, *added)
+    def mixing(self, layer: int) -> Node | None:
+        """What mixes the layer's values by a map `[H, T, S]` (`op.pattern`); None without one."""
+        inside = (node for node in self.nodes.values() if node.layer == layer)
+        return next((node for node in inside if isinstance(node.op, Mix)), None)
 
     def _add(self, part: PartGraph, layer: int | None) -> None:
         whole = self._sizes[None]
@@ -179,4 +143,3 @@ class Graph:
 def graph(config: ModelConfig) -> Graph:
     """The graph of a model; the same object for equal configurations."""
     return Graph(config)
-

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.graph import graph
 from llmcli.errors import NotFinite
 from llmcli.explain.index import shape_in_letters, where
-from llmcli.explain.kernel import UNWRITTEN
 from llmcli.explain.local import local
 from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
@@ -190,7 +190,7 @@ class _Tree:
             difference=difference,
             tolerance=tolerance,
             ok=difference <= tolerance,
-            recomputed=f"the kernel's {UNWRITTEN[last]}" if last in UNWRITTEN else "",
+            recomputed=_sources(values, name),
             note=element.note,
             before=element.before,
             sum=element.sum,
@@ -256,19 +256,20 @@ def _require_finite(name: str, index: tuple[int, ...], *found: float) -> None:
 
 def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
     """The letters of the documents and what they are in this model (in the number's block)."""
-    config = model.config
     parts = axes.name.split(".")
-    layer = config.layers[int(parts[1]) if parts[0] == "blocks" else 0]
-    mixer = layer.mixer
-    shared = mixer.kv_heads != mixer.heads
-    found = [
-        ("n", tokens),
-        ("d", config.width),
-        ("h", mixer.heads),
-        ("h_kv", mixer.kv_heads if shared else 0),
-        ("d/h" if mixer.divides(config.width) else "d_k", mixer.head_dim),
-        ("d_v", 0 if mixer.value_dim == mixer.head_dim else mixer.value_dim),
-        ("F", layer.ffn.hidden),
-        ("v", config.vocab),
-    ]
-    return tuple(Letter(letter=letter, value=value) for letter, value in found if value)
+    layer = int(parts[1]) if parts[0] == "blocks" else 0
+    whole = graph(model.config)
+    sizes = whole.sizes(layer)
+    found = {"n": tokens, "d": model.config.width}
+    for axis, letter in whole.documents(layer).items():
+        found.setdefault("F" if axis == "F" else letter, sizes[axis])
+    found["v"] = model.config.vocab
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items())
+
+
+def _sources(values: Values, name: str) -> str:
+    """`the kernel's q and k` for what it never writes, else nothing."""
+    if values.graph[name].written:
+        return ""
+    sources = (source.rpartition(".")[2] for source in values.graph.sources(name))
+    return f"the kernel's {' and '.join(sources)}"

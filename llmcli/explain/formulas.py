@@ -14,7 +14,7 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
-from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
+from llmcli.explain.kernel import Kernel, layer_of
 from llmcli.explain.local import Found, worst_number
 from llmcli.explain.rules import rules
 from llmcli.graph.evaluation.rule import Rule, symbol
@@ -33,15 +33,15 @@ def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
 
     `names` themselves included. Names without a formula (a parameter, a cache) are passed over.
     """
-    known = rules(config)
+    known, model = rules(config), graph(config)
     pending = [name for name in names if name in known]
     found = set(pending)
     for name in pending:
         for source in known[name].inputs:
-            if source not in found and _unwritten(source):
+            if source not in found and not model[source].written:
                 pending.append(source)  # it is derived from what the kernel did write
             found.add(source)
-    return frozenset(name for name in found if not _unwritten(name))
+    return frozenset(name for name in found if model[name].written)
 
 
 def formula_checks(
@@ -160,7 +160,3 @@ def _placed(worst: Found, own: Kernel) -> str:
     index = list(worst.index)
     index[-2] = own.positions[index[-2]]
     return symbol(worst.name, *index)
-
-
-def _unwritten(name: str) -> bool:
-    return name.rpartition(".")[2] in UNWRITTEN

@@ -13,10 +13,8 @@ from llmcli.explain.parameter import origin
 from llmcli.graph.evaluation.rule import Rule, exact
 from llmcli.graph.ops import Project
 from llmcli.model import Model
+from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
-
-# what a fused kernel never writes: computed from what it wrote, in at least float32
-UNWRITTEN = {"scores": "q and k", "pattern": "q and k", "result": "z"}
 
 
 class Kernel:
@@ -99,20 +97,14 @@ class Kernel:
         """As the tap saw it, or as the mixer computes it from what the tap saw."""
         if name in self.emitted:
             return self._rows(self.emitted[name])
-        prefix, _, last = name.rpartition(".")
-        layer = layer_of(name)
-        if layer is None or last not in UNWRITTEN:
+        if name not in self.graph or self.graph[name].written:
             raise KeyError(name)
-        mixer = self.model.decoder.blocks[layer].mixer
-        if last == "result":
-            z_HTe = self._rows(self.emitted[f"{prefix}.z"])
-            return torch.cat([mixer.head_share(z_HTe[None], h) for h in range(len(z_HTe))])
-        q, k = (self.emitted[one] for one in self.graph.entering(layer))
-        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
-        if len(self.positions) == q.shape[-2]:
-            return rows(q[None], k[None], 0)[0]
-        each = [rows(q[None, :, at : at + 1], k[None], at)[0] for at in self.positions]
-        return torch.cat(each, dim=1)
+        mixer = mixer_of(self.model, name)
+        emitted = {one: self.emitted[one][None] for one in self.graph.sources(name)}
+        if len(self.positions) == len(self.ids):
+            return mixer.unwritten(name, emitted, 0, len(self.ids))[0]
+        each = [mixer.unwritten(name, emitted, at, at + 1)[0] for at in self.positions]
+        return torch.cat(each, dim=-2)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """Those of the positions."""
@@ -133,6 +125,14 @@ class Kernel:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
+
+
+def mixer_of(model: Model, name: str) -> Mixer:
+    """The mixer that an activation is of."""
+    layer = layer_of(name)
+    assert layer is not None
+    mixer: Mixer = model.decoder.blocks[layer].parts[name.rpartition(".")[0]]
+    return mixer
 
 
 def layer_of(name: str) -> int | None:

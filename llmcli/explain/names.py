@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmcli import anatomy
 from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 
 
@@ -45,11 +46,10 @@ def _letters(config: ModelConfig, spec: TensorSpec) -> tuple[str, ...]:
     """
     if spec.layer is None:
         return spec.axes
-    mixer, axes = config.layers[spec.layer].mixer, spec.axes
-    if mixer.kv_heads == mixer.heads:
-        axes = tuple(letter.replace("Hk", "H") for letter in axes)
-    if mixer.value_dim == mixer.head_dim:
-        axes = tuple(letter.replace("dv", "dh") for letter in axes)
-    if mixer.divides(config.width):
-        return axes
-    return tuple(letter.replace("dh", "dk") for letter in axes)
+    documents = graph(config).documents(spec.layer)
+
+    def called(letter: str) -> str:
+        same = next((one for one in documents if documents[one] == documents.get(letter)), letter)
+        return "dk" if documents.get(same) == "d_k" else same
+
+    return tuple("·".join(map(called, axis.split("·"))) for axis in spec.axes)

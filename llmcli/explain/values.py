@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmcli.explain.kernel import UNWRITTEN, Kernel, layer_of
+from llmcli.explain.kernel import Kernel, layer_of
 from llmcli.graph.evaluation.rule import Rule
 from llmcli.model import Model
 from llmcli.reports.progress import Progress
@@ -139,13 +139,13 @@ def needed_bytes(
     seen = [
         name
         for name in rules
-        if name.rpartition(".")[2] not in UNWRITTEN
+        if rules[name].node.written
         and (last is None or (layer_of(name) is None and "embed" in name) or _before(name, last))
     ]
     far = _distances(rules, target)
     near = {name for name, at in far.items() if depth is None or at < depth}
     if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
-        near |= {name for name in far if name.rpartition(".")[2] in UNWRITTEN}
+        near |= {name for name in far if not rules[name].node.written}
     whole = {name: math.prod(sizes[name]) for name in near if name != target or _squares(name)}
     kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
     at_once = _AT_ONCE * max(whole.values(), default=0)

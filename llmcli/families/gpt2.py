@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
 from llmcli.families.family import Family
 from llmcli.families.read import activation, end_ids, gguf_header, hf_head
@@ -145,7 +145,7 @@ def _build(
             qkv_bias=True,
             out_bias=True,
         )
-        return LayerConfig(mixer=attention, ffn=mlp, ln1=norm, ln2=norm)
+        return sequential(attention, mlp, norm=norm)
 
     return ModelConfig(
         family="gpt2",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_gguf_paired, rules_hf
@@ -86,7 +86,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         width=width,
         context=context,
         layers=tuple(
-            LayerConfig(mixer=replace(attention, window=window), ffn=mlp, ln1=norm, ln2=norm)
+            sequential(replace(attention, window=window), mlp, norm=norm)
             for window in _windows(values, kind, layers)
         ),
         embedding=EmbeddingConfig(),
@@ -120,7 +120,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
         mlp = MlpConfig(
             hidden=hidden[index], activation="silu", gated=True, bias=has("ffn_down.bias")
         )
-        return LayerConfig(mixer=attention, ffn=mlp, ln1=norm, ln2=norm)
+        return sequential(attention, mlp, norm=norm)
 
     return ModelConfig(
         family="qwen" if header.arch in QWEN.gguf_archs else "llama",

@@ -48,7 +48,8 @@ def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
     """
     rules = _gguf_shared(config)
     for index, layer in enumerate(config.layers):
-        mixer = layer.mixer
+        mixer = layer.attention
+        assert mixer is not None
         dims = mixer.rope.dims if mixer.rope is not None else 0
         for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
             source, target = f"blk.{index}.attn_{symbol}", f"blocks.{index}.attn"

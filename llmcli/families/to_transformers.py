@@ -23,6 +23,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.mlp.config import MlpConfig
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
 
@@ -77,18 +78,24 @@ def _compared(config: ModelConfig) -> ModelConfig:
     """What decides the numbers: not the names, nor the ids that end a text."""
     layers = []
     for layer in config.layers:
-        rope = layer.mixer.rope
-        if rope is not None and isinstance(rope.scaling, FrequencyFactors):
-            layer = replace(layer, mixer=replace(layer.mixer, rope=replace(rope, scaling=None)))
+        attention = layer.attention
+        if attention is not None and attention.rope is not None:
+            rope = attention.rope
+            if isinstance(rope.scaling, FrequencyFactors):
+                rope = replace(rope, scaling=None)
+            layer = layer.with_attention(replace(attention, rope=rope))
         layers.append(layer)
     return replace(config, family="", model_type="", bos=None, eos=(), layers=tuple(layers))
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:
     """The keys of all types at once: each reads its own, and `_written` sees what came of it."""
-    layer = config.layers[0]
-    mixer, ffn = layer.mixer, layer.ffn
-    windows = [other.mixer.window for other in config.layers]
+    attentions = [layer.attention for layer in config.layers if layer.attention is not None]
+    ffns = [part for part in config.layers[0].parts if isinstance(part, MlpConfig)]
+    if not attentions or not ffns:
+        return {}
+    mixer, ffn = attentions[0], ffns[0]
+    windows = [layer.window for layer in config.layers]
     window = next((size for size in windows if size), None)
     kinds = ["sliding_attention" if size else "full_attention" for size in windows]
     activation = _ACTIVATIONS[ffn.activation]
@@ -113,7 +120,7 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "use_sliding_window": window is not None,
         "layer_types": kinds,
         "scale_attn_weights": mixer.scale == scale,
-        "scale_attn_by_inverse_layer_idx": config.layers[-1].mixer.scale != mixer.scale,
+        "scale_attn_by_inverse_layer_idx": attentions[-1].scale != mixer.scale,
         "tie_word_embeddings": config.head.tied,
         "bos_token_id": config.bos,
         "eos_token_id": list(config.eos) or None,

@@ -110,15 +110,26 @@ class PartGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where a part stands: `block` (`blocks.3`), what it reads, and what it adds to the stream.
+    """Where a part stands: its `name` (`blocks.3.attn`), what it reads, and what it makes.
 
-    `added` is the letter of what it adds, `learned_positions` whether the embedding has them.
+    `letter` is that of what it makes. `adds`: that is what is added to the residual stream; a norm
+    or a multiplier follows where not. `learned_positions`: whether the embedding has them.
     """
 
-    block: str
+    name: str
     source: str
-    adds: str
-    added: str
+    makes: str
+    letter: str
+    adds: bool
     layer: int
     width: int
     learned_positions: bool
+
+    def output(self, what: str, *theirs: str) -> tuple[str, tuple[str, ...]]:
+        """The words of what `what` makes, and TransformerLens' names: of what is added, the first.
+
+        `theirs` begins with the name of what is added to the stream.
+        """
+        if self.adds:
+            return f"what {what} adds to the residual stream", theirs
+        return f"the output of {what}, before its norm or multiplier", theirs[1:]

@@ -86,12 +86,13 @@ class LookUp(Op):
 class Add(Op):
     """`T³ = T² + X`: parts of the residual stream, `[T, D]` each.
 
-    `before` are all that the stream has been made of so far. A single part is a copy. `also`: what
-    the sum is called elsewhere.
+    `before` are all that the stream has been made of so far. A single part is a copy. `scale`
+    multiplies the sum. `also`: what it is called elsewhere.
     """
 
     parts: tuple[str, ...]
     before: tuple[str, ...]
+    scale: float = 1.0
     also: str = ""
 
     @property
@@ -102,7 +103,10 @@ class Add(Op):
     def formula(self, own: str, letter: Letter) -> str:
         """`X = H of block 0 = T⁵ + T³`."""
         also = f"{self.also} = " if self.also else ""
-        return f"{own} = {also}{' + '.join(map(letter, self.parts))}"
+        total = " + ".join(map(letter, self.parts))
+        if self.scale != 1:
+            total = f"{self.scale:g} · {f'({total})' if len(self.parts) > 1 else total}"
+        return f"{own} = {also}{total}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +200,16 @@ class Scale(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Normalize(Op):
-    """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X."""
+    """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X.
+
+    `joined`: the numbers of all heads of a token are one row.
+    """
 
     source: str
     norm: NormConfig
     weight: str
     bias: str | None = None
+    joined: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -212,7 +220,8 @@ class Normalize(Op):
         """`T¹ = RMSNorm(X) = X / s · w` or `T¹ = LayerNorm(X) = (X − μ) / s · w + b`."""
         x = letter(self.source)
         kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
-        return f"{own} = {kind} / s · w" + (" + b" if self.bias else "")
+        bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
+        return f"{own} = {kind} / s · w{bias}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.ladder import letters
+from llmcli.ladder.block import plain_blocks
 from llmcli.ladder.letters import Letters
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import Weights
@@ -31,7 +32,7 @@ def steps(config: ModelConfig, of: Letters, row: str) -> dict[str, Step]:
     `row` is `_n` where only the last row of each sequence is computed. `Q` has one axis more than
     `T¹`: the decoder splits the heads in the same kernel.
     """
-    first, n_, n = config.layers[0], row, "1" if row else "n"
+    first, n_, n = plain_blocks(config)[0], row, "1" if row else "n"
     gated, rows = first.ffn.gated, f"b × {n}"
     q, k, v = f"b × h × {n} × d/h", f"b × {of.h_kv} × {n} × d/h", f"b × {of.h_kv} × {n} × {of.dv}"
     hidden = f"b × {n} × {of.F}"
@@ -130,7 +131,7 @@ class FusedKernels(Rung):
     def _stored(self) -> None:
         """Shows that W_q, W_k and W_v are views of what was loaded. It is stored `[out, in]`."""
         decoder, axes = self.weights.decoder, self.letters
-        mixer = decoder.blocks[0].mixer
+        mixer = decoder.blocks[0].parts["blocks.0.attn"]
         assert isinstance(mixer, Attention)
         whole = mixer.qkv.weight
         places = {"q": ("first", axes.Q), "k": ("next", axes.K), "v": ("last", axes.V)}

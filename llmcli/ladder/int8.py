@@ -44,13 +44,14 @@ class Int8Linear(Linear):
 def quantize(decoder: Decoder) -> Decoder:
     """Replaces the projections of every block, in place; the head and the embeddings stay."""
     for block in decoder.blocks:
-        assert isinstance(block.mixer, Attention)
-        assert isinstance(block.ffn, Mlp | GatedMlp)
-        block.mixer.qkv = Int8Linear(block.mixer.qkv)
-        block.mixer.out = Int8Linear(block.mixer.out)
-        if isinstance(block.ffn, Mlp):
-            block.ffn.up = Int8Linear(block.ffn.up)
+        mixer, ffn = block.parts.values()
+        assert isinstance(mixer, Attention)
+        assert isinstance(ffn, Mlp | GatedMlp)
+        mixer.qkv = Int8Linear(mixer.qkv)
+        mixer.out = Int8Linear(mixer.out)
+        if isinstance(ffn, Mlp):
+            ffn.up = Int8Linear(ffn.up)
         else:
-            block.ffn.gate_up = Int8Linear(block.ffn.gate_up)
-        block.ffn.down = Int8Linear(block.ffn.down)
+            ffn.gate_up = Int8Linear(ffn.gate_up)
+        ffn.down = Int8Linear(ffn.down)
     return decoder

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
+from llmcli.ladder.block import PlainBlock, plain_blocks
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
@@ -34,7 +35,7 @@ class Letters:
     gated: bool
 
     @classmethod
-    def of(cls, layer: LayerConfig, width: int) -> Letters:
+    def of(cls, layer: PlainBlock, width: int) -> Letters:
         """The letters of a block whose rows are `width` = d wide; equal sizes have one letter."""
         mixer, F = layer.mixer, layer.ffn.hidden
         h_kv = "h" if mixer.kv_heads == mixer.heads else "h_kv"
@@ -129,5 +130,5 @@ def layer_formula(kind: Activation, *, gated: bool, row: str = "", small: bool =
 
 def head_size(config: ModelConfig) -> str:
     """What a head's size is called: `d/h`, as long as the heads share the width among them."""
-    divided = all(layer.mixer.divides(config.width) for layer in config.layers)
+    divided = all(layer.mixer.divides(config.width) for layer in plain_blocks(config))
     return "d/h" if divided else "d_k"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llmcli.config import ModelConfig
 from llmcli.ladder import letters
+from llmcli.ladder.block import plain_blocks
 from llmcli.ladder.rung import Rung, Show, silent
 from llmcli.ladder.weights import LayerWeights, Weights
 from llmcli.parts.attention.config import AttentionConfig
@@ -292,7 +293,7 @@ def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) ->
     Those of the layers up to `until`, without the head, where it is given. The rest is small.
     """
     count = 0
-    for layer in config.layers[: None if until is None else until + 1]:
+    for layer in plain_blocks(config)[: None if until is None else until + 1]:
         mixer, ffn = layer.mixer, layer.ffn
         pairs = sum(len(seen(i, mixer)) for i in range(tokens))
         count += mixer.heads * tokens * config.width * mixer.head_dim  # t_q × W_q

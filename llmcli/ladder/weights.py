@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
+from llmcli.ladder.block import PlainBlock, plain_blocks
 from llmcli.ladder.letters import head_size
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.rope import frequencies
@@ -27,7 +28,7 @@ class LayerWeights:
     `ln2_w` `[d]`; `q_norm`, `k_norm` `[d/h]` normalize each head's query and key.
     """
 
-    config: LayerConfig
+    config: PlainBlock
     ln1_w: Tensor
     ln1_b: Tensor | None
     W_q: Tensor
@@ -75,7 +76,8 @@ class Weights:
         """
         named = _Oriented(decoder)
         layers = tuple(
-            _layer(config, f"blocks.{i}", named) for i, config in enumerate(decoder.config.layers)
+            _layer(config, f"blocks.{i}", named)
+            for i, config in enumerate(plain_blocks(decoder.config))
         )
         found = cls(
             decoder=decoder,
@@ -110,7 +112,7 @@ def steady_tokens(config: ModelConfig) -> int | None:
     Beyond, keys that a cache has kept are rotated as in a shorter sequence (dynamic NTK, LongRoPE),
     and the rungs without a cache compute something else.
     """
-    ropes = (layer.mixer.rope for layer in config.layers)
+    ropes = (layer.mixer.rope for layer in plain_blocks(config))
     scalings = [rope.scaling for rope in ropes if rope is not None]
     return min(
         (s.original for s in scalings if isinstance(s, DynamicScaling | LongRopeScaling)),
@@ -120,7 +122,7 @@ def steady_tokens(config: ModelConfig) -> int | None:
 
 def letters(weights: Weights, *, tokens: int, sequences: int) -> tuple[tuple[str, int], ...]:
     """What the letters of the formulas are for this model and prompt."""
-    config, first = weights.config, weights.config.layers[0]
+    config, first = weights.config, weights.layers[0].config
     grouped = first.mixer.kv_heads != first.mixer.heads
     return (
         ("n", tokens),
@@ -159,7 +161,7 @@ class _Oriented:
         return [name for name in self._slots if name not in self._used]
 
 
-def _layer(config: LayerConfig, prefix: str, named: _Oriented) -> LayerWeights:
+def _layer(config: PlainBlock, prefix: str, named: _Oriented) -> LayerWeights:
     def maybe(name: str) -> Tensor | None:
         return named.get(f"{prefix}.{name}")
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
 from llmcli.errors import NotFinite
 from llmcli.explain.formulas import formula_checks, formula_words, worst
@@ -26,6 +25,7 @@ from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.layer import proven
+from llmcli.measure.attention.mapped import LayerMap
 from llmcli.measure.chunks import chunk_checks
 from llmcli.measure.dump_plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
@@ -227,25 +227,17 @@ class _Dump:
 
     def _check_matrix(self, name: str) -> None:
         """Of scores and pattern: that the kernel's own z is what they make of the values."""
-        prefix, _, last = name.rpartition(".")
         layer = layer_of(name)
-        if last not in MATRICES or layer is None or layer in self._proven or not self._sound:
+        if not name.endswith(MATRICES) or layer is None or layer in self._proven or not self._sound:
             return
         self._proven.add(layer)
-        kept, device = self._written.kept, self.model.device
-        names = (*graph(self.model.config).entering(layer), f"{prefix}.v", f"{prefix}.z")
-        q, k, v, z = (kept[one][0] for one in names)
+        of, device = LayerMap(self.model, layer), self.model.device
+        seen = {one: self._written.kept[one][0] for one in of.reads}
         if self._proof is None:
             self._proof = Proof(self.model.dtype, device)
-        heads, tokens = range(self.model.config.layers[layer].mixer.heads), Tokens(self.ids, device)
+        heads, tokens = list(range(of.heads)), Tokens(self.ids, device)
         try:
-            deque(
-                proven(
-                    self._proof, self.model, layer, list(heads), 0, tokens,
-                    q_HTd=q, k_KSd=k, v_KSe=v, z_HTe=z,
-                ),
-                maxlen=0,
-            )  # fmt: skip
+            deque(proven(self._proof, of, heads, 0, tokens, seen), maxlen=0)
         except NotFinite as error:
             self._sound, self.error = False, self.error or error.message
 

@@ -10,7 +10,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import known
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import formula_inputs
-from llmcli.explain.kernel import UNWRITTEN, layer_of
+from llmcli.explain.kernel import layer_of
 from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.reports.dump import DumpPlan
 
@@ -54,27 +54,21 @@ def plan_dump(
     return tuple(found)
 
 
-def sources(
-    config: ModelConfig, one: DumpPlan, *, check: bool
-) -> frozenset[str]:
+def sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[str]:
     """The activations, written by the kernel, that are needed for it; `check`: and its checks.
 
     None for a parameter.
     """
-    prefix, _, last = one.name.rpartition(".")
+    model = graph(config)
     if one.kind == "parameter":
         return frozenset()
-    if one.kind == "state":  # the cache is written before z is
-        state = graph(config).states[one.name]
-        return frozenset((state.holds, f"blocks.{state.layer}.attn.z"))
-    if last == "result":
-        own = {f"{prefix}.z"}
-    elif last in UNWRITTEN:
-        own = set(graph(config).entering(layer_of(prefix) or 0))
-    else:
-        own = {one.name}
-    if check and last in MATRICES:
-        own |= {f"{prefix}.v", f"{prefix}.z"}
+    if one.kind == "state":
+        state = model.states[one.name]
+        return frozenset((state.holds, model.after(state)))
+    own = {one.name} if model[one.name].written else set(model.sources(one.name))
+    mixing = model.mixing(layer_of(one.name) or 0)
+    if check and one.name.endswith(MATRICES) and mixing is not None:
+        own |= {*mixing.op.inputs[1:], mixing.name}
     return frozenset(own) | (formula_inputs(config, [one.name]) if check else frozenset())
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
-from llmcli.explain.kernel import UNWRITTEN, layer_of
+from llmcli.explain.kernel import mixer_of
+from llmcli.graph.ops import HeadShare
 from llmcli.measure.cache import cache_check
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
@@ -33,31 +34,34 @@ class Written:
 
     def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """The shape without a batch axis, for so many tokens, and the numbers in parts."""
-        prefix, _, last = one.name.rpartition(".")
         if one.kind == "parameter":
             slot = self._model.decoder.slots[one.name]
             # in the formula's orientation
             whole = slot.mT if one.name == "head.W" or ".W_" in one.name else slot
         elif one.kind == "state":
             whole = self._cached(one.name, tokens)
-        elif last in UNWRITTEN:
-            return self._derived(prefix, last)
+        elif not self._graph[one.name].written:
+            return self._derived(one.name, tokens)
         else:
             whole = self.kept[one.name][0]
         return tuple(whole.shape), parts(whole)
 
-    def _derived(self, prefix: str, last: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
+    def _derived(self, name: str, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """What the kernel never writes, head by head."""
-        layer = layer_of(prefix) or 0
-        mixer = self._model.decoder.blocks[layer].mixer
-        if last == "result":
-            z = self.kept[f"{prefix}.z"]
+        mixer = mixer_of(self._model, name)
+        emitted = {one: self.kept[one] for one in self._graph.sources(name)}
+        node = self._graph[name]
+        if isinstance(node.op, HeadShare):
+            z = emitted[node.op.source]
             shape = (*z.shape[1:3], self._model.config.width)
             shares = (mixer.head_share(z, head)[0] for head in range(shape[0]))
             return shape, chain.from_iterable(map(parts, shares))
-        q, k = (self.kept[name] for name in self._graph.entering(layer))
-        rows = mixer.score_rows if last == "scores" else mixer.attention_rows
-        return (*q.shape[1:3], k.shape[2]), squares(rows, q, k)
+        heads = self._graph.sizes(node.layer)["H"]
+
+        def rows(head: int, first: int, stop: int) -> Tensor:
+            return mixer.unwritten(name, emitted, first, stop, heads=slice(head, head + 1))[0, 0]
+
+        return (heads, tokens, tokens), squares(rows, heads, tokens)
 
     def _cached(self, name: str, tokens: int) -> Tensor:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""

@@ -1,7 +1,6 @@
 """Large tensors as parts in C order, small enough to be copied and looked at one by one.
 
-Axes: B batch (1), H heads, K key/value heads, T rows, t some of them, S keys, d size of a query
-and key.
+Axes: H heads, T rows, t some of them, S keys, d size of a row.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from llmcli.measure.statistics import Statistics
 
 AT_ONCE = 1 << 22  # numbers of a part, 32 MiB of float64
 
-# (q_BHtd, k_BKSd, first position) → [B, H, t, S]
-Rows = Callable[[Tensor, Tensor, int], Tensor]
+# (head, first row, last row + 1) → [t, S]
+Rows = Callable[[int, int, int], Tensor]
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -32,16 +31,12 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-def squares(rows: Rows, q_BHTd: Tensor, k_BKSd: Tensor) -> Iterator[Tensor]:
-    """`[H, T, S]` of the rows that `rows` computes, some rows of one head at a time."""
-    heads, queries = q_BHTd.shape[1:3]
-    group = heads // k_BKSd.shape[1]
-    most = max(1, AT_ONCE // k_BKSd.shape[2])
+def squares(rows: Rows, heads: int, tokens: int) -> Iterator[Tensor]:
+    """`[H, T, T]` of the rows that `rows` computes, some rows of one head at a time."""
+    most = max(1, AT_ONCE // tokens)
     for head in range(heads):
-        k_B1Sd = k_BKSd[:, head // group : head // group + 1]
-        for first in range(0, queries, most):
-            q_B1td = q_BHTd[:, head : head + 1, first : first + most]
-            yield rows(q_B1td, k_B1Sd, first)[0, 0]
+        for first in range(0, tokens, most):
+            yield rows(head, first, min(first + most, tokens))
 
 
 def arrays_of(numbers: Iterable[Tensor], statistics: Statistics) -> Iterator[np.ndarray]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -16,6 +17,7 @@ from llmcli import devices
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
+from llmcli.explain.kernel import mixer_of
 from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, LedgerEntry, Model, dtype_name
@@ -110,16 +112,17 @@ def _run(model: Model, ids: Sequence[int], batch: int) -> Ran:
 
 
 def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
-    """Scores, pattern and result of every layer in the step, from what it wrote."""
-    first, cached = ran.state.lengths[0] - 1, ran.state.tensors()
-    for layer, block in enumerate(ran.model.decoder.blocks):
-        mixer, name = block.mixer, block.mixer.name
-        q_BHTd = ran.last[graph(ran.model.config).entering(layer)[0]]
-        k_BKSd, z_BHTe = cached[f"cache.{layer}.k"], ran.last[f"{name}.z"]
-        yield f"{name}.scores", _like(mixer.score_rows(q_BHTd, k_BKSd, first))
-        yield f"{name}.pattern", _like(mixer.attention_rows(q_BHTd, k_BKSd, first))
-        shares = [mixer.head_share(z_BHTe, head) for head in range(z_BHTe.shape[1])]
-        yield f"{name}.result", _like(torch.stack(shares, 1))
+    """What no kernel writes in the step, from what it wrote, and keys from the cache."""
+    model, at, cached = graph(ran.model.config), ran.state.lengths[0] - 1, ran.state.tensors()
+    kept = {state.holds: cached[state.name] for state in model.states.values()}
+    for node in model.nodes.values():
+        if not node.written:
+            rows = {  # of the tokens before, which the step has not, any will do
+                one: kept[one] if one in kept else F.pad(ran.last[one], (0, 0, at, 0))
+                for one in model.sources(node.name)
+            }
+            mixer = mixer_of(ran.model, node.name)
+            yield node.name, _like(mixer.unwritten(node.name, rows, at, at + 1))
 
 
 def _like(tensor: Tensor) -> Like:

@@ -199,9 +199,7 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
     )
 
 
-def _row(
-    row: Folded, calls: Calls, stored: Mapping[str, Stored]
-) -> ShapeRow:
+def _row(row: Folded, calls: Calls, stored: Mapping[str, Stored]) -> ShapeRow:
     file = stored.get(row.phases[0].name)
     source = "" if file is None else file.source
     if len(row.layers) > 1:
@@ -262,7 +260,7 @@ def _kinds(config: ModelConfig) -> tuple[LayerKind, ...]:
     for index, layer in enumerate(config.layers):
         found.setdefault(layer, []).append(index)
     return tuple(
-        LayerKind(layers=tuple(layers), window=config.layers[layers[0]].mixer.window)
+        LayerKind(layers=tuple(layers), window=config.layers[layers[0]].window)
         for layers in found.values()
     )
 

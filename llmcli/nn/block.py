@@ -1,26 +1,28 @@
-"""One layer of the decoder.
+"""One layer of the decoder: sublayers `x + Σ branches`, one after the other.
 
-    x ──┬── ln1 ── mixer ──(+)──┬── ln2 ── feed-forward ──(+)── out
-        └───────────────────────┘ └────────────────────────────┘
+x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
+    └─────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.block import BranchNames, SublayerNames, block_names
 from llmcli.config import LayerConfig
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.state import LayerState
+from llmcli.nn.state import Beside, LayerState
 from llmcli.nn.step import Step
 from llmcli.parts.norm.forward import Norm
-from llmcli.parts.registry import forward_of
+from llmcli.parts.registry import forward_of, part_of
 
 
 class Mixer(Protocol):
-    """What lets tokens see each other: a part with a state, which can be seen as attention."""
+    """What lets tokens see each other: a part with a state."""
 
     name: str
 
@@ -34,12 +36,19 @@ class Mixer(Protocol):
         """`[B, T, D]` → `[B, T, D]` in at least float32; the state grows by the new tokens."""
         ...
 
-    def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
-        """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1."""
-        ...
+    def unwritten(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Rows `first` … `stop`-1 of an activation that no kernel writes, `[B, H, t, …]`.
 
-    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
-        """Their attention pattern."""
+        Derived in at least float32 from `emitted` tensors of all tokens; of those `heads` alone.
+        """
         ...
 
     def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
@@ -55,22 +64,80 @@ class FeedForward(Protocol):
         ...
 
 
+class Branch:
+    """A part between its norms: what a sublayer adds to the stream, or one term of it."""
+
+    def __init__(self, names: BranchNames, parameters: Parameters) -> None:
+        config = names.config
+        self.names = names
+        self.pre_norm = self.post_norm = None
+        if names.norm is not None and config.pre_norm is not None:
+            self.pre_norm = Norm(config.pre_norm, names.norm, parameters)
+        self.part: Any = forward_of(config.part, names.part, parameters)
+        if names.post is not None and config.post_norm is not None:
+            self.post_norm = Norm(config.post_norm, names.post, parameters, wide=True)
+        self.mixer: Mixer | None = self.part if part_of(config.part).mixes else None
+
+    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+        """`[B, T, D]`, what the part reads → `[B, T, D]` in at least float32."""
+        names, multiplier = self.names, self.names.config.multiplier
+        out = self.part(x_BTD, step) if self.mixer is None else self.mixer(x_BTD, state, step)
+        if names.makes != names.adds:
+            out = step.emit(names.makes, out)
+        if self.post_norm is not None:
+            out = self.post_norm.observed(out, step)
+        if multiplier != 1:
+            out = out * multiplier
+        return step.emit(names.adds, out)
+
+
 class Block:
-    """`x + mixer(ln1(x))`, then `x + ffn(ln2(x))`, the stream x in at least float32."""
+    """The stream x goes through the sublayers in at least float32."""
 
     def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
         self.name = name
-        self.ln1 = Norm(config.ln1, f"{name}.ln1", parameters)
-        self.mixer: Mixer = forward_of(config.mixer, f"{name}.attn", parameters)
-        self.ln2 = Norm(config.ln2, f"{name}.ln2", parameters)
-        self.ffn: FeedForward = forward_of(config.ffn, f"{name}.mlp", parameters)
+        self.scale = config.scale
+        self.sublayers: list[tuple[SublayerNames, list[Branch]]] = [
+            (names, [Branch(one, parameters) for one in names.branches])
+            for names in block_names(config, name)
+        ]
 
-    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]`."""
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What computes each part, by its name (`blocks.3.attn`)."""
+        return {
+            branch.names.part: branch.part for _, branches in self.sublayers for branch in branches
+        }
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """Those of the parts that have a state."""
+        every = (branch.mixer for _, branches in self.sublayers for branch in branches)
+        return [mixer for mixer in every if mixer is not None]
+
+    def new_state(
+        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
+    ) -> LayerState:
+        """The empty state of its mixer, or of all its mixers."""
+        states = [
+            mixer.new_state(batch, capacity, device=device, dtype=dtype) for mixer in self.mixers
+        ]
+        return states[0] if len(states) == 1 else Beside(states)
+
+    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]`; the state grows by the new tokens."""
+        states = iter(state.states if isinstance(state, Beside) else (state,))
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
-        attn_out = self.mixer(self.ln1.observed(x_BTD, step), cache, step)
-        attn_out = step.emit(f"{self.name}.attn_out", attn_out)
-        mid_BTD = step.emit(f"{self.name}.resid_mid", x_BTD + attn_out)
-        mlp_out = self.ffn(self.ln2.observed(mid_BTD, step), step)
-        mlp_out = step.emit(f"{self.name}.mlp_out", mlp_out)
-        return step.emit(f"{self.name}.resid_post", mid_BTD + mlp_out)
+        for names, branches in self.sublayers:
+            out_BTD = reads = x_BTD
+            for branch in branches:
+                if branch.pre_norm is not None:
+                    reads = branch.pre_norm.observed(x_BTD, step)
+                elif not branch.names.config.shares_norm:
+                    reads = x_BTD
+                own = None if branch.mixer is None or state is None else next(states)
+                out_BTD = out_BTD + branch(reads, own, step)
+            if self.scale != 1 and names is self.sublayers[-1][0]:
+                out_BTD = out_BTD * self.scale
+            x_BTD = step.emit(names.leaves, out_BTD)
+        return x_BTD

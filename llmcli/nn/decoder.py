@@ -17,6 +17,7 @@ from llmcli import anatomy
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
+from llmcli.graph.ops import Rotate
 from llmcli.nn.block import Block
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
@@ -25,7 +26,6 @@ from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
 from llmcli.ops.rope import depends_on_length
-from llmcli.parts.attention.config import RopeConfig
 from llmcli.parts.norm.forward import Norm
 
 Given = ParamSpec("Given")
@@ -79,16 +79,13 @@ class Decoder:
         # Whether a decode step can be captured as a CUDA graph; it then reads every slot, masked.
         # A processor reads only the keys that are there. Not where a rotation's frequencies depend
         # on the length, which is known on the host.
-        self.fixed_shapes = self.device.type == "cuda" and not any(
-            rope is not None and depends_on_length(rope)
-            for rope in (layer.mixer.rope for layer in config.layers)
-        )
-        tables = torch.float64 if dtype == torch.float64 else torch.float32
-        self._ropes: dict[RopeConfig, RopeTables] = {
-            layer.mixer.rope: RopeTables(layer.mixer.rope, self.device, tables)
-            for layer in config.layers
-            if layer.mixer.rope is not None
+        rotations = {
+            node.op.rope for node in graph(config).nodes.values() if isinstance(node.op, Rotate)
         }
+        dynamic = any(map(depends_on_length, rotations))
+        self.fixed_shapes = self.device.type == "cuda" and not dynamic
+        tables = torch.float64 if dtype == torch.float64 else torch.float32
+        self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
@@ -98,7 +95,7 @@ class Decoder:
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""
         layers = [
-            block.mixer.new_state(batch, capacity, device=self.device, dtype=self.dtype)
+            block.new_state(batch, capacity, device=self.device, dtype=self.dtype)
             for block in self.blocks
         ]
         lengths_B = None

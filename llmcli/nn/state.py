@@ -97,6 +97,40 @@ class KVCache(LayerState):
         """Nothing to do: the slots are written anew before they are read."""
 
 
+class Beside(LayerState):
+    """The states of mixers that stand side by side in one layer, whose names differ; or none."""
+
+    def __init__(self, states: Sequence[LayerState]) -> None:
+        self.states = tuple(states)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of all of them."""
+        return {name: one for state in self.states for name, one in state.tensors().items()}
+
+    def grow(self, capacity: int) -> None:
+        """Each of them."""
+        for state in self.states:
+            state.grow(capacity)
+
+    def select(self, rows: Tensor) -> Self:
+        """Of each of them."""
+        return type(self)([state.select(rows) for state in self.states])
+
+    def snapshot(self, tokens: int) -> Self:
+        """Of each of them."""
+        return type(self)([state.snapshot(tokens) for state in self.states])
+
+    def restore(self, saved: Self) -> None:
+        """Each its own."""
+        for state, was in zip(self.states, saved.states, strict=True):
+            state.restore(was)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Each of them."""
+        for state in self.states:
+            state.rewind(lengths)
+
+
 class State:
     """One layer's state after another, and how many tokens each sequence of the batch has so far.
 
@@ -146,7 +180,7 @@ class State:
         """A new state with copies of those sequences: to fork samples or drop finished ones."""
         layers = []
         for layer in self.layers:
-            device = next(iter(layer.tensors().values())).device
+            device = next((tensor.device for tensor in layer.tensors().values()), None)
             layers.append(layer.select(torch.tensor(rows, dtype=torch.long, device=device)))
         lengths_B = None
         if self.lengths_B is not None:

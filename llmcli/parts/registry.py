@@ -23,8 +23,9 @@ from llmcli.parts.mlp.workspace import mlp_workspace
 
 @dataclass(frozen=True)
 class Part:
-    """`prefix` is the name of its tensors in a block (`blocks.3.attn.q`).
+    """`prefix` is the name of its tensors in a block (`blocks.3.attn.q`), `noun` what it is called.
 
+    `mixes`: tokens see each other in it, so that it has a state; else each is computed alone.
     `graph(config, site)` gives its rows, `workspace(config, reading)` the memory that it takes,
     `facts(config)` what `info` says of it (`reports.info.LayerType`). `forward` names
     `module:callable`, imported when a decoder is built, for it needs torch:
@@ -32,6 +33,8 @@ class Part:
     """
 
     prefix: str
+    noun: str
+    mixes: bool
     graph: Callable[[Any, Site], PartGraph]
     workspace: Callable[[Any, Reading], Workspace]
     facts: Callable[[Any], Mapping[str, Any]]
@@ -40,11 +43,12 @@ class Part:
 
 PARTS: dict[type, Part] = {
     AttentionConfig: Part(
-        "attn", attention_graph, attention_workspace, attention_facts,
+        "attn", "attention", True, attention_graph, attention_workspace, attention_facts,
         "llmcli.parts.attention.forward:Attention",
     ),
     MlpConfig: Part(
-        "mlp", mlp_graph, mlp_workspace, mlp_facts, "llmcli.parts.mlp.forward:build_mlp"
+        "mlp", "the feed-forward", False, mlp_graph, mlp_workspace, mlp_facts,
+        "llmcli.parts.mlp.forward:build_mlp",
     ),
 }  # fmt: skip
 

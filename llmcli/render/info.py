@@ -149,20 +149,21 @@ def _flops(flops: FlopsNeed) -> list[str]:
 def _layers(kind: LayerType, numbered: bool) -> list[str]:
     times = len(kind.layers)
     window = f" of {count(kind.window)} keys" if kind.window is not None else ""
-    heads = f"{kind.heads} heads" if kind.heads > 1 else "1 head"
-    size_ = (
-        f" of {kind.head_dim}"
-        if kind.head_dim == kind.value_dim
-        else f" of {kind.head_dim} (values {kind.value_dim})"
-    )
-    keys = f"{kind.kv_heads} kv heads" if kind.kv_heads > 1 else "1 kv head"
-    parts = [f"{times} × {kind.kind}{window}", heads + size_, keys]
+    parts = [f"{times} × {kind.kind}{window}"]
+    if kind.heads is not None:
+        size_ = f" of {kind.head_dim}"
+        if kind.head_dim != kind.value_dim:
+            size_ += f" (values {kind.value_dim})"
+        parts.append((f"{kind.heads} heads" if kind.heads > 1 else "1 head") + size_)
+        parts.append("1 kv head" if kind.kv_heads == 1 else f"{kind.kv_heads} kv heads")
     if kind.rotary:
         parts.append("rotary")
     if kind.qk_norm:
         parts.append("q and k normalized")
-    parts.append(kind.norm)
-    parts.append(f"{kind.activation} MLP of {count(kind.hidden)}{', gated' if kind.gated else ''}")
+    parts += filter(None, (*kind.details, kind.norm))
+    if kind.hidden is not None:
+        gated = ", gated" if kind.gated else ""
+        parts.append(f"{kind.activation} MLP of {count(kind.hidden)}{gated}")
     if numbered:
         parts.append(f"layer{'s' if times > 1 else ''} {spans(kind.layers)}")
     return parts

@@ -44,22 +44,25 @@ class ParameterCounts:
 class LayerType:
     """Layers that are alike in everything that is said here; `layers` are their numbers.
 
-    `window`: the most keys that a query sees, None for all before it.
+    `kind` is the mixer's: `full attention`, `sliding window`, or what another part calls itself.
+    What only attention or only a plain feed-forward has is None without it. `window`: the most
+    keys that a query sees, None for all before it. `details` are said by other parts.
     """
 
-    kind: Literal["full attention", "sliding window"]
+    kind: str
     layers: tuple[int, ...]
-    window: int | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    rotary: bool
-    qk_norm: bool
     norm: str
-    hidden: int
-    activation: str
-    gated: bool
+    window: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    rotary: bool | None = None
+    qk_norm: bool | None = None
+    hidden: int | None = None
+    activation: str | None = None
+    gated: bool | None = None
+    details: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Two fixed models, and random small ones of every variant that the parts have."""
 
+from blocks import two_norms
 from hypothesis import strategies as st
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -17,7 +18,7 @@ QWEN = ModelConfig(
     width=12,
     context=64,
     layers=(
-        LayerConfig(
+        two_norms(
             mixer=AttentionConfig(
                 heads=6,
                 kv_heads=2,
@@ -44,7 +45,7 @@ GPT = ModelConfig(
     width=12,
     context=64,
     layers=(
-        LayerConfig(
+        two_norms(
             mixer=AttentionConfig(
                 heads=3,
                 kv_heads=3,
@@ -104,7 +105,7 @@ def layers(draw):
         gated=draw(flags),
         bias=draw(flags),
     )
-    return LayerConfig(mixer=draw(attentions()), ffn=mlp, ln1=draw(norms()), ln2=draw(norms()))
+    return two_norms(draw(attentions()), mlp, draw(norms()), draw(norms()))
 
 
 @st.composite

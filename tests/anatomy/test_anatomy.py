@@ -101,8 +101,8 @@ def test_formulas_of_layer_norm_learned_positions_and_a_plain_mlp():
     ],
 )
 def test_the_formula_of_the_scores_says_what_enters_them(change, formula):
-    mixer = replace(QWEN.layers[0].mixer, **{"scale": 0.3} | change)
-    config = replace(QWEN, layers=(replace(QWEN.layers[0], mixer=mixer),))
+    mixer = replace(QWEN.layers[0].attention, **{"scale": 0.3} | change)
+    config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
     given = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill"}
     derived = {spec.name: spec.formula for spec in unwritten(config, **given)}
     assert derived["blocks.0.attn.scores"] == f"S = {formula}"

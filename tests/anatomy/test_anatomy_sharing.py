@@ -81,9 +81,9 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
     specs = {spec.name: spec for spec in unwritten(config, dtype="float32", **given)}
     assert len(specs) == 3 * len(config.layers)
     for i, block in enumerate(decoder.blocks):
-        mixer = config.layers[i].mixer
+        mixer = config.layers[i].attention
         q = seen[f"blocks.{i}.attn.q" if mixer.rope is None else f"blocks.{i}.attn.q_rot"]
-        rows = block.mixer.score_rows(q, state.layers[i].k, past)
+        rows = block.mixers[0].score_rows(q, state.layers[i].k, past)
         for name in ("scores", "pattern"):
             spec = specs[f"blocks.{i}.attn.{name}"]
             assert (spec.shape, spec.dtype) == (tuple(rows.shape), "float32")

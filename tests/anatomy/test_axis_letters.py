@@ -33,8 +33,8 @@ def test_every_shape_is_what_its_letters_say(config, batch, tokens, past):
 
 def test_a_letter_does_not_follow_a_size_that_happens_to_be_equal():
     """With T = D and H = Hk the letters are those of a call where nothing is equal."""
-    mixer = replace(QWEN.layers[0].mixer, heads=4, kv_heads=4, head_dim=3, value_dim=3)
-    square = replace(QWEN, width=12, layers=(replace(QWEN.layers[0], mixer=mixer),))
+    mixer = replace(QWEN.layers[0].attention, heads=4, kv_heads=4, head_dim=3, value_dim=3)
+    square = replace(QWEN, width=12, layers=(QWEN.layers[0].with_attention(mixer),))
 
     def axes(config, tokens):
         given = {"batch": tokens, "tokens": tokens, "past": 0, "phase": "prefill"}

@@ -18,7 +18,7 @@ from llmcli.anatomy.counts import (
     memory_need,
     prefill_peak,
 )
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
@@ -83,7 +83,7 @@ def test_every_layer_is_in_one_group_of_its_kind(config):
     assert sorted(i for group in groups for i in group.layers) == list(range(len(config.layers)))
     for group in groups:
         for index in group.layers:
-            mixer, ffn = config.layers[index].mixer, config.layers[index].ffn
+            mixer, ffn = config.layers[index].attention, config.layers[index].parts[-1]
             assert (group.heads, group.kv_heads, group.window, group.hidden, group.gated) == (
                 *(mixer.heads, mixer.kv_heads, mixer.window),
                 *(ffn.hidden, ffn.gated),
@@ -93,8 +93,8 @@ def test_every_layer_is_in_one_group_of_its_kind(config):
 
 def test_layers_that_differ_are_not_folded():
     plain = small(layers=4)
-    window = replace(plain.layers[0].mixer, window=3)
-    layers = [replace(x, mixer=window) if i % 2 else x for i, x in enumerate(plain.layers)]
+    window = replace(plain.layers[0].attention, window=3)
+    layers = [x.with_attention(window) if i % 2 else x for i, x in enumerate(plain.layers)]
     groups = layer_types(replace(plain, layers=tuple(layers)))
     assert [(g.kind, g.layers) for g in groups] == [
         ("full attention", (0, 2)),
@@ -114,7 +114,7 @@ def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2,
         window=window,
     )
     mlp = MlpConfig(hidden=hidden, activation="silu", gated=gated)
-    layer = LayerConfig(mixer=attention, ffn=mlp, ln1=RMS, ln2=RMS)
+    layer = sequential(attention, mlp, norm=RMS)
     return ModelConfig(
         family="any",
         model_type="any",

@@ -11,7 +11,7 @@ from llmcli.anatomy.graph import graph
 def test_the_last_form_that_the_configuration_makes(config):
     found = graph(config)
     for number, layer in enumerate(config.layers):
-        mixer, prefix = layer.mixer, f"blocks.{number}.attn"
+        mixer, prefix = layer.attention, f"blocks.{number}.attn"
         form = "_rot" if mixer.rope else "_norm" if mixer.qk_norm else ""
         assert found.entering(number) == (f"{prefix}.q{form}", f"{prefix}.k{form}")
         assert found.states[f"cache.{number}.k"].holds == f"{prefix}.k{form}"

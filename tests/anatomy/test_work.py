@@ -126,7 +126,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, batch, tokens, pas
     ran = count(lambda: decoder(ids, state, logits="last"))
     work = total_work(config, a_call(batch, tokens, past), dtype="float32")
     # beside them each layer has one attention: a group's heads are rows of a single query
-    mixer, layers = config.layers[0].mixer, len(config.layers)
+    mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
     assert ran.gemv == work.gemv + (layers if single else 0)
     assert ran.gemm == work.gemm + (0 if single else layers)

@@ -33,7 +33,7 @@ def without_window(config: ModelConfig) -> ModelConfig:
     """The same model, every query seeing all keys before it."""
     return replace(
         config,
-        layers=tuple(replace(x, mixer=replace(x.mixer, window=None)) for x in config.layers),
+        layers=tuple(x.with_attention(replace(x.attention, window=None)) for x in config.layers),
     )
 
 

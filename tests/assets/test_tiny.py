@@ -93,7 +93,7 @@ def counting(tiny):
 def test_the_shape_is_what_every_block_format_can_hold(tiny):
     config = tiny.config
     assert (config.width, len(config.layers), config.vocab, config.context) == (256, 4, 2048, 512)
-    assert all(layer.ffn.hidden % 256 == 0 for layer in config.layers)
+    assert all(layer.parts[-1].hidden % 256 == 0 for layer in config.layers)
     assert 1e6 < tiny.describe()["parameters"] < 4e6
     assert tiny.describe()["stored_formats"] == ["F16"]
     assert sum(file.stat().st_size for file in TINY.iterdir()) < 9e6
@@ -137,7 +137,7 @@ def previous_token(model, ids):
     for i, layer in enumerate(model.config.layers):
         q, k = seen[f"blocks.{i}.attn.q"], seen[f"blocks.{i}.attn.k"]
         visible = visible_keys(torch.arange(len(ids)), len(ids), None)
-        pattern = scores(q, k, visible, scale=layer.mixer.scale).softmax(-1)[0]
+        pattern = scores(q, k, visible, scale=layer.attention.scale).softmax(-1)[0]
         strongest = pattern[:, 1:].argmax(-1) == torch.arange(len(ids) - 1)
         weight = pattern.diagonal(-1, 1, 2)
         rows.append(torch.stack((weight.mean(-1), strongest.float().mean(-1)), -1))

@@ -38,7 +38,7 @@ mixer = AttentionConfig(
 ffn = MlpConfig(hidden=1536, activation="silu", gated=True)
 config = ModelConfig(
     family="random", model_type="random", vocab=8192, width=576, context=length,
-    layers=(LayerConfig(mixer=mixer, ffn=ffn, ln1=norm, ln2=norm),), embedding=EmbeddingConfig(),
+    layers=(sequential(mixer, ffn, norm=norm),), embedding=EmbeddingConfig(),
     final_norm=norm, head=HeadConfig(tied=True),
 )
 decoder = Decoder(config, device="cpu", dtype=torch.float32)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from blocks import two_norms
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.explain.derive import explain
 from llmcli.explain.names import names
 from llmcli.loading import load
@@ -89,9 +90,9 @@ def odd_model(dtype: torch.dtype) -> Model:
     )  # fmt: skip
     gated = MlpConfig(hidden=20, activation="gelu_tanh", gated=True)
     plain = MlpConfig(hidden=12, activation="silu", gated=False, bias=True)
-    first = LayerConfig(mixer=mixer, ffn=gated, ln1=rms, ln2=layer_norm)
+    first = two_norms(mixer, gated, rms, layer_norm)
     unrotated = dataclasses.replace(mixer, rope=None, qk_norm=rms, window=None, kv_heads=1)
-    second = LayerConfig(mixer=unrotated, ffn=plain, ln1=layer_norm, ln2=rms)
+    second = two_norms(unrotated, plain, layer_norm, rms)
     config = ModelConfig(
         family="test", model_type="test", vocab=61, width=10, context=64, layers=(first, second),
         embedding=EmbeddingConfig(), final_norm=layer_norm, head=HeadConfig(tied=False, bias=True),

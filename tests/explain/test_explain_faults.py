@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from blocks import ffn_of, norm_of
 from explain_models import IDS, explained
 
 import llmcli.nn.block
@@ -16,12 +17,12 @@ from llmcli.nn.step import Step
 
 
 def attention(decoder, **changes):
-    mixer = decoder.blocks[0].mixer
+    mixer = decoder.blocks[0].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, **changes)
 
 
 def wrong_scale(decoder, monkeypatch):
-    attention(decoder, scale=decoder.blocks[0].mixer.config.scale * 1.01)
+    attention(decoder, scale=decoder.blocks[0].mixers[0].config.scale * 1.01)
 
 
 def no_scale(decoder, monkeypatch):
@@ -52,19 +53,19 @@ def wrong_window(decoder, monkeypatch):
 
 
 def no_output_bias(decoder, monkeypatch):
-    decoder.blocks[0].mixer.out.bias = None
+    decoder.blocks[0].mixers[0].out.bias = None
 
 
 def no_query_bias(decoder, monkeypatch):
-    decoder.blocks[0].mixer.qkv.bias = None
+    decoder.blocks[0].mixers[0].qkv.bias = None
 
 
 def no_neuron_bias(decoder, monkeypatch):
-    decoder.blocks[0].ffn.up.bias = None
+    ffn_of(decoder.blocks[0]).up.bias = None
 
 
 def wrong_eps(decoder, monkeypatch):
-    norm = decoder.blocks[0].ln1
+    norm = norm_of(decoder.blocks[0], 1)
     norm.config = dataclasses.replace(norm.config, eps=norm.config.eps * 100)
 
 
@@ -78,7 +79,7 @@ def keys_turned_one_too_far(decoder, monkeypatch):
     turn = llmcli.parts.attention.forward.rotate
 
     def rotate(qk, cos, sin):
-        heads = decoder.blocks[0].mixer.config.heads
+        heads = decoder.blocks[0].mixers[0].config.heads
         q, k = turn(qk, cos, sin)[..., :heads, :], turn(qk, cos.roll(1, 0), sin.roll(1, 0))
         return torch.cat((q, k[..., heads:, :]), -2)
 
@@ -97,11 +98,11 @@ def rope_of_neighbours(decoder, monkeypatch):
 
 
 def other_gelu(decoder, monkeypatch):
-    decoder.blocks[0].ffn.act = F.gelu
+    ffn_of(decoder.blocks[0]).act = F.gelu
 
 
 def gate_on_the_other_side(decoder, monkeypatch):
-    decoder.blocks[0].ffn.act = torch.sigmoid
+    ffn_of(decoder.blocks[0]).act = torch.sigmoid
 
 
 def positions_one_too_far(decoder, monkeypatch):
@@ -127,7 +128,7 @@ def wrong_kv_head(decoder, monkeypatch):
 
 def another_weight(decoder, monkeypatch):
     """The fused matrix that is multiplied with is no longer what the slots say."""
-    decoder.blocks[0].mixer.qkv.weight = decoder.blocks[0].mixer.qkv.weight * 1.001
+    decoder.blocks[0].mixers[0].qkv.weight = decoder.blocks[0].mixers[0].qkv.weight * 1.001
 
 
 BOTH = (
@@ -169,7 +170,7 @@ def test_rope_off_by_one_everywhere_changes_no_score_but_is_found(model, monkeyp
 
     def rotate(qk, cos, sin):
         tables = llmcli.ops.rope.tables
-        rope = broken.config.layers[0].mixer.rope
+        rope = broken.config.layers[0].attention.rope
         omegas, factor = llmcli.ops.rope.frequencies(rope, len(IDS))
         cos, sin = tables(omegas, torch.arange(1, len(IDS) + 1), factor)
         return turn(qk, cos.unsqueeze(1), sin.unsqueeze(1))

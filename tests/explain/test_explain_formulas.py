@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from blocks import ffn_of, norm_of
 from explain_models import IDS, NAMES
 from tiny_checkpoints import llama_tensors, write_llama
 
@@ -162,22 +163,22 @@ def test_products_that_are_cheap_are_compared_as_a_whole(model):
 
 
 def broken_attention(model):
-    mixer = model.decoder.blocks[1].mixer
+    mixer = model.decoder.blocks[1].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
 
 
 def broken_norm(model):
-    norm = model.decoder.blocks[1].ln2
+    norm = norm_of(model.decoder.blocks[1], 2)
     norm.config = dataclasses.replace(norm.config, eps=1e-2)
 
 
 def broken_values(model):
-    mixer = model.decoder.blocks[1].mixer
+    mixer = model.decoder.blocks[1].mixers[0]
     mixer.out.weight = mixer.out.weight * 1.001
 
 
 def broken_activation(model):
-    model.decoder.blocks[1].ffn.act = torch.nn.functional.gelu
+    ffn_of(model.decoder.blocks[1]).act = torch.nn.functional.gelu
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, model):
 
 
 def one_column(model):
-    linear = model.decoder.blocks[1].mixer.qkv
+    linear = model.decoder.blocks[1].mixers[0].qkv
     linear.weight = linear.weight.clone()
     linear.weight[2] *= 1.02
 
@@ -214,7 +215,7 @@ def two_hundredths(part):
 
 
 def norm_weight(model):
-    norm = model.decoder.blocks[1].ln1
+    norm = norm_of(model.decoder.blocks[1], 1)
     norm.w = norm.w * 1.02
 
 
@@ -222,10 +223,10 @@ def norm_weight(model):
 @pytest.mark.parametrize(
     ("breaks", "first"),
     [
-        (two_hundredths(lambda block: block.mixer.qkv), "blocks.1.attn.q"),
+        (two_hundredths(lambda block: block.mixers[0].qkv), "blocks.1.attn.q"),
         (one_column, "blocks.1.attn.q"),
-        (two_hundredths(lambda block: block.mixer.out), "blocks.1.attn_out"),
-        (two_hundredths(lambda block: block.ffn.down), "blocks.1.mlp_out"),
+        (two_hundredths(lambda block: block.mixers[0].out), "blocks.1.attn_out"),
+        (two_hundredths(lambda block: ffn_of(block).down), "blocks.1.mlp_out"),
         (norm_weight, "blocks.1.ln1.out"),
     ],
 )
@@ -251,7 +252,7 @@ def test_a_gpu_may_round_parts_of_a_sum_to_16_bits(model, monkeypatch):
 
 def test_a_mask_that_leaks_is_found(model):
     model = model("mistral-window", "float32")
-    mixer = model.decoder.blocks[0].mixer
+    mixer = model.decoder.blocks[0].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, window=4)
     found = formula_checks(model, IDS, run(model), ["blocks.0.attn.z"])
     assert not found.ok
@@ -341,7 +342,7 @@ def test_memory_is_linear_in_the_prompt(model, monkeypatch, sampled):
 def test_weights_too_small_for_float16_are_no_fault(model):
     """200 equal keys far below the first: each weight is rounded the same way, and coarsely."""
     model = model("llama-grouped", "float16")
-    mixer = model.config.layers[0].mixer
+    mixer = model.config.layers[0].attention
     tokens, size = 200, mixer.head_dim
     q = torch.zeros(1, mixer.heads, tokens, size, dtype=torch.float16)
     k = torch.zeros(1, mixer.kv_heads, tokens, size, dtype=torch.float16)

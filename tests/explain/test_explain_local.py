@@ -6,6 +6,7 @@ import math
 import explain_models
 import pytest
 import torch
+from blocks import ffn_of
 from explain_models import IDS, NAMES, TEXTS, explained
 from tiny_checkpoints import llama_tensors, write_llama
 
@@ -46,7 +47,7 @@ def test_the_kernel_needs_less_than_half_of_what_it_is_allowed(name, model):
 
 
 def scaled(model, layer, factor):
-    mixer = model.decoder.blocks[layer].mixer
+    mixer = model.decoder.blocks[layer].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * factor)
 
 
@@ -69,7 +70,7 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
 
 def test_it_is_found_in_a_deep_model_though_the_number_itself_agrees():
     deep = explain_models.deep_model(20)
-    mixer = deep.decoder.blocks[9].mixer
+    mixer = deep.decoder.blocks[9].mixers[0]
     mixer.out.weight = mixer.out.weight.clone()
     mixer.out.weight[3, 2] += 2e-13
     found = explained(deep, "blocks.19.resid_post", (6, 3))
@@ -85,7 +86,7 @@ def test_at_every_depth_the_formulas_shown_are_checked(model):
     where = ("blocks.1.mlp_out", (5, 2), 1)
     good = explained(broken, *where).local
     assert (good.formulas, good.tensors, good.ok) == (1, 0, True)
-    down = broken.decoder.blocks[1].ffn.down
+    down = ffn_of(broken.decoder.blocks[1]).down
     down.weight = down.weight * 1.0001
     found = explained(broken, *where).local
     assert not found.ok
@@ -99,9 +100,9 @@ def test_what_is_masked_is_exactly_nothing(name, model, monkeypatch):
     good = explained(leaking, "blocks.0.attn.pattern", cell, 1)
     assert good.ok
     assert good.tolerance == good.steps[0].tolerance == 0
-    rows = leaking.decoder.blocks[0].mixer.attention_rows
+    rows = leaking.decoder.blocks[0].mixers[0].attention_rows
     monkeypatch.setattr(
-        leaking.decoder.blocks[0].mixer, "attention_rows", lambda *args: rows(*args) + 1e-5
+        leaking.decoder.blocks[0].mixers[0], "attention_rows", lambda *args: rows(*args) + 1e-5
     )
     found = explained(leaking, "blocks.0.attn.pattern", cell, 1)
     assert not found.ok

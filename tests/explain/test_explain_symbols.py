@@ -119,10 +119,10 @@ def test_what_is_written_in_words_computes_the_number(name, model):
                 assert math.isclose(fact.value, getattr(math, left[:3])(angle), rel_tol=1e-12)
                 found.add(left[:3])
     activations = {"silu": {"σ"}, "gelu": {"Φ"}, "gelu_tanh": {"u"}, "relu": set()}
-    assert set().union(*(activations[layer.ffn.activation] for layer in model.config.layers)) <= (
-        found
-    )
-    turned = model.config.layers[0].mixer.rope is not None
+    assert set().union(
+        *(activations[layer.parts[-1].activation] for layer in model.config.layers)
+    ) <= (found)
+    turned = model.config.layers[0].attention.rope is not None
     assert (not turned) or {"cos", "sin"} <= found
 
 

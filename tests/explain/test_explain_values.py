@@ -23,7 +23,7 @@ def emitted(model):
     ids = torch.tensor([IDS])
     model.decoder(ids, tap=lambda name, tensor: seen.__setitem__(name, tensor[0].double()))
     for i, block in enumerate(model.decoder.blocks):
-        at, a = f"blocks.{i}.attn", model.config.layers[i].mixer
+        at, a = f"blocks.{i}.attn", model.config.layers[i].attention
         q, k = (
             seen.get(f"{at}.{part}_rot", seen.get(f"{at}.{part}_norm", seen[f"{at}.{part}"]))
             for part in "qk"
@@ -35,7 +35,7 @@ def emitted(model):
             hidden |= row[None] <= row[:, None] - a.window
         scores = (q @ k.mT * a.scale).masked_fill(hidden, -torch.inf)
         seen[f"{at}.scores"], seen[f"{at}.pattern"] = scores, scores.softmax(-1)
-        w_HeD = block.mixer.out.weight.double().t().unflatten(0, (a.heads, -1))
+        w_HeD = block.mixers[0].out.weight.double().t().unflatten(0, (a.heads, -1))
         seen[f"{at}.result"] = seen[f"{at}.z"] @ w_HeD
     return seen
 
@@ -346,7 +346,7 @@ def test_the_squares_of_long_prompts_are_counted(model):
         sizes = {n: axes.sizes for n, axes in names(config, tokens).items()}
         return needed_bytes(found, sizes, name, depth, 4)[1]
 
-    heads = config.layers[0].mixer.heads
+    heads = config.layers[0].attention.heads
     for name in ("scores", "pattern", "z"):
         assert derived(f"blocks.0.attn.{name}", 1000, 1) >= 4 * 8 * heads * 1000**2
     assert derived("blocks.0.mlp.pre", 1000, 1) == 0

@@ -95,9 +95,11 @@ def test_biases_are_where_the_file_has_them():
     ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
     assert ledger.clean
     layer = ledger.config.layers[0]
-    assert (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) == (True, True, True)
+    assert (layer.attention.qkv_bias, layer.attention.out_bias) == (True, True)
+    assert layer.parts[-1].bias
     qwen = dry_run("qwen2", "gguf", metadata("qwen2"), file_shapes("qwen2")).config.layers[0]
-    assert (qwen.mixer.qkv_bias, qwen.mixer.out_bias, qwen.ffn.bias) == (True, False, False)
+    assert (qwen.attention.qkv_bias, qwen.attention.out_bias) == (True, False)
+    assert not qwen.parts[-1].bias
 
 
 def test_rows_of_queries_and_keys_are_unpaired_for_llama_alone():
@@ -125,7 +127,7 @@ def test_frequency_factors_are_read_into_the_configuration_and_dropped_by_name()
     ledger = dry_run("llama", "gguf", metadata("llama"), shapes)
     assert ledger.clean
     assert "frequency factors" in dict(ledger.plan.dropped)["rope_freqs.weight"]
-    rope = ledger.config.layers[2].mixer.rope
+    rope = ledger.config.layers[2].attention.rope
     assert rope.scaling == FrequencyFactors(source="rope_freqs.weight")
 
 
@@ -167,12 +169,12 @@ def test_other_metadata():
         tokenizer__ggml__eot_token_id=7,
         tokenizer__ggml__eom_token_id=2,
     )
-    mixer = one.layers[0].mixer
+    mixer = one.layers[0].attention
     assert (mixer.head_dim, mixer.value_dim, mixer.rope.dims) == (10, 12, 10)
     assert mixer.scale == 10**-0.5
     assert (one.bos, one.eos) == (1, (2, 7))
-    assert config(attention__head_count_kv=None).layers[0].mixer.kv_heads == 6
-    assert config("gpt2").layers[0].ffn.activation == "gelu_tanh"
+    assert config(attention__head_count_kv=None).layers[0].attention.kv_heads == 6
+    assert config("gpt2").layers[0].parts[-1].activation == "gelu_tanh"
     assert config("gpt2").embedding.positions == 96
 
 
@@ -264,7 +266,7 @@ def test_the_real_file(smollm2_path):
     assert ledger.clean
     assert ledger.plan == plan(checkpoint.tensors, rules, model)
     assert len(ledger.plan.loads) == len(checkpoint.tensors) == 272
-    mixer = model.layers[29].mixer
+    mixer = model.layers[29].attention
     assert (mixer.heads, mixer.kv_heads, mixer.head_dim) == (9, 3, 64)
     assert mixer.rope.theta == 100000.0
     assert (model.vocab, model.width, model.context) == (49152, 576, 8192)

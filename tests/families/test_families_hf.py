@@ -75,14 +75,15 @@ def test_values_are_those_that_transformers_reads(model_type, settings, tmp_path
     blocks = model.transformer.h if model_type == "gpt2" else model.model.layers
     for layer, block in zip(ours.layers, blocks, strict=True):
         attention = block.attn if model_type == "gpt2" else block.self_attn
-        assert layer.mixer.head_dim == layer.mixer.value_dim == attention.head_dim
-        assert layer.mixer.scale == attention.scaling
-        assert layer.mixer.window == getattr(
+        assert layer.attention.head_dim == layer.attention.value_dim == attention.head_dim
+        assert layer.attention.scale == attention.scaling
+        assert layer.attention.window == getattr(
             attention, "sliding_window", getattr(theirs, "sliding_window", None)
         )
         eps = block.ln_1.eps if model_type == "gpt2" else block.input_layernorm.variance_epsilon
-        assert layer.ln1.eps == layer.ln2.eps == ours.final_norm.eps == eps
-        assert (layer.mixer.qk_norm is not None) == hasattr(attention, "q_norm")
+        norms = {branch.pre_norm.eps for branch in layer.branches}
+        assert norms == {ours.final_norm.eps} == {eps}
+        assert (layer.attention.qk_norm is not None) == hasattr(attention, "q_norm")
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
@@ -98,7 +99,7 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
     raw["vocab_size"] = 60000
     ours = find(model_type, "safetensors").from_hf({"model_type": model_type, **raw})
     theirs = AutoConfig.for_model(model_type, **raw)
-    mixer = ours.layers[0].mixer
+    mixer = ours.layers[0].attention
     assert ours.head.tied == theirs.tie_word_embeddings
     assert ours.context == theirs.max_position_embeddings
     assert (ours.bos, ours.eos) == (
@@ -106,8 +107,8 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
         () if theirs.eos_token_id is None else (theirs.eos_token_id,),
     )
     if model_type == "gpt2":
-        assert ours.layers[0].ffn.hidden == 4 * theirs.n_embd
-        assert ours.layers[0].ffn.activation == "gelu_tanh"
+        assert ours.layers[0].parts[-1].hidden == 4 * theirs.n_embd
+        assert ours.layers[0].parts[-1].activation == "gelu_tanh"
         assert ours.final_norm.eps == theirs.layer_norm_epsilon
         return
     assert mixer.kv_heads == theirs.num_key_value_heads
@@ -115,15 +116,15 @@ def test_keys_that_are_absent_have_transformers_defaults(model_type):
     assert mixer.rope.theta == theirs.rope_parameters["rope_theta"]
     assert mixer.window == (4096 if model_type == "mistral" else None)
     assert ours.final_norm.eps == theirs.rms_norm_eps
-    assert ours.layers[0].ffn.activation == theirs.hidden_act
+    assert ours.layers[0].parts[-1].activation == theirs.hidden_act
 
 
 def test_absent_and_null_key_value_heads_differ_where_transformers_says_so():
     raw = {"model_type": "mistral", **ROPED} | {"num_attention_heads": 24, "head_dim": 4}
     del raw["num_key_value_heads"]
     from_hf = find("mistral", "safetensors").from_hf
-    assert from_hf(raw).layers[0].mixer.kv_heads == 8
-    assert from_hf(raw | {"num_key_value_heads": None}).layers[0].mixer.kv_heads == 24
+    assert from_hf(raw).layers[0].attention.kv_heads == 8
+    assert from_hf(raw | {"num_key_value_heads": None}).layers[0].attention.kv_heads == 24
 
 
 def test_windows_by_layer():
@@ -131,7 +132,7 @@ def test_windows_by_layer():
     from_hf = find("qwen3", "safetensors").from_hf
 
     def windows(**settings):
-        return [layer.mixer.window for layer in from_hf(raw | settings).layers]
+        return [layer.attention.window for layer in from_hf(raw | settings).layers]
 
     assert windows() == [None, None, None]
     assert windows(use_sliding_window=True) == [None, None, None]  # from layer 28 on
@@ -144,7 +145,7 @@ def test_gpt2_scales():
     from_hf = find("gpt2", "safetensors").from_hf
 
     def scales(**settings):
-        return [layer.mixer.scale for layer in from_hf(GPT2 | settings).layers]
+        return [layer.attention.scale for layer in from_hf(GPT2 | settings).layers]
 
     assert scales() == [0.5, 0.5, 0.5]
     assert scales(scale_attn_weights=False) == [1.0, 1.0, 1.0]
@@ -255,6 +256,6 @@ def test_activations_are_the_functions_that_transformers_has(name, ours):
 
     raw = {"model_type": "llama", **ROPED, "hidden_act": name}
     config = find("llama", "safetensors").from_hf(raw)
-    assert config.layers[0].ffn.activation == ours
+    assert config.layers[0].parts[-1].activation == ours
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     torch.testing.assert_close(activation(ours)(x), ACT2FN[name](x), rtol=0, atol=1e-12)

@@ -207,7 +207,7 @@ def test_a_missing_size_is_named(key):
     rest = {name: value for name, value in whole.items() if name != key}
     family = find(whole["model_type"], "safetensors")
     if key == "num_key_value_heads":
-        assert family.from_hf(rest).layers[0].mixer.kv_heads == 4
+        assert family.from_hf(rest).layers[0].attention.kv_heads == 4
         return
     with pytest.raises(CheckpointError, match=f"no `{key}`"):
         family.from_hf(rest)

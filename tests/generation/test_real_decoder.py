@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.generation import Sampling, filtered, sample, sample_seed, stream, uniforms
 from llmcli.nn.decoder import Decoder
@@ -35,7 +35,7 @@ def real_model(dtype: torch.dtype, *, window: int | None = None, learned: bool =
         rope=None if learned else RopeConfig(theta=1000.0, dims=8),
     )  # fmt: skip
     mlp = MlpConfig(hidden=32, activation="silu", gated=True)
-    layer = LayerConfig(mixer=mixer, ffn=mlp, ln1=RMS, ln2=RMS)
+    layer = sequential(mixer, mlp, norm=RMS)
     config = ModelConfig(
         family="test", model_type="test", vocab=VOCAB, width=24, context=64, layers=(layer,) * 2,
         embedding=EmbeddingConfig(positions=64 if learned else None), final_norm=RMS,
@@ -79,8 +79,8 @@ def test_batched_is_alone_is_without_cache(
     model, sampling = real_model(dtype, **variant), SAMPLINGS[name]
     together = generate(model, PROMPTS, sampling)
     for prompt, ids in zip(PROMPTS, together, strict=True):
-        assert ids == generate(model, [prompt], sampling)[0] == without_cache(
-            model, prompt, sampling
+        assert (
+            ids == generate(model, [prompt], sampling)[0] == without_cache(model, prompt, sampling)
         )
     assert len({tuple(ids) for ids in together}) == len(PROMPTS)
 

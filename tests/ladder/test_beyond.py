@@ -44,7 +44,7 @@ def test_the_decoder_is_as_it_was(uncompiled):
     before = weights.decoder(ids)
     beyond(weights, course(weights))
     assert torch.equal(weights.decoder(ids), before)
-    assert type(weights.decoder.blocks[0].mixer.qkv) is Linear
+    assert type(weights.decoder.blocks[0].mixers[0].qkv) is Linear
 
 
 def test_a_compiled_step_is_the_same_step(monkeypatch):

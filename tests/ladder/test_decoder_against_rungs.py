@@ -79,7 +79,7 @@ def test_the_attention_pattern_against_heads_as_a_dimension(of):
                  if (name := f"blocks.{i}.attn.{letter}{end}") in taps)
             for letter in "qk"
         )  # fmt: skip
-        rows = [block.mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
+        rows = [block.mixers[0].attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
         close(torch.cat(rows, 2)[0], expected.reshape(-1, 7, 7))
 
 

@@ -122,7 +122,7 @@ def keys_and_values_exchanged(monkeypatch, of):
 @fault(5, "gpt2")
 def combined_head_by_head(monkeypatch, of):
     """q k v of head 1, then of head 2: a layout that other models have."""
-    heads_ = of.config.layers[0].mixer.heads
+    heads_ = of.config.layers[0].attention.heads
     combine = combined.combine
 
     def interleaved(layer):

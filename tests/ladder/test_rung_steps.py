@@ -98,11 +98,11 @@ def test_the_letters_of_a_shape_are_its_numbers(kind, name):
     trace, tokens = Trace(), ids(2, N + 2)
     read(kind(weights(CONFIGS[name]), trace), tokens if kind.batched else tokens[:1], N)
     first, width = CONFIGS[name].layers[0], CONFIGS[name].width
-    mixer, v = first.mixer, first.mixer.value_dim
+    mixer, v = first.attention, first.attention.value_dim
     q, k = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     sizes = {
         "1": 1, "b": 2, "d": width, "h": mixer.heads, "h_kv": mixer.kv_heads, "d/h": mixer.head_dim,
-        "h/h_kv": mixer.heads // mixer.kv_heads, "d_v": v, "F": first.ffn.hidden, "v": 43,
+        "h/h_kv": mixer.heads // mixer.kv_heads, "d_v": v, "F": first.parts[-1].hidden, "v": 43,
         "h·d/h": q, "h_kv·d/h": k, "h·d_v": mixer.heads * v, "h_kv·d_v": mixer.kv_heads * v,
         "d_qkv": q + k + mixer.kv_heads * v, "3d": 3 * width, "4d": 4 * width,
         "W": mixer.window, "seen": mixer.window,
@@ -300,7 +300,6 @@ def test_shared_keys_are_copied_for_every_head():
     assert shown.moved("V as h × n × d/h, for every head")
     assert shown.values["K as h_kv × n × d/h"].shape == (2, N, 8)
     assert shown.moved("W_q = W_q¹ ⊕ … ⊕ W_qʰ, as the model is built")
-
 
 
 def test_combined_slices_are_views_of_one_product():

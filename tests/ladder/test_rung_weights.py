@@ -26,7 +26,9 @@ def test_a_parameter_without_a_formula_is_refused():
     odd = replace(config, head=replace(config.head, tied=False))
     Weights.of(Decoder(odd, device="meta", dtype=torch.float32))
     first = config.layers[0]
-    normed = replace(first.mixer, qk_norm=first.ln1)  # LayerNorm, whose bias no rung adds
-    odd = replace(config, layers=(replace(first, mixer=normed),))
+    normed = replace(
+        first.attention, qk_norm=next(first.branches).pre_norm
+    )  # LayerNorm, whose bias no rung adds
+    odd = replace(config, layers=(first.with_attention(normed),))
     with pytest.raises(UnsupportedModel, match=r"no formula for `blocks\.0\.attn\.q_norm\.b`"):
         Weights.of(Decoder(odd, device="meta", dtype=torch.float32))

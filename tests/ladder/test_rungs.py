@@ -77,7 +77,7 @@ def test_what_a_rung_says_is_said_of_its_model(kind, name):
     assert before != after
     assert len(rung.idea.split()) > 40
     words, first = f"{before}\n{after}\n{rung.idea}", CONFIGS[name].layers[0]
-    mixer, gated = first.mixer, first.ffn.gated
+    mixer, gated = first.attention, first.parts[-1].gated
     shared = mixer.kv_heads < mixer.heads
     told = {
         "rotat": mixer.rope is not None, "NTK": mixer.rope is not None, "gate": gated,

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from blocks import norm_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -115,7 +116,7 @@ def unwritten(model, seen):
     """Scores, pattern and result by their definition, from what a tap saw."""
     found = {}
     for i, layer in enumerate(model.config.layers):
-        at, mixer = f"blocks.{i}.attn", layer.mixer
+        at, mixer = f"blocks.{i}.attn", layer.attention
         q, k = (
             next(
                 seen[f"{at}.{x}{end}"] for end in ("_rot", "_norm", "") if f"{at}.{x}{end}" in seen
@@ -318,12 +319,12 @@ def test_a_nan_beside_what_is_dumped_is_told_too(model):
 
 
 def faulty_scale(model):
-    mixer = model.decoder.blocks[1].mixer
+    mixer = model.decoder.blocks[1].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, scale=mixer.config.scale * 1.01)
 
 
 def faulty_norm(model):
-    norm = model.decoder.blocks[1].ln2
+    norm = norm_of(model.decoder.blocks[1], 2)
     norm.config = dataclasses.replace(norm.config, eps=1e-2)
 
 

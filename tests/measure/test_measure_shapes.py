@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import children
 import pytest
 import torch
+from blocks import two_norms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.anatomy import activations, fold
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig, sequential
 from llmcli.families import translate
 from llmcli.loading import load
 from llmcli.measure import ran, shapes
@@ -61,7 +62,7 @@ def llama(layers=2, *, width=12, heads=4, kv_heads=2, tied=False, **mixer):
         vocab=50,
         width=width,
         context=64,
-        layers=(LayerConfig(mixer=attention, ffn=mlp, ln1=RMS, ln2=RMS),) * layers,
+        layers=(sequential(attention, mlp, norm=RMS),) * layers,
         embedding=EmbeddingConfig(),
         final_norm=RMS,
         head=HeadConfig(tied=tied),
@@ -95,7 +96,7 @@ def models(draw):
             gated=draw(st.booleans()),
             bias=draw(st.booleans()),
         )
-        layers.append(LayerConfig(mixer=attention, ffn=mlp, ln1=draw(norms), ln2=draw(norms)))
+        layers.append(two_norms(attention, mlp, draw(norms), draw(norms)))
     return replace(
         llama(),
         vocab=draw(st.integers(2, 20)),
@@ -204,7 +205,7 @@ def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
     for spec in activations(config, **given):
         if spec.name.endswith(".scale"):
             continue  # computed for whoever looks: the fused norm has no such tensor
-        if spec.name.endswith((".q", ".k")) and config.layers[spec.layer].mixer.qk_norm:
+        if spec.name.endswith((".q", ".k")) and config.layers[spec.layer].attention.qk_norm:
             continue  # normalized before the axes of heads and tokens are exchanged
         later = [n for n in places.get((spec.shape, spec.dtype), ()) if n >= at]
         assert later, spec.name
@@ -391,8 +392,9 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
         fold, "_template", lambda spec: (looked.update([(spec.name, spec.phase)]), honest(spec))[1]
     )
     config = replace(llama(), vocab=128256, width=8192)
-    mixer = replace(config.layers[0].mixer, heads=64, kv_heads=8, head_dim=128, value_dim=128)
-    layer = replace(config.layers[0], mixer=mixer, ffn=replace(config.layers[0].ffn, hidden=28672))
+    mixer = replace(config.layers[0].attention, heads=64, kv_heads=8, head_dim=128, value_dim=128)
+    ffn = replace(config.layers[0].parts[-1], hidden=28672)
+    layer = sequential(mixer, ffn, norm=config.final_norm)
     config = replace(config, layers=(layer,) * 80)
     said = Calls(config=config, batch=1, tokens=8192, dtype="bfloat16")
     report = model_shapes(said, ("prefill", "decode"), Asked(), {})

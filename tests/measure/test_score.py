@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from blocks import two_norms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.loading import randomize
 from llmcli.measure import score as scoring
@@ -29,7 +30,7 @@ class SmallModel:
 
     def __init__(self) -> None:
         norm = NormConfig(kind="rms", eps=1e-5)
-        layer = LayerConfig(
+        layer = two_norms(
             mixer=AttentionConfig(
                 heads=2, kv_heads=1, head_dim=8, value_dim=8, scale=8**-0.5,
                 rope=RopeConfig(theta=1e4, dims=8),

@@ -5,6 +5,7 @@ Each view is asked alone, with nothing but its own checks. Between them they hav
 
 import pytest
 import torch
+from blocks import ffn_of, norm_of
 from decoder_faults import FAULTS, model
 from small_models import ids
 
@@ -111,22 +112,22 @@ def one_head(monkeypatch, of, by):
 
 
 def projection(monkeypatch, of, by):
-    linear = of.decoder.blocks[-1].mixer.qkv
+    linear = of.decoder.blocks[-1].mixers[0].qkv
     monkeypatch.setattr(linear, "weight", linear.weight * by)
 
 
 def output(monkeypatch, of, by):
-    linear = of.decoder.blocks[-1].mixer.out
+    linear = of.decoder.blocks[-1].mixers[0].out
     monkeypatch.setattr(linear, "weight", linear.weight * by)
 
 
 def first_norm(monkeypatch, of, by):
-    norm = of.decoder.blocks[-1].ln1
+    norm = norm_of(of.decoder.blocks[-1], 1)
     monkeypatch.setattr(norm, "w", norm.w * by)
 
 
 def feed_forward(monkeypatch, of, by):
-    linear = of.decoder.blocks[-1].ffn.down
+    linear = ffn_of(of.decoder.blocks[-1]).down
     monkeypatch.setattr(linear, "weight", linear.weight * by)
 
 

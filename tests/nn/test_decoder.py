@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from blocks import norm_of, two_norms
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, RopeConfig
@@ -20,16 +21,28 @@ LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 def model_config(**attention):
     mixer = AttentionConfig(
         **{
-            "heads": 6, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5,
-            "rope": RopeConfig(theta=10000.0, dims=8), **attention,
+            "heads": 6,
+            "kv_heads": 2,
+            "head_dim": 8,
+            "value_dim": 8,
+            "scale": 8**-0.5,
+            "rope": RopeConfig(theta=10000.0, dims=8),
+            **attention,
         }
     )
-    layer = LayerConfig(
+    layer = two_norms(
         mixer=mixer, ffn=MlpConfig(hidden=40, activation="silu", gated=True), ln1=RMS, ln2=RMS
     )
     return ModelConfig(
-        family="test", model_type="test", vocab=61, width=24, context=64, layers=(layer,) * 3,
-        embedding=EmbeddingConfig(), final_norm=RMS, head=HeadConfig(tied=True),
+        family="test",
+        model_type="test",
+        vocab=61,
+        width=24,
+        context=64,
+        layers=(layer,) * 3,
+        embedding=EmbeddingConfig(),
+        final_norm=RMS,
+        head=HeadConfig(tied=True),
     )
 
 
@@ -140,7 +153,7 @@ def test_tap_sees_everything_and_changes_nothing(model):
         name = f"blocks.{i}"
         q, k = (seen.get(f"{name}.attn.{n}_rot", seen[f"{name}.attn.{n}"]) for n in "qk")
         v = seen[f"{name}.attn.v"]
-        rows = [block.mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
+        rows = [block.mixers[0].attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
         pattern = torch.cat(rows, 2)
         group = q.shape[1] // k.shape[1]
         z = pattern @ v.repeat_interleave(group, 1)
@@ -151,8 +164,8 @@ def test_tap_sees_everything_and_changes_nothing(model):
         assert torch.equal(mid, seen[f"{name}.resid_mid"])
         assert torch.equal(mid + seen[f"{name}.mlp_out"], seen[f"{name}.resid_post"])
         scaled = seen[f"{name}.resid_mid"]
-        if block.ln2.config.kind == "rms":
-            normed = scaled / seen[f"{name}.ln2.scale"] * block.ln2.w
+        if norm_of(block, 2).config.kind == "rms":
+            normed = scaled / seen[f"{name}.ln2.scale"] * norm_of(block, 2).w
             torch.testing.assert_close(normed, seen[f"{name}.ln2.out"], rtol=1e-10, atol=1e-10)
 
 
@@ -186,7 +199,7 @@ def test_half_precision_stays_near(model):
 
 def test_fused_projections_are_views():
     model = decoder(CONFIGS["grouped"])
-    fused = model.blocks[0].mixer.qkv.weight
+    fused = model.blocks[0].mixers[0].qkv.weight
     assert fused.shape == (48 + 16 + 16, 24)
     parts = [model.slots[f"blocks.0.attn.W_{part}"] for part in "qkv"]
     assert torch.equal(torch.cat(parts), fused)

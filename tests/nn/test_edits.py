@@ -97,7 +97,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
         out, seen = run(model, double(name))
         # a softmax of one score is 1, whatever the score
         layer, leaf = nodes[name].layer, name.rpartition(".")[2]
-        alone = layer is not None and model.config.layers[layer].mixer.window == 1
+        alone = layer is not None and model.config.layers[layer].attention.window == 1
         assert torch.equal(out, plain) is (alone and leaf.startswith(("q", "k"))), name
         # formulas of what is the same memory start from the same inputs once more
         copies = {node.name for node in nodes.values() if node.shares == name}
@@ -114,15 +114,15 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
 
 def test_doubled_scores_and_patterns_reach_the_values(model):
     for i, layer in enumerate(model.config.layers):
-        prefix, group = f"blocks.{i}.attn", layer.mixer.heads // layer.mixer.kv_heads
+        prefix, group = f"blocks.{i}.attn", layer.attention.heads // layer.attention.kv_heads
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
             q, k = (seen[name] for name in graph(model.config).entering(i))
-            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.mixer.scale
+            scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.attention.scale
             at = torch.arange(TOKENS.shape[1])
             hidden = at[None] > at[:, None]
-            if layer.mixer.window is not None:
-                hidden |= at[None] <= at[:, None] - layer.mixer.window
+            if layer.attention.window is not None:
+                hidden |= at[None] <= at[:, None] - layer.attention.window
             scores = scores.masked_fill(hidden, -torch.inf)
             if leaf == "scores":
                 scores = 2 * scores
@@ -157,9 +157,7 @@ def test_rows_are_positions_whatever_the_calls_and_the_batch(model, name):
     for sizes in ([4, 3], [1] * 7):
         session = Session(model.decoder, 1, 9)
         chunks = TOKENS.split(sizes, 1)
-        parts = [
-            session.extend(chunk, logits="all", edits=[edit], totals=[7]) for chunk in chunks
-        ]
+        parts = [session.extend(chunk, logits="all", edits=[edit], totals=[7]) for chunk in chunks]
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
     session = Session(model.decoder, 2, 9)
     row = TOKENS[0].tolist()

@@ -73,8 +73,8 @@ def test_every_step_launches_the_same(decoder, batch):
     session.prefill([row[:4].tolist() for row in tokens])
     session.extend(tokens[:, 4:5])  # makes the rotation's tables
     first, second, third = (traced(session, tokens[:, at : at + 1]) for at in (5, 6, 7))
-    if any(depends_on_length(layer.mixer.rope) for layer in decoder.config.layers
-           if layer.mixer.rope is not None):  # fmt: skip
+    if any(depends_on_length(layer.attention.rope) for layer in decoder.config.layers
+           if layer.attention.rope is not None):  # fmt: skip
         assert first != second  # and so it is off there
         return
     assert first == second == third

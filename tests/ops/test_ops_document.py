@@ -6,10 +6,11 @@ import re
 
 import pytest
 import torch
+from blocks import two_norms
 
 from llmcli import ops
 from llmcli.anatomy import parameters
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig
 from llmcli.generation.sampling import Sampling, choose, filtered
 from llmcli.nn import decoder as nn_decoder
 from llmcli.nn import linear as nn_linear
@@ -174,7 +175,7 @@ def test_softplus_and_its_approximations():
 
 def llama_of_28_layers(tied):
     rms = NormConfig(kind="rms", eps=1e-5)
-    layer = LayerConfig(
+    layer = two_norms(
         mixer=AttentionConfig(
             heads=4, kv_heads=2, head_dim=4, value_dim=4, scale=0.5,
             rope=RopeConfig(theta=1e4, dims=4),
@@ -190,7 +191,7 @@ def llama_of_28_layers(tied):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_gemvs_of_one_token(tied, monkeypatch):
-    """"~210" is 197 with W_o, 169 without, and 113 products when q|k|v and gate|up are fused."""
+    """ "~210" is 197 with W_o, 169 without, and 113 products when q|k|v and gate|up are fused."""
     model = llama_of_28_layers(tied)
     matrices = [s.name for s in parameters(model) if ".W" in s.name and s.name != "embed.W"]
     gemvs = len(matrices) + tied  # a tied head multiplies with the embeddings

@@ -111,11 +111,13 @@ def test_the_configuration_and_the_names_lead_back_to_the_model(
 def test_a_model_that_transformers_has_not_is_refused(checkpoints: Checkpoints) -> None:
     model = load_checkpoint(open_checkpoint(checkpoints("llama-gqa3")), device="cpu")
     first, second = model.config.layers
-    other = replace(second, mixer=replace(second.mixer, kv_heads=6))
+    other = second.with_attention(replace(second.attention, kv_heads=6))
     with pytest.raises(UnsupportedModel, match="exactly this one"):
         hub_config(replace(model.config, layers=(first, other)))
-    assert first.mixer.rope is not None
-    part = replace(first, mixer=replace(first.mixer, rope=replace(first.mixer.rope, dims=4)))
+    assert first.attention.rope is not None
+    part = first.with_attention(
+        replace(first.attention, rope=replace(first.attention.rope, dims=4))
+    )
     with pytest.raises(UnsupportedModel, match="exactly this one"):
         hub_config(replace(model.config, layers=(part, part)))
     with pytest.raises(UnsupportedModel, match=r"`model\.extra\.weight` that we have not"):

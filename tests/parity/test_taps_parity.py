@@ -102,7 +102,7 @@ def test_the_pattern_is_derived_and_gives_the_layers_output(
         at = f"blocks.{i}.attn"
         q, k = (ours.get(f"{at}.{part}_rot", ours[f"{at}.{part}"]) for part in "qk")
         rows = torch.cat(
-            [block.mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 64), (64, 150))], 2
+            [block.mixers[0].attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 64), (64, 150))], 2
         )
         assert far(rows, theirs[f"{at}.pattern"]) < 1e-12
         assert (rows.sum(-1) - 1).abs().max() < 1e-12
@@ -127,7 +127,7 @@ def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> N
         for call, size in enumerate(pieces):
             k, v = (torch.cat(kept[key][: call + 1], dim=2) for key in (k_name, f"{at}.v"))
             q = kept[q_name][call]
-            rows = block.mixer.attention_rows(q, k, first)
+            rows = block.mixers[0].attention_rows(q, k, first)
             z = rows @ v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
             assert far(z, kept[f"{at}.z"][call]) < 1e-12
             first += size

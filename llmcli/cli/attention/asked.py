@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from llmcli.anatomy.graph import graph
 from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import parse_numbers
 from llmcli.errors import UsageError
@@ -97,7 +98,7 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
     layers = tuple(range(len(config.layers)))
     if heads.layer is not None:
         layers = parse_numbers(heads.layer, len(layers), "--layer", "layers")
-    counts = {layer: config.layers[layer].mixer.heads for layer in layers}
+    counts = {layer: _heads(config, layer) for layer in layers}
     if heads.head is None:
         return {layer: tuple(range(count)) for layer, count in counts.items()}
     numbers = parse_numbers(heads.head, max(counts.values()), "--head", "heads")
@@ -105,6 +106,12 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
         layer: tuple(head for head in range(count) if head in numbers)
         for layer, count in counts.items()
     }
+
+
+def _heads(config: ModelConfig, layer: int) -> int:
+    """How many heads with an attention map a layer has."""
+    model = graph(config)
+    return 0 if model.mixing(layer) is None else model.sizes(layer)["H"]
 
 
 def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:

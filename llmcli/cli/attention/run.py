@@ -107,7 +107,7 @@ class Run:
             what=self.heads.what,
             dtype="float64" if str(self.model.dtype) == "torch.float64" else "float32",
             heads=self.chosen,
-            windows={at: self.model.config.layers[at].mixer.window for at in self.chosen},
+            windows={at: self.model.config.layers[at].window for at in self.chosen},
             known=token_texts(self.model, self.ids),
             new=self.new,
             drawn=self.asked.drawn,

@@ -59,32 +59,42 @@ class LookUp(Rule[ops.LookUp]):
 
 
 class Add(Rule[ops.Add]):
-    """`T³ = T² + X`: parts of the residual stream, `[T, D]` each."""
+    """`T³ = T² + X`: parts of the residual stream, `[T, D]` each, times a factor."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Number by number."""
-        return torch.stack([values[name] for name in self.op.parts]).sum(0)
+        return torch.stack([values[name] for name in self.op.parts]).sum(0) * self.op.scale
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Of the parts; a single one is a copy."""
-        if len(self.op.parts) == 1:
+        if self._copies:
             return torch.zeros(1, dtype=torch.float64)
-        return torch.stack([values[name].abs() for name in self.op.parts]).sum(0)
+        parts = torch.stack([values[name].abs() for name in self.op.parts])
+        return parts.sum(0) * abs(self.op.scale)
+
+    @property
+    def _copies(self) -> bool:
+        return len(self.op.parts) == 1 and self.op.scale == 1
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and everything that the stream was made of up to here."""
         terms = tuple(
             Term(
-                at=i, parts=(), value=float(values[name][index]),
+                at=i,
+                parts=(),
+                value=float(values[name][index]),
                 label=self.cell(name, *index),
             )
             for i, name in enumerate(self.op.parts)
         )
         formula = " + ".join(f"{term.label}" for term in terms)
-        value = total(terms)
+        parts = " + ".join("{}" for _ in terms)
+        if self.op.scale != 1:
+            formula, parts = (f"{self.op.scale:g} · ({words})" for words in (formula, parts))
+        value = total(terms) * self.op.scale
         added = Fact(
-            formula=formula + (" = " + " + ".join("{}" for _ in terms) if len(terms) > 1 else ""),
-            parts=tuple(term.value for term in terms) if len(terms) > 1 else (),
+            formula=formula if self._copies else f"{formula} = {parts}",
+            parts=() if self._copies else tuple(term.value for term in terms),
             value=value,
         )
         origins = tuple(
@@ -93,9 +103,9 @@ class Add(Rule[ops.Add]):
         )
         return Element(
             value=value,
-            magnitude=size(terms) if len(terms) > 1 else 0.0,
+            magnitude=0.0 if self._copies else size(terms) * abs(self.op.scale),
             after=(added,),
-            origins=origins if len(origins) > 2 else (),
+            origins=origins if len(origins) > 2 and self.op.scale == 1 else (),
             follow=((self.op.parts[largest(terms).at], index),),
         )
 

@@ -98,16 +98,27 @@ class Normalize(_Rows[ops.Normalize]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        x = values[self.op.source]
+        x = self._rows(values)
         out = (x - self._means(x)) / self.scales(x) * values.vector(self.op.weight)
-        return out if self.op.bias is None else out + values.vector(self.op.bias)
+        out = out if self.op.bias is None else out + values.vector(self.op.bias)
+        return self._split(out, values)
+
+    def _rows(self, values: Numbers) -> Tensor:
+        """`[…, T, d]` that are normalized: of joined heads `[T, H·d]`."""
+        x = values[self.op.source]
+        return torch.cat(list(x), -1) if self.op.joined else x
+
+    def _split(self, x: Tensor, values: Numbers) -> Tensor:
+        heads = len(values[self.op.source])
+        return torch.stack(x.chunk(heads, -1)) if self.op.joined else x
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """The row's number, the terms of its mean, and the bias."""
-        x = values[self.op.source]
+        x = self._rows(values)
         spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
         out = spread / self.scales(x) * values.vector(self.op.weight).abs()
-        return out if self.op.bias is None else out + values.vector(self.op.bias).abs()
+        out = out if self.op.bias is None else out + values.vector(self.op.bias).abs()
+        return self._split(out, values)
 
     def _mean_is_rounded(self, values: Numbers, x: Tensor) -> Tensor:
         """Of which rows the kernel takes a mean off, whose roundings are those of Σ|x|: `[T, 1]`.
@@ -122,7 +133,13 @@ class Normalize(_Rows[ops.Normalize]):
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The row's statistics, then the number itself."""
         *row, i = index
-        rows = values[self.op.source]
+        rows = self._rows(values)
+        note = ""
+        if self.op.joined:
+            (head, token), wide = row, values[self.op.source].shape[-1]
+            note = f"{self.letter_of(self.op.source)} with its heads side by side: "
+            note += f"{head * wide + i} = {head} · {wide} + {i}"
+            row, i = [token], head * wide + i
         x = rows[tuple(row)].tolist()
         found = self.statistics(x, row)
         w = float(values.weight(self.op.weight)[i])
@@ -142,6 +159,7 @@ class Normalize(_Rows[ops.Normalize]):
         return Element(
             value=value,
             magnitude=(abs(x[i]) + mean) / scale * abs(w) + abs(b or 0.0),
+            note=note,
             before=found.before,
             sum=found.sum,
             terms=found.terms,

@@ -96,24 +96,32 @@ class Proof:
         heads: Sequence[int],
         *,
         v_KSe: Tensor,
-        k_KSd: Tensor,
-        scaled_q_Htd: Tensor,
+        norms: tuple[Tensor, Tensor] | None,
         z_Hte: Tensor,
         averages: tuple[Averages, int] | None = None,
     ) -> None:
         """That the pattern times the values is what the kernel computed as `z`.
 
         Off may be the result in the model's own dtype, and the scores, which the kernel never
-        writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large. `averages` are told,
-        too, that this is a part of their rows, which begins at that one.
+        writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large (`norms` of scaled
+        queries and of keys; None: as the score itself). `averages` are told, too, that this is a
+        part of their rows, which begins at that one.
         """
         size_HtS = block.a_HtS.shape
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
-        v_S, k_S = v_KSe.norm(dim=-1), k_KSd.norm(dim=-1)
+        v_S = v_KSe.norm(dim=-1)
+        if norms is None:
+            q_Ht, k_S = torch.ones_like(z_Hte[..., 0]), torch.zeros_like(v_S)
+        else:
+            q_Ht, k_S = norms
         sizes_Kg3 = a_KgS @ torch.stack((v_S, k_S, k_S * v_S), -1)
         value_Ht, key_Ht, both_Ht = sizes_Kg3.reshape(*size_HtS[:2], 3).unbind(-1)
+        if norms is None:
+            own_KgS = torch.special.entr(a_KgS).abs()  # a · |log a|
+            key_Ht = own_KgS.sum(-1).reshape(size_HtS[:2])
+            both_Ht = (own_KgS @ v_S[..., None]).reshape(size_HtS[:2])
         mixed_Hte = (a_KgS @ v_KSe).reshape(*size_HtS[:2], -1)
-        scores_off_Ht = scaled_q_Htd.norm(dim=-1) * (both_Ht + key_Ht * value_Ht)
+        scores_off_Ht = q_Ht * (both_Ht + key_Ht * value_Ht)
         wide_Ht = VALUE_ROUNDINGS * self._wide_eps * (value_Ht + scores_off_Ht)
         allowed_Ht = wide_Ht + self._narrow_off * value_Ht
         apart_Ht = (mixed_Hte - z_Hte).abs().amax(-1)

@@ -6,7 +6,7 @@ Axes: H heads, K key/value heads, t rows (queries), S keys, d size of a query an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,19 +16,14 @@ from torch import Tensor
 from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
+from llmcli.measure.attention.mapped import LayerMap, wide
 from llmcli.measure.attention.metrics import RowMeans, effective_rank
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.pooled import Pooled, Whole
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.model import Model
-from llmcli.parts.attention.config import AttentionConfig
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
 from llmcli.reports.head_metrics import RANK, USUAL
-
-
-def kind_of(window: int | None) -> str:
-    """What a layer with that window is called."""
-    return "full" if window is None else f"window {window}"
 
 
 class Rows(NamedTuple):
@@ -42,49 +37,41 @@ class Rows(NamedTuple):
 
 def proven(
     proof: Proof,
-    model: Model,
-    number: int,
+    of: LayerMap,
     heads: Sequence[int],
     first: int,
     tokens: Tokens,
-    *,
-    q_HTd: Tensor,
-    k_KSd: Tensor,
-    v_KSe: Tensor,
-    z_HTe: Tensor,
+    seen: Mapping[str, Tensor],
     rows: int | None = None,
 ) -> Iterator[Rows]:
-    """The rows of the queries of layer `number` from position `first` on, block by block.
+    """The rows of the queries from position `first` on, block by block.
 
-    `heads` are the heads looked at, the tensors are of all heads, keys from position 0 on. `rows`:
-    so many at a time (None: as memory has it). Each block has gone through `proof`, against the
-    kernel's `z`, when it comes. Raises NotFinite.
+    `heads` are the heads looked at, `seen` the activations `[H, T, d]` of all heads; all but
+    queries and results have the rows of all tokens. `rows`: so many at a time (None: as memory has
+    it). Each block has gone through `proof`, against the kernel's own result, when it comes. Raises
+    NotFinite.
     """
-    config, mixer = model.config.layers[number].mixer, model.decoder.blocks[number].mixer
-    queries, keys = q_HTd.shape[1], k_KSd.shape[1]
-    for at, kv in _shares(config, heads, queries, keys):
+    v_KSe, z_HTe, number = seen[of.value], seen[of.mixed], of.number
+    queries, keys_there = z_HTe.shape[1], v_KSe.shape[1]
+    for at, kv in _shares(of, heads, queries, keys_there):
         ours = heads[at]
-        q, k, v, z = (
-            part.to(torch.promote_types(part.dtype, torch.float32))
-            for part in (q_HTd[ours], k_KSd[kv], v_KSe[kv], z_HTe[ours])
-        )
-        most = rows or _block_rows(config.window, len(ours), keys)
+        v, z = wide(v_KSe[kv]), wide(z_HTe[ours])
+        most = rows or _block_rows(of.window, len(ours), keys_there)
         averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
         for begin in range(0, queries, most):
-            q_Htd, z_Hte = q[:, begin : begin + most], z[:, begin : begin + most]
+            z_Hte = z[:, begin : begin + most]
             position = first + begin
+            last = position + z_Hte.shape[1]
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
-            low = 0 if config.window is None else max(0, position - config.window)
-            seen = slice(low, position + q_Htd.shape[1] + 1)
-            scores_HtS = mixer.score_rows(q_Htd[None], k[None, :, seen], position - low)[0]
-            last = position + q_Htd.shape[1]
+            low = 0 if of.window is None else max(0, position - of.window)
+            keys = slice(low, last + 1)
+            scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
-            seen_t = seen_t if config.window is None else seen_t.clamp_max(config.window)
+            seen_t = seen_t if of.window is None else seen_t.clamp_max(of.window)
             block = Block(scores_HtS.softmax(-1), position, low, seen_t, tokens)
             proof.see(block, scores_HtS, number, ours)
             proof.compare(
-                block, scores_HtS, number, ours, v_KSe=v[:, seen], k_KSd=k[:, seen],
-                scaled_q_Htd=q_Htd * config.scale, z_Hte=z_Hte,
+                block, scores_HtS, number, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
                 averages=None if averages is None else (averages, begin),
             )  # fmt: skip
             yield Rows(at, block, scores_HtS, v)
@@ -101,18 +88,18 @@ def _block_rows(window: int | None, heads: int, keys: int) -> int:
 
 
 def _shares(
-    config: AttentionConfig, heads: Sequence[int], rows: int, keys: int
+    of: LayerMap, heads: Sequence[int], rows: int, keys: int
 ) -> Iterator[tuple[slice, slice]]:
     """Which of `heads` are computed together, and their key/value heads.
 
     Those of one key/value head; of several where all heads are wanted and rows are short.
     """
-    together, group = 1, config.heads // config.kv_heads
-    if len(heads) == config.heads:
-        together = max(1, CELLS // (group * rows * keys))
-    for kv in range(0, config.kv_heads, together):
-        of = range(kv * group, (kv + together) * group)
-        ours = [i for i, head in enumerate(heads) if head in of]
+    together = 1
+    if len(heads) == of.heads:
+        together = max(1, CELLS // (of.group * rows * keys))
+    for kv in range(0, of.heads // of.group, together):
+        those = range(kv * of.group, (kv + together) * of.group)
+        ours = [i for i, head in enumerate(heads) if head in those]
         if ours:
             yield slice(ours[0], ours[-1] + 1), slice(kv, kv + together)
 
@@ -126,7 +113,7 @@ class Layer:
     def __init__(
         self,
         model: Model,
-        number: int,
+        of: LayerMap,
         wanted: Wanted,
         most: int,
         *,
@@ -134,43 +121,31 @@ class Layer:
         pairs: TopPairs,
         advance: Callable[[int], None],
     ) -> None:
-        self.number = number
-        self.config = config = model.config.layers[number].mixer
-        self.group = config.heads // config.kv_heads
-        self.heads = wanted.heads_of(config.heads)
-        self._model = model
-        self._w_o = model.decoder.slots[f"blocks.{number}.attn.W_o"]
+        self.number = of.number
+        self.of = of
+        self.heads = wanted.heads_of(of.heads)
+        self._w_o = None if of.output is None else model.decoder.slots[of.output]
         self._wanted = wanted
         self._proof = proof
         self._pairs = pairs
         self._advance = advance
-        wide = model.stream_dtype
+        dtype = model.stream_dtype
         needed = {*wanted.metrics, *(label.metric for label in LABELS)}
         self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
         self._pooled = None
         if wanted.matrices is not None:
             self._pooled = Pooled(wanted.matrices, len(self.heads), most)
-        self._ranked = Whole(len(self.heads), most, 0.0, wide) if RANK in wanted.metrics else None
+        self._ranked = Whole(len(self.heads), most, 0.0, dtype) if RANK in wanted.metrics else None
         masked = 0.0 if wanted.what == "pattern" else -math.inf
         self._exported = None
         if wanted.on_matrix is not None:
-            self._exported = Whole(len(self.heads), most, masked, wide)
+            self._exported = Whole(len(self.heads), most, masked, dtype)
 
-    def add(
-        self,
-        first: int,
-        tokens: Tokens,
-        *,
-        q_HTd: Tensor,
-        k_KSd: Tensor,
-        v_KSe: Tensor,
-        z_HTe: Tensor,
-    ) -> None:
-        """The rows of the queries from position `first` on, with all keys so far; see `proven`."""
+    def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
+        """The rows of the queries from position `first` on; see `proven`."""
         shown = proven(
-            self._proof, self._model, self.number, self.heads, first, tokens,
-            q_HTd=q_HTd, k_KSd=k_KSd, v_KSe=v_KSe, z_HTe=z_HTe, rows=self._wanted.block_rows,
-        )  # fmt: skip
+            self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows
+        )
         norms_HS, of = None, None
         for rows in shown:
             if self._weighs and of != rows.at:
@@ -204,7 +179,7 @@ class Layer:
                 ranks_HtS = moved_HtS
             if self._wanted.weighted:
                 summed = replace(block, a_HtS=moved_HtS / moved_HtS.sum(-1, keepdim=True))
-        self._pairs.add(block, ranks_HtS, self.number, self.heads[at], self.group)
+        self._pairs.add(block, ranks_HtS, self.number, self.heads[at], self.of.group)
         self._means.add(summed, at)
         if self._ranked is not None:
             self._ranked.add(summed.a_HtS.nan_to_num(0.0), at, block.first, block.low)
@@ -214,12 +189,15 @@ class Layer:
 
         As `√(v G vᵀ)`, G = W_O W_Oᵀ of the head, so that no `[S, D]` is made of it.
         """
-        size = self.config.value_dim
+        size = v_KSe.shape[-1]
         norms = []
         for i, head in enumerate(heads):
-            w_eD = self._w_o.t()[head * size : (head + 1) * size].cpu().double()
             v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
-            squares_S = (v_Se @ (w_eD @ w_eD.t()) * v_Se).sum(-1)
+            moved_Se = v_Se
+            if self._w_o is not None:
+                w_eD = self._w_o.t()[head * size : (head + 1) * size].cpu().double()
+                moved_Se = v_Se @ (w_eD @ w_eD.t())
+            squares_S = (moved_Se * v_Se).sum(-1)
             norms.append(squares_S.clamp_min(0).sqrt())
         return torch.stack(norms).to(v_KSe.dtype).to(v_KSe.device)
 
@@ -242,12 +220,12 @@ class Layer:
         self._ranked = self._exported = None
         report = LayerReport(
             layer=self.number,
-            kind=kind_of(self.config.window),
-            kv_heads=self.config.kv_heads,
+            kind=self.of.kind,
+            kv_heads=self.of.heads // self.of.group,
             heads=tuple(
                 HeadReport(
                     head=head,
-                    kv_head=head // self.group,
+                    kv_head=head // self.of.group,
                     metrics={name: found[name] for name in self._wanted.metrics},
                     labels=labels_of(found, untold),
                 )
@@ -266,7 +244,7 @@ class Layer:
                 Matrix(
                     layer=self.number,
                     head=head,
-                    kv_head=head // self.group,
+                    kv_head=head // self.of.group,
                     queries=queries,
                     keys=keys,
                     pool=self._pooled.pool,

@@ -11,14 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_checks, some_rows, worst
 from llmcli.explain.kernel import layer_of
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, untold_kinds
-from llmcli.measure.attention.layer import Layer, kind_of
+from llmcli.measure.attention.layer import Layer
+from llmcli.measure.attention.mapped import LayerMap, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
@@ -32,14 +32,6 @@ from llmcli.reports.progress import Progress
 
 # of a longer prompt so many rows of what is a product are held against the formulas of `explain`
 FORMULA_ROWS = 12
-
-_FORMS = ("", "_norm", "_rot")
-# what leads from the residual stream to the attention's output, as far as a layer has it
-_INTO_PRODUCT = (
-    "ln1.scale", "ln1.out", "attn.v", *(f"attn.{part}{form}" for form in _FORMS for part in "qk")
-)  # fmt: skip
-_PRODUCT = ("attn.scores", "attn.pattern", "attn.z")
-_OUT = "attn_out"
 
 Seen = dict[str, Tensor]
 
@@ -59,7 +51,7 @@ class Look:
     ) -> None:
         self.model, self.wanted, self.generate = model, wanted, generate
         self._prompt, self._progress = list(ids), progress
-        self._numbers = tuple(layers)
+        self._maps = {number: LayerMap(model, number) for number in layers}
         self._tokens = Tokens(self._prompt, model.device)
         self._proof = Proof(model.dtype, model.device)
         self._formulas: list[ViewCheck] = []
@@ -73,7 +65,7 @@ class Look:
         self._at_the_end = generate > 0 and wanted.whole
         self._now: Seen = {}
         self._of_prompt: dict[int, Seen] = {}
-        self._of_new: dict[int, list[Seen]] = {number: [] for number in self._numbers}
+        self._of_new: dict[int, list[Seen]] = {number: [] for number in self._maps}
         self._open: dict[int, Layer] = {}
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
@@ -81,7 +73,7 @@ class Look:
         self._untold: dict[int | None, dict[str, str]] = {}  # kinds, of layers with that window
         self._caches: list[ViewCheck] = []
         self._done = 0
-        counts = [len(wanted.heads_of(model.config.layers[i].mixer.heads)) for i in layers]
+        counts = [len(wanted.heads_of(of.heads)) for of in self._maps.values()]
         self._total = (len(ids) + generate) * sum(counts)
 
     def report(self, skipped: tuple[tuple[str, str], ...]) -> AttentionReport:
@@ -93,7 +85,7 @@ class Look:
             self,
             generate=self.generate,
             sampling=Sampling(temperature=0.0),
-            until=max(self._numbers) if self.generate < 1 else None,
+            until=max(self._maps) if self.generate < 1 else None,
             progress=self._progress,
         )
         if seen.state is not None:
@@ -132,13 +124,12 @@ class Look:
     def __call__(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at position `first`."""
         number = layer_of(name)
-        if number not in self._of_new:
+        if number not in self._maps:
             return
-        prefix = f"blocks.{number}."
-        part = name.removeprefix(prefix)
-        if part == "resid_pre" or part in _INTO_PRODUCT or part in _PRODUCT or part == _OUT:
+        of = self._maps[number]
+        if name in of.inputs:
             self._now[name] = tensor
-        if part == _OUT:
+        if name == of.adds:
             seen, self._now = self._now, {}
             if first:
                 self._of_new[number].append(seen)
@@ -146,39 +137,33 @@ class Look:
                 self._read_prompt(number, seen)
 
     def _read_prompt(self, number: int, seen: Seen) -> None:
-        prefix = f"blocks.{number}"
-        names = [*_named(prefix, (*_INTO_PRODUCT, "attn.z", _OUT), seen)]
-        names += [f"{prefix}.{part}" for part in _PRODUCT[:2]]
+        of = self._maps[number]
         self._formulas.append(
-            formula_checks(self.model, self._prompt, seen, names, rows=FORMULA_ROWS)
+            formula_checks(self.model, self._prompt, seen, of.checked, rows=FORMULA_ROWS)
         )
-        query, key = graph(self.model.config).entering(number)
-        q, k, v, z = (
-            seen[name][0] for name in (query, key, f"{prefix}.attn.v", f"{prefix}.attn.z")
-        )
+        rows = {name: seen[name][0] for name in of.reads}
         if self.generate:
             # copies: a view would keep the whole product of the projection
-            kept = {"k": k.clone(), "v": v.clone()}
-            self._of_prompt[number] = kept
+            kept = of.reads if self._at_the_end else of.whole
+            self._of_prompt[number] = {name: rows[name].clone() for name in kept}
             if self._at_the_end:
-                kept |= {"q": q.clone(), "z": z.clone()}
                 return
-        layer = self._layer(number)
-        layer.add(0, self._tokens, q_HTd=q, k_KSd=k, v_KSe=v, z_HTe=z)
+        layer = self._layer(of)
+        layer.add(0, self._tokens, rows)
         if not self.generate:
             self._finish(layer, len(self._prompt))
 
-    def _layer(self, number: int) -> Layer:
+    def _layer(self, of: LayerMap) -> Layer:
         most = len(self._prompt) + self.generate
-        layer = self._open[number] = Layer(
-            self.model, number, self.wanted, most,
+        layer = self._open[of.number] = Layer(
+            self.model, of, self.wanted, most,
             proof=self._proof, pairs=self._pairs, advance=self._advance,
         )  # fmt: skip
         return layer
 
     def _finish(self, layer: Layer, tokens: int) -> None:
         del self._open[layer.number]
-        window = layer.config.window
+        window = layer.of.window
         if window not in self._untold:
             self._untold[window] = untold_kinds(self._tokens, tokens, window)
         report, matrices, rows = layer.finish(tokens, self._untold[window])
@@ -191,34 +176,33 @@ class Look:
     def _after(self, seen: Observed, caches: Mapping[str, Tensor]) -> None:
         """The rows of the new tokens, from the keys and values in the cache."""
         self._tokens = Tokens(list(seen.ids), self.model.device)
-        for number in self._numbers:
-            prefix = f"blocks.{number}"
-            new = _joined(self._of_new.pop(number))
-            prompt = self._of_prompt.pop(number)
-            k, v = (caches[f"cache.{number}.{part}"][:, :, : len(seen.ids)] for part in "kv")
-            query, key = graph(self.model.config).entering(number)
-            value, mixed = f"{prefix}.attn.v", f"{prefix}.attn.z"
-            for part, name, written in (("k", key, k), ("v", value, v)):
-                emitted = torch.cat((prompt[part], new[name][0]), 1)
-                self._caches.append(cache_check(emitted, written[0], f"cache.{number}.{part}"))
-            self._new_formulas(seen, prefix, new, new | {key: k, value: v})
-            q, z, first = new[query][0], new[mixed][0], seen.prompt_tokens
+        for number, of in self._maps.items():
+            new, prompt = _joined(self._of_new.pop(number)), self._of_prompt.pop(number)
+            whole = {name: torch.cat((prompt[name], new[name][0]), 1) for name in of.whole}
+            for state in of.states:
+                held = caches[state.name][0, :, : len(seen.ids)]
+                self._caches.append(cache_check(whole[state.holds], held, state.name))
+                whole[state.holds] = held
+            with_cache = new | {name: tensor[None] for name, tensor in whole.items()}
+            self._new_formulas(seen, of, new, with_cache)
+            rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens
             if self._at_the_end:
-                q, z = torch.cat((prompt["q"], q), 1), torch.cat((prompt["z"], z), 1)
+                rows = {name: torch.cat((prompt[name], rows[name]), 1) for name in of.reads}
                 first = 0
-            layer = self._layer(number) if self._at_the_end else self._open[number]
-            layer.add(first, self._tokens, q_HTd=q, k_KSd=k[0], v_KSe=v[0], z_HTe=z)
+            layer = self._layer(of) if self._at_the_end else self._open[number]
+            layer.add(first, self._tokens, rows | whole)
             self._finish(layer, len(seen.ids))
 
-    def _new_formulas(self, seen: Observed, prefix: str, new: Seen, with_cache: Seen) -> None:
+    def _new_formulas(self, seen: Observed, of: LayerMap, new: Seen, with_cache: Seen) -> None:
         """What leads to the cache from the new tokens alone, what reads it with the cache."""
-        for tensors, parts in ((new, (*_INTO_PRODUCT, _OUT)), (with_cache, ("attn.z",))):
+        own = [name for name in of.checked if name in new and name != of.mixed]
+        for tensors, names in ((new, own), (with_cache, [of.mixed])):
             self._formulas.append(
                 formula_checks(
                     self.model,
                     seen.ids,
                     tensors,
-                    _named(prefix, parts, tensors),
+                    names,
                     rows=FORMULA_ROWS,
                     prompt_tokens=seen.prompt_tokens,
                 )
@@ -237,10 +221,6 @@ class Look:
         self._done += rows
         if self._progress is not None:
             self._progress("looking at the heads", self._done, self._total)
-
-
-def _named(prefix: str, parts: Sequence[str], seen: Mapping[str, Tensor]) -> list[str]:
-    return [name for part in parts if (name := f"{prefix}.{part}") in seen]
 
 
 def _joined(calls: Sequence[Seen]) -> Seen:

@@ -106,7 +106,8 @@ class Ours:
             chunk=chunk,
         )
         if not self._flash:  # scores and pattern of all heads of a layer
-            heads = max(layer.mixer.heads for layer in self.config.layers)
+            attentions = (layer.attention for layer in self.config.layers)
+            heads = max((one.heads for one in attentions if one is not None), default=0)
             peak += 2 * heads * min(chunk, tokens) * tokens * max(size, 4)
         return self._model.decoder.state_bytes(1, tokens) + peak
 

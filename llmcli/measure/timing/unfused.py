@@ -11,12 +11,14 @@ of them that share one, d size of a head's query and key, e of its value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.graph import graph
+from llmcli.graph.ops import Mix, Project, Score
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName
@@ -52,39 +54,43 @@ class Splitter:
         self.clock = clock
         self._pending: dict[str, Tensor] = {}
         self._query: Tensor | None = None
+        self._fused: dict[str, dict[str, Project]] = {}  # by what the product is of
+        self._queries, self._mixed = set[str](), dict[str, int]()
+        for node in graph(model.config).nodes.values():
+            op = node.op
+            if isinstance(op, Project) and op.fused and node.group in PIECES:
+                self._fused.setdefault(op.source, {})[node.name] = op
+            elif isinstance(op, Score):
+                self._queries.add(op.query)
+            elif isinstance(op, Mix) and op.query in self._queries and node.layer is not None:
+                self._mixed[node.name] = node.layer
         self.worst, self.where = 0.0, ""
 
     def tap(self, name: str, tensor: Tensor) -> None:
         """What the decoder shows."""
-        words = name.split(".", 2)
-        if words[0] != "blocks":
-            return
-        layer, rest = int(words[1]), words[2]
-        if rest == "ln1.out":
-            self._products(f"blocks.{layer}.attn", "qkv", tensor)
-        elif rest == "ln2.out" and f"blocks.{layer}.mlp.W_gate" in self._slots:
-            self._products(f"blocks.{layer}.mlp", "ffn_up", tensor)
-        elif rest == "attn.z":
-            self._compare(name, self._attend(layer, tensor.shape[-1]), tensor)
-        elif rest in ("attn.q", "attn.q_norm", "attn.q_rot"):
+        if name in self._fused:
+            self._products(self._fused[name], tensor)
+        if name in self._queries:
             self._query = tensor
+        elif name in self._mixed:
+            self._compare(name, self._attend(self._mixed[name], tensor.shape[-1]), tensor)
         if name in self._pending:
             made = self._pending.pop(name)
             self._compare(name, made, _flat(tensor) if ".attn." in name else tensor)
 
-    def _products(self, prefix: str, group: str, x_BTD: Tensor) -> None:
+    def _products(self, pieces: Mapping[str, Project], x_BTD: Tensor) -> None:
         """One product a piece, kept until the fused one is there to be compared with."""
         self.clock(_BETWEEN)
-        for piece in PIECES[group]:
-            weight_ND = self._slots[f"{prefix}.W_{piece}"]
-            bias_N = self._slots.get(f"{prefix}.b_{piece}")
-            self._pending[f"{prefix}.{piece}"] = linear(x_BTD, weight_ND, bias_N)
-            self.clock(piece)
+        for name, op in pieces.items():
+            bias_N = None if op.bias is None else self._slots[op.bias]
+            self._pending[name] = linear(x_BTD, self._slots[op.weight], bias_N)
+            self.clock(name.rpartition(".")[2])
 
     def _attend(self, layer: int, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
-        config, cache = self._layers[layer].mixer, self._state.layers[layer].tensors()
+        config, cache = self._layers[layer].attention, self._state.layers[layer].tensors()
         assert self._query is not None
+        assert config is not None
         q_BHTd, past = self._query, self._state.lengths[0]
         batch, _, tokens, size = q_BHTd.shape
         shared = (batch, config.kv_heads, -1)  # the heads of a group are rows of one product

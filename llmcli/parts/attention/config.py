@@ -105,7 +105,8 @@ class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
-    included). `qk_norm` normalizes each head's query and key before the rotation.
+    included). `qk_norm` normalizes each head's query and key before the rotation; with
+    `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2).
     """
 
     heads: int
@@ -115,6 +116,7 @@ class AttentionConfig:
     scale: float
     rope: RopeConfig | None
     qk_norm: NormConfig | None = None
+    qk_norm_wide: bool = False
     window: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False

@@ -10,6 +10,8 @@ query and key, e of its value. Query head h reads key/value head h // (H/K).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,8 @@ class Attention:
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config = config
         self.name = name
+        last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
+        self.entering = (f"{name}.q{last}", f"{name}.k{last}")
         self._inside = (f"{name}.scores", f"{name}.pattern")  # of the fused kernel
         self.qkv = Linear(
             parameters,
@@ -93,8 +97,7 @@ class Attention:
         config = self.config
         batch, tokens, _ = x_BTD.shape
         heads = config.heads + config.kv_heads
-        normed = config.qk_norm is not None
-        qkv = self.qkv.wide(x_BTD) if normed else self.qkv(x_BTD)
+        qkv = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
         qk, v = qkv.split_with_sizes(
             [heads * config.head_dim, config.kv_heads * config.value_dim], -1
         )
@@ -104,8 +107,15 @@ class Attention:
         qk_BTNd = self._emit_qk("", qk_BTNd, step)
         v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHd, k_BTKd = qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2)
-            qk_BTNd = torch.cat((self.q_norm(q_BTHd), self.k_norm(k_BTKd)), 2)
+            normed = [
+                norm(x_BTNd.flatten(2)).view(x_BTNd.shape) if config.qk_norm_wide else norm(x_BTNd)
+                for norm, x_BTNd in zip(
+                    (self.q_norm, self.k_norm),
+                    qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2),
+                    strict=True,
+                )
+            ]
+            qk_BTNd = torch.cat(normed, 2)
             qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
         return qk_BTNd, v_BKTe
 
@@ -128,9 +138,7 @@ class Attention:
             return qk_BTNd
         return torch.cat((q_emitted.transpose(1, 2), k_emitted.transpose(1, 2)), 2)
 
-    def _attend_in_rows(
-        self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step
-    ) -> Tensor:
+    def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
         """`attend` with scores and pattern written and emitted: for a layer that edits them."""
         keys = slice(0, step.keys)
         visible = visible_keys(step.positions, step.keys, self.config.window)
@@ -156,6 +164,30 @@ class Attention:
     def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """The attention pattern of those queries: rows of `score_rows` through the softmax."""
         return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
+
+    def unwritten(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Rows `first` … `stop`-1 of `scores` or `pattern` `[B, H, t, S]`, or `result`.
+
+        In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
+        """
+        numbers = range(self.config.heads)[heads]
+        if name.endswith(".result"):
+            z_BHte = emitted[f"{self.name}.z"][:, :, first:stop]
+            return torch.stack([self.head_share(z_BHte, head) for head in numbers], 1)
+        q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
+        if len(numbers) < self.config.heads:
+            group = self.config.heads // self.config.kv_heads
+            k_BKSd = k_BKSd[:, [head // group for head in numbers]]
+        rows = self.score_rows if name.endswith(".scores") else self.attention_rows
+        return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)
 
     def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
         """`attn.result` of one head, what it adds to the output: `[B, T, D]`, at least float32."""

@@ -20,7 +20,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     `scores` and `pattern` before `z` and `result` after it are derived: no fused kernel has them in
     memory.
     """
-    p = f"{site.block}.attn"
+    p = site.name
     heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
     last = {part: f"{p}.{part}" for part in "qkv"}  # the form in which it enters the attention
     letters = {part: part.upper() for part in "qkv"}
@@ -46,18 +46,22 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             (f"projection to the {_OF[part]} of {whose}", f"bias of the {_OF[part]}"), "qkv",
         )  # fmt: skip
     if a.qk_norm is not None:
+        normed = {part: f"every {_ONE[part]}" for part in "qk"}
+        if a.qk_norm_wide:
+            normed = {part: f"all {_OF[part]} of a token" for part in "qk"}
         for part in "qk":
             name = f"{last[part]}_norm"
             normalize = Normalize(
                 source=last[part], norm=a.qk_norm, weight=f"{name}.w",
-                bias=f"{name}.b" if a.qk_norm.bias else None,
+                bias=f"{name}.b" if a.qk_norm.bias else None, joined=a.qk_norm_wide,
             )  # fmt: skip
             nodes.append(_form(
                 site, part, name, f"{letters[part]}_norm", heads[part], normalize, "normalized",
                 "norm", (f"attn.{part}_norm.hook_out", f"attn.hook_{part}_normed"),
             ))  # fmt: skip
             parameters += norm_parameters(
-                a.qk_norm, name, name, "dh", site.layer, f"the norm of every {_ONE[part]}"
+                a.qk_norm, name, name, f"{heads[part][0]}·dh" if a.qk_norm_wide else "dh",
+                site.layer, f"the norm of {normed[part]}",
             )
             last[part], letters[part] = name, f"{letters[part]}_norm"
     if a.rope is not None:
@@ -71,7 +75,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             last[part] = name
     nodes += _mixed(a, site, p, last)
     parameters += _projection(
-        site, "o", ("H·dv", "D"), site.adds, a.out_bias,
+        site, "o", ("H·dv", "D"), site.makes, a.out_bias,
         ("projection of all heads' results back to the width", "bias of the attention's output"),
     )  # fmt: skip
     return PartGraph(
@@ -83,7 +87,8 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             "H": "h",
             "Hk": "h" if a.kv_heads == a.heads else "h_kv",
             "dh": "d/h" if a.divides(site.width) else "d_k",
-            "dv": ("d/h" if a.divides(site.width) else "d_k") if a.value_dim == a.head_dim
+            "dv": ("d/h" if a.divides(site.width) else "d_k")
+            if a.value_dim == a.head_dim
             else "d_v",
         },
         absent=tuple(_absent(a, site)),
@@ -128,7 +133,7 @@ def _projection(
     fused: str = "",
 ) -> list[Parameter]:
     """`W_<symbol>` and, with a bias, `b_<symbol>`."""
-    p = f"{site.block}.attn"
+    p = site.name
     return [
         Parameter(
             name=f"{p}.{kind}_{symbol}", axes=axes if kind == "W" else axes[1:], makes=makes,
@@ -152,7 +157,7 @@ def _form(
     theirs: tuple[str, ...],
 ) -> Node:
     """Queries or keys once more; both are parts of one tensor."""
-    both = f"{site.block}.attn.qk_{name.rpartition('_')[2]}"
+    both = f"{site.name}.qk_{name.rpartition('_')[2]}"
     return Node(
         name=name, letter=letter, axes=(axes[0], "T", axes[1]), op=op,
         words=f"the {_OF[part]}, {words}", group=group, layer=site.layer, shares=both,
@@ -170,7 +175,8 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
     mix = Mix(
         pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
     )
-    share = HeadShare(source=f"{p}.z", weight=f"{p}.W_o", whole=site.adds, bias=bias)
+    words, theirs = site.output("attention", "hook_attn_out", "attn.o.hook_out", "attn.hook_out")
+    share = HeadShare(source=f"{p}.z", weight=f"{p}.W_o", whole=site.makes, bias=bias)
     out = Project(source=f"{p}.z", weight=f"{p}.W_o", bias=bias, over="H·dv", columns="D")
 
     def derived(
@@ -196,9 +202,8 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
         derived("result", "R", ("H", "T", "D"), share,
                 "what each head by itself adds to the residual stream", "attn.hook_result"),
         Node(
-            name=site.adds, letter=site.added, axes=("T", "D"), op=out,
-            words="what attention adds to the residual stream", group="out", layer=site.layer,
-            wide=True, theirs=("hook_attn_out", "attn.o.hook_out", "attn.hook_out"),
+            name=site.makes, letter=site.letter, axes=("T", "D"), op=out, words=words,
+            group="out", layer=site.layer, wide=True, theirs=theirs,
         ),
     ]  # fmt: skip
 

@@ -18,14 +18,15 @@ _WEIGHTS = {
     "gate": ("projection to the gates of the hidden layer", "bias of the gates"),
     "up": ("projection to the neurons of the hidden layer", "bias of the neurons"),
     "down": (
-        "projection of the hidden layer back to the width", "bias of the feed-forward's output",
+        "projection of the hidden layer back to the width",
+        "bias of the feed-forward's output",
     ),
 }
 
 
 def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
     """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
-    p = f"{site.block}.mlp"
+    p = site.name
 
     def enter(part: str) -> Project:
         return Project(
@@ -33,9 +34,7 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
             over="D", columns="F", fused=f"{p}.gate_up" if m.gated else "",
         )  # fmt: skip
 
-    def hidden(
-        leaf: str, letter: str, op: Op, words: str, group: str, *theirs: str
-    ) -> Node:
+    def hidden(leaf: str, letter: str, op: Op, words: str, group: str, *theirs: str) -> Node:
         return Node(
             name=f"{p}.{leaf}", letter=letter, axes=("T", "F"), op=op, words=words, group=group,
             layer=site.layer, theirs=tuple(f"mlp.{name}" for name in theirs),
@@ -65,11 +64,12 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
         source=f"{p}.post", weight=f"{p}.W_down", bias=f"{p}.b_down" if m.bias else None,
         over="F", columns="D",
     )  # fmt: skip
+    words, theirs = site.output(
+        "the feed-forward", "hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out"
+    )
     nodes.append(Node(
-        name=site.adds, letter=site.added, axes=("T", "D"), op=down,
-        words="what the feed-forward adds to the residual stream", group="ffn_down",
-        layer=site.layer, wide=True,
-        theirs=("hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out"),
+        name=site.makes, letter=site.letter, axes=("T", "D"), op=down, words=words,
+        group="ffn_down", layer=site.layer, wide=True, theirs=theirs,
     ))  # fmt: skip
     return PartGraph(
         nodes=tuple(nodes),
@@ -103,7 +103,7 @@ def _absent(m: MlpConfig) -> Iterator[Absent]:
 def _parameters(m: MlpConfig, site: Site, p: str) -> list[Parameter]:
     """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
     found = []
-    makes = {"gate": f"{p}.gate", "up": f"{p}.{'up' if m.gated else 'pre'}", "down": site.adds}
+    makes = {"gate": f"{p}.gate", "up": f"{p}.{'up' if m.gated else 'pre'}", "down": site.makes}
     others = {"up": "in", "down": "out"}  # as TransformerLens calls them
     for part in ("gate", "up", "down") if m.gated else ("up", "down"):
         axes = ("F", "D") if part == "down" else ("D", "F")

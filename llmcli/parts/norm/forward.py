@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from llmcli.nn.parameters import Parameters
@@ -13,18 +14,19 @@ from llmcli.parts.norm.config import NormConfig
 class Norm:
     """RMSNorm or LayerNorm over the last axis; emits `{name}.scale` (what it divides by)."""
 
-    def __init__(self, config: NormConfig, name: str, parameters: Parameters) -> None:
+    def __init__(
+        self, config: NormConfig, name: str, parameters: Parameters, *, wide: bool = False
+    ) -> None:
         self.config = config
         self.name = name
         self.w = parameters.one(f"{name}.w")
         self.b = parameters.one(f"{name}.b") if config.bias else None
-        self.dtype = parameters.dtype
+        # what enters a product needs 16 bits at most, what is added to the stream at least 32
+        narrow = parameters.dtype.itemsize < 4
+        self.dtype = torch.float32 if wide and narrow else parameters.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Same shape as `x`, which has at least float32; in the model's dtype.
-
-        What comes out enters a product: 16 bits are enough for it.
-        """
+        """Same shape as `x`, which has at least float32; in the model's dtype, or wide."""
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype)
         return layer_norm(x, self.w, self.b, self.config.eps, self.dtype)

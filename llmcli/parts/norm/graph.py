@@ -16,11 +16,13 @@ def norm_graph(
     *,
     layer: int | None,
     theirs: tuple[str, ...] = (),
+    wide: bool = False,
 ) -> PartGraph:
     """`<name>.scale` `[T, 1]`, the number that is divided by, and `<name>.out` `[T, D]`.
 
     `letter`: of what comes out. `words`: which norm it is, what comes out, and what a derivation
-    adds to the formula. `theirs`: further names of what comes out.
+    adds to the formula. `theirs`: further names of what comes out. `wide`: that is added to the
+    stream, and enters no product.
     """
     which, out, aside = words
     short = name.rpartition(".")[2]
@@ -38,7 +40,7 @@ def norm_graph(
                 name=f"{name}.out", letter=letter, axes=("T", "D"),
                 op=Normalize(source=source, norm=norm, weight=f"{name}.w", bias=biased),
                 words=out, group="norm", layer=layer, theirs=(f"{short}.hook_out", *theirs),
-                aside=aside, ends=ends,
+                aside=aside, ends=ends, wide=wide,
             ),
         ),
         parameters=norm_parameters(norm, name, f"{name}.out", "D", layer, which),

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 
-from llmcli.config import LayerConfig, ModelConfig
+from llmcli.config import ModelConfig, sequential
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -37,7 +37,7 @@ def config_of(*mixers: AttentionConfig, positions=None, width=16, vocab=VOCAB) -
     ffn = MlpConfig(hidden=24, activation="silu", gated=True)
     return ModelConfig(
         family="test", model_type="test", vocab=vocab, width=width, context=4096,
-        layers=tuple(LayerConfig(mixer=mixer, ffn=ffn, ln1=RMS, ln2=RMS) for mixer in mixers),
+        layers=tuple(sequential(mixer, ffn, norm=RMS) for mixer in mixers),
         embedding=EmbeddingConfig(positions=positions), final_norm=RMS, head=HeadConfig(tied=True),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def patterns(model: Model, ids) -> list[np.ndarray]:
     model.decoder(torch.tensor([list(ids)]), tap=seen.__setitem__)
     found = []
     for i, layer in enumerate(model.config.layers):
-        mixer, at = layer.mixer, f"blocks.{i}.attn"
+        mixer, at = layer.attention, f"blocks.{i}.attn"
         q, k = (
             next(seen[f"{at}.{p}{f}"] for f in ("_rot", "_norm", "") if f"{at}.{p}{f}" in seen)[0]
             for p in "qk"

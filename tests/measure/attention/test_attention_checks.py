@@ -8,6 +8,7 @@ import decoder_faults
 import pytest
 import torch
 from attention_models import BASE, RMS, config_of, ids_of, model_of, small
+from blocks import norm_of
 
 from llmcli.errors import NotFinite
 from llmcli.explain import formulas
@@ -48,7 +49,7 @@ def model():
 
 
 def set_mixer(model, layer, **values):
-    mixer = model.decoder.blocks[layer].mixer
+    mixer = model.decoder.blocks[layer].mixers[0]
     mixer.config = dataclasses.replace(mixer.config, **values)
 
 
@@ -227,18 +228,18 @@ def test_rows_of_new_tokens_are_held_against_the_kernel_too(model, monkeypatch):
 
 
 def _eps(model):
-    norm = model.decoder.blocks[0].ln1
+    norm = norm_of(model.decoder.blocks[0], 1)
     norm.config = dataclasses.replace(norm.config, eps=1e-3)
 
 
 def _qk_eps(model):
-    norm = model.decoder.blocks[1].mixer.k_norm
+    norm = model.decoder.blocks[1].mixers[0].k_norm
     norm.config = dataclasses.replace(norm.config, eps=1e-3)
 
 
 def _projection(part):
     def change(model):
-        qkv = model.decoder.blocks[0].mixer.qkv
+        qkv = model.decoder.blocks[0].mixers[0].qkv
         qkv.weight = qkv.weight.clone()
         qkv.weight[{"q": 3, "k": 26, "v": 40}[part], 5] *= 1.01
 
@@ -246,7 +247,7 @@ def _projection(part):
 
 
 def _output(model):
-    out = model.decoder.blocks[1].mixer.out
+    out = model.decoder.blocks[1].mixers[0].out
     out.weight = out.weight.clone()
     out.weight[3, 2] += 1e-3
 

@@ -198,7 +198,7 @@ def test_new_tokens_are_rows_like_the_others(kind, whole):
     again = measure_attention(model, every, **options)
     for layer, a in enumerate(patterns(model, every)):
         for head in range(4):
-            expected = naive(a[head], every, seen_keys(27, model.config.layers[0].mixer.window))
+            expected = naive(a[head], every, seen_keys(27, model.config.layers[0].attention.window))
             one, other = metrics_of(report, layer)[head], metrics_of(again, layer)[head]
             assert one == pytest.approx(expected, abs=1e-10, nan_ok=True)
             assert one == pytest.approx(other, abs=1e-10, nan_ok=True)

@@ -37,7 +37,7 @@ def test_in_blocks_as_by_definition(kind, rows, dtype):
     model, ids = small(kind, dtype), ids_of(75)
     report = measure_attention(model, ids, block_rows=rows)
     assert report.ok, report.checks
-    window = model.config.layers[0].mixer.window
+    window = model.config.layers[0].attention.window
     for layer, a in enumerate(patterns(model, ids)):
         for head, found in enumerate(metrics_of(report, layer)):
             expected = naive(a[head], ids, seen_keys(75, window))
@@ -69,7 +69,7 @@ def test_blocks_are_as_large_as_memory_lets_them_be(kind, cells, monkeypatch):
 def test_weighted_is_the_same_of_what_is_moved(kind):
     model, ids = small(kind), ids_of(30)
     report = measure_attention(model, ids, weighted=True, block_rows=7)
-    mixer = model.config.layers[0].mixer
+    mixer = model.config.layers[0].attention
     seen = {}
     model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
     v = seen["blocks.0.attn.v"][0].numpy()

@@ -5,6 +5,7 @@ from time import sleep
 
 import pytest
 import torch
+from blocks import ffn_of
 from small_models import CONFIGS, ids
 from timed_models import CEILINGS, FakeDevice, red, small, timed, tries
 
@@ -130,7 +131,7 @@ def test_progress_is_told_pair_by_pair():
 
 def test_the_working_set_grows_with_the_keys_that_are_read():
     model = small("llama")
-    layer = model.config.layers[0].mixer
+    layer = model.config.layers[0].attention
     key = 2 * layer.kv_heads * (layer.head_dim + layer.value_dim) * 4  # of both layers, float32
     assert working_set(model, tokens=30) - working_set(model, tokens=10) == 20 * key
 
@@ -153,7 +154,7 @@ def test_a_delay_in_one_layers_mlp_is_found_there_and_nowhere_else(
     name, layer, attribute, part, monkeypatch
 ):
     model = small(name)
-    ffn = model.decoder.blocks[layer].ffn
+    ffn = ffn_of(model.decoder.blocks[layer])
     if attribute == "down":
         ffn, attribute = ffn.down, "wide"
     slow = delayed(getattr(ffn, attribute))
@@ -182,7 +183,7 @@ def misplaced(phase, part, layer):
 
 def test_a_delay_in_another_place_would_be_noticed(monkeypatch):
     model = small("llama")
-    out = model.decoder.blocks[1].mixer.out
+    out = model.decoder.blocks[1].mixers[0].out
     monkeypatch.setattr(out, "wide", delayed(out.wide))
 
     def noticed():

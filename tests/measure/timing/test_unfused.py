@@ -17,7 +17,7 @@ def test_pieces_compute_what_the_kernels_do_in_every_kind_of_model(name):
     report = timed(small(name, torch.float64), batch=2, unfused=True)
     assert not red(report) - {"adds_up"}
     assert report.checks[-1].name == "pieces"
-    gated = any(layer.ffn.gated for layer in CONFIGS[name].layers)
+    gated = any(layer.parts[-1].gated for layer in CONFIGS[name].layers)
     groups = ("qkv", "attention", *(("ffn_up",) if gated else ()))
     found = {(split.phase, split.part): split for split in report.splits}
     assert set(found) == {(phase, g) for phase in ("prefill", "decode") for g in groups}

@@ -94,7 +94,8 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
 
 def _divide(rotary: Any, ours: Model) -> None:
     """Divides the frequencies by those that a GGUF file gives one by one."""
-    rope = ours.config.layers[0].mixer.rope
+    attention = ours.config.layers[0].attention
+    rope = None if attention is None else attention.rope
     if rope is None or not isinstance(rope.scaling, FrequencyFactors):
         return
     factors = rope.scaling.factors

@@ -1,0 +1,40 @@
+"""The blocks that the rungs have formulas for: attention and a feed-forward, each after a norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.config import LayerConfig, ModelConfig
+from llmcli.errors import UnsupportedModel
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainBlock:
+    """`x + mixer(ln1(x))`, then `x + ffn(ln2(x))`."""
+
+    mixer: AttentionConfig
+    ffn: MlpConfig
+    ln1: NormConfig
+    ln2: NormConfig
+
+
+def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
+    """Those of a model. Raises UnsupportedModel where one is built otherwise."""
+    return tuple(_plain(layer, number) for number, layer in enumerate(config.layers))
+
+
+def _plain(layer: LayerConfig, number: int) -> PlainBlock:
+    match [(one.part, one.pre_norm, one.post_norm, one.multiplier) for one in layer.branches]:
+        case [
+            (AttentionConfig() as mixer, NormConfig() as ln1, None, 1.0),
+            (MlpConfig() as ffn, NormConfig() as ln2, None, 1.0),
+        ] if len(layer.sublayers) == 2 and layer.scale == 1 and not mixer.qk_norm_wide:
+            return PlainBlock(mixer=mixer, ffn=ffn, ln1=ln1, ln2=ln2)
+    raise UnsupportedModel(
+        f"the ladder climbs blocks of a norm and attention, then a norm and a feed-forward; "
+        f"block {number} of this model is built otherwise",
+        hint="`llmcli shapes` shows how; try the ladder with `-m smollm2`",
+    )

@@ -1,0 +1,149 @@
+"""The attention map of a layer: which activations it is made of, and its rows.
+
+Axes: H heads, K heads of values, t rows (queries), S keys, d size of a query and key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llmcli.anatomy.block import BranchNames, block_names
+from llmcli.anatomy.graph import graph
+from llmcli.explain.formulas import formula_inputs
+from llmcli.explain.kernel import mixer_of
+from llmcli.graph.node import State
+from llmcli.graph.ops import Mix, Project, Score, Softmax
+from llmcli.model import Model
+from llmcli.parts.attention.forward import Attention
+from llmcli.parts.registry import part_of
+
+
+class LayerMap:
+    """What the map `[H, T, S]` of layer `number` is made of. Raises KeyError where it has none.
+
+    `value` and `mixed` are the activations that it mixes and gives, `sources` those that it is
+    computed from. `score`: the operation whose softmax it is, None where it is no such.
+    """
+
+    def __init__(self, model: Model, number: int) -> None:
+        self._model, self.number = model, number
+        self._graph = graph(model.config)
+        node = self._graph.mixing(number)
+        if node is None or not isinstance(node.op, Mix):
+            raise KeyError(number)
+        self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name
+        self.window, self.group = node.op.window, node.op.group
+        self.heads = self._graph.sizes(number)["H"]
+        self.sources = self._graph.sources(self.pattern)
+        above = self._graph[self.pattern].op
+        score = self._graph[above.source].op if isinstance(above, Softmax) else None
+        self.score = score if isinstance(score, Score) else None
+
+    @cached_property
+    def _branch(self) -> BranchNames:
+        part = self.mixed.rpartition(".")[0]
+        block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
+        return next(one for sub in block for one in sub.branches if one.part == part)
+
+    @property
+    def kind(self) -> str:
+        """What such a layer is called: `full`, `window 512`, or what its mixer is."""
+        return (
+            part_of(self._branch.config.part).noun if self.score is None else kind_of(self.window)
+        )
+
+    @cached_property
+    def checked(self) -> tuple[str, ...]:
+        """Everything from the residual stream to what is added, the map included."""
+        names = [node.name for node in self._graph.nodes.values() if node.layer == self.number]
+        inside = names[1 : names.index(self._branch.adds) + 1]
+        on_the_way = {self.pattern, *self._graph[self.pattern].op.inputs}
+        return tuple(n for n in inside if self._graph[n].written or n in on_the_way)
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """What the formulas of these are checked with."""
+        return formula_inputs(self._model.config, self.checked) | {self.value, self.mixed}
+
+    @property
+    def adds(self) -> str:
+        """What its mixer adds to the residual stream."""
+        return self._branch.adds
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All activations that the rows and their proof are made of."""
+        return tuple(dict.fromkeys((*self.sources, self.value, self.mixed)))
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What a cache holds of these, all tokens of it."""
+        every = self._graph.states.values()
+        return tuple(one for one in every if one.holds in self.whole and "S" in one.axes)
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Those of which a row needs all tokens: keys and values; of another map all it reads."""
+        keys = self.sources if self.score is None else (self.score.key,)
+        return tuple(dict.fromkeys((*keys, self.value)))
+
+    @property
+    def output(self) -> str | None:
+        """The matrix that the heads' results are multiplied with, if any."""
+        for node in self._graph.nodes.values():
+            if isinstance(node.op, Project) and node.op.source == self.mixed:
+                return node.op.weight
+        return None
+
+    def rows(
+        self,
+        seen: Mapping[str, Tensor],
+        heads: Sequence[int],
+        queries: slice,
+        keys: slice,
+        missing: int,
+    ) -> Scores:
+        """The scores of those `heads`, of the `queries` at these positions, and of the `keys`.
+
+        `seen` are activations `[H, T, d]` of all tokens, the queries' from position `missing` on.
+        """
+        mixer = mixer_of(self._model, self.mixed)
+        if self.score is None:
+            emitted = {name: seen[name][None] for name in self.sources}
+            of = slice(heads[0], heads[-1] + 1)
+            map_1HtS = mixer.unwritten(self.pattern, emitted, queries.start, queries.stop, heads=of)
+            return Scores(map_1HtS[0, :, :, keys].log(), None)
+        q_Htd = wide(
+            seen[self.score.query][heads, queries.start - missing : queries.stop - missing]
+        )
+        groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
+        k_KSd = wide(seen[self.score.key][groups, keys])
+        assert isinstance(mixer, Attention)
+        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], queries.start - keys.start)[0]
+        return Scores(scores_HtS, ((q_Htd * self.score.scale).norm(dim=-1), k_KSd.norm(dim=-1)))
+
+
+class Scores(NamedTuple):
+    """What the map is the softmax of, −∞ where masked, at least float32: `[H, t, S]`.
+
+    Of a map that is no softmax its logarithm. A score's roundings are a share of the product of
+    the `norms` of its query and key, `[H, t]` and `[K, S]`; None: of its own size.
+    """
+
+    scores_HtS: Tensor
+    norms: tuple[Tensor, Tensor] | None
+
+
+def kind_of(window: int | None) -> str:
+    """What a layer with that window is called."""
+    return "full" if window is None else f"window {window}"
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In at least float32."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
