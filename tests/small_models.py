@@ -17,6 +17,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
@@ -139,6 +140,14 @@ BLOCKS = {
         block(branch(ATTENTION)), block(branch(GATED)),
         block(branch(ATTENTION, None), branch(GATED), branch(PLAIN, None, RMS)),
     ),
+    "short convolutions": llama(
+        sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
+        sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
+    ),
+    "mixers side by side": llama(*(block(
+        [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
+        branch(GATED),
+    ),) * 2),
     "qk norm over the width": llama(
         *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
     ),

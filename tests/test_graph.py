@@ -133,6 +133,8 @@ FAULTS = {
     "eps": ("llama", "ln1.out", lambda n: change(n, norm=replace(RMS, eps=1e-4))),
     "a mean is taken off": ("llama", "ln2.out",
                             lambda n: change(n, norm=replace(RMS, kind="layer"))),
+    "a convolution of one token less": ("short convolutions", "conv.conv",
+                                        lambda n: change(n, source="blocks.0.conv.x")),
     "no multiplier": ("multipliers", "attn_out", lambda n: change(n, scale=1.0)),
     "no output scale": ("multipliers", "resid_post", lambda n: change(n, scale=1.0)),
     "a branch without its norm": ("parallel with one norm", "mlp.up",

@@ -29,7 +29,7 @@ _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 Mi
 def count_parameters(config: ModelConfig) -> ParameterCounts:
     """Every parameter once, by the part that it belongs to; a tied head has none of its own."""
     model = graph(config)
-    parts = dict.fromkeys(("embedding", "attention", "mlp", "norms", "head"), 0)
+    parts = dict.fromkeys(("embedding", "attention", "mixers", "mlp", "norms", "head"), 0)
     for spec in parameters(config):
         parts[model.parameters[spec.name].kind] += spec.count
     total = sum(parts.values())
@@ -88,8 +88,9 @@ def memory_need(
     a tokenizer of so many entries in the process. A prompt is read `chunk` tokens at a time.
     """
     size = DTYPE_BYTES[dtype]
-    per_token = sum(spec.count for spec in states(config, batch=batch, capacity=1)) * size
-    cache = per_token * context
+    sizes = [sum(spec.count for spec in states(config, batch=batch, capacity=n)) for n in (0, 1)]
+    per_token = (sizes[1] - sizes[0]) * size  # some states do not grow
+    cache = sizes[0] * size + per_token * context
     return MemoryNeed(
         dtype=dtype,
         batch=batch,
@@ -124,9 +125,10 @@ def longest_context(
     `need` is that of the same run at any length. 0 where not even one token fits.
     """
     size, batch = DTYPE_BYTES[need.dtype], need.batch
+    fixed = need.cache - need.cache_per_token * need.context
 
     def fits(tokens: int) -> bool:
-        cache = need.cache_per_token * tokens
+        cache = fixed + need.cache_per_token * tokens
         peak = prefill_peak(config, batch, tokens, size, cuda=cuda, native=native)
         copies = cache // batch * (batch - 1)
         return replace(need, cache=cache, copies=copies, activations=peak).total <= free

@@ -48,6 +48,7 @@ class Session:
         # on the device: to know an id on the host is to wait for the device
         self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
         self._chosen_B: Tensor | None = None
+        self._kept: dict[int, Snapshot] = {}
 
     @property
     def lengths(self) -> list[int]:
@@ -195,10 +196,20 @@ class Session:
     def rewind(self, length: int, *, logits_BV: Tensor | None = None) -> None:
         """Back to the first `length` tokens of every sequence.
 
-        `logits_BV`: what the last of these tokens gave, where it is known.
+        `logits_BV`: what the last of these tokens gave, where it is known. Where a state cannot
+        forget single tokens, to the beginning or to what was kept (`keep`), else ValueError.
         """
-        self.state.rewind([length] * self.state.batch)
+        if length in self._kept:
+            self.restore(self._kept[length])
+        else:
+            self.state.rewind([length] * self.state.batch)
+        self._kept = {tokens: one for tokens, one in self._kept.items() if tokens <= length}
         self.logits_BV, self._chosen_B = logits_BV, None
+
+    def keep(self) -> None:
+        """Makes sure that `rewind` comes back here: a recurrent state is copied."""
+        if not self.state.rewinds:
+            self._kept[self.lengths[0]] = self.snapshot()
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""

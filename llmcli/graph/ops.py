@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import RopeConfig
@@ -36,7 +37,12 @@ def size(axis: str, sizes: Sizes) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Op(ABC):
-    """How an activation follows from others."""
+    """How an activation follows from others.
+
+    `rule` names what evaluates it, `module:class`, for an operation that stands in a part's folder.
+    """
+
+    rule: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -378,6 +384,29 @@ class Gate(Op):
     def formula(self, own: str, letter: Letter) -> str:
         """`L = Activation(G) ∘ U`."""
         return f"{own} = {letter(self.act)} ∘ {letter(self.up)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolve(Op):
+    """`Z[t] = Σ_j w[j] ∘ Y[t − L + 1 + j] + b`: of the last L = `length` tokens, `[T, D]`.
+
+    Causal and depthwise, with zeros before the first token.
+    """
+
+    source: str
+    weight: str
+    bias: str | None
+    length: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The rows."""
+        return (self.source,)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`Z = w ∗ Y`."""
+        bias = f" + {letter(self.bias)}" if self.bias else ""
+        return f"{own} = {letter(self.weight)} ∗ {letter(self.source)}{bias}"
 
 
 def visible_pairs(tokens: int, past: int, window: int | None) -> int:

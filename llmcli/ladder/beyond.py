@@ -92,6 +92,7 @@ def _step_of(decoder: Decoder, run: Course) -> Step:
     prompt = run.prompts[:1]
     session = Session(decoder, 1, prompt.shape[1] + 1)
     session.extend(prompt)
+    session.keep()
     id = run.more[:1].reshape(1, 1)
 
     def step() -> Tensor:

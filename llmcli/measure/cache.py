@@ -5,9 +5,30 @@ Axes: K key/value heads, S positions, d size of a head.
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.anatomy.graph import Graph
+from llmcli.graph.node import State
 from llmcli.reports.checks import ViewCheck
+
+
+def remembered(model: Graph, state: State, rows: Tensor) -> Tensor:
+    """What a state holds of all `rows` of its activation, `[…, T, …]` without a batch axis.
+
+    Axes that are not the activation's are tokens: `S` all of them, another letter so many of the
+    last ones, with zeros before the first; without any it is the last one alone.
+    """
+    at = model[state.holds].axes.index("T")
+    tokens = [axis for axis in state.axes if axis not in model[state.holds].axes]
+    if tokens == ["S"]:
+        return rows
+    wanted = model.sizes(state.layer)[tokens[0]] if tokens else 1
+    there = min(wanted, rows.shape[at])
+    last = rows.narrow(at, rows.shape[at] - there, there)
+    behind = 2 * (rows.ndim - 1 - at)
+    last = F.pad(last, (*[0] * behind, wanted - there, 0))
+    return last if tokens else last.squeeze(at)
 
 
 def cache_check(emitted_KSd: Tensor, cached_KSd: Tensor, name: str) -> ViewCheck:

@@ -15,7 +15,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.ops import HeadShare
-from llmcli.measure.cache import cache_check
+from llmcli.measure.cache import cache_check, remembered
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
@@ -65,13 +65,16 @@ class Written:
 
     def _cached(self, name: str, tokens: int) -> Tensor:
         """Keys or values of all tokens; as they were written where the run gave no cache back."""
+        state = self._graph.states[name]
         if self.state is None:
-            return self.kept[self._graph.states[name].holds][0]
-        return self.state.tensors()[name][0, :, :tokens]
+            return remembered(self._graph, state, self.kept[state.holds][0])
+        held = self.state.tensors()[name][0]
+        return held.narrow(state.axes.index("S"), 0, tokens) if "S" in state.axes else held
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""
-        theirs = self.kept[self._graph.states[one.name].holds][0]
+        state = self._graph.states[one.name]
+        theirs = remembered(self._graph, state, self.kept[state.holds][0])
         return cache_check(theirs, self._cached(one.name, tokens), one.name)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import worst
-from llmcli.measure.cache import cache_check
+from llmcli.measure.cache import cache_check, remembered
 from llmcli.measure.observe import Observed
 from llmcli.reports.checks import ViewCheck
 
@@ -20,9 +20,9 @@ class Emitted:
     """Watches a run: keeps keys and values of all its tokens, as many bytes as its cache has."""
 
     def __init__(self, config: ModelConfig) -> None:
-        states = graph(config).states.values()
-        self._states = {state.holds: state.name for state in states}
-        self._kept: dict[str, list[Tensor]] = {state.name: [] for state in states}
+        self._graph = graph(config)
+        self._states = {state.holds: state.name for state in self._graph.states.values()}
+        self._kept: dict[str, list[Tensor]] = {name: [] for name in self._graph.states}
 
     def watch(self, first: int, name: str, x_1HTd: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`."""
@@ -34,7 +34,11 @@ class Emitted:
         if run.state is None:
             raise ValueError("without new tokens there is no cache")
         found = []
-        for name, cached_1HCd in run.state.tensors().items():
-            emitted_HTd = torch.cat(self._kept.pop(name), 1)
-            found.append(cache_check(emitted_HTd, cached_1HCd[0, :, : len(run.ids)], name))
+        for name, cached in run.state.tensors().items():
+            state = self._graph.states[name]
+            rows = torch.cat(self._kept.pop(name), self._graph[state.holds].axes.index("T"))
+            held = cached[0]
+            if "S" in state.axes:
+                held = held.narrow(state.axes.index("S"), 0, len(run.ids))
+            found.append(cache_check(remembered(self._graph, state, rows), held, name))
         return worst(found)

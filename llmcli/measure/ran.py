@@ -177,11 +177,16 @@ def _cache_check(specs: Sequence[TensorSpec], state: State) -> ViewCheck:
 
 def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
     """The last position of each cache holds what the step wrote for it."""
-    wrong, states, cached = [], graph(ran.model.config).states, ran.state.tensors()
+    wrong, model, cached = [], graph(ran.model.config), ran.state.tensors()
+    states = model.states
     for spec in specs:
         kept = cached[spec.name]
         written = ran.last.get(states[spec.name].holds)
-        if written is None or not torch.equal(kept[:, :, -1:], written):
+        axes = [axis for axis in spec.axes if written is not None and axis != "B"
+                and axis not in model[states[spec.name].holds].axes]  # fmt: skip
+        at = spec.axes.index(axes[0]) if axes else 0
+        last = kept.narrow(at, kept.shape[at] - 1, 1) if axes else kept
+        if written is None or not torch.equal(last, written.view(last.shape)):
             wrong.append(spec.name)
     return difference("ran_copies", "and holds copies of what is named, bit for bit", wrong)
 

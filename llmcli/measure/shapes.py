@@ -238,7 +238,9 @@ def letter_values(calls: Calls, phases: Sequence[Phase]) -> tuple[LetterValue, .
     config = calls.config
     blocks: list[int | None] = [*range(len(config.layers))] or [None]
     found = []
-    for letter in LETTERS:
+    model = graph(config)
+    others = dict.fromkeys(letter for block in blocks for letter in model.sizes(block))
+    for letter in (*LETTERS, *(one for one in others if one not in (*LETTERS, "1"))):
         values: dict[int, None] = {}
         documents: dict[str, None] = {}
         for phase in phases:
@@ -272,14 +274,16 @@ def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
 
 
 def _growth(calls: Calls) -> CacheGrowth:
-    one = states(calls.config, batch=calls.batch, capacity=1, dtype=calls.dtype)
-    per_layer = []
-    for kind in _kinds(calls.config):
-        first = kind.layers[0]
-        per_layer.append(sum(spec.bytes or 0 for spec in one if spec.layer == first))
+    grown = {layer: 0 for layer in range(len(calls.config.layers))}  # some do not grow
+    for capacity, sign in ((1, 1), (0, -1)):
+        for spec in states(
+            calls.config, batch=calls.batch, capacity=capacity, dtype=calls.dtype
+        ):
+            assert spec.layer is not None
+            grown[spec.layer] += sign * (spec.bytes or 0)
     return CacheGrowth(
-        per_token=sum(spec.bytes or 0 for spec in one),
-        per_layer=tuple(per_layer),
+        per_token=sum(grown.values()),
+        per_layer=tuple(grown[kind.layers[0]] for kind in _kinds(calls.config)),
         prefill=sum(spec.bytes or 0 for spec in calls.states("prefill")),
         decode=sum(spec.bytes or 0 for spec in calls.states("decode")),
     )

@@ -18,6 +18,8 @@ class LayerState(ABC):
     itself whole for a `snapshot`, and refuses to `rewind`.
     """
 
+    rewinds = True  # whether it can forget single tokens
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors themselves, `[B, …]`, by what their names end with (`k` of `cache.3.k`)."""
@@ -97,11 +99,55 @@ class KVCache(LayerState):
         """Nothing to do: the slots are written anew before they are read."""
 
 
+class FixedState(LayerState):
+    """Tensors `[B, …]` of the same size however many tokens were read: recurrences, windows.
+
+    Zeros at first. `state["conv"]` is one of them.
+    """
+
+    rewinds = False
+
+    def __init__(self, **tensors: Tensor) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them."""
+        return dict(self._tensors)
+
+    def grow(self, capacity: int) -> None:
+        """Nothing to do: it has no slots."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Copies of theirs."""
+        found = {name: one.index_select(0, rows) for name, one in self._tensors.items()}
+        return type(self)(**found)
+
+    def snapshot(self, tokens: int) -> Self:
+        """All of them, whatever `tokens` is."""
+        return type(self)(**{name: one.clone() for name, one in self._tensors.items()})
+
+    def restore(self, saved: Self) -> None:
+        """All of them."""
+        for name, one in self._tensors.items():
+            one.copy_(saved[name])
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """To the beginning alone; raises ValueError for another length."""
+        if any(lengths):
+            raise ValueError("a recurrent state cannot forget its last tokens: restore a snapshot")
+        for one in self._tensors.values():
+            one.zero_()
+
+
 class Beside(LayerState):
     """The states of mixers that stand side by side in one layer, whose names differ; or none."""
 
     def __init__(self, states: Sequence[LayerState]) -> None:
         self.states = tuple(states)
+        self.rewinds = all(state.rewinds for state in states)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of all of them."""
@@ -160,6 +206,11 @@ class State:
     def nbytes(self) -> int:
         """Bytes of all layers together."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether it can forget single tokens, in every layer."""
+        return all(layer.rewinds for layer in self.layers)
 
     def tensors(self) -> dict[str, Tensor]:
         """`cache.{layer}.k` and so on → the tensor itself, with all its slots."""

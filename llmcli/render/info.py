@@ -123,6 +123,7 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
     parts = {
         "embedding": counts.embedding,
         "attention": counts.attention,
+        "other mixers": counts.mixers,
         "MLP": counts.mlp,
         "norms": counts.norms,
         "head": counts.head,

@@ -27,14 +27,15 @@ class ParameterCounts:
     """How many numbers the model has learned; a tied head is the embedding, counted once.
 
     `active` enter the computation of one token. `embedding` are the rows that ids and positions
-    look up, `head` the output matrix of its own where it has one; with `attention`, `mlp` and
-    `norms` they add up to `total`.
+    look up, `head` the output matrix of its own where it has one; with `attention`, `mixers` (of
+    other kinds), `mlp` and `norms` they add up to `total`.
     """
 
     total: int
     active: int
     embedding: int
     attention: int
+    mixers: int
     mlp: int
     norms: int
     head: int

@@ -76,6 +76,7 @@ class Ours:
     def read(self, ids: Sequence[int]) -> None:
         """Prompt tokens, `chunk` of them in a forward call."""
         self._started.prefill([ids], chunk=self._chunk)
+        self._started.keep()
         devices.wait_for(self._model.device)
 
     def step(self, id: int) -> None:

@@ -88,6 +88,7 @@ class Job:
         if phase == "decode" and self._after is None:
             self.ready("prefill")
             self._after = self._prefill(None, None).logits_BV
+            self.session.keep()
         past = 0 if phase == "prefill" else len(self.prompts[0])
         self.session.rewind(past, logits_BV=self._after if phase == "decode" else None)
         self._picker = Picker(

@@ -1,9 +1,11 @@
-"""What a feed-forward layer holds in memory while a prompt is read."""
+"""The feed-forward as a kind of part, and what it holds in memory while a prompt is read."""
 
 from __future__ import annotations
 
 from llmcli.graph.workspace import Reading, Workspace
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.mlp.graph import mlp_facts, mlp_graph
+from llmcli.parts.part import Part
 
 
 def mlp_workspace(mlp: MlpConfig, of: Reading) -> Workspace:
@@ -15,3 +17,10 @@ def mlp_workspace(mlp: MlpConfig, of: Reading) -> Workspace:
     held = of.width * (3 * of.wide + of.size + of.both) + 2 * columns * of.size
     products = max(of.product(of.width, columns), of.product(mlp.hidden, of.width))
     return Workspace(peak=of.rows * held + of.widened(columns) + products)
+
+
+PART = Part(
+    config=MlpConfig, prefix="mlp", noun="the feed-forward", mixes=False,
+    graph=mlp_graph, workspace=mlp_workspace, facts=mlp_facts,
+    forward="llmcli.parts.mlp.forward:build_mlp",
+)  # fmt: skip

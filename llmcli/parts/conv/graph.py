@@ -1,0 +1,93 @@
+"""The gated short convolution: `B gate x`, then `in`, `conv`, `out`, and what is added.
+
+Letters: T tokens, D width, L tokens that the convolution sees, W = L - 1 that it remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.ops import Convolve, Gate, Op, Project
+from llmcli.parts.conv.config import ShortConvConfig
+
+_ENTER = {  # letters and words of the projections
+    "B": ("B", "the input gates"), "gate": ("C", "the output gates"),
+    "x": ("U", "what the convolution is of, before the input gates"),
+}  # fmt: skip
+
+
+def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
+    """All `[B, T, D]`; the state holds the last L - 1 rows of `in`."""
+    p = site.name
+
+    def bias(leaf: str) -> str | None:
+        return f"{p}.b{leaf}" if c.bias else None
+
+    def node(leaf: str, letter: str, op: Op, words: str, group: str) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=("T", "D"), op=op, words=words, group=group,
+            layer=site.layer,
+        )  # fmt: skip
+
+    def project(source: str, leaf: str, fused: str = "") -> Project:
+        return Project(
+            source=source, weight=f"{p}.W_{leaf}", bias=bias(f"_{leaf}"), over="D", columns="D",
+            fused=fused,
+        )  # fmt: skip
+
+    words, theirs = site.output("the short convolution", "hook_attn_out")
+    nodes = (
+        *(
+            node(leaf, letter, project(site.source, leaf, f"{p}.B_gate_x"), said, "qkv")
+            for leaf, (letter, said) in _ENTER.items()
+        ),
+        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "what the convolution is of", "attention"),
+        node("conv", "Z", Convolve(
+            source=f"{p}.in", weight=f"{p}.w", bias=bias(""), length=c.length,
+        ), f"the weighted sum of the last {c.length} tokens", "attention"),
+        node("out", "O", Gate(act=f"{p}.gate", up=f"{p}.conv"),
+             "the result, gated, as it enters the last projection", "attention"),
+        Node(
+            name=site.makes, letter=site.letter, axes=("T", "D"), op=project(f"{p}.out", "out"),
+            words=words, group="out", layer=site.layer, wide=True, theirs=theirs,
+        ),
+    )  # fmt: skip
+    state = State(
+        name=f"cache.{site.layer}.conv", axes=("W", "D"), holds=f"{p}.in", before=f"{p}.conv",
+        formula=f"the last {c.length - 1} rows of Y", words="what the convolution remembers",
+        layer=site.layer,
+    )  # fmt: skip
+    return PartGraph(
+        nodes=nodes, parameters=tuple(_parameters(c, site)), states=(state,),
+        sizes={"L": c.length, "W": c.length - 1},
+        absent=(Absent(names=rf"{p.rpartition('.')[2]}\.b", why="it has no such bias"),),
+    )  # fmt: skip
+
+
+def _parameters(c: ShortConvConfig, site: Site) -> list[Parameter]:
+    """`W_B`, `W_gate`, `W_x`, `W_out` `[D, D]`, the filter `w` `[D, L]`, and biases."""
+    p, found = site.name, []
+    made = {leaf: f"{p}.{leaf}" for leaf in _ENTER} | {"out": site.makes}
+    for kind in "Wb" if c.bias else "W":
+        for leaf, makes in made.items():
+            found.append(Parameter(
+                name=f"{p}.{kind}_{leaf}", axes=("D", "D") if kind == "W" else ("D",), makes=makes,
+                words=f"{'projection to' if kind == 'W' else 'bias of'} "
+                      f"{_ENTER[leaf][1] if leaf in _ENTER else 'the output'}",
+                kind="mixers", letter=f"{kind}_{leaf}", layer=site.layer, turned=kind == "W",
+                shares=f"{p}.{kind}_B_gate_x" if leaf in _ENTER else None,
+            ))  # fmt: skip
+    for leaf, axes, words in (("w", ("D", "L"), "filter of every dimension"),
+                              ("b", ("D",), "bias of the convolution"))[: 1 + c.bias]:  # fmt: skip
+        found.append(Parameter(
+            name=f"{p}.{leaf}", axes=axes, makes=f"{p}.conv", words=words, kind="mixers",
+            letter=leaf, layer=site.layer,
+        ))  # fmt: skip
+    return found
+
+
+def conv_facts(c: ShortConvConfig) -> Mapping[str, Any]:
+    """What `info` says of it."""
+    return {"kind": "short convolution", "details": (f"over {c.length} tokens",)}

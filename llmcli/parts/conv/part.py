@@ -1,0 +1,21 @@
+"""The gated short convolution as a kind of part, and the memory that it takes."""
+
+from __future__ import annotations
+
+from llmcli.graph.workspace import Reading, Workspace
+from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.conv.graph import conv_facts, conv_graph
+from llmcli.parts.part import Part
+
+
+def _workspace(c: ShortConvConfig, of: Reading) -> Workspace:
+    """The stream, its norm, three projections, and what the convolution adds up."""
+    own = of.rows * of.width * (of.wide + of.size + 3 * of.size + 2 * of.size + 3 * of.wide)
+    return Workspace(peak=own + of.product(of.width, 3 * of.width) + of.widened(3 * of.width))
+
+
+PART = Part(
+    config=ShortConvConfig, prefix="conv", noun="the short convolution", mixes=True,
+    graph=conv_graph, workspace=_workspace, facts=conv_facts,
+    forward="llmcli.parts.conv.forward:ShortConv",
+)  # fmt: skip
