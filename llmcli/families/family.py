@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig
@@ -17,6 +18,7 @@ from llmcli.families.values import shortened
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
+_FILES = ("gpt2", "llama", "olmo2", "lfm2")  # of families: each has its `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 
 
@@ -67,10 +69,9 @@ def _unsupported(model_type: str, kind: Kind, known: tuple[str, ...]) -> Unsuppo
 
 def families() -> tuple[Family, ...]:
     """Every family, in the order in which they are listed to people."""
-    from llmcli.families.gpt2 import GPT2  # here: a family's file imports this one
-    from llmcli.families.llama import LLAMA, QWEN
-
-    return (GPT2, LLAMA, QWEN)
+    # when it is called: a family's file imports this one
+    files = (import_module(f"llmcli.families.{name}") for name in _FILES)
+    return tuple(family for file in files for family in file.FAMILIES)
 
 
 def describe(checkpoint: Checkpoint) -> ModelConfig:

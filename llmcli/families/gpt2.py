@@ -188,12 +188,14 @@ def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**renamed, **config}
 
 
-GPT2 = Family(
-    name="gpt2",
-    hf_types=("gpt2",),
-    gguf_archs=("gpt2",),
-    from_hf=from_hf,
-    from_gguf=from_gguf,
-    rules_hf=rules_hf,
-    rules_gguf=rules_gguf,
+FAMILIES = (
+    Family(
+        name="gpt2",
+        hf_types=("gpt2",),
+        gguf_archs=("gpt2",),
+        from_hf=from_hf,
+        from_gguf=from_gguf,
+        rules_hf=rules_hf,
+        rules_gguf=rules_gguf,
+    ),
 )

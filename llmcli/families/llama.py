@@ -230,3 +230,4 @@ QWEN = Family(
     rules_hf=rules_hf,
     rules_gguf=rules_gguf,
 )
+FAMILIES = (LLAMA, QWEN)

@@ -42,6 +42,13 @@ _BASE: dict[str, dict[str, Any]] = {
     "mistral": _ROPE | {"sliding_window": None},
     "qwen2": _ROPE,
     "qwen3": _ROPE | {"head_dim": 16},
+    "olmo2": _ROPE,
+    "lfm2": {
+        key: value for key, value in _ROPE.items() if key != "rms_norm_eps"
+    } | {
+        "intermediate_size": 120, "block_multiple_of": 8, "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
 }
 
 
@@ -299,7 +306,18 @@ CASES: tuple[Case, ...] = (
             "num_key_value_heads": 6,
         },
     ),
-)
+    # OLMo 2
+    Case("olmo2", "olmo2"),
+    Case("olmo2-bias-tied", "olmo2", {
+        "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6,
+    }),
+    # LFM2
+    Case("lfm2", "lfm2"),
+    Case("lfm2-bias-tied", "lfm2", {
+        "conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": True,
+        "block_ffn_dim_multiplier": 1.3, "norm_eps": 1e-4,
+    }),
+)  # fmt: skip
 
 
 def case(name: str) -> Case:

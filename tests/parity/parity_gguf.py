@@ -24,6 +24,8 @@ _ARCHS = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
 }
 
 
@@ -55,12 +57,13 @@ def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = 
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         values = _as_stored(name, parameter.float(), model)
-        kept = format if values.ndim == 2 and "position" not in target else "F32"
+        plain = "position" in target or ".conv." in target
+        kept = format if values.ndim == 2 and not plain else "F32"
         data = _encode(values, kept)
         writer.add_tensor(target, data, raw_dtype=Type[kept])
         decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
         decoded = torch.from_numpy(decoded).reshape(values.shape)
-        parameter.copy_(_as_read(name, decoded, model))
+        parameter.copy_(_as_read(name, decoded, model).view(parameter.shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -75,7 +78,7 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
         return interleave(values, config.num_attention_heads)
     if config.model_type == "llama" and ".k_proj." in name:
         return interleave(values, config.num_key_value_heads)
-    return values
+    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
 def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
@@ -138,9 +141,16 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
     writer.add_vocab_size(config.vocab_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "lfm2":
+        writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
+        attends = [kind != "conv" for kind in config.layer_types]
+        writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)

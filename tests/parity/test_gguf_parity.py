@@ -27,6 +27,9 @@ _WIDE = {
     "llama": {"hidden_size": 96, "intermediate_size": 128},
     "qwen2": {"hidden_size": 96, "intermediate_size": 128},
     "qwen3": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    # what it normalizes is small, so that eps counts: GGUF rounds it to float32
+    "olmo2": {"hidden_size": 96, "intermediate_size": 128, "rms_norm_eps": 2.0**-17},
+    "lfm2": {"hidden_size": 96, "intermediate_size": 192},  # of which two thirds are built
 }
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
 EXACT = {"F64", "F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}
@@ -73,7 +76,7 @@ def compare(
 @pytest.mark.parametrize(
     "format", ["F64", "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 )
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", _WIDE)
 def test_every_format(model_type: str, format: str, tmp_path: Path) -> None:
     assert compare(tmp_path, model_type, format, {}) < (1e-9 if format in EXACT else 1e-5)
 
@@ -117,7 +120,7 @@ def test_llama3_factors_are_a_tensor(tmp_path: Path) -> None:
     assert compare(tmp_path, "llama", "F32", overrides) < 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model_type", _WIDE)
 @pytest.mark.parametrize("head", [True, False])
 def test_a_tied_head_stored_or_not(model_type: str, head: bool, tmp_path: Path) -> None:
     assert compare(tmp_path, model_type, "F32", {"tie_word_embeddings": True}, head=head) < 1e-9

@@ -31,6 +31,8 @@ TYPICAL = [
     "mistral-window-head",
     "qwen2-window",
     "qwen3-window",
+    "olmo2",
+    "lfm2-bias-tied",
 ]
 
 
@@ -200,6 +202,8 @@ def test_the_cases_cover_what_the_parity_promises() -> None:
         if "rope_parameters" in one.overrides
     }
     assert kinds == {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
-    assert {one.model_type for one in CASES} == {"gpt2", "llama", "mistral", "qwen2", "qwen3"}
+    assert {one.model_type for one in CASES} == {
+        "gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "lfm2"
+    }  # fmt: skip
     assert {one.dtype for one in CASES} == {torch.float32, torch.bfloat16, torch.float16}
     assert len(ALL) == len(set(ALL))
