@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Set
 from functools import lru_cache
 
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import activations
 from llmcli.config import ModelConfig
+from llmcli.graph.ops import Project
 from llmcli.graph.spec import TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
@@ -51,6 +53,7 @@ def stream_noise(config: ModelConfig, dtype: str, matrices: Iterable[str]) -> fl
     An estimate (root mean square), too large rather than too small. What is rounded:
 
     - every activation that a step writes, to the dtype in which `anatomy` says that it is written;
+    - rows of the stream that enter a product as they are, without a norm before;
     - every matrix that the checkpoint stores (`matrices`: their formats) in a format that 16 bits
       do not hold;
     - the sums in products, taken in at least float32: K terms of any sign are as K/2 roundings of
@@ -66,6 +69,10 @@ def stream_noise(config: ModelConfig, dtype: str, matrices: Iterable[str]) -> fl
     names = {spec.name for spec in specs}
     # what is a view of another one is not rounded a second time
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]
+    nodes = graph(config).nodes  # rows of the stream that enter a product without a norm
+    entering = {n.op.fused or n.name for n in nodes.values()
+                if isinstance(n.op, Project) and nodes[n.op.source].wide}  # fmt: skip
+    squares += [rounding(dtype) ** 2] * len(entering)
     if dtype in HELD:
         squares += [rounding(dtype) ** 2 for stored in matrices if stored != HELD[dtype]]
     wide = "float64" if dtype == "float64" else "float32"

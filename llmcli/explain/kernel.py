@@ -67,9 +67,12 @@ class Kernel:
     def dtype_of(self, name: str) -> torch.dtype:
         """What the decoder rounds it to, which may be less than what it is kept in."""
         model, node = self.model, self.graph[name]
-        # a product's sums; the head's are never rounded
-        rounded = isinstance(node.op, Project) and node.group != "head"
-        widened = rounded and rounds_sums(model.device, model.dtype)
+        # a product's sums, or a copy of its rows; the head's are never rounded
+        widened = (
+            isinstance(node.op, Project)
+            and node.group != "head"
+            and (rounds_sums(model.device, model.dtype) or self.graph[node.op.source].wide)
+        )
         return model.stream_dtype if node.wide and not widened else model.dtype
 
     @property

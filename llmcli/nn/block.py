@@ -96,6 +96,7 @@ class Block:
 
     def __init__(self, config: LayerConfig, name: str, parameters: Parameters) -> None:
         self.name = name
+        self.dtype = parameters.dtype  # of what enters a product
         self.scale = config.scale
         self.sublayers: list[tuple[SublayerNames, list[Branch]]] = [
             (names, [Branch(one, parameters) for one in names.branches])
@@ -134,7 +135,7 @@ class Block:
                 if branch.pre_norm is not None:
                     reads = branch.pre_norm.observed(x_BTD, step)
                 elif not branch.names.config.shares_norm:
-                    reads = x_BTD
+                    reads = x_BTD.to(self.dtype)
                 own = None if branch.mixer is None or state is None else next(states)
                 out_BTD = out_BTD + branch(reads, own, step)
             if self.scale != 1 and names is self.sublayers[-1][0]:

@@ -12,6 +12,7 @@ from llmcli.cli.attention.options import HeadOptions, ViewOptions
 from llmcli.cli.looking import parse_numbers
 from llmcli.errors import UsageError
 from llmcli.reports.head_metrics import METRICS
+from llmcli.reports.numbers import spans
 
 if TYPE_CHECKING:
     from llmcli.config import ModelConfig
@@ -95,10 +96,20 @@ class Asked:
 
 
 def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...]]:
-    layers = tuple(range(len(config.layers)))
+    model = graph(config)
+    layers = tuple(i for i in range(len(config.layers)) if model.mixing(i) is not None)
     if heads.layer is not None:
-        layers = parse_numbers(heads.layer, len(layers), "--layer", "layers")
-    counts = {layer: _heads(config, layer) for layer in layers}
+        named = parse_numbers(heads.layer, len(config.layers), "--layer", "layers")
+        without = [layer for layer in named if layer not in layers]
+        if without:
+            raise UsageError(
+                f"layer {without[0]} has no attention to look at",
+                hint=f"layers that have: {spans(layers)}" if layers else "`llmcli info` says what",
+            )
+        layers = named
+    if not layers:
+        raise UsageError("no layer of this model has attention to look at")
+    counts = {layer: model.sizes(layer)["H"] for layer in layers}
     if heads.head is None:
         return {layer: tuple(range(count)) for layer, count in counts.items()}
     numbers = parse_numbers(heads.head, max(counts.values()), "--head", "heads")
@@ -106,12 +117,6 @@ def _chosen(heads: HeadOptions, config: ModelConfig) -> dict[int, tuple[int, ...
         layer: tuple(head for head in range(count) if head in numbers)
         for layer, count in counts.items()
     }
-
-
-def _heads(config: ModelConfig, layer: int) -> int:
-    """How many heads with an attention map a layer has."""
-    model = graph(config)
-    return 0 if model.mixing(layer) is None else model.sizes(layer)["H"]
 
 
 def _check_drawn(chosen: Mapping[int, tuple[int, ...]]) -> None:

@@ -128,6 +128,11 @@ class Project(Rule[ops.Project]):
             out_TN = out_TN + values.vector(self.op.bias).abs()
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
 
+    def halves(self, values: Numbers, result: Tensor) -> Tensor:
+        """Rows of the residual stream itself are rounded before they are multiplied."""
+        found = super().halves(values, result)
+        return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
+
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """A dot product, its terms those of the row and the column."""
         x = values[self.op.source]

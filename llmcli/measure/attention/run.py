@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmcli.anatomy.graph import graph
 from llmcli.measure.attention.look import Look
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
 from llmcli.model import Model
@@ -59,7 +60,10 @@ def measure_attention(
         on_matrix=on_matrix,
         block_rows=block_rows,
     )
-    chosen = range(len(model.config.layers)) if layers is None else sorted(set(layers))
+    chosen = sorted(set(layers)) if layers is not None else [
+        layer for layer in range(len(model.config.layers))
+        if graph(model.config).mixing(layer) is not None
+    ]  # fmt: skip
     look = Look(model, ids, chosen, wanted, generate=generate, progress=progress)
     return look.report(skipped)
 
