@@ -88,9 +88,12 @@ def memory_need(
     a tokenizer of so many entries in the process. A prompt is read `chunk` tokens at a time.
     """
     size = DTYPE_BYTES[dtype]
-    sizes = [sum(spec.count for spec in states(config, batch=batch, capacity=n)) for n in (0, 1)]
-    per_token = (sizes[1] - sizes[0]) * size  # some states do not grow
-    cache = sizes[0] * size + per_token * context
+    fixed, one = (
+        sum(spec.bytes or 0 for spec in states(config, batch=batch, capacity=n, dtype=dtype))
+        for n in (0, 1)
+    )
+    per_token = one - fixed  # some states do not grow
+    cache = fixed + per_token * context
     return MemoryNeed(
         dtype=dtype,
         batch=batch,

@@ -93,7 +93,7 @@ def states(
         axes = ("B", *row.axes)
         found.append(TensorSpec(
             name=row.name, kind="state", axes=axes, shape=tuple(sizes[axis] for axis in axes),
-            formula=row.formula, dtype=dtype, layer=row.layer,
+            formula=row.formula, dtype=wide_dtype(dtype) if row.wide else dtype, layer=row.layer,
         ))  # fmt: skip
     return tuple(found)
 

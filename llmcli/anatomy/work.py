@@ -224,18 +224,23 @@ class _LayerCall:
             yield place, work + self._cached(node)
 
     def _cached(self, node: Node) -> PartWork:
-        """Keys and values that some new token sees, and the new ones put beside them."""
-        if not isinstance(node.op, Mix):
-            return PartWork()
+        """What a state holds of it: keys and values that some new token sees, and the new ones put
+        beside them; of a state that does not grow all of it, read and written.
+        """
+        found = PartWork()
         sizes = {**self.model.sizes(node.layer), "S": 1}
-        numbers = sum(
-            prod(sizes[axis] for axis in state.axes) for state in self.model.states.values()
-        )
-        per_key = self.call.batch * numbers * self.size
-        return PartWork(
-            cache=per_key * visible_keys(self.call, node.op.window),
-            activations=2 * per_key * self.call.tokens,
-        )
+        for state in self.model.states.values():
+            grows = "S" in state.axes
+            if node.name != (self.model.after(state) if grows else state.holds):
+                continue
+            numbers = prod(sizes[axis] for axis in state.axes)
+            nbytes = self.call.batch * numbers * (max(self.size, 4) if state.wide else self.size)
+            window = node.op.window if isinstance(node.op, Mix) else None
+            found += PartWork(
+                cache=nbytes * (visible_keys(self.call, window) if grows else 1),
+                activations=2 * nbytes * self.call.tokens if grows else nbytes,
+            )
+        return found
 
     def _moved(self, node: Node, spec: TensorSpec, first: bool) -> int:
         """Bytes that are read to compute an activation, and written.

@@ -20,7 +20,7 @@ from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Values, needed_bytes
 from llmcli.graph.evaluation.rule import Cell, Element, symbol
-from llmcli.graph.ops import Mix
+from llmcli.graph.ops import Mix, Softmax
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
 from llmcli.reports.progress import Progress
@@ -133,7 +133,7 @@ class _Tree:
     def __init__(self, values: Values, tokens: int) -> None:
         self.values = values
         self.axes = names(values.model.config, tokens)
-        self.rows: dict[tuple[str, int, int], None] = {}  # of patterns, in order
+        self.rows: dict[tuple[int, int, int], None] = {}  # of patterns, in order
 
     def steps(self, root: Cell) -> tuple[Step, ...]:
         """The number and, to `depth`, those that it follows from, each before its inputs.
@@ -173,7 +173,7 @@ class _Tree:
         _require_finite(name, index, element.value, theirs)
         last = name.rpartition(".")[2]
         if last in ("scores", "pattern"):
-            self.rows[name.rpartition(".")[0], index[0], index[1]] = None
+            self.rows[self.values.graph[name].layer or 0, index[0], index[1]] = None
         difference = _difference(element.value, theirs)
         tolerance = self._allowed(name, rule.magnitude(values, name, index))
         return Step(
@@ -210,22 +210,28 @@ class _Tree:
         """For rows of patterns that were derived: weights times values, against the kernel's z."""
         return tuple(self._mixes(*row) for row in self.rows)
 
-    def _mixes(self, prefix: str, head: int, query: int) -> Check:
+    def _mixes(self, layer: int, head: int, query: int) -> Check:
         values = self.values
-        mix = values.graph[f"{prefix}.z"].op
-        assert isinstance(mix, Mix)
-        row_S = _softmax(values[f"{prefix}.scores"][head, query])
-        v_Se = values[f"{prefix}.v"][head // mix.group]
+        node = values.graph.mixing(layer)
+        assert node is not None
+        assert isinstance(node.op, Mix)
+        above = values.graph[node.op.pattern].op
+        if isinstance(above, Softmax):
+            row_S = _softmax(values[above.source][head, query])
+        else:
+            row_S = values[node.op.pattern][head, query]
+        v_Se = values[node.op.value][head // node.op.group]
         derived_e = (row_S[:, None] * v_Se).sum(0)
-        kernel_e = values.kernel(f"{prefix}.z")[head, query]
+        kernel_e = values.kernel(node.name)[head, query]
         at = int((derived_e - kernel_e).abs().argmax())
         derived, kernel = float(derived_e[at]), float(kernel_e[at])
-        _require_finite(f"{prefix}.z", (head, query, at), derived, kernel)
+        _require_finite(node.name, (head, query, at), derived, kernel)
         magnitude = float(v_Se[row_S > 0].abs().max()) + values.least
-        tolerance = self._allowed(f"{prefix}.z", magnitude)
+        tolerance = self._allowed(node.name, magnitude)
+        never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
         return Check(
-            words="the fused kernel never writes S and A, so C = A V is compared with its output "
-            f"{symbol(f'{prefix}.z', head, query, at)}, where they differ most",
+            words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
+            f"compared with its output {symbol(node.name, head, query, at)}, where they differ most",
             derived=derived,
             kernel=kernel,
             difference=abs(derived - kernel),
@@ -271,5 +277,5 @@ def _sources(values: Values, name: str) -> str:
     """`the kernel's q and k` for what it never writes, else nothing."""
     if values.graph[name].written:
         return ""
-    sources = (source.rpartition(".")[2] for source in values.graph.sources(name))
-    return f"the kernel's {' and '.join(sources)}"
+    leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
+    return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

@@ -124,7 +124,7 @@ def _parts(
     chosen: Sequence[int] = range(first, tokens)
     step = tokens
     if not known[name].op.by_rows:
-        there = [emitted[one] for one in (name, *known[name].inputs)]
+        there = [emitted[one] for one in (name, *known[name].inputs) if one in emitted]
         step = max(1, AT_ONCE // max(one.numel() // one.shape[-2] for one in there))
     elif rows is not None:
         chosen = _spread(chosen, max(rows, CHEAP // _cost(model, known, name, tokens)))
@@ -152,7 +152,7 @@ def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) 
         slots = model.decoder.slots
         return slots[op.weight if op.weight in slots else "embed.W"].numel()  # the tied head
     sizes = graph(model.config).sizes(layer_of(name))
-    return sizes["H"] * sizes["dh"] * tokens
+    return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
 
 
 def _placed(worst: Found, own: Kernel) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.explain.parameter import origin
 from llmcli.graph.evaluation.rule import Rule, exact
-from llmcli.graph.ops import Project
+from llmcli.graph.ops import HeadShare, Project
 from llmcli.model import Model
 from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
@@ -56,7 +56,8 @@ class Kernel:
 
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
-        if name.rpartition(".")[2] in ("scores", "pattern"):
+        node = self.graph[name]
+        if not node.written and not isinstance(node.op, HeadShare):
             return self.rules[name].tensor(self)
         return self.kernel(name)
 

@@ -67,7 +67,9 @@ class Parameter:
 class State:
     """What is kept between calls: `holds` is the activation that is put there, row by row.
 
-    `before` is the first activation that is computed from it.
+    `before` is the first activation that is computed from it. `axes` that the activation has not
+    are tokens: `S` all of them, another letter so many of the last ones, and without any it is the
+    last token's row. `wide`: kept in at least float32.
     """
 
     name: str
@@ -77,6 +79,7 @@ class State:
     formula: str
     words: str
     layer: int
+    wide: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import RopeConfig
@@ -37,12 +36,7 @@ def size(axis: str, sizes: Sizes) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Op(ABC):
-    """How an activation follows from others.
-
-    `rule` names what evaluates it, `module:class`, for an operation that stands in a part's folder.
-    """
-
-    rule: ClassVar[str] = ""
+    """How an activation follows from others."""
 
     @property
     @abstractmethod
@@ -339,7 +333,8 @@ class Mix(Op):
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """Of `Q Kᵀ` and `A V` as full rectangles, and what of them lies behind the mask."""
-        per_pair = 2 * call.batch * sizes["H"] * (sizes["dh"] + sizes["dv"])
+        # a map that is not of queries and keys has no `dh`
+        per_pair = 2 * call.batch * sizes["H"] * (sizes.get("dh", 0) + sizes["dv"])
         pairs = tokens * call.keys
         return per_pair * pairs, per_pair * (pairs - visible_pairs(tokens, call.past, self.window))
 
@@ -407,6 +402,37 @@ class Convolve(Op):
         """`Z = w ∗ Y`."""
         bias = f" + {letter(self.bias)}" if self.bias else ""
         return f"{own} = {letter(self.weight)} ∗ {letter(self.source)}{bias}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opaque(Op):
+    """What is evaluated as a whole: there is no derivation of single numbers yet.
+
+    `text` is the formula behind the equals sign. `evaluate` names `module:function` of a part's own
+    folder: the op and `Numbers` → the activation, and how large what is added up to each number is
+    (`Rule.tensor` and `Rule.magnitudes`). A token costs as many multiplications as the axes
+    `multiplies` have places (`E·D·F`).
+    """
+
+    sources: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    text: str
+    evaluate: str
+    multiplies: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """As they are given."""
+        return self.sources
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`N = λ N[t−1] + V`."""
+        return f"{own} = {self.text}"
+
+    def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
+        """Of the products inside."""
+        each = size(self.multiplies, sizes) if self.multiplies else 0
+        return 2 * call.batch * tokens * each, 0
 
 
 def visible_pairs(tokens: int, past: int, window: int | None) -> int:

@@ -89,8 +89,9 @@ class Decoder:
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
-        specs = anatomy.states(self.config, batch=batch, capacity=capacity)
-        return sum(spec.count for spec in specs) * self.dtype.itemsize
+        dtype = str(self.dtype).removeprefix("torch.")
+        specs = anatomy.states(self.config, batch=batch, capacity=capacity, dtype=dtype)
+        return sum(spec.bytes or 0 for spec in specs)
 
     def new_state(self, batch: int, capacity: int) -> State:
         """Empty caches for `batch` sequences of up to `capacity` tokens, allocated once."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation import attention, convolve, linear, mlp, norms, rope
+from llmcli.graph.evaluation import attention, convolve, linear, mlp, norms, opaque, rope
 from llmcli.graph.evaluation.rule import Rule
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
@@ -26,6 +25,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.Activate: mlp.Activate,
     ops.Gate: mlp.Gate,
     ops.Convolve: convolve.Convolve,
+    ops.Opaque: opaque.Opaque,
 }
 
 
@@ -33,13 +33,5 @@ def rules(nodes: Iterable[Node], letter_of: Letter) -> dict[str, Rule[Any]]:
     """Name → rule, in the order of `nodes`."""
     found: dict[str, Rule[Any]] = {}
     for node in nodes:
-        found[node.name] = _rule(node.op)(node, letter_of, found)
+        found[node.name] = RULES[type(node.op)](node, letter_of, found)
     return found
-
-
-def _rule(op: ops.Op) -> type[Rule[Any]]:
-    if not op.rule:
-        return RULES[type(op)]
-    module, _, name = op.rule.partition(":")
-    own: type[Rule[Any]] = vars(import_module(module))[name]
-    return own

@@ -195,8 +195,10 @@ class Look:
 
     def _new_formulas(self, seen: Observed, of: LayerMap, new: Seen, with_cache: Seen) -> None:
         """What leads to the cache from the new tokens alone, what reads it with the cache."""
-        own = [name for name in of.checked if name in new and name != of.mixed]
-        for tensors, names in ((new, own), (with_cache, [of.mixed])):
+        written = [name for name in of.checked if name in new]
+        readers = [name for name in written if of.reads_whole(name)]
+        own = [name for name in written if name not in readers]
+        for tensors, names in ((new, own), (with_cache, readers)):
             self._formulas.append(
                 formula_checks(
                     self.model,

@@ -100,6 +100,10 @@ class LayerMap:
                 return node.op.weight
         return None
 
+    def reads_whole(self, name: str) -> bool:
+        """Whether a row of that activation needs keys or values of all tokens."""
+        return not set(self.whole).isdisjoint(self._graph[name].op.inputs) or name == self.mixed
+
     def rows(
         self,
         seen: Mapping[str, Tensor],

@@ -1,0 +1,36 @@
+"""The rule of what is evaluated as a whole, by a function of the part that it is of."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from torch import Tensor
+
+from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import Element, Numbers, Rule
+
+
+class Opaque(Rule[ops.Opaque]):
+    """An activation and its magnitudes; a derivation ends here."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """As a whole."""
+        return self._made(values)[0]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """As the part says."""
+        return self._made(values)[1]
+
+    def _made(self, values: Numbers) -> tuple[Tensor, Tensor]:
+        module, _, function = self.op.evaluate.partition(":")
+        made: tuple[Tensor, Tensor] = vars(import_module(module))[function](self.op, values)
+        return made
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """One number of the whole."""
+        tensor, magnitudes = self._made(values)
+        return Element(
+            value=float(tensor[index]),
+            magnitude=float(magnitudes.expand_as(tensor)[index]),
+            note="evaluated as a whole: how its single numbers follow cannot be derived yet",
+        )

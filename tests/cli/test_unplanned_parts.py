@@ -1,0 +1,178 @@
+"""Parts that nothing in `llmcli` knows run in every command: a mixer, and two experts.
+
+`tests/unplanned` has a folder for each and a family of them. They are registered here, and nothing
+else is changed. Faults in the mixer, and in its graph, are seen.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from unplanned.experts.part import PART as EXPERTS
+from unplanned.family import FAMILY, write
+from unplanned.running_mean import forward
+from unplanned.running_mean.part import PART as MEAN
+
+import llmcli.anatomy.graph
+from llmcli.families.family import families
+from llmcli.parts.registry import PARTS
+
+TEXT = "The old house stood at the end of the road, and the old"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    known = (*families(), FAMILY)
+    for module in ("families.family", "measure.info"):
+        monkeypatch.setattr(f"llmcli.{module}.families", lambda: known)
+    for part in (MEAN, EXPERTS):
+        monkeypatch.setitem(PARTS, part.config, part)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return str(write(tmp_path_factory.mktemp("unplanned") / "m"))
+
+
+@pytest.fixture
+def run(cli, path):
+    """A command's document, which ends well with every check green."""
+
+    def run(command, *argv, code=0):
+        result = cli(command, "-m", path, *argv, "--json", "--debug")
+        assert result.code == code, result.err
+        document = result.json()
+        if code == 0 and command not in ("generate", "score", "info", "bench"):
+            assert document["checks"]
+            assert all(check["ok"] for check in document["checks"].values())
+        return document
+
+    return run
+
+
+DTYPES = ["float64", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_view_is_green(run, dtype, tmp_path):
+    file = tmp_path / "all.npz"
+    of = (TEXT, "--dtype", dtype)
+    run("attention", *of)
+    run("attention", *of, "--generate", "3", "--weighted", "--metrics", "all", "--top-pairs", "3")
+    run("lens", *of, "--mid", "--generate", "2")
+    run("shapes", *of)
+    run("dump", *of, "--name", "*", "-o", str(file), "--generate", "2")
+    with np.load(file) as arrays:
+        assert {
+            "blocks.1.mean.pattern",
+            "cache.0.sum",
+            "cache.1.count",
+            "blocks.0.experts.hidden",
+        } < (set(arrays.files))
+        pattern, v = (
+            np.asarray(arrays[f"blocks.0.mean.{leaf}"], "f8") for leaf in ("pattern", "v")
+        )
+        z = np.asarray(arrays["blocks.0.mean.z"], "f8")
+    if dtype != "bfloat16":
+        assert np.abs(pattern @ v - z).max() < 1e-5
+
+
+def test_texts_scores_and_shapes(run, path):
+    one, again = (run("generate", TEXT, "--greedy", "-n", "6") for _ in range(2))
+    assert one["samples"][0]["ids"] == again["samples"][0]["ids"]
+    run("generate", TEXT, TEXT[:9], "-n", "3", "--samples", "2", "--temperature", "0.7")
+    run("score", TEXT)
+    info = run("info")
+    (kind,) = info["config"]["layers"]
+    assert (kind["kind"], kind["details"]) == ("running mean", ["3 decays", "2 experts of 20"])
+    assert kind["heads"] is None
+    held = sum(one.numel() * 4 for one in map(torch.zeros, [(3, 8), (3, 1)])) * 2
+    assert info["memory"]["cache_per_token"] == 0
+    assert run("shapes", TEXT)["cache"]["decode"] == held
+
+
+def test_times_and_rates(run):
+    timing = run("timing", TEXT, "-n", "3")
+    parts = {part["part"] for part in timing["phases"][0]["parts"]}
+    assert {"qkv", "attention", "out", "ffn_up", "ffn_act", "ffn_down"} <= parts
+    (prompt, decode) = run("bench", "-p", "32", "-n", "4", "-r", "2", "--no-ceilings")["rows"]
+    assert prompt["tokens_s"] > 0
+    assert decode["tokens_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "number", ["blocks.1.resid_post[5,3]", "blocks.0.mean.z[1,4,2]", "blocks.0.mean.pattern[2,7,3]"]
+)
+def test_explain_says_where_it_cannot_go_on(run, number):
+    said = run("explain", number, "--prompt", TEXT)
+    assert said["ok"]
+    notes = [step["note"] for step in said["steps"]]
+    assert any("cannot be derived yet" in note for note in notes)
+
+
+def wrong_decay(monkeypatch):
+    recur = forward.RunningMean.recur
+
+    def other(self, v, state):
+        sums, counts = recur(self, v, state)
+        return sums * 1.01, counts
+
+    monkeypatch.setattr(forward.RunningMean, "recur", other)
+
+
+def forgets(monkeypatch):
+    """The state is not written."""
+    monkeypatch.setattr(
+        forward.FixedState, "__getitem__", lambda self, name: self._tensors[name].clone()
+    )
+
+
+def looks_ahead(monkeypatch):
+    unwritten = forward.RunningMean.unwritten
+
+    def other(self, name, emitted, first, stop, **heads):
+        return unwritten(self, name, emitted, first, stop, **heads).roll(1, -1)
+
+    monkeypatch.setattr(forward.RunningMean, "unwritten", other)
+
+
+def a_faulty_graph(changed):
+    def plant(monkeypatch):
+        def graph(c, site):
+            made = MEAN.graph(c, site)
+            nodes = [
+                replace(node, op=replace(node.op, **changed(node)))
+                if node.name.endswith(".mean.z") else node
+                for node in made.nodes
+            ]  # fmt: skip
+            return replace(made, nodes=tuple(nodes))
+
+        monkeypatch.setitem(PARTS, MEAN.config, replace(MEAN, graph=graph))
+        llmcli.anatomy.graph.graph.cache_clear()
+
+    return plant
+
+
+FAULTS = {
+    "a sum that is too large": (wrong_decay, ("attention", "dump")),
+    "a state that is not kept": (forgets, ("attention", "dump", "shapes")),
+    "a map that looks ahead": (looks_ahead, ("attention", "dump")),
+    "a graph with another value": (
+        a_faulty_graph(lambda node: {"value": node.op.value.replace("mean.v", "mean.sum")}),
+        ("attention", "dump"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(cli, path, monkeypatch, fault):
+    plant, commands = FAULTS[fault]
+    plant(monkeypatch)
+    for command in commands:
+        argv = ["--name", "*"] if command == "dump" else []
+        argv += [] if command == "shapes" else ["--generate", "3"]
+        result = cli(command, "-m", path, TEXT, *argv, "--json", "--dtype", "float64")
+        assert result.code == 1, command
+        assert not all(check["ok"] for check in result.json()["checks"].values())
+    llmcli.anatomy.graph.graph.cache_clear()

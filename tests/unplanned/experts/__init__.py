@@ -1,0 +1,1 @@
+"""A feed-forward of two experts."""

@@ -1,0 +1,1 @@
+"""A causal running mean with a learned decay per head."""
