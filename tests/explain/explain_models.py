@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli.config import LayerConfig, ModelConfig
@@ -109,7 +110,7 @@ def deep_model(layers: int) -> Model:
 def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
     decoder = Decoder(config, device="cpu", dtype=dtype)
     generator = torch.Generator().manual_seed(0)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * deviation)
     return Model(
         name="odd", config=config, decoder=decoder, tokenizer=None, checkpoint=None,

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from decoder_parameters import parameters_of
 from explain_models import IDS, explained
 
 import llmcli.nn.block
@@ -12,6 +13,7 @@ import llmcli.nn.decoder
 import llmcli.ops.rope
 import llmcli.parts.attention.forward
 from llmcli.errors import NotFinite
+from llmcli.formats.dense import Dense
 from llmcli.nn.step import Step
 
 
@@ -126,8 +128,9 @@ def wrong_kv_head(decoder, monkeypatch):
 
 
 def another_weight(decoder, monkeypatch):
-    """The fused matrix that is multiplied with is no longer what the slots say."""
-    decoder.blocks[0].mixer.qkv.weight = decoder.blocks[0].mixer.qkv.weight * 1.001
+    """The fused matrix that is multiplied with is no longer what the weights by name say."""
+    qkv = decoder.blocks[0].mixer.qkv
+    qkv.weight = Dense(qkv.weight.dense() * 1.001)
 
 
 BOTH = (
@@ -202,7 +205,7 @@ def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(model, mon
 
 def test_numbers_that_are_none(model):
     broken = model("gpt2")
-    broken.decoder.slots["blocks.0.mlp.W_down"][3, 2] = torch.nan
+    parameters_of(broken.decoder)["blocks.0.mlp.W_down"][3, 2] = torch.nan
     with pytest.raises(NotFinite, match=r"`blocks\.0\.mlp_out\[4,3\]` is nan"):
         explained(broken, "blocks.0.mlp_out", (4, 3))
     with pytest.raises(NotFinite, match=r"`blocks\.0\.mlp_out` is not finite"):

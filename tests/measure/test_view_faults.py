@@ -9,6 +9,7 @@ from decoder_faults import FAULTS, model
 from small_models import ids
 
 from llmcli.anatomy.names import select
+from llmcli.formats.dense import Dense
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
@@ -112,12 +113,12 @@ def one_head(monkeypatch, of, by):
 
 def projection(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixer.qkv
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 def output(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixer.out
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 def first_norm(monkeypatch, of, by):
@@ -127,7 +128,7 @@ def first_norm(monkeypatch, of, by):
 
 def feed_forward(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].ffn.down
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 # how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078

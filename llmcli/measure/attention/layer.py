@@ -139,7 +139,7 @@ class Layer:
         self.group = config.heads // config.kv_heads
         self.heads = wanted.heads_of(config.heads)
         self._model = model
-        self._w_o = model.decoder.slots[f"blocks.{number}.attn.W_o"]
+        self._w_o = model.decoder.weight(f"blocks.{number}.attn.W_o")
         self._wanted = wanted
         self._proof = proof
         self._pairs = pairs
@@ -217,7 +217,7 @@ class Layer:
         size = self.config.value_dim
         norms = []
         for i, head in enumerate(heads):
-            w_eD = self._w_o.t()[head * size : (head + 1) * size].cpu().double()
+            w_eD = self._w_o.dense().t()[head * size : (head + 1) * size].cpu().double()
             v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
             squares_S = (v_Se @ (w_eD @ w_eD.t()) * v_Se).sum(-1)
             norms.append(squares_S.clamp_min(0).sqrt())

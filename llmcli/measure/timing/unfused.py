@@ -23,7 +23,6 @@ from llmcli.measure.timing.run import Job, PhaseName
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.attention import visible_keys
-from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
@@ -46,7 +45,7 @@ class Splitter:
     """
 
     def __init__(self, model: Model, state: State, clock: RunClock) -> None:
-        self._slots = model.decoder.slots
+        self._decoder = model.decoder
         self._layers = model.config.layers
         self._state = state
         self.clock = clock
@@ -62,7 +61,7 @@ class Splitter:
         layer, rest = int(words[1]), words[2]
         if rest == "ln1.out":
             self._products(f"blocks.{layer}.attn", "qkv", tensor)
-        elif rest == "ln2.out" and f"blocks.{layer}.mlp.W_gate" in self._slots:
+        elif rest == "ln2.out" and f"blocks.{layer}.mlp.W_gate" in self._decoder.weight_names:
             self._products(f"blocks.{layer}.mlp", "ffn_up", tensor)
         elif rest == "attn.z":
             self._compare(name, self._attend(layer, tensor.shape[-1]), tensor)
@@ -76,9 +75,10 @@ class Splitter:
         """One product a piece, kept until the fused one is there to be compared with."""
         self.clock(_BETWEEN)
         for piece in PIECES[group]:
-            weight_ND = self._slots[f"{prefix}.W_{piece}"]
-            bias_N = self._slots.get(f"{prefix}.b_{piece}")
-            self._pending[f"{prefix}.{piece}"] = linear(x_BTD, weight_ND, bias_N)
+            weight, bias_N = self._decoder.weight(f"{prefix}.W_{piece}"), None
+            if f"{prefix}.b_{piece}" in self._decoder.weight_names:
+                bias_N = self._decoder.weight(f"{prefix}.b_{piece}").dense()
+            self._pending[f"{prefix}.{piece}"] = weight.matmul(x_BTD, bias_N)
             self.clock(piece)
 
     def _attend(self, layer: int, value_size: int) -> Tensor:

@@ -16,8 +16,8 @@ class Norm:
     def __init__(self, config: NormConfig, name: str, parameters: Parameters) -> None:
         self.config = config
         self.name = name
-        self.w = parameters.one(f"{name}.w")
-        self.b = parameters.one(f"{name}.b") if config.bias else None
+        self.w = parameters.vector((f"{name}.w",))
+        self.b = parameters.vector((f"{name}.b",)) if config.bias else None
         self.dtype = parameters.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
