@@ -73,7 +73,7 @@ class Decoder:
         self.head_bias = parameters.vector(("head.b",)) if config.head.bias else None
         if parameters.unclaimed():
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
-        self.weight_names = tuple(parameters.weights)
+        self.weight_names = parameters.weights.keys()
         self._weights = {**parameters.weights, "head.W": self.head}
         # Whether a decode step can be captured as a CUDA graph; it then reads every slot, masked.
         # A processor reads only the keys that are there. Not where a rotation's frequencies depend
