@@ -112,9 +112,14 @@ class Model:
         return torch.promote_types(self.dtype, torch.float32)
 
     @property
+    def parameter_count(self) -> int:
+        """Numbers of all parameters, a tied head counted once."""
+        return sum(self.decoder.weight(name).count for name in self.decoder.weight_names)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters as they lie in memory, a tied head counted once."""
-        return sum(slot.nbytes for slot in self.decoder.slots.values())
+        return sum(self.decoder.weight(name).nbytes for name in self.decoder.weight_names)
 
     def token_text(self, id: int) -> str:
         """The token as people see it, empty without a tokenizer."""
@@ -129,7 +134,7 @@ class Model:
             "path": str(self.checkpoint.path),
             "family": self.config.family,
             "model_type": self.config.model_type,
-            "parameters": sum(slot.numel() for slot in self.decoder.slots.values()),
+            "parameters": self.parameter_count,
             "context": self.config.context,
             "stored_formats": stored,
             "weight_format": arithmetic,

@@ -15,7 +15,8 @@ from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
-from llmcli.model import Ledger, LedgerEntry, Stages, dtype_name
+from llmcli.formats.dense import writable
+from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN, check_format
 from llmcli.reports.progress import Progress
@@ -41,11 +42,12 @@ def load_weights(
     read for each of its parts) and of `convert` (in bytes of the parameters).
     """
     stages = stages or Stages()
-    total = sum(slot.nbytes for slot in decoder.slots.values())
+    weights = {name: decoder.weight(name) for name in decoder.weight_names}
+    total = sum(weight.nbytes for weight in weights.values())
     done = 0
     with threads(1 if total < _THREADED else None):
         for load_ in todo.loads:
-            slot = decoder.slots[load_.target]
+            slot = writable(weights[load_.target])
             fill(slot, checkpoint, load_, stages)
             done += slot.nbytes if load_.index is None else slot[load_.index].nbytes
             if progress is not None:
@@ -53,12 +55,9 @@ def load_weights(
     with stages("convert", total):
         wait_for(decoder.device)
     checkpoint.release()
-    shapes = {name: tuple(slot.shape) for name, slot in decoder.slots.items()}
+    shapes = {name: weight.shape for name, weight in weights.items()}
     ledger = ledger_of(todo, checkpoint, shapes)
-    filled = (
-        replace(entry, dtype=dtype_name(decoder.slots[entry.target].dtype))
-        for entry in ledger.entries
-    )
+    filled = (replace(entry, dtype=weights[entry.target].format) for entry in ledger.entries)
     return replace(ledger, entries=tuple(filled))
 
 
@@ -74,7 +73,8 @@ def ledger_of(
 def randomize(decoder: Decoder, seed: int) -> None:
     """Seeded weights: matrices normal with deviation 0.02, norm weights 1, biases 0."""
     generator = torch.Generator(decoder.device).manual_seed(seed)
-    for name, slot in decoder.slots.items():
+    for name in decoder.weight_names:
+        slot = writable(decoder.weight(name))
         last = name.rpartition(".")[2]
         if last == "w":
             slot.fill_(1.0)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from blocks import ffn_of, norm_of
 from small_models import CONFIGS, weights
 
+from llmcli.formats.dense import Dense
 from llmcli.nn import step
 from llmcli.nn.block import Block
 from llmcli.nn.step import Step, Visible
@@ -266,8 +267,8 @@ def gate_and_up_exchanged(monkeypatch, of):
 
 @fault("gpt2")
 def tied_head_in_another_order(monkeypatch, of):
-    rolled = type("Head", (), {"weight": of.decoder.embed.roll(1, 0)})
-    monkeypatch.setattr(of.decoder, "head", rolled)
+    rolled = of.decoder.head.dense().roll(1, 0)
+    monkeypatch.setattr(of.decoder, "head", Dense(rolled))
 
 
 @fault("llama")

@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from decoder_parameters import parameters_of
 
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.ladder.weights import Weights
@@ -159,7 +160,7 @@ def random_decoder(config, dtype=torch.float64, seed=3):
     """Matrices that keep the size of a row, norm weights about 1, biases about 0.3."""
     decoder = Decoder(config, device="cpu", dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
-    for name, slot in decoder.slots.items():
+    for name, slot in parameters_of(decoder).items():
         values = torch.randn(slot.shape, generator=generator, dtype=torch.float64)
         last = name.rpartition(".")[2]
         if last == "w":

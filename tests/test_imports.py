@@ -1,7 +1,7 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← nn
-    ← engine ← model scales filling weights loading generation ← measure ladder explain ← cli;
+    errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
+    ← nn ← engine ← model scales filling weights loading generation ← measure ladder explain ← cli;
     render sees only reports
 """
 
@@ -23,6 +23,7 @@ LAYERS = (
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
     {"ops", "kernels", "devices"},
+    {"formats"},
     {"nn"},
     {"engine"},
     {"model", "scales", "filling", "weights", "loading", "generation"},
@@ -56,7 +57,7 @@ TORCH_FREE = {
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
 COMPUTES = (
-    *("ops", "devices", "nn", "engine"),
+    *("ops", "devices", "formats", "nn", "engine"),
     *("model", "scales", "filling", "weights", "loading", "generation"),
 )
 AT_TOP = {
@@ -205,7 +206,7 @@ def forks(tree):
 
 
 def test_parts_know_no_family():
-    model = {"nn", "ops", "parts", "graph", "evaluation", "anatomy"}
+    model = {"nn", "formats", "ops", "parts", "graph", "evaluation", "anatomy"}
     found = {m: forks(TREES[m]) for m in sorted(MODULES) if part_of(m) in model}
     assert {module: words for module, words in found.items() if words} == {}
 
@@ -257,6 +258,7 @@ def test_a_call_with_a_state_is_found(source, count):
         ("llmcli.graph.evaluation.x", "from llmcli.ops import rope", 1),
         ("llmcli.graph.x", "from llmcli.graph.evaluation import rule", 1),
         ("llmcli.ops.x", "from llmcli.kernels import native", 0),
+        ("llmcli.ops.x", "from llmcli.formats.weight import Weight", 1),
         ("llmcli.kernels.x", "from llmcli.ops import linear", 1),
         ("llmcli.render.x", "from llmcli.errors import LlmcliError", 1),
         ("llmcli.render.x", "from llmcli.reports import Report", 0),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from blocks import ffn_of
+from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices, weights
@@ -24,7 +25,7 @@ def load_tiny(folder, **options):
 def test_every_tensor_in_its_slot(tmp_path):
     tensors = llama_tensors()
     model = load_tiny(write_llama(tmp_path, tensors), dtype="float32")
-    slots = model.decoder.slots
+    slots = parameters_of(model.decoder)
     assert torch.equal(slots["embed.W"], tensors["model.embed_tokens.weight"])
     assert torch.equal(slots["head.W"], tensors["lm_head.weight"])
     for i in range(2):
@@ -48,9 +49,9 @@ def test_every_tensor_in_its_slot(tmp_path):
 
 
 def test_small_chunks_load_the_same(tmp_path, monkeypatch):
-    whole = load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder.slots
+    whole = parameters_of(load_tiny(write_llama(tmp_path), dtype="bfloat16").decoder)
     monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
-    chunked = load_tiny(tmp_path, dtype="bfloat16").decoder.slots
+    chunked = parameters_of(load_tiny(tmp_path, dtype="bfloat16").decoder)
     assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
 
@@ -98,7 +99,7 @@ def test_random_weights_need_a_configuration_only(tmp_path):
     ids = torch.arange(5)[None]
     assert torch.equal(first(ids), again(ids))
     assert not torch.equal(first(ids), other(ids))
-    assert (first.slots["ln_final.w"] == 1).all()
+    assert (parameters_of(first)["ln_final.w"] == 1).all()
     with pytest.raises(CheckpointError, match="a configuration but no weights"):
         load_tiny(tmp_path)
 
@@ -116,7 +117,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated(tmp_path, monkeypat
 )
 def test_half_precision_is_proposed_only_where_it_helps(tmp_path, monkeypatch, dtype, share, helps):
     path = write_llama(tmp_path)
-    needed = sum(slot.nbytes for slot in load_tiny(path, dtype=dtype).decoder.slots.values())
+    needed = load_tiny(path, dtype=dtype).weight_bytes
     monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
     with pytest.raises(OutOfMemory) as caught:
         load_tiny(path, dtype=dtype)
@@ -169,12 +170,12 @@ def test_weights_that_lie_by_columns_are_the_same(tmp_path, monkeypatch):
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     write_llama(tmp_path, tie_word_embeddings=True, tensors=None)
     by_rows = load_tiny(tmp_path, dtype="bfloat16").decoder
-    monkeypatch.setattr("llmcli.nn.parameters.lies_by_columns", lambda rows, device, dtype: True)
+    monkeypatch.setattr("llmcli.formats.dense.lies_by_columns", lambda rows, device, dtype: True)
     monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", 300)
     by_columns = load_tiny(tmp_path, dtype="bfloat16").decoder
-    assert ffn_of(by_columns.blocks[0]).gate_up.weight.stride(0) == 1
-    for name, slot in by_rows.slots.items():
-        assert torch.equal(slot, by_columns.slots[name]), name
+    assert ffn_of(by_columns.blocks[0]).gate_up.weight.dense().stride(0) == 1
+    for name, slot in parameters_of(by_rows).items():
+        assert torch.equal(slot, parameters_of(by_columns)[name]), name
     assert (by_rows(ids) - by_columns(ids)).abs().max() < 0.1
 
 
@@ -205,7 +206,7 @@ def test_a_configuration_that_lies_about_sizes_is_no_matter_of_memory(tmp_path):
 
 def test_gpt2_slices_of_the_fused_matrix(tmp_path):
     tensors = gpt2_tensors()
-    slots = load_tiny(write_gpt2(tmp_path), dtype="float32").decoder.slots
+    slots = parameters_of(load_tiny(write_gpt2(tmp_path), dtype="float32").decoder)
     for i, part in enumerate("qkv"):
         fused = tensors["h.0.attn.c_attn.weight"][:, 16 * i : 16 * (i + 1)]
         assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused.t())

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from rich.console import Console
 from tiny_checkpoints import llama_tensors, write_llama
 
@@ -56,7 +57,7 @@ def load(folder, dtype):
 ])  # fmt: skip
 def test_they_keep_their_digits(folder, dtype, own):
     model = load(folder, dtype)
-    slots = model.decoder.slots
+    slots = parameters_of(model.decoder)
     assert slots["blocks.1.ln2.w"].dtype == slots["ln_final.w"].dtype == DTYPES[own]
     assert slots["blocks.1.mlp.W_up"].dtype == DTYPES[dtype]
     stored = llama_tensors()["model.layers.1.post_attention_layernorm.weight"]
@@ -67,8 +68,8 @@ def test_they_keep_their_digits(folder, dtype, own):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     model = load(folder, dtype)
-    held = sum(slot.nbytes for slot in model.decoder.slots.values())
-    numbers = sum(slot.numel() for slot in model.decoder.slots.values())
+    held = sum(slot.nbytes for slot in parameters_of(model.decoder).values())
+    numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
     size = DTYPES[dtype].itemsize
     assert held == size * numbers + (max(size, 4) - size) * NORMS
     assert weight_bytes(model.config, DTYPES[dtype]) == held
@@ -79,7 +80,7 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")
     reads = total_work(model.config, call, dtype=dtype).weights
-    given = {name: slot.nbytes for name, slot in model.decoder.slots.items()}
+    given = {name: slot.nbytes for name, slot in parameters_of(model.decoder).items()}
     assert reads == total_work(model.config, call, dtype=dtype, weight_bytes=given).weights
     assert all(check.ok for check in run_checks(model, [1, 2, 3], 2))
 
@@ -101,4 +102,4 @@ def test_what_lies_in_one_tensor_has_one_dtype(folder):
     specs = parameters(load(folder, "float32").config, dtype="bfloat16")
     place = Parameters(specs, device=torch.device("cpu"), dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="several dtypes"):
-        place.stacked(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))
+        place.vector(("blocks.0.ln1.w", "blocks.0.mlp.W_up"))

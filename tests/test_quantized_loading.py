@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from quantized_checkpoints import BLOCK, FP8, SCHEMES, quantize, spread, write_quantized
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -13,6 +14,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
 from llmcli.families import InterleaveRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
+from llmcli.formats.dense import Dense
 from llmcli.loading import load_checkpoint
 from llmcli.weights import load_weights
 
@@ -32,7 +34,7 @@ def test_every_parameter_is_what_its_tensor_means(tmp_path, scheme, dtype):
     tolerance = {"float64": 1e-15, "float32": 2e-7, "bfloat16": 5e-3}[dtype]
     assert len(model.ledger.entries) == len(meant)
     for entry in model.ledger.entries:
-        slot, right = model.decoder.slots[entry.parameter], meant[entry.source]
+        slot, right = parameters_of(model.decoder)[entry.parameter], meant[entry.source]
         assert slot.dtype == getattr(torch, dtype)
         torch.testing.assert_close(slot.to(exact), right.to(exact), rtol=tolerance, atol=0)
         scaled = right.ndim == 2 and "layers" in entry.source
@@ -53,10 +55,10 @@ def test_the_ledger_has_every_tensor_and_says_how_it_was_scaled(tmp_path):
 @pytest.mark.parametrize("scheme", ["fp8-blocks", "int-group", "fbgemm", "fp8-null"])
 def test_small_chunks_load_the_same(tmp_path, monkeypatch, scheme):
     folder, _ = write_quantized(tmp_path, scheme)
-    whole = load_tiny(folder, dtype="float32").decoder.slots
+    whole = parameters_of(load_tiny(folder, dtype="float32").decoder)
     for nbytes in (1, 700):  # row by row; chunks that begin inside a block
         monkeypatch.setattr("llmcli.filling._CHUNK_BYTES", nbytes)
-        chunked = load_tiny(folder, dtype="float32").decoder.slots
+        chunked = parameters_of(load_tiny(folder, dtype="float32").decoder)
         assert all(torch.equal(whole[name], chunked[name]) for name in whole)
 
 
@@ -83,7 +85,9 @@ def test_memory_beyond_the_weights_is_bounded(tmp_path, monkeypatch):
 def fill(slot, folder, grid, *ops):
     """A slot from the tensors `w` and `s` of a folder."""
     load_ = Load("w", "slot", ops, Scale(source="s", grid=grid))
-    decoder = SimpleNamespace(slots={"slot": slot}, device=slot.device)
+    decoder = SimpleNamespace(
+        weight_names=("slot",), weight=lambda name: Dense(slot), device=slot.device
+    )
     load_weights(decoder, open_checkpoint(folder), Plan((load_,), (), ()))
 
 
@@ -126,7 +130,7 @@ def test_slices_of_one_fused_matrix_share_its_scale(tmp_path):
     numbers, scales = quantize(tensors[f"{name}.weight"], FP8, BLOCK)
     tensors |= {f"{name}.weight": numbers, f"{name}.weight_scale_inv": scales}
     folder = write_gpt2(tmp_path, tensors, quantization_config=SCHEMES["fp8-blocks"][0])
-    slots = load_tiny(folder, dtype="float32").decoder.slots
+    slots = parameters_of(load_tiny(folder, dtype="float32").decoder)
     fused = numbers.float() * spread(scales, BLOCK, numbers.shape)
     for i, part in enumerate("qkv"):
         assert torch.equal(slots[f"blocks.0.attn.W_{part}"], fused[:, 16 * i : 16 * i + 16].t())
@@ -197,7 +201,7 @@ def test_files_older_than_the_layout_byte(tmp_path):
     folder, meant = write_quantized(
         tmp_path, "bitsandbytes", change=without(f"{UP}.weight_format")
     )
-    slot = load_tiny(folder, dtype="float64").decoder.slots["blocks.1.mlp.W_up"]
+    slot = parameters_of(load_tiny(folder, dtype="float64").decoder)["blocks.1.mlp.W_up"]
     torch.testing.assert_close(slot, meant[f"{UP}.weight"], rtol=1e-15, atol=0)
 
 
@@ -224,10 +228,11 @@ def test_a_tied_head_with_other_scales_is_another_head(tmp_path, equal):
     )  # fmt: skip
     model = load_tiny(folder, dtype="float32")
     assert model.config.head.tied == equal
-    assert ("head.W" in model.decoder.slots) != equal
+    assert ("head.W" in parameters_of(model.decoder)) != equal
     assert ("lm_head.weight_scale" in dict(model.ledger.dropped)) == equal
     if not equal:
-        assert torch.equal(model.decoder.slots["head.W"], 2 * model.decoder.slots["embed.W"])
+        slots = parameters_of(model.decoder)
+        assert torch.equal(slots["head.W"], 2 * slots["embed.W"])
 
 
 @pytest.mark.parametrize("kind", ["float64", "float16", "float8_e4m3fn", "float8_e5m2"])
@@ -235,8 +240,9 @@ def test_plain_numbers_of_every_width(tmp_path, kind):
     """Without a scheme a number of 8 bits is what it says, as for transformers."""
     tensors = {name: t.to(getattr(torch, kind)) for name, t in llama_tensors().items()}
     model = load_tiny(write_llama(tmp_path, tensors), dtype="float64")
+    slots = parameters_of(model.decoder)
     for entry in model.ledger.entries:
-        assert torch.equal(model.decoder.slots[entry.parameter], tensors[entry.source].double())
+        assert torch.equal(slots[entry.parameter], tensors[entry.source].double())
         assert (entry.scale, entry.dequantized) == (None, False)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
@@ -33,6 +34,7 @@ from llmcli.families import (
 )
 from llmcli.families.llama import LLAMA as FAMILY
 from llmcli.families.llama import from_hf
+from llmcli.formats.dense import Dense
 from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info
 from llmcli.measure.load.run import check_files, measure_load
@@ -177,8 +179,8 @@ def test_other_layouts_of_the_same_weights(tmp_path, monkeypatch, family, layout
     plain = load(write_llama(tmp_path / "plain"))
     family(*rules)
     model = load(write(tmp_path / "other", tensors))
-    for name, slot in plain.decoder.slots.items():
-        torch.testing.assert_close(model.decoder.slots[name], slot, rtol=0, atol=1e-6)
+    for name, slot in parameters_of(plain.decoder).items():
+        torch.testing.assert_close(parameters_of(model.decoder)[name], slot, rtol=0, atol=1e-6)
     ids = torch.arange(7)[None]
     torch.testing.assert_close(model.decoder(ids), plain.decoder(ids), rtol=0, atol=1e-4)
     told = {word for entry in model.ledger.entries for word in entry.operations}
@@ -191,7 +193,7 @@ def test_values_are_computed_before_they_are_rounded(tmp_path, family, dtype):
     """`1 + w` in bfloat16 keeps two digits of a small w: the one goes while they are all there."""
     tensors = changed("layernorm.weight", lambda w: 1 + w / 1000)
     family(*LAYOUTS["norms with the one in them"][1])
-    slot = load(write(tmp_path, tensors), dtype).decoder.slots["blocks.1.ln1.w"]
+    slot = parameters_of(load(write(tmp_path, tensors), dtype).decoder)["blocks.1.ln1.w"]
     stored = tensors["model.layers.1.input_layernorm.weight"]
     wide = stored.double() if dtype == "float64" else stored
     assert torch.equal(slot, (wide - 1).to(slot.dtype))
@@ -237,7 +239,8 @@ def test_each_placeholder_has_its_own_range(tmp_path, family):
     family(*ITEMS)
     folder = write(tmp_path / "other", with_items())
     model = load(folder)
-    assert all(torch.equal(model.decoder.slots[k], v) for k, v in plain.decoder.slots.items())
+    slots = parameters_of(model.decoder)
+    assert all(torch.equal(slots[k], v) for k, v in parameters_of(plain.decoder).items())
     assert len(model.ledger.entries) == len(model.checkpoint.tensors)
     entry = next(e for e in model.ledger.entries if e.parameter == "blocks.1.mlp.W_up[47]")
     assert entry.source == "model.layers.1.mlp.experts.47.up.weight"
@@ -414,16 +417,19 @@ def fill(folder, rules, **shapes):
     check_fit(todo, checkpoint.tensors, specs(**shapes))
     decoder = Stand(**{name: torch.full(shape, torch.nan) for name, shape in shapes.items()})
     ledger = load_weights(decoder, checkpoint, todo)
-    return decoder.slots, ledger
+    return parameters_of(decoder), ledger
 
 
 class Stand:
-    """A decoder's slots, without the parts that would use them."""
+    """A decoder's weights, without the parts that would use them."""
 
     device = torch.device("cpu")
 
     def __init__(self, **slots):
-        self.slots = slots
+        self.slots, self.weight_names = slots, tuple(slots)
+
+    def weight(self, name):
+        return Dense(self.slots[name])
 
 
 def save(folder, **tensors):

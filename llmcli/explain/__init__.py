@@ -5,6 +5,6 @@ documents, how the whole tensor is computed in float64 and how a single number o
 rules share no arithmetic with the decoder (but for the angles of a stretched RoPE): that both
 agree is the proof, of a whole way (`derive`) and of every formula alone (`local`).
 
-What they do share with it is the configuration and the weights in their slots: a loader that
+What they do share with it is the configuration and the weights: a loader that
 permutes a matrix, or reads a wrong eps, is not seen here. The parity tests see that.
 """

@@ -231,7 +231,8 @@ class _Tree:
         never = "S and A" if isinstance(above, Softmax) else values.graph.letter(node.op.pattern)
         return Check(
             words=f"the fused kernel never writes {never}, so {values.graph.formula(node)} is "
-            f"compared with its output {symbol(node.name, head, query, at)}, where they differ most",
+            "compared with its output "
+            f"{symbol(node.name, head, query, at)}, where they differ most",
             derived=derived,
             kernel=kernel,
             difference=abs(derived - kernel),

@@ -149,8 +149,7 @@ def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) 
     """Multiplications for one row of a product."""
     op = known[name].op
     if isinstance(op, Project | HeadShare):
-        slots = model.decoder.slots
-        return slots[op.weight if op.weight in slots else "embed.W"].numel()  # the tied head
+        return model.decoder.weight(op.weight).count
     sizes = graph(model.config).sizes(layer_of(name))
     return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
 

@@ -121,10 +121,9 @@ class Kernel:
 
     def weight(self, name: str) -> Tensor:
         """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
-        slots = self.model.decoder.slots
-        if name == "head.W" and name not in slots:
-            return slots["embed.W"].t()
-        return slots[name].t() if name == "head.W" or ".W_" in name else slots[name]
+        stored = self.model.decoder.weight(name).dense()
+        row = self.graph.parameters.get(name)  # none of a tied head, which is the table turned
+        return stored.t() if row is None or row.turned else stored
 
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""

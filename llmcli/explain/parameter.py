@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmcli.anatomy.graph import graph
 from llmcli.explain.index import shape_in_letters, where
 from llmcli.explain.names import Axes
 from llmcli.graph.evaluation.rule import symbol
@@ -12,9 +13,9 @@ from llmcli.reports.numbers import together
 
 def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
-    slot = model.decoder.slots[axes.name]
-    turned = axes.name == "head.W" or ".W_" in axes.name
-    value = float((slot.t() if turned else slot)[index])
+    stored = model.decoder.weight(axes.name).dense()
+    turned = graph(model.config).parameters[axes.name].turned
+    value = float((stored.t() if turned else stored)[index])
     letter = axes.name.rpartition(".")[2]
     if axes.name in ("embed.W", "pos_embed.W"):
         letter = "W_E" if axes.name == "embed.W" else "W_P"

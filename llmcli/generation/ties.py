@@ -23,12 +23,12 @@ class NearTies:
     """
 
     def __init__(self, model: Model) -> None:
-        slots, dtype = model.decoder.slots, dtype_name(model.dtype)
+        decoder, dtype = model.decoder, dtype_name(model.dtype)
         matrices = [entry.stored for entry in model.ledger.entries if len(entry.shape) > 1]
         self.noise = stream_noise(model.config, dtype, matrices)
         self._rounding = rounding(logits_dtype(model.config, dtype))
-        self._norm_D = slots["ln_final.w"].cpu().double()
-        self._head_VD = slots["embed.W" if model.config.head.tied else "head.W"]
+        self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()
+        self._head = decoder.weight("head.W")
 
     def bound(self, ids_B2: Tensor, logits_B2: Tensor, slopes_B2: Tensor) -> Tensor:
         """The bound on the difference of two scores, `[B]` float64 in nats, on the host.
@@ -36,7 +36,7 @@ class NearTies:
         `logits` and `slopes` are there, too; `slopes`: how much each score grows with its logit (1
         where no penalty multiplies it).
         """
-        rows_B2D = self._head_VD[ids_B2].cpu().double() * slopes_B2[..., None]
+        rows_B2D = self._head.rows(ids_B2).cpu().double() * slopes_B2[..., None]
         apart_B = (self._norm_D * (rows_B2D[:, 0] - rows_B2D[:, 1])).norm(dim=-1)
         logits_B = (logits_B2.double() * slopes_B2).norm(dim=-1)
         return torch.hypot(self.noise * apart_B, self._rounding * logits_B)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llmcli.engine.session import Session
+from llmcli.formats.dense import writable
 from llmcli.ladder.clock import spread, timed
 from llmcli.ladder.course import Course
 from llmcli.ladder.int8 import quantize
@@ -112,8 +113,8 @@ def _in_int8(decoder: Decoder, run: Course) -> Step:
 
 def _copied(decoder: Decoder) -> Decoder:
     copy = Decoder(decoder.config, device=decoder.device, dtype=torch.bfloat16)
-    for name, slot in copy.slots.items():
-        slot.copy_(decoder.slots[name])
+    for name in copy.weight_names:
+        writable(copy.weight(name)).copy_(decoder.weight(name).dense())
     return copy
 
 

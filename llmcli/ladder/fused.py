@@ -133,9 +133,8 @@ class FusedKernels(Rung):
         decoder, axes = self.weights.decoder, self.letters
         mixer = decoder.blocks[0].parts["blocks.0.attn"]
         assert isinstance(mixer, Attention)
-        whole = mixer.qkv.weight
-        places = {"q": ("first", axes.Q), "k": ("next", axes.K), "v": ("last", axes.V)}
-        for letter, (place, columns) in places.items():
-            part = decoder.slots[f"blocks.0.attn.W_{letter}"]
+        whole = mixer.qkv.weight.dense()
+        places = (("q", "first", axes.Q), ("k", "next", axes.K), ("v", "last", axes.V))
+        for (letter, place, columns), (_, part) in zip(places, mixer.qkv.segments, strict=True):
             words = f"W_{letter}ᵀ, the {place} rows of the stored W_qkvᵀ"
-            self.show(words, part, f"{columns} × d", source=whole)
+            self.show(words, part.dense(), f"{columns} × d", source=whole)

@@ -23,16 +23,16 @@ class Int8Linear(Linear):
     """
 
     def __init__(self, linear: Linear) -> None:
-        wide_RD = linear.weight.float()
+        wide_RD = linear.weight.dense(torch.float32)
         scale_R = wide_RD.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-        self.weight = (wide_RD / scale_R[:, None]).round_().to(torch.int8).contiguous()
-        self.scale = scale_R.to(linear.weight.dtype)
+        self.packed = (wide_RD / scale_R[:, None]).round_().to(torch.int8).contiguous()
+        self.scale = scale_R.bfloat16()
         self.bias = linear.bias
         self.rows = linear.rows
 
     def __call__(self, x_BTD: Tensor) -> Tensor:
         """`[B, T, D]` → `[B, T, R]`."""
-        y = torch._weight_int8pack_mm(x_BTD.reshape(-1, x_BTD.shape[-1]), self.weight, self.scale)
+        y = torch._weight_int8pack_mm(x_BTD.reshape(-1, x_BTD.shape[-1]), self.packed, self.scale)
         y = y.reshape(*x_BTD.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
 

@@ -144,21 +144,21 @@ class _Oriented:
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        self._slots = decoder.slots
+        self._decoder = decoder
         self._used: set[str] = set()
 
     def get(self, name: str) -> Tensor | None:
         """The parameter, None where the model has none of that name."""
-        return self[name] if name in self._slots else None
+        return self[name] if name in self._decoder.weight_names else None
 
     def __getitem__(self, name: str) -> Tensor:
         self._used.add(name)
-        slot = self._slots[name]
-        return slot.t() if name == "head.W" or ".W_" in name else slot
+        stored = self._decoder.weight(name).dense()
+        return stored.t() if name == "head.W" or ".W_" in name else stored
 
     def unused(self) -> list[str]:
         """Parameters that nobody asked for."""
-        return [name for name in self._slots if name not in self._used]
+        return [name for name in self._decoder.weight_names if name not in self._used]
 
 
 def _layer(config: PlainBlock, prefix: str, named: _Oriented) -> LayerWeights:

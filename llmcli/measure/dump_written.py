@@ -35,9 +35,8 @@ class Written:
     def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """The shape without a batch axis, for so many tokens, and the numbers in parts."""
         if one.kind == "parameter":
-            slot = self._model.decoder.slots[one.name]
-            # in the formula's orientation
-            whole = slot.mT if one.name == "head.W" or ".W_" in one.name else slot
+            stored = self._model.decoder.weight(one.name).dense()
+            whole = stored.mT if self._graph.parameters[one.name].turned else stored
         elif one.kind == "state":
             whole = self._cached(one.name, tokens)
         elif not self._graph[one.name].written:

@@ -192,15 +192,15 @@ def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
 
 
 def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
-    slots = model.decoder.slots
-    found = {name: _like(slot) for name, slot in slots.items()}
+    weights = {name: model.decoder.weight(name) for name in model.decoder.weight_names}
+    found = {name: (weight.shape, weight.format) for name, weight in weights.items()}
     wrong = [
         spec.name
         for spec in specs
         if found.get(spec.name) != (spec.stored_shape or spec.shape, spec.dtype)
     ]
     if not wrong:
-        storages = [slots[spec.name].untyped_storage().data_ptr() for spec in specs]
+        storages = [weights[spec.name].dense().untyped_storage().data_ptr() for spec in specs]
         wrong = _unlike(specs, storages)
     return difference("ran_parameters", f"the {len(specs)} parameters lie in memory so", wrong)
 

@@ -33,16 +33,18 @@ _BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
 
 def unembed(model: Model, h_ND: Tensor) -> Tensor:
     """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics."""
-    slots, config = model.decoder.slots, model.config
-    bias = slots["ln_final.b"] if config.final_norm.bias else None
-    x_ND = normalized(at_least_float32(h_ND), config.final_norm, slots["ln_final.w"], bias)
-    weight_VD = slots["embed.W" if config.head.tied else "head.W"]
-    logits_NV = x_ND.new_empty(len(x_ND), len(weight_VD))
-    step = max(1, _BLOCK // weight_VD.shape[1])
-    for start in range(0, len(weight_VD), step):
+    weight, config = model.decoder.weight, model.config
+    bias = weight("ln_final.b").dense() if config.final_norm.bias else None
+    norm_D = weight("ln_final.w").dense()
+    x_ND = normalized(at_least_float32(h_ND), config.final_norm, norm_D, bias)
+    head = weight("head.W")
+    rows, columns = head.shape
+    logits_NV = x_ND.new_empty(len(x_ND), rows)
+    step = max(1, _BLOCK // columns)
+    for start in range(0, rows, step):
         part = slice(start, start + step)
-        logits_NV[:, part] = x_ND @ weight_VD[part].to(x_ND.dtype).t()
-    return logits_NV.add_(slots["head.b"]) if config.head.bias else logits_NV
+        logits_NV[:, part] = x_ND @ head.dense(x_ND.dtype, rows=part).t()
+    return logits_NV.add_(weight("head.b").dense()) if config.head.bias else logits_NV
 
 
 def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:

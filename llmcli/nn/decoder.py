@@ -10,21 +10,18 @@ from functools import wraps
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli import anatomy
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
+from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.nn.block import Block
-from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
-from llmcli.ops.norm import at_least_float32
-from llmcli.ops.product import product_float32
 from llmcli.ops.rope import depends_on_length
 from llmcli.parts.norm.forward import Norm
 
@@ -49,8 +46,9 @@ def inference(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 class Decoder:
-    """A causal language model with uninitialized parameters; `slots` names each of them.
+    """A causal language model with uninitialized parameters; `weight(name)` is each of them.
 
+    `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Works on any device, the meta device included, where only shapes are computed.
     """
 
@@ -63,19 +61,20 @@ class Decoder:
         specs = anatomy.parameters(config, dtype=str(dtype).removeprefix("torch."))
         parameters = Parameters(specs, device=self.device, dtype=dtype)
         tied = config.head.tied  # then the table is the head's matrix, too
-        self.embed = parameters.matrix(("embed.W",)) if tied else parameters.one("embed.W")
-        self.pos_embed = None
+        self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")
+        self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
-            self.pos_embed = parameters.one("pos_embed.W")
+            self.pos_embed = parameters.table("pos_embed.W")
         self.blocks = [
             Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
         ]
         self.ln_final = Norm(config.final_norm, "ln_final", parameters)
-        self.head = None if tied else Linear(parameters, ("head.W",))
-        self.head_bias = parameters.one("head.b") if config.head.bias else None
+        self.head = self.embed if tied else parameters.matrix(("head.W",))
+        self.head_bias = parameters.vector(("head.b",)) if config.head.bias else None
         if parameters.unclaimed():
             raise AssertionError(f"parameters that no part uses: {parameters.unclaimed()}")
-        self.slots = parameters.slots
+        self.weight_names = parameters.weights.keys()
+        self._weights = {**parameters.weights, "head.W": self.head}
         # Whether a decode step can be captured as a CUDA graph; it then reads every slot, masked.
         # A processor reads only the keys that are there. Not where a rotation's frequencies depend
         # on the length, which is known on the host.
@@ -86,6 +85,10 @@ class Decoder:
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
+
+    def weight(self, name: str) -> Weight:
+        """The parameter of that name; `head.W` of a tied head is `embed.W`. Raises KeyError."""
+        return self._weights[name]
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
@@ -183,10 +186,9 @@ class Decoder:
         )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
-        x_BTD = at_least_float32(F.embedding(ids_BT, self.embed))
-        x_BTD = step.emit("embed", x_BTD)
+        x_BTD = step.emit("embed", self.embed.rows(ids_BT))
         if self.pos_embed is not None:
-            rows = at_least_float32(F.embedding(step.positions, self.pos_embed))
+            rows = self.pos_embed.rows(step.positions)
             pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))
             x_BTD = x_BTD + pos_BTD
         return x_BTD
@@ -202,8 +204,7 @@ class Decoder:
 
         Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
         """
-        weight_VD = self.embed if self.head is None else self.head.weight
-        return product_float32(x, weight_VD, self.head_bias)
+        return self.head.matmul_float32(x, self.head_bias)
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

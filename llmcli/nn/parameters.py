@@ -13,14 +13,15 @@ from torch import Tensor
 
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
-from llmcli.ops.linear import lies_by_columns
+from llmcli.formats.dense import Dense
+from llmcli.formats.weight import Weight
 
 
 class Parameters:
-    """Creates tensors by spec on `device`; `slots` maps each name to its tensor.
+    """Creates weights by spec on `device`; `weights` maps each name to its own.
 
     Each in its spec's dtype, where it has one, else in `dtype`. The contents are not initialized:
-    a loader fills every slot. On the meta device nothing is allocated.
+    a loader fills every weight. On the meta device nothing is allocated.
     """
 
     def __init__(
@@ -28,32 +29,35 @@ class Parameters:
     ) -> None:
         self.device = device
         self.dtype = dtype
-        self.slots: dict[str, Tensor] = {}
+        self.weights: dict[str, Weight] = {}
         self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
         self._dtypes = {spec.name: DTYPES[spec.dtype] if spec.dtype else dtype for spec in specs}
 
-    def one(self, name: str) -> Tensor:
-        """The parameter `name` in a tensor of its own, of the spec's stored shape."""
-        return self.stacked((name,))
+    def vector(self, names: Sequence[str]) -> Tensor:
+        """Vectors one after the other in one tensor: norm weights, biases.
 
-    def stacked(self, names: Sequence[str]) -> Tensor:
-        """Parameters of equal width in one tensor, row after row in the order given.
-
+        They are always dense: whoever adds them or multiplies by them has the tensor itself.
         Raises ValueError where they have not one dtype.
         """
-        rows, *rest = self._stacked_shape(names)
-        return self._claim(
-            names, torch.empty(rows, *rest, device=self.device, dtype=self._dtype(names))
-        )
+        return self._stacked(names).tensor
 
-    def matrix(self, names: Sequence[str]) -> Tensor:
-        """The same `[rows, columns]` for a matrix that is multiplied with: see `ops.linear`."""
+    def table(self, name: str) -> Weight:
+        """A matrix `[rows, columns]` whose rows are looked up, and no more."""
+        return self._stacked((name,))
+
+    def matrix(self, names: Sequence[str]) -> Weight:
+        """Matrices of equal width as one `[rows, columns]` that is multiplied with.
+
+        Row after row in the order given. Raises ValueError where they have not one dtype.
+        """
         rows, columns = self._stacked_shape(names)
-        dtype = self._dtype(names)
-        if not lies_by_columns(rows, self.device, dtype):
-            return self.stacked(names)
-        lying = torch.empty(columns, rows, device=self.device, dtype=dtype)
-        return self._claim(names, lying.t())
+        whole = Dense.for_products(rows, columns, device=self.device, dtype=self._dtype(names))
+        return self._claim(names, whole)
+
+    def _stacked(self, names: Sequence[str]) -> Dense:
+        shape = self._stacked_shape(names)
+        tensor = torch.empty(shape, device=self.device, dtype=self._dtype(names))
+        return self._claim(names, Dense(tensor))
 
     def _dtype(self, names: Sequence[str]) -> torch.dtype:
         found = {self._dtypes[name] for name in names}
@@ -65,12 +69,12 @@ class Parameters:
         shapes = [self._shapes[name] for name in names]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
-    def _claim(self, names: Sequence[str], tensor: Tensor) -> Tensor:
+    def _claim(self, names: Sequence[str], whole: Dense) -> Dense:
         rows = [self._shapes[name][0] for name in names]
-        for name, part in zip(names, tensor.split_with_sizes(rows), strict=True):
-            self.slots[name] = part
-        return tensor
+        parts = [whole] if len(names) == 1 else whole.split(rows)
+        self.weights.update(zip(names, parts, strict=True))
+        return whole
 
     def unclaimed(self) -> list[str]:
-        """Names of specs for which no part has created a tensor (none, in a complete model)."""
-        return [name for name in self._shapes if name not in self.slots]
+        """Names of specs for which no part has created a weight (none, in a complete model)."""
+        return [name for name in self._shapes if name not in self.weights]

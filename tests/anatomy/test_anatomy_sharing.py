@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from anatomy_configs import QWEN, models
+from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def test_activations_share_memory_exactly_where_their_specs_say(config, call, dt
 @settings(max_examples=40, deadline=None)
 @given(models(), st.sampled_from(sorted(DTYPES)))
 def test_parameters_share_memory_exactly_where_their_specs_say(config, dtype):
-    slots = Decoder(config, device="cpu", dtype=DTYPES[dtype]).slots
+    slots = parameters_of(Decoder(config, device="cpu", dtype=DTYPES[dtype]))
     assert partition(roots(parameters(config))) == partition(storages(slots))
 
 
@@ -87,7 +88,7 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
         for name in ("scores", "pattern"):
             spec = specs[f"blocks.{i}.attn.{name}"]
             assert (spec.shape, spec.dtype) == (tuple(rows.shape), "float32")
-        W_o = decoder.slots[f"blocks.{i}.attn.W_o"].T.unflatten(0, (mixer.heads, -1))
+        W_o = parameters_of(decoder)[f"blocks.{i}.attn.W_o"].T.unflatten(0, (mixer.heads, -1))
         result = seen[f"blocks.{i}.attn.z"] @ W_o
         assert specs[f"blocks.{i}.attn.result"].shape == tuple(result.shape)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 from anatomy_configs import models
+from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -62,7 +63,7 @@ def test_a_meta_forward_emits_what_the_specs_say(config, call, dtype, logits):
 @settings(max_examples=30, deadline=None)
 @given(models())
 def test_every_parameter_is_stored_as_its_spec_says(config):
-    slots = Decoder(config, device="meta", dtype=torch.float32).slots
+    slots = parameters_of(Decoder(config, device="meta", dtype=torch.float32))
     specs = parameters(config)
     assert {spec.name: spec.stored_shape for spec in specs} == {
         name: tuple(slot.shape) for name, slot in slots.items()

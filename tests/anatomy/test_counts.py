@@ -6,6 +6,7 @@ from inspect import signature
 import pytest
 import torch
 from anatomy_configs import models
+from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
@@ -32,7 +33,7 @@ RMS = NormConfig(kind="rms", eps=1e-5)
 
 @given(models())
 def test_parameters_are_those_that_the_decoder_has(config):
-    slots = Decoder(config, device="meta", dtype=torch.float32).slots
+    slots = parameters_of(Decoder(config, device="meta", dtype=torch.float32))
     counts = count_parameters(config)
     assert counts.total == counts.active == sum(slot.numel() for slot in slots.values())
 
@@ -53,7 +54,7 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
     for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
         decoder = Decoder(config, device="cpu", dtype=dtype)
         need = memory_need(config, dtype=name, batch=batch, context=context)
-        assert need.weights == sum(slot.nbytes for slot in decoder.slots.values())
+        assert need.weights == sum(slot.nbytes for slot in parameters_of(decoder).values())
         state = decoder.new_state(batch, context)
         assert need.cache == state.nbytes
         assert need.cache_per_token * context == need.cache
@@ -131,7 +132,7 @@ def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2,
 def allocated(config, batch, tokens, past, dtype):
     """The most bytes that one call had allocated at once, by the allocator's own record."""
     decoder = Decoder(config, device="cpu", dtype=dtype)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.fill_(0.01)
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch

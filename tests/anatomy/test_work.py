@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from anatomy_configs import models
+from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -138,7 +139,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, batch, tokens, pas
 def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dtype):
     config, past = family(name), 20
     decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
-    slots = {name: slot.nbytes for name, slot in decoder.slots.items()}
+    slots = {name: slot.nbytes for name, slot in parameters_of(decoder).items()}
     not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
     if name == "gpt2":
         not_read += slots["pos_embed.W"] * 95 // 96
@@ -155,7 +156,7 @@ def test_weights_of_sizes_of_their_own(name):
     """Quantized ones will differ from matrix to matrix, and from layer to layer."""
     config = family(name)
     decoder = Decoder(config, device="meta", dtype=torch.float32)
-    sizes = {name: 67 * 96 * (7 + i) for i, name in enumerate(decoder.slots)}
+    sizes = {name: 67 * 96 * (7 + i) for i, name in enumerate(parameters_of(decoder))}
     parts = part_work(config, a_call(1, 1, 3), dtype="float32", weight_bytes=sizes)
     found = {(part, layer): work.weights for part, layer, work in parts}
     qkv = sum(sizes[key] for key in sizes if key.startswith("blocks.1.attn.") and key[-1] in "qkv")

@@ -133,9 +133,7 @@ def speeds(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     }
     same = [a == b for a, b in zip(texts["llmcli"], texts["transformers"], strict=True)]
     report["same_tokens"] = same.index(False) if False in same else len(same)
-    storages = {s.untyped_storage().data_ptr(): s.untyped_storage().nbytes()
-                for s in ours.decoder.slots.values()}
-    report["weight_bytes"] = sum(storages.values())
+    report["weight_bytes"] = ours.weight_bytes
     return report
 
 

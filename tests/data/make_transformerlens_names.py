@@ -36,7 +36,7 @@ def ours(model: Model, ids: Tensor) -> dict[str, Tensor]:
         q, k, z = seen[f"{name}.q{last}"], seen[f"{name}.k{last}"], seen[f"{name}.z"]
         seen[f"{name}.scores"] = block.mixers[0].score_rows(q, k, 0)
         seen[f"{name}.pattern"] = block.mixers[0].attention_rows(q, k, 0)
-        w_o = model.decoder.slots[f"{name}.W_o"].T.unflatten(0, (z.shape[1], -1))
+        w_o = model.decoder.weight(f"{name}.W_o").dense().T.unflatten(0, (z.shape[1], -1))
         seen[f"{name}.result"] = torch.einsum("bhte,hed->bhtd", z, w_o)
     return seen
 

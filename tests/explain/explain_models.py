@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 from blocks import two_norms
+from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli.config import ModelConfig
@@ -110,7 +111,7 @@ def deep_model(layers: int) -> Model:
 def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
     decoder = Decoder(config, device="cpu", dtype=dtype)
     generator = torch.Generator().manual_seed(0)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * deviation)
     return Model(
         name="odd", config=config, decoder=decoder, tokenizer=None, checkpoint=None,

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocks import ffn_of, norm_of
+from decoder_parameters import parameters_of
 from explain_models import IDS, explained
 
 import llmcli.nn.block
@@ -13,6 +14,7 @@ import llmcli.nn.decoder
 import llmcli.ops.rope
 import llmcli.parts.attention.forward
 from llmcli.errors import NotFinite
+from llmcli.formats.dense import Dense
 from llmcli.nn.step import Step
 
 
@@ -127,8 +129,9 @@ def wrong_kv_head(decoder, monkeypatch):
 
 
 def another_weight(decoder, monkeypatch):
-    """The fused matrix that is multiplied with is no longer what the slots say."""
-    decoder.blocks[0].mixers[0].qkv.weight = decoder.blocks[0].mixers[0].qkv.weight * 1.001
+    """The fused matrix that is multiplied with is no longer what the weights by name say."""
+    qkv = decoder.blocks[0].mixers[0].qkv
+    qkv.weight = Dense(qkv.weight.dense() * 1.001)
 
 
 BOTH = (
@@ -203,7 +206,7 @@ def test_the_pattern_is_held_against_what_the_fused_kernel_made_of_it(model, mon
 
 def test_numbers_that_are_none(model):
     broken = model("gpt2")
-    broken.decoder.slots["blocks.0.mlp.W_down"][3, 2] = torch.nan
+    parameters_of(broken.decoder)["blocks.0.mlp.W_down"][3, 2] = torch.nan
     with pytest.raises(NotFinite, match=r"`blocks\.0\.mlp_out\[4,3\]` is nan"):
         explained(broken, "blocks.0.mlp_out", (4, 3))
     with pytest.raises(NotFinite, match=r"`blocks\.0\.mlp_out` is not finite"):

@@ -13,6 +13,7 @@ from llmcli.errors import NotFinite
 from llmcli.explain import formulas
 from llmcli.explain.formulas import formula_checks, formula_inputs, worst
 from llmcli.explain.rules import rules
+from llmcli.formats.dense import Dense
 from llmcli.loading import load
 from llmcli.reports.checks import ViewCheck
 
@@ -174,7 +175,7 @@ def broken_norm(model):
 
 def broken_values(model):
     mixer = model.decoder.blocks[1].mixers[0]
-    mixer.out.weight = mixer.out.weight * 1.001
+    mixer.out.weight = Dense(mixer.out.weight.dense() * 1.001)
 
 
 def broken_activation(model):
@@ -202,14 +203,14 @@ def test_a_fault_of_the_model_is_found_where_it_is_made(breaks, first, model):
 
 def one_column(model):
     linear = model.decoder.blocks[1].mixers[0].qkv
-    linear.weight = linear.weight.clone()
-    linear.weight[2] *= 1.02
+    linear.weight = Dense(linear.weight.dense().clone())
+    linear.weight.tensor[2] *= 1.02
 
 
 def two_hundredths(part):
     def change(model):
         linear = part(model.decoder.blocks[1])
-        linear.weight = linear.weight * 1.02
+        linear.weight = Dense(linear.weight.dense() * 1.02)
 
     return change
 

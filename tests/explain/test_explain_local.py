@@ -15,6 +15,7 @@ from llmcli.explain.derive import explain
 from llmcli.explain.names import names
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Values
+from llmcli.formats.dense import Dense
 from llmcli.loading import load
 
 
@@ -71,8 +72,8 @@ def test_a_scale_that_is_wrong_by_half_a_thousandth_in_a_middle_block(at):
 def test_it_is_found_in_a_deep_model_though_the_number_itself_agrees():
     deep = explain_models.deep_model(20)
     mixer = deep.decoder.blocks[9].mixers[0]
-    mixer.out.weight = mixer.out.weight.clone()
-    mixer.out.weight[3, 2] += 2e-13
+    mixer.out.weight = Dense(mixer.out.weight.dense().clone())
+    mixer.out.weight.tensor[3, 2] += 2e-13
     found = explained(deep, "blocks.19.resid_post", (6, 3))
     assert found.difference <= found.tolerance, "the way allows more"
     assert all(step.ok for step in found.steps)
@@ -87,7 +88,7 @@ def test_at_every_depth_the_formulas_shown_are_checked(model):
     good = explained(broken, *where).local
     assert (good.formulas, good.tensors, good.ok) == (1, 0, True)
     down = ffn_of(broken.decoder.blocks[1]).down
-    down.weight = down.weight * 1.0001
+    down.weight = Dense(down.weight.dense() * 1.0001)
     found = explained(broken, *where).local
     assert not found.ok
     assert (found.name, found.index) == ("blocks.1.mlp_out", (5, 2))

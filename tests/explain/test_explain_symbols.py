@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, explained
 from test_explain_values import emitted
 
@@ -21,7 +22,7 @@ def block_of(name):
 def looked_up(step, letter, model, seen):
     """The tensor that a letter means in the formula of a step; parameters in formula order."""
     config, block, own = model.config, block_of(step.name), step.name.rpartition(".")[0]
-    slots = {name: slot.double() for name, slot in model.decoder.slots.items()}
+    slots = {name: slot.double() for name, slot in parameters_of(model.decoder).items()}
     if letter in ("w", "b") and own:
         return slots[f"{own}.{letter}"] if f"{own}.{letter}" in slots else slots["head.b"]
     if letter in ("w", "b"):
@@ -128,7 +129,7 @@ def test_what_is_written_in_words_computes_the_number(name, model):
 
 def test_an_output_head_of_its_own_is_turned(model):
     loaded = model("odd")
-    slot = loaded.decoder.slots["head.W"]
+    slot = parameters_of(loaded.decoder)["head.W"]
     assert explained(loaded, "head.W", (2, 47)).value == slot[47, 2].item() != slot[2, 7].item()
 
 

@@ -9,6 +9,7 @@ import sys
 import explain_models
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, explained
 
 from llmcli.errors import OutOfMemory
@@ -35,7 +36,7 @@ def emitted(model):
             hidden |= row[None] <= row[:, None] - a.window
         scores = (q @ k.mT * a.scale).masked_fill(hidden, -torch.inf)
         seen[f"{at}.scores"], seen[f"{at}.pattern"] = scores, scores.softmax(-1)
-        w_HeD = block.mixers[0].out.weight.double().t().unflatten(0, (a.heads, -1))
+        w_HeD = block.mixers[0].out.weight.dense(torch.float64).t().unflatten(0, (a.heads, -1))
         seen[f"{at}.result"] = seen[f"{at}.z"] @ w_HeD
     return seen
 
@@ -261,7 +262,7 @@ def test_the_residual_stream_is_split_by_where_it_comes_from(model):
 def test_parameters_are_leaves_that_say_where_they_are_from(model):
     loaded = model("gpt2")
     report = explained(loaded, "blocks.0.attn.W_k", (2, 5))
-    assert report.value == loaded.decoder.slots["blocks.0.attn.W_k"][5, 2].item()
+    assert report.value == parameters_of(loaded.decoder)["blocks.0.attn.W_k"][5, 2].item()
     assert "`h.0.attn.c_attn.weight`, stored as F32" in report.steps[0].note
     assert report.steps[0].source == "weights"
     assert report.steps[0].children == ()
@@ -358,7 +359,7 @@ def test_the_squares_of_long_prompts_are_counted(model):
 def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, tmp_path):
     """Weights of 1e-39 in float32: products of them are below everything that it has."""
     model = explain_models.make(name, tmp_path, "float32")
-    for slot_name, slot in model.decoder.slots.items():
+    for slot_name, slot in parameters_of(model.decoder).items():
         if re.search(scaled, slot_name):
             slot.mul_(1e-39)
     for target in ("logits", "blocks.0.attn.q", "blocks.1.attn.z", "blocks.1.resid_post"):

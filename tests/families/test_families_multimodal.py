@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from safetensors.torch import save_file
 from tiny_checkpoints import LLAMA, llama_tensors, write_llama
 
@@ -71,8 +72,8 @@ def test_the_text_is_read_and_the_rest_is_dropped_by_name(tmp_path, style, befor
     model = load(folder)
     assert (model.config.family, model.config.model_type) == ("llama", "llama")
     assert model.config == plain.config
-    for name, slot in plain.decoder.slots.items():
-        assert torch.equal(model.decoder.slots[name], slot)
+    for name, slot in parameters_of(plain.decoder).items():
+        assert torch.equal(parameters_of(model.decoder)[name], slot)
     dropped = dict(model.ledger.dropped)
     assert set(dropped) == set(others)
     assert dropped[f"{before}vision_tower.blocks.17.mlp.1.weight"].startswith("of the vision tower")
@@ -80,7 +81,7 @@ def test_the_text_is_read_and_the_rest_is_dropped_by_name(tmp_path, style, befor
     assert report.ok
     info = measure_info(open_checkpoint(folder), [cpu()])
     assert all(check.ok for check in info.checks)
-    assert info.model.counts.total == sum(slot.numel() for slot in plain.decoder.slots.values())
+    assert info.model.counts.total == plain.parameter_count
 
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
@@ -94,7 +95,7 @@ def test_a_head_that_is_stored_is_believed(tmp_path, head, equal):
     assert model.config.head.tied == equal
     assert (head in dict(model.ledger.dropped)) == equal
     if not equal:
-        assert torch.equal(model.decoder.slots["head.W"], 2 * table)
+        assert torch.equal(parameters_of(model.decoder)["head.W"], 2 * table)
 
 
 def test_a_head_may_be_all_there_is_of_the_pair(tmp_path):
@@ -102,7 +103,7 @@ def test_a_head_may_be_all_there_is_of_the_pair(tmp_path):
     table = tensors.pop("language_model.model.embed_tokens.weight")
     tensors["language_model.lm_head.weight"] = table
     model = load(write(tmp_path, tensors, tie_word_embeddings=True))
-    assert torch.equal(model.decoder.slots["embed.W"], table)
+    assert torch.equal(parameters_of(model.decoder)["embed.W"], table)
 
 
 def test_settings_of_the_whole_hold_for_the_text(tmp_path):

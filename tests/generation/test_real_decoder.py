@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.engine.session import Session
@@ -43,7 +44,7 @@ def real_model(dtype: torch.dtype, *, window: int | None = None, learned: bool =
     )  # fmt: skip
     decoder = Decoder(config, device="cpu", dtype=dtype)
     generator = torch.Generator().manual_seed(1)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * 0.4)
     return SimpleNamespace(
         config=config, decoder=decoder, tokenizer=None, eos_ids=frozenset({0}),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from fake_model import fake_model
 from test_real_decoder import VOCAB, real_model
 
@@ -29,7 +30,7 @@ PROMPT = [5, 6, 7, 8]
 def model_of(dtype: torch.dtype, stored: str = "F64") -> Any:
     """A small decoder with random weights that a file has in the format `stored`."""
     model = real_model(dtype)
-    slots = model.decoder.slots.values()
+    slots = parameters_of(model.decoder).values()
     entries = [SimpleNamespace(stored=stored, shape=slot.shape) for slot in slots]
     model.dtype, model.ledger = dtype, SimpleNamespace(entries=entries)
     return model
@@ -66,7 +67,7 @@ def test_margins_do_not_change_the_choice_nor_need_a_real_model_where_not_reques
 
 def test_equal_logits_are_a_tie_with_margin_0():
     model = model_of(torch.float64)
-    head_VD = model.decoder.slots["head.W"]
+    head_VD = parameters_of(model.decoder)["head.W"]
     first = next(stream(model, [PROMPT], GREEDY, limit=1)).id
     head_VD[(first + 1) % VOCAB] = head_VD[first]
     token = next(stream(model, [PROMPT], GREEDY, limit=1, margins=True))
@@ -89,7 +90,7 @@ def test_the_bound_is_what_noise_of_the_stream_moves(sampling):
     h_D = seen["blocks.1.resid_post"][0, -1]
     draws_ND = torch.randn(20_000, len(h_D), generator=torch.Generator().manual_seed(0)).double()
     moved_ND = h_D + draws_ND * (noise * h_D.norm() / math.sqrt(len(h_D)))
-    moved_NV = at_least_float32(decoder.ln_final(moved_ND) @ decoder.head.weight.t())
+    moved_NV = at_least_float32(decoder.ln_final(moved_ND) @ decoder.head.dense().t())
     moved_NV = penalized(moved_NV, sampling, *counts)
     for pair in ([5, 20], [20, 40], [41, 42], [6, 96]):
         ids_12 = torch.tensor([pair])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from ladder_models import random_weights
 
+from llmcli.formats.dense import Dense
 from llmcli.ladder import beyond as variants
 from llmcli.ladder.beyond import beyond
 from llmcli.ladder.course import plan_course
@@ -71,15 +72,15 @@ def test_what_cannot_be_built_says_why(monkeypatch):
 def test_int8_rounds_to_half_a_step_of_each_row():
     linear = object.__new__(Linear)
     draw = torch.Generator().manual_seed(1)
-    linear.weight = torch.randn(32, 64, generator=draw).bfloat16()
-    linear.weight[3] = 0  # a row of zeros has no scale of its own
+    linear.weight = Dense(torch.randn(32, 64, generator=draw).bfloat16())
+    linear.weight.tensor[3] = 0  # a row of zeros has no scale of its own
     linear.bias, linear.rows = None, [32]
     packed = Int8Linear(linear)
-    wide = linear.weight.float()
+    wide = linear.weight.dense(torch.float32)
     step = wide.abs().amax(1, keepdim=True) / 127
-    back = packed.weight.float() * step
+    back = packed.packed.float() * step
     assert (back - wide).abs().le(step * 0.5 + 1e-7).all()
-    assert packed.weight.abs().max() == 127
+    assert packed.packed.abs().max() == 127
     x = torch.randn(2, 3, 64, generator=draw).bfloat16()
     y = packed(x)
     assert y.shape == (2, 3, 32)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from ladder_models import random_weights
 
 from llmcli.errors import UnsupportedModel
@@ -14,7 +15,7 @@ from llmcli.nn.decoder import Decoder
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_nothing_is_copied(kind):
     weights = random_weights(kind)
-    slots = weights.decoder.slots
+    slots = parameters_of(weights.decoder)
     assert weights.W_E.data_ptr() == slots["embed.W"].data_ptr()
     first = weights.layers[0]
     assert torch.equal(first.W_down, slots["blocks.0.mlp.W_down"].t())

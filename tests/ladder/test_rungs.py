@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from small_models import CONFIGS, ids, read, stretched, weights
 from tiny_checkpoints import write_gpt2, write_llama
 
@@ -166,8 +167,8 @@ def test_kept_keys_are_those_of_a_shorter_sequence_where_the_rotation_grows():
 def test_the_loops_are_float64_whatever_the_model_is():
     narrow = weights(CONFIGS["llama"], torch.float32)
     wide = weights(CONFIGS["llama"], torch.float64)
-    for name, slot in narrow.decoder.slots.items():
-        wide.decoder.slots[name].copy_(slot)
+    for name, slot in parameters_of(narrow.decoder).items():
+        parameters_of(wide.decoder)[name].copy_(slot)
     tokens = ids(1, 4)[0]
     out = Loops(narrow).start(tokens)
     assert out.dtype == torch.float64

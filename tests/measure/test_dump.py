@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import norm_of
+from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -18,6 +19,7 @@ import llmcli.measure.dump as dump_module
 import llmcli.measure.parts as parts_module
 from llmcli.anatomy.names import known
 from llmcli.errors import OutOfMemory
+from llmcli.formats.dense import Dense
 from llmcli.loading import load
 from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
@@ -129,7 +131,8 @@ def unwritten(model, seen):
         if mixer.window is not None:
             hidden |= rows <= rows[:, None] - mixer.window
         scores = (q.float() @ k.mT * mixer.scale).masked_fill(hidden, -math.inf)
-        w_HeD = model.decoder.slots[f"{at}.W_o"].float().t().unflatten(0, (mixer.heads, -1))
+        w_o = model.decoder.weight(f"{at}.W_o").dense(torch.float32)
+        w_HeD = w_o.t().unflatten(0, (mixer.heads, -1))
         found |= {
             f"{at}.scores": scores, f"{at}.pattern": scores.softmax(-1),
             f"{at}.result": seen[f"{at}.z"].float() @ w_HeD,
@@ -154,7 +157,7 @@ def test_every_tensor_is_bit_for_bit_what_ran(name, dtype, generate, model):
             assert torch.equal(array, seen[tensor]), tensor
     for tensor, expected in unwritten(model, seen).items():
         torch.testing.assert_close(arrays[tensor].float(), expected, rtol=1e-5, atol=1e-5)
-    for tensor, slot in model.decoder.slots.items():
+    for tensor, slot in parameters_of(model.decoder).items():
         turned = tensor == "head.W" or ".W_" in tensor
         assert torch.equal(arrays[tensor], slot.t() if turned else slot)
     assert list(arrays) == [one.name for one in report.tensors] == list(known(model.config))
@@ -285,7 +288,7 @@ def test_what_is_no_longer_needed_is_forgotten(model):
 @pytest.mark.parametrize("generate", [0, 2])
 def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate, model):
     broken = model("gpt2")
-    broken.decoder.slots["blocks.0.mlp.b_up"][11] = math.nan
+    parameters_of(broken.decoder)["blocks.0.mlp.b_up"][11] = math.nan
     names = [f"blocks.0.{part}" for part in ("attn.z", "ln2.out", "mlp.pre", "mlp_out")]
     report, arrays = dumped(broken, [*names, "logits"], generate=generate)
     assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is not a number"
@@ -303,7 +306,7 @@ def test_a_nan_is_named_where_it_first_is_and_the_rest_is_written(generate, mode
 
 def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
     broken = model("gpt2")
-    broken.decoder.slots["blocks.0.mlp.b_up"][11] = -math.inf
+    parameters_of(broken.decoder)["blocks.0.mlp.b_up"][11] = -math.inf
     report, _ = dumped(broken, ["blocks.0.attn.scores", "blocks.0.mlp.pre"])
     assert report.not_finite == "`blocks.0.mlp.pre[0,11]` is infinite"
     assert [one.infinite for one in report.tensors] == [0, len(IDS)]
@@ -313,7 +316,7 @@ def test_an_infinity_is_no_number_but_a_masked_score_is_one(model):
 def test_a_nan_beside_what_is_dumped_is_told_too(model):
     """ReLU makes 0 of it, or it is not among the names: its formula has it."""
     broken = model("gpt2")
-    broken.decoder.slots["blocks.0.ln1.b"][2] = math.nan
+    parameters_of(broken.decoder)["blocks.0.ln1.b"][2] = math.nan
     report, _ = dumped(broken, ["blocks.0.ln1.scale", "blocks.0.attn.q"])
     assert "blocks.0.attn.q[0,0,0]" in report.not_finite
 
@@ -329,7 +332,7 @@ def faulty_norm(model):
 
 
 def faulty_head(model):
-    model.decoder.head.weight = model.decoder.head.weight * 1.001
+    model.decoder.head = Dense(model.decoder.head.dense() * 1.001)
 
 
 @pytest.mark.parametrize("generate", [0, 2])

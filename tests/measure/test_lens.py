@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
@@ -15,6 +16,7 @@ import llmcli.devices
 import llmcli.measure.lens as lens_module
 import llmcli.measure.lens_reader as lens_reader
 from llmcli.errors import NotFinite, OutOfMemory
+from llmcli.formats.dense import Dense
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load
 from llmcli.measure.lens import Places, measure_lens
@@ -68,7 +70,7 @@ def biased(config, dtype):
     )
     decoder = Decoder(config, device="cpu", dtype=dtype)
     g = torch.Generator().manual_seed(0)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=g) * 0.4)
     return Model(
         name="biased", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
@@ -133,7 +135,7 @@ def tapped(model, ids):
 
 def by_hand(model, h_TD, scale_T1=None):
     """Norm, head, softmax; `scale_T1` instead of the rows' own statistics."""
-    config, slots = model.config, {k: v.double() for k, v in model.decoder.slots.items()}
+    config, slots = model.config, {k: v.double() for k, v in parameters_of(model.decoder).items()}
     h_TD = h_TD.double()
     if config.final_norm.kind == "layer":
         h_TD = h_TD - h_TD.mean(1, keepdim=True)
@@ -244,7 +246,7 @@ def _wrong_weight(decoder):
 
 
 def _wrong_head(decoder):
-    decoder.head.weight = decoder.head.weight.roll(1, 0)
+    decoder.head = Dense(decoder.head.dense().roll(1, 0))
 
 
 def _soft_cap(decoder):
@@ -272,12 +274,12 @@ def test_another_output_than_the_last_row_is_red(fault, dtype, model):
 
 def _swapped(decoder):
     """Two rows of the head, of tokens that are far apart but never likely."""
-    w = decoder.head.weight.clone()
+    w = decoder.head.dense().clone()
     size = w.norm(dim=1).median()
     towards = decoder.ln_final.w / decoder.ln_final.w.norm()
     w[7], w[8] = -size * towards, torch.zeros_like(towards)
-    decoder.slots["head.W"].copy_(w)
-    decoder.head.weight = w[[*range(7), 8, 7, *range(9, len(w))]]
+    parameters_of(decoder)["head.W"].copy_(w)
+    decoder.head = Dense(w[[*range(7), 8, 7, *range(9, len(w))]])
 
 
 def _hundredth(decoder):
@@ -288,7 +290,7 @@ def _hundredth(decoder):
 @pytest.mark.parametrize("fault", [_swapped, _hundredth])
 def test_sixteen_bits_do_not_hide_wrong_logits_of_unlikely_tokens(fault, dtype, model):
     loaded = model("llama", dtype)
-    loaded.decoder.slots["head.W"].mul_(4)
+    parameters_of(loaded.decoder)["head.W"].mul_(4)
     assert look(loaded).ok
     fault(loaded.decoder)
     checks = {check.name: check for check in look(loaded).checks}
@@ -340,7 +342,7 @@ def test_a_block_that_gets_something_else_than_the_one_before_gave_is_red(model,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_looking_is_one_forward_pass_and_changes_no_bit(dtype, model, monkeypatch):
     loaded = model("qwen3", dtype)
-    before = {name: slot.clone() for name, slot in loaded.decoder.slots.items()}
+    before = {name: slot.clone() for name, slot in parameters_of(loaded.decoder).items()}
     plain = observe(loaded, IDS, lambda *_: None)
     runs, calls = [], []
 
@@ -354,7 +356,7 @@ def test_looking_is_one_forward_pass_and_changes_no_bit(dtype, model, monkeypatc
     look(loaded, mid=True)
     assert torch.equal(runs[0].logits_V, plain.logits_V)
     assert len(calls) == 1
-    assert all(torch.equal(before[n], slot) for n, slot in loaded.decoder.slots.items())
+    assert all(torch.equal(before[n], slot) for n, slot in parameters_of(loaded.decoder).items())
 
 
 @pytest.mark.parametrize("chunk", [1, 500])
@@ -511,14 +513,14 @@ def test_what_does_not_fit_in_memory_is_refused_before_the_run(model, monkeypatc
 )
 def test_what_is_not_finite_is_named(part, named, model):
     loaded = model("llama")
-    loaded.decoder.slots[f"blocks.1.{part}"].view(-1)[0] = torch.nan
+    parameters_of(loaded.decoder)[f"blocks.1.{part}"].view(-1)[0] = torch.nan
     with pytest.raises(NotFinite, match=f"`{named}` is not finite at position 0"):
         look(loaded)
 
 
 def test_a_head_that_is_not_finite_is_told(model):
     loaded = model("llama")
-    loaded.decoder.slots["head.W"][3, 3] = torch.inf
+    parameters_of(loaded.decoder)["head.W"][3, 3] = torch.inf
     with pytest.raises(NotFinite, match="the logits at position 6 are not finite"):
         look(loaded)  # those that the run itself gave out come first
 
@@ -608,7 +610,7 @@ def test_smollm2_is_looked_at_in_one_pass_and_changed_in_no_bit(smollm2_path, mo
     monkeypatch.setattr(lens_module, "observe", spied)
     monkeypatch.setattr(lens_reader, "unembed", measured)
     before = held()
-    weights = sum(slot.nbytes for slot in loaded.decoder.slots.values())
+    weights = sum(slot.nbytes for slot in parameters_of(loaded.decoder).values())
     report = look(loaded, ids, top=20)
     assert len(calls) == 1
     assert torch.equal(runs[0].logits_V, plain)

@@ -115,9 +115,9 @@ def test_pieces_make_no_difference(monkeypatch, bad):
     x[[7, 11]] = 0.0
     for at in bad:
         x[at] = (NAN, INF, -INF)[at % 3]
-    whole = parameter_numbers("embed.W", x.view(8, 5))
+    whole = parameter_numbers(x.view(8, 5), turned=False)
     monkeypatch.setattr(statistics_module, "_AT_ONCE", 3)
-    pieces = parameter_numbers("embed.W", x.view(8, 5))
+    pieces = parameter_numbers(x.view(8, 5), turned=False)
     for name in ("count", "zeros", "nan", "infinite", "negative", "first_bad"):
         assert getattr(pieces, name) == getattr(whole, name), name
     for name in ("mean", "std", "low", "high"):
@@ -137,7 +137,7 @@ def test_rows_and_layers_pool_as_if_they_were_one():
     parts[2] = INF
 
     def numbers(x):
-        return parameter_numbers("embed.W", x)
+        return parameter_numbers(x, turned=False)
 
     together, whole = pooled([numbers(part) for part in parts]), numbers(parts.view(-1))
     assert (together.count, together.nan, together.infinite) == (150, 1, 50)
@@ -155,7 +155,7 @@ def test_a_transposed_parameter_is_not_copied_whole(monkeypatch):
     )
     monkeypatch.setattr("llmcli.measure.parts.AT_ONCE", 64)
     slot = torch.randn(16, 32).t()
-    found = parameter_numbers("blocks.0.attn.W_q", slot)
+    found = parameter_numbers(slot, turned=True)
     assert max(seen) <= 64
     assert found.count == sum(seen) == 512
 

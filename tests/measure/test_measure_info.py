@@ -8,6 +8,7 @@ from dataclasses import replace
 import gguf_bytes as g
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,7 +53,7 @@ def agrees_with_loading(checkpoint):
 
 def computes_what_it_says(report, model):
     """Bytes of the tensors that are there, and FLOPs as PyTorch counts them."""
-    config, slots = model.config, model.decoder.slots
+    config, slots = model.config, parameters_of(model.decoder)
     not_read = 0 if config.head.tied else slots["embed.W"][2:].nbytes  # two sequences, two tokens
     if config.embedding.positions is not None:
         not_read += slots["pos_embed.W"][1:].nbytes

@@ -9,6 +9,7 @@ import children
 import pytest
 import torch
 from blocks import two_norms
+from decoder_parameters import replace_weight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import write_gpt2, write_llama
@@ -250,12 +251,12 @@ def larger_cache(cls, shape, key_size, value_size, *, device, dtype):
 
 def cloned_v(model):
     name = "blocks.1.attn.W_v"
-    model.decoder.slots[name] = model.decoder.slots[name].clone()
+    replace_weight(model.decoder, name, model.decoder.weight(name).dense().clone())
 
 
 def turned(model):
     name = "blocks.0.attn.W_o"
-    model.decoder.slots[name] = model.decoder.slots[name].T[:, :3]
+    replace_weight(model.decoder, name, model.decoder.weight(name).dense().T[:, :3])
 
 
 FAULTS = {

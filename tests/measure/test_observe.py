@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from small_models import CONFIGS, VOCAB, weights
 
 from llmcli import anatomy, devices
@@ -93,7 +94,7 @@ def test_a_cache_that_does_not_fit_is_refused(model, monkeypatch):
 
 
 def test_logits_that_are_not_finite(model):
-    model.decoder.slots["ln_final.w"].fill_(float("nan"))
+    parameters_of(model.decoder)["ln_final.w"].fill_(float("nan"))
     with pytest.raises(NotFinite):
         watched(model, generate=1, sampling=GREEDY)
 

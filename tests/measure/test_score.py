@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from blocks import two_norms
+from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +46,7 @@ class SmallModel:
         self.device = torch.device("cpu")
         self.decoder = Decoder(config, device="cpu", dtype=torch.float64)
         randomize(self.decoder, 1)
-        for slot in self.decoder.slots.values():
+        for slot in parameters_of(self.decoder).values():
             slot.mul_(5)
 
 
@@ -128,7 +129,7 @@ def test_bytes_that_tokens_share_count_once(found):
 
 def test_nan_weights_are_found(model):
     broken = SmallModel()
-    broken.decoder.slots["blocks.1.mlp.W_down"][0, 0] = math.nan
+    parameters_of(broken.decoder)["blocks.1.mlp.W_down"][0, 0] = math.nan
     with pytest.raises(NotFinite, match="not finite"):
         scored(broken, ids_of(5))
 

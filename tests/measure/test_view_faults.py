@@ -10,6 +10,7 @@ from decoder_faults import FAULTS, model
 from small_models import ids
 
 from llmcli.anatomy.names import select
+from llmcli.formats.dense import Dense
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
@@ -113,12 +114,12 @@ def one_head(monkeypatch, of, by):
 
 def projection(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixers[0].qkv
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 def output(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixers[0].out
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 def first_norm(monkeypatch, of, by):
@@ -128,7 +129,7 @@ def first_norm(monkeypatch, of, by):
 
 def feed_forward(monkeypatch, of, by):
     linear = ffn_of(of.decoder.blocks[-1]).down
-    monkeypatch.setattr(linear, "weight", linear.weight * by)
+    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
 
 
 # how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from torch import Tensor
 
 from llmcli.anatomy.names import known
@@ -126,7 +127,7 @@ def test_one_pass_whose_numbers_are_the_usual_ones(
 def sums(model: Model) -> dict[str, int]:
     """The bits of each parameter, read as whole numbers and added up."""
     whole = {2: torch.int16, 4: torch.int32}
-    slots = model.decoder.slots.items()
+    slots = parameters_of(model.decoder).items()
     return {name: int(slot.view(whole[slot.itemsize]).sum()) for name, slot in slots}
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from blocks import norm_of, two_norms
+from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig
 from llmcli.nn import step
@@ -73,7 +74,7 @@ CONFIGS = {
 def decoder(config, dtype=torch.float64):
     model = Decoder(config, device="cpu", dtype=dtype)
     g = torch.Generator().manual_seed(3)
-    for slot in model.slots.values():
+    for slot in parameters_of(model).values():
         slot.copy_(torch.randn(slot.shape, generator=g, dtype=torch.float64) * 0.4)
     return model
 
@@ -190,8 +191,8 @@ def test_half_precision_stays_near(model):
     tokens = ids(1, 9)
     exact = model(tokens).log_softmax(-1)
     half = Decoder(model.config, device="cpu", dtype=torch.bfloat16)
-    for name, slot in half.slots.items():
-        slot.copy_(model.slots[name])
+    for name, slot in parameters_of(half).items():
+        slot.copy_(parameters_of(model)[name])
     out = half(tokens)
     assert out.dtype == torch.float32
     assert (out.log_softmax(-1) - exact).abs().mean() < 0.2
@@ -199,9 +200,9 @@ def test_half_precision_stays_near(model):
 
 def test_fused_projections_are_views():
     model = decoder(CONFIGS["grouped"])
-    fused = model.blocks[0].mixers[0].qkv.weight
+    fused = model.blocks[0].mixers[0].qkv.weight.dense()
     assert fused.shape == (48 + 16 + 16, 24)
-    parts = [model.slots[f"blocks.0.attn.W_{part}"] for part in "qkv"]
+    parts = [parameters_of(model)[f"blocks.0.attn.W_{part}"] for part in "qkv"]
     assert torch.equal(torch.cat(parts), fused)
     assert all(part.untyped_storage().data_ptr() == fused.data_ptr() for part in parts)
 

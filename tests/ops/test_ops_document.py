@@ -11,9 +11,9 @@ from blocks import two_norms
 from llmcli import ops
 from llmcli.anatomy import parameters
 from llmcli.config import ModelConfig
+from llmcli.formats import dense
 from llmcli.generation.sampling import Sampling, choose, filtered
-from llmcli.nn import decoder as nn_decoder
-from llmcli.nn import linear as nn_linear
+from llmcli.nn.decoder import Decoder
 from llmcli.ops import activations, norm, twins
 from llmcli.ops.attention import attend, scores
 from llmcli.ops.linear import linear
@@ -198,11 +198,9 @@ def test_gemvs_of_one_token(tied, monkeypatch):
     assert gemvs == 28 * 7 + 1 == 197
     assert gemvs - sum(name.endswith("W_o") for name in matrices) == 28 * 6 + 1 == 169
     calls = []
-    for module, name in (
-        (nn_linear, "linear"), (nn_linear, "linear_wide"), (nn_decoder, "product_float32"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, lambda *a: calls.append(a[1].shape) or linear(*a))
-    decoder = nn_decoder.Decoder(model, device="meta", dtype=torch.float32)
+    for name in ("linear", "linear_wide", "product_float32"):
+        monkeypatch.setattr(dense, name, lambda *a: calls.append(a[1].shape) or linear(*a))
+    decoder = Decoder(model, device="meta", dtype=torch.float32)
     state = decoder.new_state(1, 8)
     decoder(torch.zeros(1, 1, dtype=torch.long, device="meta"), state)
     assert len(calls) == 28 * 4 + 1 == 113

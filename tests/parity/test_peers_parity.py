@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from parity_cases import CASES, Case, build, prompt
 from parity_gguf import write_gguf
 from parity_types import Checkpoints
@@ -105,7 +106,7 @@ def test_the_configuration_and_the_names_lead_back_to_the_model(
     assert written["model_type"] == model.config.model_type
     names = [entry.source for entry in model.ledger.entries]
     loads = hub_loads(model.config, dict.fromkeys(names))
-    assert sorted(load.target for load in loads) == sorted(model.decoder.slots)
+    assert sorted(load.target for load in loads) == sorted(parameters_of(model.decoder))
 
 
 def test_a_model_that_transformers_has_not_is_refused(checkpoints: Checkpoints) -> None:

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from parity_cases import CASES, prompt
 from parity_recorder import record
 from parity_reference import reference_hidden
@@ -82,11 +83,11 @@ def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
         norms[f"blocks.{i}.ln2"] = f"blocks.{i}.resid_mid"
     for norm, source in norms.items():
         x = ours[source]
-        if f"{norm}.b" in decoder.slots:
+        if f"{norm}.b" in parameters_of(decoder):
             x = x - x.mean(-1, keepdim=True)
-        out = x / ours[f"{norm}.scale"] * decoder.slots[f"{norm}.w"]
-        if f"{norm}.b" in decoder.slots:
-            out = out + decoder.slots[f"{norm}.b"]
+        out = x / ours[f"{norm}.scale"] * parameters_of(decoder)[f"{norm}.w"]
+        if f"{norm}.b" in parameters_of(decoder):
+            out = out + parameters_of(decoder)[f"{norm}.b"]
         assert far(out, ours[f"{norm}.out"]) < 1e-13
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from parity_cases import CASES, PROMPT, case, prompt
 from parity_reference import OnlyFloat64, reference_logprobs
 from parity_types import Models, References
@@ -184,7 +185,7 @@ def test_every_parameter_matters(name: str, models: Models, references: Referenc
     theirs = reference_logprobs(references(name, "float64"), ids)
     assert difference(logprobs(decoder, ids), theirs) < 1e-9
     unseen = []
-    for parameter, tensor in decoder.slots.items():
+    for parameter, tensor in parameters_of(decoder).items():
         kept = tensor.clone()
         tensor.mul_(1 + 1e-4)
         if difference(logprobs(decoder, ids), theirs) < 1e-8:

@@ -55,12 +55,12 @@ def write(folder):
     tensors = {"embed.W": normal(VOCAB, WIDTH), "head.W": normal(VOCAB, WIDTH),
                "ln_final.w": 1 + 0.2 * torch.randn(WIDTH, generator=generator)}  # fmt: skip
     for i in range(LAYERS):
-        tensors |= {
-            f"{i}.ln1.w": torch.ones(WIDTH), f"{i}.ln2.w": torch.ones(WIDTH),
-            f"{i}.mean.W_v": normal(HEADS * SIZE, WIDTH), f"{i}.mean.W_o": normal(WIDTH, HEADS * SIZE),
-            f"{i}.mean.a": torch.tensor([2.0, 0.5, -0.3]),
-            f"{i}.experts.W_router": normal(2, WIDTH), f"{i}.experts.W_in": normal(2, HIDDEN, WIDTH),
-            f"{i}.experts.W_out": normal(2, WIDTH, HIDDEN),
-        }  # fmt: skip
+        tensors |= {f"{i}.{leaf}": normal(*shape) for leaf, shape in (
+            ("mean.W_v", (HEADS * SIZE, WIDTH)), ("mean.W_o", (WIDTH, HEADS * SIZE)),
+            ("experts.W_router", (2, WIDTH)), ("experts.W_in", (2, HIDDEN, WIDTH)),
+            ("experts.W_out", (2, WIDTH, HIDDEN)),
+        )}  # fmt: skip
+        tensors |= {f"{i}.ln{n}.w": torch.ones(WIDTH) for n in (1, 2)}
+        tensors[f"{i}.mean.a"] = torch.tensor([2.0, 0.5, -0.3])
     save_file(tensors, folder / "model.safetensors")
     return folder

@@ -124,7 +124,7 @@ class Layer:
         self.number = of.number
         self.of = of
         self.heads = wanted.heads_of(of.heads)
-        self._w_o = None if of.output is None else model.decoder.slots[of.output]
+        self._w_o = None if of.output is None else model.decoder.weight(of.output)
         self._wanted = wanted
         self._proof = proof
         self._pairs = pairs
@@ -195,7 +195,7 @@ class Layer:
             v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
             moved_Se = v_Se
             if self._w_o is not None:
-                w_eD = self._w_o.t()[head * size : (head + 1) * size].cpu().double()
+                w_eD = self._w_o.dense().t()[head * size : (head + 1) * size].cpu().double()
                 moved_Se = v_Se @ (w_eD @ w_eD.t())
             squares_S = (moved_Se * v_Se).sum(-1)
             norms.append(squares_S.clamp_min(0).sqrt())

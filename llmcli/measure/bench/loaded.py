@@ -27,7 +27,7 @@ def ran_of(
     shapes was to be loaded.
     """
     device = on or model.device
-    numbers = sum(slot.numel() for slot in model.decoder.slots.values())
+    numbers = model.parameter_count
     dtype, kind = dtype_name(model.dtype), device.type
     layers = len(model.config.layers)
     return Ran(

@@ -25,14 +25,15 @@ _OTHERS = {
 _WIDE = ("F64", "I32", "I64", "U32", "U64")  # more digits than float32 has
 
 
-def parameter_numbers(name: str, slot: Tensor) -> Numbers:
-    """What a parameter is like as it lies in memory; no second copy of it is made."""
+def parameter_numbers(stored: Tensor, *, turned: bool) -> Numbers:
+    """What a parameter is like as it lies in memory; no second copy of it is made.
+
+    `turned`: a formula has its transpose, so that the first bad number stands elsewhere there.
+    """
     found = Statistics()
-    for part in parts(slot):
+    for part in parts(stored):
         found.add(part)
-    numbers = _numbers(found, tuple(slot.shape))
-    # a formula writes `X W`, of which torch keeps the transpose; shapes of square ones are silent
-    turned = name == "head.W" or ".W_" in name
+    numbers = _numbers(found, tuple(stored.shape))
     bad = numbers.first_bad
     return numbers if bad is None or not turned else _at(numbers, (*bad[:-2], *bad[:-3:-1]))
 

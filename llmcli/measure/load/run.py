@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from llmcli import devices
 from llmcli.anatomy import parameters
+from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -58,7 +59,7 @@ def measure_load(
     lines = ledger_lines(model.ledger, checkpoint, model.config, numbers)
     found = [told(line.parameter, line.numbers) for line in lines]
     report = _report(checkpoint, about, lines, found, stages, base, peak)
-    tied = model.decoder.slots["embed.W"].nbytes
+    tied = model.decoder.weight("embed.W").nbytes
     return model, replace(
         report,
         dtype=dtype_name(model.dtype),
@@ -137,14 +138,14 @@ def _with_tokenizer(about: _About, checkpoint: Checkpoint) -> _About:
 
 def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
     """What each parameter is like as it lies in memory."""
-    found, done = {}, 0
+    found, done, known = {}, 0, graph(model.config).parameters
     with devices.threads(_THREADS):
         for entry in model.ledger.entries:
-            slot = model.decoder.slots[entry.target]
+            numbers = model.decoder.weight(entry.target).dense()
             if entry.parameter != entry.target:
-                slot = slot[int(entry.parameter[len(entry.target) + 1 : -1])]
-            found[entry.parameter] = parameter_numbers(entry.parameter, slot)
-            done += slot.nbytes
+                numbers = numbers[int(entry.parameter[len(entry.target) + 1 : -1])]
+            found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
+            done += numbers.nbytes
             if progress is not None:
                 progress(LOOKING, done, model.weight_bytes)
     return found

@@ -40,7 +40,7 @@ class Plan:
 
     def works(self, phase: PhaseName) -> Works:
         """What each part in each layer takes in all of them, with the bytes that weights have."""
-        weights = {name: slot.nbytes for name, slot in self.model.decoder.slots.items()}
+        weights = _weight_bytes(self.model)
         return calls_work(
             self.model.config, self.calls(phase), dtype=self.dtype, weight_bytes=weights
         )
@@ -86,7 +86,13 @@ class Plan:
 
 def working_set(model: Model, *, tokens: int, batch: int = 1) -> int:
     """Bytes that one step after `tokens` tokens streams, the weights as they lie in memory."""
-    weights = {name: slot.nbytes for name, slot in model.decoder.slots.items()}
+    weights = _weight_bytes(model)
     return step_bytes(
         model.config, tokens, batch=batch, dtype=dtype_name(model.dtype), weight_bytes=weights
     )
+
+
+def _weight_bytes(model: Model) -> dict[str, int]:
+    """Bytes of each parameter as it lies in memory."""
+    decoder = model.decoder
+    return {name: decoder.weight(name).nbytes for name in decoder.weight_names}

@@ -25,7 +25,6 @@ from llmcli.measure.timing.run import Job, PhaseName
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.attention import visible_keys
-from llmcli.ops.linear import linear
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
@@ -48,7 +47,7 @@ class Splitter:
     """
 
     def __init__(self, model: Model, state: State, clock: RunClock) -> None:
-        self._slots = model.decoder.slots
+        self._decoder = model.decoder
         self._layers = model.config.layers
         self._state = state
         self.clock = clock
@@ -82,8 +81,8 @@ class Splitter:
         """One product a piece, kept until the fused one is there to be compared with."""
         self.clock(_BETWEEN)
         for name, op in pieces.items():
-            bias_N = None if op.bias is None else self._slots[op.bias]
-            self._pending[name] = linear(x_BTD, self._slots[op.weight], bias_N)
+            bias_N = None if op.bias is None else self._decoder.weight(op.bias).dense()
+            self._pending[name] = self._decoder.weight(op.weight).matmul(x_BTD, bias_N)
             self.clock(name.rpartition(".")[2])
 
     def _attend(self, layer: int, value_size: int) -> Tensor:

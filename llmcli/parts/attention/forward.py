@@ -192,5 +192,5 @@ class Attention:
     def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
         """`attn.result` of one head, what it adds to the output: `[B, T, D]`, at least float32."""
         size = z_BHTe.shape[-1]
-        w_eD = self.out.weight.t()[head * size : (head + 1) * size]
+        w_eD = self.out.weight.dense().t()[head * size : (head + 1) * size]
         return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)

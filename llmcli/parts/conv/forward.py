@@ -33,8 +33,8 @@ class ShortConv:
             [f"{name}.W_{leaf}" for leaf in leaves],
             [f"{name}.b_{leaf}" for leaf in leaves] if config.bias else (),
         )
-        self.filter = parameters.one(f"{name}.w")
-        self.bias = parameters.one(f"{name}.b") if config.bias else None
+        self.filter = parameters.vector((f"{name}.w",))
+        self.bias = parameters.vector((f"{name}.b",)) if config.bias else None
         out_bias = (f"{name}.b_out",) if config.bias else ()
         self.out = Linear(parameters, (f"{name}.W_out",), out_bias)
 

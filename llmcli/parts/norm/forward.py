@@ -19,8 +19,8 @@ class Norm:
     ) -> None:
         self.config = config
         self.name = name
-        self.w = parameters.one(f"{name}.w")
-        self.b = parameters.one(f"{name}.b") if config.bias else None
+        self.w = parameters.vector((f"{name}.w",))
+        self.b = parameters.vector((f"{name}.b",)) if config.bias else None
         # what enters a product needs 16 bits at most, what is added to the stream at least 32
         narrow = parameters.dtype.itemsize < 4
         self.dtype = torch.float32 if wide and narrow else parameters.dtype

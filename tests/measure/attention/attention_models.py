@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import torch
+from decoder_parameters import parameters_of
 
 from llmcli.config import ModelConfig, sequential
 from llmcli.model import Model
@@ -46,7 +47,7 @@ def model_of(config: ModelConfig, dtype: str = "float64", seed: int = 0) -> Mode
     """Random weights, attention far from uniform."""
     decoder = Decoder(config, device="cpu", dtype=getattr(torch, dtype))
     generator = torch.Generator().manual_seed(seed)
-    for slot in decoder.slots.values():
+    for slot in parameters_of(decoder).values():
         slot.copy_(torch.randn(slot.shape, generator=generator) * 0.5)
     return Model(
         name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,

@@ -9,9 +9,11 @@ import pytest
 import torch
 from attention_models import BASE, RMS, config_of, ids_of, model_of, small
 from blocks import norm_of
+from decoder_parameters import parameters_of
 
 from llmcli.errors import NotFinite
 from llmcli.explain import formulas
+from llmcli.formats.dense import Dense
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block, Tokens
@@ -240,16 +242,16 @@ def _qk_eps(model):
 def _projection(part):
     def change(model):
         qkv = model.decoder.blocks[0].mixers[0].qkv
-        qkv.weight = qkv.weight.clone()
-        qkv.weight[{"q": 3, "k": 26, "v": 40}[part], 5] *= 1.01
+        qkv.weight = Dense(qkv.weight.dense().clone())
+        qkv.weight.tensor[{"q": 3, "k": 26, "v": 40}[part], 5] *= 1.01
 
     return change
 
 
 def _output(model):
     out = model.decoder.blocks[1].mixers[0].out
-    out.weight = out.weight.clone()
-    out.weight[3, 2] += 1e-3
+    out.weight = Dense(out.weight.dense().clone())
+    out.weight.tensor[3, 2] += 1e-3
 
 
 @pytest.mark.parametrize(
@@ -381,6 +383,6 @@ def test_a_visible_weight_may_be_0():
 
 
 def test_numbers_that_are_not_finite_end_the_view(model):
-    model.decoder.slots["blocks.1.attn.W_v"][3, 3] = float("nan")
+    parameters_of(model.decoder)["blocks.1.attn.W_v"][3, 3] = float("nan")
     with pytest.raises(NotFinite, match=r"blocks\.1\.attn"):
         measure_attention(model, ids_of(9))

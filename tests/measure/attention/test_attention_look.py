@@ -19,6 +19,7 @@ from attention_models import (
     seen_keys,
     small,
 )
+from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -162,7 +163,8 @@ def test_pairs_ranked_by_what_is_moved():
     ranks = []
     for weight, layer, head, i, j in all_pairs(model, ids):
         if j > 0 and i != j:
-            w = model.decoder.slots[f"blocks.{layer}.attn.W_o"].t()[head * 6 : head * 6 + 6]
+            w_o = model.decoder.weight(f"blocks.{layer}.attn.W_o").dense()
+            w = w_o.t()[head * 6 : head * 6 + 6]
             moved = seen[f"blocks.{layer}.attn.v"][0, head // 2, j] @ w
             ranks.append((weight * float(moved.norm()), layer, head, i, j))
     expected = sorted(ranks, reverse=True)[:5]
@@ -248,7 +250,7 @@ def test_progress_ends_with_all_rows_of_all_heads(generate):
 @pytest.mark.parametrize("generate", [0, 3])
 def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, generate):
     model, ids = small("gqa", dtype), ids_of(18)
-    weights = {name: slot.clone() for name, slot in model.decoder.slots.items()}
+    weights = {name: slot.clone() for name, slot in parameters_of(model.decoder).items()}
     calls, plain = [], Decoder.__call__
 
     def counted(decoder, tokens, state=None, **options):
@@ -266,7 +268,7 @@ def test_one_forward_pass_whose_numbers_are_the_usual_ones(monkeypatch, dtype, g
         tap = options.pop("tap")
         assert tap is not None
         assert torch.equal(plain(model.decoder, tokens, state, **options), out)
-    for name, slot in model.decoder.slots.items():
+    for name, slot in parameters_of(model.decoder).items():
         assert torch.equal(slot, weights[name]), name
 
 

@@ -20,6 +20,7 @@ from attention_models import (
     seen_keys,
     small,
 )
+from decoder_parameters import parameters_of
 
 from llmcli.measure.attention import LABELS, METRICS, USUAL, measure_attention, run
 from llmcli.measure.attention.block import Block, Tokens
@@ -73,7 +74,7 @@ def test_weighted_is_the_same_of_what_is_moved(kind):
     seen = {}
     model.decoder(torch.tensor([ids]), tap=seen.__setitem__)
     v = seen["blocks.0.attn.v"][0].numpy()
-    w = model.decoder.slots["blocks.0.attn.W_o"].t().numpy()
+    w = parameters_of(model.decoder)["blocks.0.attn.W_o"].t().numpy()
     for head, a in enumerate(patterns(model, ids)[0]):
         size = mixer.value_dim
         moved = v[head // (mixer.heads // mixer.kv_heads)] @ w[head * size : (head + 1) * size]
@@ -148,7 +149,7 @@ def built(targets: list[list[int] | None], count: int):
         heads=heads, kv_heads=heads, head_dim=count, value_dim=count, scale=1.0, rope=None
     )
     model = model_of(config_of(mixer, positions=count, width=count, vocab=count))
-    slots = model.decoder.slots
+    slots = parameters_of(model.decoder)
     slots["embed.W"].zero_()
     slots["pos_embed.W"].copy_(torch.eye(count))
     slots["blocks.0.ln1.w"].fill_(1.0)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder_parameters import parameters_of
 from gguf_bytes import gguf, pair
 from tiny_checkpoints import write_gpt2, write_llama
 
@@ -77,7 +78,7 @@ def test_what_is_said_of_transformers(ours):
     import transformers
 
     peer = open_peer("transformers", ours, SETTINGS)
-    count = sum(slot.numel() for slot in ours.decoder.slots.values())
+    count = sum(slot.numel() for slot in parameters_of(ours.decoder).values())
     ran = peer.ran
     assert (ran.engine, ran.version) == ("transformers", transformers.__version__)
     assert (ran.model_n_params, ran.model_size, ran.bits_per_weight) == (count, 4 * count, 32)
@@ -184,7 +185,7 @@ def test_other_weights_are_seen(ours, fault):
     good = compare(ours, peer, threads=1)
     assert good.ok
     assert good.words == "transformers predicts the same after 32 random tokens, KL in nats"
-    weight = ours.decoder.slots["blocks.1.attn.W_v"]
+    weight = parameters_of(ours.decoder)["blocks.1.attn.W_v"]
     weight[0] = weight[1] if fault == "weight" else torch.nan
     assert not compare(ours, peer, threads=1).ok
 
@@ -194,7 +195,7 @@ def test_copies_are_compared_not_the_same_memory(tmp_path):
     ours = model(tmp_path, random_weights=1)
     peer = open_peer("transformers", ours, SETTINGS)
     before = compare(ours, peer, threads=1).value
-    for slot in ours.decoder.slots.values():
+    for slot in parameters_of(ours.decoder).values():
         slot.add_(0.05)
     assert compare(ours, peer, threads=1).value > 1e3 * max(before, 1e-12)
 
@@ -325,7 +326,7 @@ def test_llama_cpp_computes_what_we_do(smollm2_path, dtype, capfd):
     theirs, mine = peer.logits().log_softmax(-1), logits(ours, ids).log_softmax(-1)
     assert ours.tokenizer.decode([int(theirs.argmax())]) == " Rome"
     assert float((mine.exp() * (mine - theirs)).sum()) < 0.05
-    ours.decoder.slots["blocks.3.mlp.W_down"].mul_(1.5)
+    parameters_of(ours.decoder)["blocks.3.mlp.W_down"].mul_(1.5)
     assert not compare(ours, peer, threads=1).ok
     peer.close()
     assert capfd.readouterr() == ("", "")

@@ -6,6 +6,7 @@ from time import sleep
 import pytest
 import torch
 from blocks import ffn_of
+from decoder_parameters import parameters_of
 from small_models import CONFIGS, ids
 from timed_models import CEILINGS, FakeDevice, red, small, timed, tries
 
@@ -248,7 +249,7 @@ def test_a_clock_that_changes_what_is_computed_is_caught(monkeypatch):
 
 def test_logits_that_are_nan_are_refused():
     model = small("llama")
-    model.decoder.slots["ln_final.w"].fill_(torch.nan)
+    parameters_of(model.decoder)["ln_final.w"].fill_(torch.nan)
     for phase in ("prefill", "decode"):
         with pytest.raises(NotFinite):
             timed(model, phases=(phase,))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decoder_parameters import replace_weight
 from small_models import CONFIGS, ids
 from timed_models import red, small, timed
 
@@ -52,7 +53,7 @@ def test_without_being_asked_nothing_is_split():
 def test_a_wrong_piece_turns_the_footer_red(piece, dtype):
     model = small("llama", dtype)
     name = f"blocks.1.{piece}"
-    model.decoder.slots[name] = 1.2 * model.decoder.slots[name]  # a copy: the kernel has its own
+    replace_weight(model.decoder, name, 1.2 * model.decoder.weight(name).dense())
     report = timed(model, unfused=True)
     assert red(report) - {"adds_up"} == {"pieces"}
     assert report.checks[-1].where.startswith(name.replace("W_", ""))
@@ -71,9 +72,8 @@ def test_a_wrong_mask_turns_the_footer_red(dtype, monkeypatch):
 
 def test_a_nan_in_a_piece_is_worse_than_any_other_difference():
     model = small("llama")
-    slots = model.decoder.slots
-    slots["blocks.0.attn.W_q"] = slots["blocks.0.attn.W_q"] * torch.nan
-    slots["blocks.1.attn.W_q"] = slots["blocks.1.attn.W_q"] * 100
+    for name, factor in (("blocks.0.attn.W_q", torch.nan), ("blocks.1.attn.W_q", 100)):
+        replace_weight(model.decoder, name, model.decoder.weight(name).dense() * factor)
     report = timed(model, unfused=True)
     assert red(report) - {"adds_up"} == {"pieces"}
     assert report.checks[-1].where == "blocks.0.attn.q (prefill)"

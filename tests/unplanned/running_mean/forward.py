@@ -14,7 +14,7 @@ class RunningMean:
     def __init__(self, config, name, parameters):
         self.config, self.name = config, name
         self.enter = Linear(parameters, (f"{name}.W_v",))
-        self.a = parameters.one(f"{name}.a")
+        self.a = parameters.vector((f"{name}.a",))
         self.out = Linear(parameters, (f"{name}.W_o",))
 
     @property

@@ -87,7 +87,7 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
         loads[load.source].append(load)
     state = {}
     for name, parts in loads.items():
-        value = torch.cat([ours.decoder.slots[part.target] for part in parts])
+        value = torch.cat([ours.decoder.weight(part.target).dense() for part in parts])
         state[name] = value.t().contiguous() if transposed(parts[0]) and value.ndim == 2 else value
     return state
 

@@ -1,0 +1,83 @@
+"""Weights whose numbers have one of PyTorch's dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.formats.weight import Weight
+from llmcli.ops.linear import lies_by_columns, linear, linear_wide
+from llmcli.ops.norm import at_least_float32
+from llmcli.ops.product import product_float32
+
+
+class Dense(Weight):
+    """Numbers in a tensor; a matrix may lie in memory by rows or by columns.
+
+    `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def for_products(
+        cls, rows: int, columns: int, *, device: torch.device, dtype: torch.dtype
+    ) -> Dense:
+        """An uninitialized matrix, which lies in memory as its products are fastest."""
+        if lies_by_columns(rows, device, dtype):
+            return cls(torch.empty(columns, rows, device=device, dtype=dtype).t())
+        return cls(torch.empty(rows, columns, device=device, dtype=dtype))
+
+    def split(self, rows: Sequence[int]) -> list[Dense]:
+        """Parts of so many rows each, views: several parameters that are one product."""
+        return [Dense(part) for part in self.tensor.split_with_sizes(list(rows))]
+
+    @property
+    def format(self) -> str:
+        """The name of the dtype."""
+        return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its numbers."""
+        return self.tensor.nbytes
+
+    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """See `ops.linear.linear`."""
+        return linear(x, self.tensor, bias_N)
+
+    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """See `ops.linear.linear_wide`."""
+        return linear_wide(x, self.tensor, bias_N)
+
+    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """See `ops.product.product_float32`."""
+        return product_float32(x, self.tensor, bias_N)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Copies, widened."""
+        return at_least_float32(F.embedding(ids, self.tensor))
+
+    def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
+        """A view in the weight's own dtype, a copy in any other."""
+        return self.tensor[rows].to(dtype or self.tensor.dtype)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Rounded to the dtype of the weight, which that of its inputs is already."""
+        return x.to(self.tensor.dtype)
+
+
+def writable(weight: Weight) -> Tensor:
+    """The memory of a dense weight, for what fills it. Raises TypeError for another kind."""
+    if not isinstance(weight, Dense):
+        raise TypeError(f"a weight in {weight.format} is not filled number by number")
+    return weight.tensor
