@@ -155,7 +155,7 @@ class _Oriented:
         return slot.t() if name == "head.W" or ".W_" in name else slot
 
     def unused(self) -> list[str]:
-        """Parameters that nobody asked for."""
+        """Parameters that were never requested."""
         return [name for name in self._slots if name not in self._used]
 
 
