@@ -1,46 +1,16 @@
 """`llmcli`: the commands there are, and what becomes of an exception.
 
 Only the standard library and our errors are imported above `main`, so that signals are ours
-before typer is imported. Until then Ctrl-C ends the process as it ends any other program,
-silently, where Python would print where it was among its imports. That comes first of all, and
-takes nothing that has to be read from the disk: `signal` imports `enum`, and even
-`from __future__` reads a file.
+before typer is imported.
 """
 
-import _signal  # type: ignore[import-not-found]
-import os
+from __future__ import annotations
+
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-
-def _silence() -> bool:
-    """Whether SIGINT was Python's: one that the parent ignores (`nohup`) stays ignored."""
-    try:
-        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-            return True
-    except ValueError:  # not the main thread: an embedder's own affair
-        pass
-    return False
-
-
-_silenced = _silence()
-
-from collections.abc import Sequence  # noqa: E402
-from typing import Any, NoReturn  # noqa: E402
-
-from llmcli.cli.exits import SIGNALS, run  # noqa: E402
-
-if _silenced and _signal.getsignal(_signal.SIGINT) == _signal.SIG_DFL:
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-
-
-def script() -> NoReturn:
-    """The `llmcli` of the command line: `main`, and then an end on the spot.
-
-    Everything is written and closed by then; Python's own end takes torch down module by
-    module, which is half a second before the prompt comes back.
-    """
-    os._exit(main())
+from llmcli.cli.exits import SIGNALS, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

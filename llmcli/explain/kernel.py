@@ -123,7 +123,7 @@ class Kernel:
         """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
         stored = self.model.decoder.weight(name).dense()
         row = self.graph.parameters.get(name)  # none of a tied head, which is the table turned
-        return stored.t() if row is None or row.turned else stored
+        return stored.mT if row is None or row.turned else stored
 
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""

@@ -15,7 +15,7 @@ def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
     stored = model.decoder.weight(axes.name).dense()
     turned = graph(model.config).parameters[axes.name].turned
-    value = float((stored.t() if turned else stored)[index])
+    value = float((stored.mT if turned else stored)[index])
     letter = axes.name.rpartition(".")[2]
     if axes.name in ("embed.W", "pos_embed.W"):
         letter = "W_E" if axes.name == "embed.W" else "W_P"

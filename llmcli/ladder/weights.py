@@ -157,7 +157,7 @@ class _Oriented:
         return stored.t() if name == "head.W" or ".W_" in name else stored
 
     def unused(self) -> list[str]:
-        """Parameters that nobody asked for."""
+        """Parameters that were never requested."""
         return [name for name in self._decoder.weight_names if name not in self._used]
 
 

@@ -26,7 +26,7 @@ from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.layer import proven
 from llmcli.measure.attention.mapped import LayerMap
-from llmcli.measure.chunks import chunk_checks
+from llmcli.measure.chunks import Edges, chunk_checks
 from llmcli.measure.dump_plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
 from llmcli.measure.observe import observe
@@ -92,6 +92,7 @@ class _Dump:
         self._write, self._progress, self._check = write, progress, check
         self._sources = {one.name: sources(model.config, one, check=check) for one in plan}
         self._uses = Counter(chain.from_iterable(self._sources.values()))
+        self._edges = Edges(model, len(ids), last_layer(self._uses) if self._uses else None)
         self._written = Written(model)
         self.done: list[DumpedTensor] = []
         self._formulas: list[ViewCheck] = []
@@ -152,6 +153,7 @@ class _Dump:
             run, self._written.state = session.extend, session.state
 
         def watch(name: str, tensor: Tensor) -> None:
+            self._edges.watch(0, name, tensor)
             if name in self._uses:
                 self._written.kept[name] = tensor
             while pending and self._sources[pending[0].name] <= self._written.kept.keys():
@@ -168,6 +170,7 @@ class _Dump:
         prompt: dict[str, Tensor] = {}
 
         def watch(first: int, name: str, tensor: Tensor) -> None:
+            self._edges.watch(first, name, tensor)
             if name in self._uses:
                 kept = _alone(tensor)
                 pieces.setdefault(name, []).append(kept)
@@ -252,7 +255,8 @@ class _Dump:
         if self._caches:
             found.append(worst(self._caches))
         if self._formulas and self._sound:
-            found += chunk_checks(self.model, self.ids[: self.prompt_tokens], self._progress)
+            prompt = self.ids[: self.prompt_tokens]
+            found += chunk_checks(self.model, prompt, self._edges, self._progress)
         return tuple(found)
 
 

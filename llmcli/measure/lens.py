@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.engine.session import Session
 from llmcli.generation.sampling import Sampling
-from llmcli.measure.chunks import chunk_checks
+from llmcli.measure.chunks import ChunkProof, read_in_chunks
 from llmcli.measure.emitted import Emitted
 from llmcli.measure.lens_reader import Reader, Target, need_finite
-from llmcli.measure.observe import Watch, observe
+from llmcli.measure.observe import continued
 from llmcli.measure.stream import Stream
 from llmcli.measure.unembedding import Agreement, unembed
 from llmcli.model import Model
+from llmcli.reports.checks import ViewCheck
 from llmcli.reports.lens import LensReport
 from llmcli.reports.progress import Progress
 
@@ -70,67 +72,69 @@ def measure_lens(
     """Reads every row at the positions `span(number of tokens)`, `top` tokens of each.
 
     `target`, whose rank is followed: the output's own likeliest token, the text's next one (at
-    the last position the output's), or a token id. One forward pass; kept are the rows of all
-    layers at the positions (R · P · D numbers), with `generate` a second copy of keys and values,
-    which the cache is compared with, and never all logits. Raises OutOfMemory, NotFinite and what
-    `span` raises.
+    the last position the output's), or a token id. The tokens are read once, as `generate` reads
+    them; kept are the rows of all layers at the positions (R · P · D numbers) beside the cache, and
+    never all logits. Raises OutOfMemory, NotFinite and what `span` raises.
     """
     layers = len(model.config.layers)
     every = places.every(layers)
     total = len(ids) + generate
     # an end of text would move what counts from it
     kept = range(total) if generate else span(total)
-    _need(model, len(every), len(kept), total if generate else 0)
+    _need(model, len(every), len(kept), total)
     stream = Stream(every, kept, model.stream_dtype)
     agreement = Agreement(model.dtype, model.device)
-    emitted = Emitted(model.config) if generate else None
-    watch = _watcher(model, stream, agreement, emitted)
     with torch.inference_mode():
-        run = observe(model, ids, watch, generate=generate, sampling=sampling, progress=progress)
-        also = chunk_checks(model, ids, progress)
-        if emitted is not None:
-            also = (emitted.check(run), *also)
-        positions = span(len(run.ids))
-        reader = Reader(model, run.ids, stream, agreement, places.names(layers), top, target)
+        known, also = _run(model, ids, stream, agreement, generate, sampling, progress)
+        positions = span(len(known))
+        reader = Reader(model, known, stream, agreement, places.names(layers), top, target)
         step = max(1, CHUNK // (len(every) * model.config.vocab))
         for start in range(positions.start, positions.stop, step):
             if progress is not None:
                 progress("reading the rows", start - positions.start, len(positions))
             reader.read(range(start, min(start + step, positions.stop)))
-    return reader.report(positions, run.prompt_tokens, also)
+    return reader.report(positions, len(ids), also)
 
 
-def _watcher(model: Model, stream: Stream, agreement: Agreement, emitted: Emitted | None) -> Watch:
-    """Shows the run to all of them; its logits, of each call's last token, are compared."""
+def _run(
+    model: Model,
+    ids: Sequence[int],
+    stream: Stream,
+    agreement: Agreement,
+    generate: int,
+    sampling: Sampling | None,
+    progress: Progress | None,
+) -> tuple[tuple[int, ...], tuple[ViewCheck, ...]]:
+    """All token ids, and the checks of cache and chunks. The cache is freed at the end."""
+    session = Session(model.decoder, 1, len(ids) + generate)
+    emitted, proof = Emitted(model.config), ChunkProof(model, ids, session.state)
 
     def watch(first: int, name: str, tensor: Tensor) -> None:
-        stream.watch(first, name, tensor)
-        if emitted is not None:
-            emitted.watch(first, name, tensor)
-        if name != "logits":
-            return
-        h_TD = stream.last_TD
-        position = first + len(h_TD) - 1
-        need_finite(tensor, range(position, position + 1), model)
-        agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
+        for one in (stream, emitted, proof):
+            one.watch(first, name, tensor)
+        if name == "logits":  # of each call's last token, where there are any
+            h_TD = stream.last_TD
+            position = first + len(h_TD) - 1
+            need_finite(tensor, range(position, position + 1), model)
+            agreement.add([position], unembed(model, h_TD[-1:]), tensor[0, -1:])
 
-    return watch
+    read_in_chunks(session, ids, watch, progress)
+    run = continued(session, model, watch, generate, sampling, progress)
+    return run.ids, (emitted.check(session.state), *proof.checks())
 
 
-def _need(model: Model, rows: int, positions: int, cached: int) -> None:
-    """Raises OutOfMemory where the rows, a second copy of the keys and values of `cached` tokens,
-    and the logits of one chunk do not fit."""
+def _need(model: Model, rows: int, positions: int, tokens: int) -> None:
+    """Raises OutOfMemory where the rows, the cache of so many tokens, and the logits of one chunk
+    do not fit."""
     vocab, width = model.config.vocab, model.config.width
     at_once = min(max(1, CHUNK // (rows * vocab)), positions)
     # and what a row of cells is worked out with, and the comparison in float64, one after the other
     numbers = (rows + 12) * at_once * vocab
     devices.require_memory(
         rows * positions * width * model.stream_dtype.itemsize
-        + model.decoder.state_bytes(1, cached)
+        + model.decoder.state_bytes(1, tokens)
         + numbers * model.stream_dtype.itemsize,
         model.device,
-        f"{rows} rows of {positions} positions",
-        "use a shorter prompt or a smaller --generate"
-        if cached
-        else "choose fewer positions with --position",
+        f"{rows} rows of {positions} positions and the cache of {tokens} tokens",
+        "use a shorter prompt, a smaller --generate, or choose fewer positions with --position",
     )

@@ -1,8 +1,7 @@
 """Runs a prompt once, and the tokens generated after it, while somebody looks.
 
 A watcher is shown every activation as it appears; what it does not keep is freed. The prompt is
-one call, so that one layer at a time is there; that `generate`, which reads a long one in chunks,
-computes the same is checked by `chunks.py`.
+one call, so that one layer at a time is there; `chunks.py` reads it as `generate` does.
 
 Axes: T tokens of one call.
 """
@@ -23,6 +22,7 @@ from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.nn.state import State
+from llmcli.nn.step import Tap
 from llmcli.reports.progress import Progress
 
 # watch(first, name, tensor): an activation of the call whose tokens begin at position `first`
@@ -33,7 +33,7 @@ Watch = Callable[[int, str, Tensor], None]
 class Observed:
     """What was run: all token ids, the prompt's and the new ones, and what was kept.
 
-    `state` holds keys and values of all of them where tokens were generated, else None.
+    `state` holds keys and values of all of them, None where the prompt was a call without a cache.
     `logits_V` are those of the last token, None where the run ended at an earlier layer.
     """
 
@@ -70,19 +70,6 @@ def observe(
         return Observed(ids=tuple(ids), prompt_tokens=len(ids), state=None, logits_V=last_V)
     if until is not None or sampling is None:
         raise ValueError("what is generated needs every layer, and a sampling")
-    return _generated(model, ids, one, watch, generate, sampling, logits, progress)
-
-
-def _generated(
-    model: Model,
-    ids: Sequence[int],
-    one: Tensor,
-    watch: Watch,
-    generate: int,
-    sampling: Sampling,
-    logits: Literal["all", "last"],
-    progress: Progress | None,
-) -> Observed:
     capacity = len(ids) + generate
     devices.require_memory(
         model.decoder.state_bytes(1, capacity),
@@ -90,27 +77,43 @@ def _generated(
         f"the cache of {capacity} tokens",
         "use a shorter prompt or a smaller --generate",
     )
-    picker = Picker(
-        sampling, [ids], samples=1, vocab=model.config.vocab, device=model.device,
-        logprobs=None, limit=generate,
-    )  # fmt: skip
     session = Session(model.decoder, 1, capacity)
-
-    def tap(name: str, tensor: Tensor) -> None:
-        watch(session.lengths[0], name, tensor)
-
     _tell(progress, "reading the prompt", 0, len(ids))
-    session.extend(one, logits=logits, tap=tap)
-    every = list(ids)
-    for choices in session.decode(picker.pick, limit=generate, tap=tap):
-        _tell(progress, "generating", len(every) - len(ids), generate)
-        every.append(choices[0].id)
-        if every[-1] in model.eos_ids:
-            session.advance(tap=tap)
-            break
+    session.extend(one, logits=logits, tap=shown_to(watch, session))
+    return continued(session, model, watch, generate, sampling, progress)
+
+
+def shown_to(watch: Watch, session: Session) -> Tap:
+    """A tap that tells `watch` where the tokens of each call of `session` begin."""
+    return lambda name, tensor: watch(session.lengths[0], name, tensor)
+
+
+def continued(
+    session: Session,
+    model: Model,
+    watch: Watch,
+    generate: int,
+    sampling: Sampling | None,
+    progress: Progress | None,
+) -> Observed:
+    """The tokens after the prompt that `session` has read, as `observe` has them."""
+    (prompt,) = session.ids
+    every = list(prompt)
+    if generate and sampling is not None:
+        picker = Picker(
+            sampling, [prompt], samples=1, vocab=model.config.vocab, device=model.device,
+            logprobs=None, limit=generate,
+        )  # fmt: skip
+        tap = shown_to(watch, session)
+        for choices in session.decode(picker.pick, limit=generate, tap=tap):
+            _tell(progress, "generating", len(every) - len(prompt), generate)
+            every.append(choices[0].id)
+            if every[-1] in model.eos_ids:
+                session.advance(tap=tap)
+                break
     assert session.logits_BV is not None
     return Observed(
-        ids=tuple(every), prompt_tokens=len(ids), state=session.state,
+        ids=tuple(every), prompt_tokens=len(prompt), state=session.state,
         logits_V=session.logits_BV[0],
     )  # fmt: skip
 

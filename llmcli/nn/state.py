@@ -90,7 +90,7 @@ class KVCache(LayerState):
         return type(self)(self.k[:, :, :tokens].clone(), self.v[:, :, :tokens].clone())
 
     def restore(self, saved: Self) -> None:
-        """The slots behind those of the snapshot stay as they are: nobody reads them."""
+        """Slots behind those of the snapshot stay: they are written before they are read."""
         tokens = saved.k.shape[2]
         self.k[:, :, :tokens] = saved.k
         self.v[:, :, :tokens] = saved.v

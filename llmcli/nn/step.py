@@ -122,7 +122,7 @@ class Step:
     def emit(self, name: str, tensor: Tensor) -> Tensor:
         """The named activation as the pass continues with it: `tensor` itself unless it is edited.
 
-        The clock hears of it, it is edited, and the tap is shown the result.
+        The clock is called with its name, edits are applied, and the tap is given the result.
         """
         if self.clock is not None:
             self.clock(name)

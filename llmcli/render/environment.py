@@ -28,7 +28,7 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
 
 
 def environment_words(environment: Environment) -> list[str]:
-    """What a measured result is worth nothing without, for a line."""
+    """What a measured result depends on: processor, threads and versions, for a line."""
     where = [environment.processor, counted(environment.cores, "core"), *environment.gpus]
     kernels = environment.kernel_level.partition(" (")[0]
     software = [

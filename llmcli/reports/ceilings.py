@@ -34,8 +34,8 @@ class Ceilings:
 
     `caches`: (level, bytes) of those that the threads share or have together, smallest first.
     `reads` go from the smallest working set to the largest, which is memory where there was room
-    for so much. `start_s`: starting an operation with nothing to do, median; 0 where nobody
-    measured it.
+    for so much. `start_s`: starting an operation with nothing to do, median; 0 where it
+    was not measured.
     """
 
     device: str

@@ -18,7 +18,7 @@ class StoredModel:
 
     `bytes` and `files` are what is here; of a catalog entry that is `nowhere`, `bytes` is what it
     would take. `revision` is a commit of the hub, `refs` the branches and tags that point to it.
-    `last_used` is in seconds since 1970, None where nobody knows. `state` is `complete`, or what
+    `last_used` is in seconds since 1970, None where it is unknown. `state` is `complete`, or what
     is wrong with it. `license` and `purpose`, what it is good for, are known of catalog entries.
     """
 

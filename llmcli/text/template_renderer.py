@@ -125,7 +125,7 @@ class TemplateRenderer:
                 process.kill()
 
     def _answer(self, request: bytes, limits: TemplateLimits) -> bytes:
-        """Sends the request; the line that comes back, which nobody has looked at yet."""
+        """Sends the request; the line that comes back, not yet validated."""
         process = self._started()
         stdin, stdout = process.stdin, process.stdout
         assert stdin is not None

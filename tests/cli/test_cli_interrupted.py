@@ -260,15 +260,15 @@ left = int(sys.argv[1])
 
 def imported(event, found):
     global begun, left
-    if event == "import" and begun and found[0] not in ("llmcli", "llmcli.cli"):
+    if event == "import" and begun and found[0] != "llmcli":
         left -= 1
         if left == 0:
             _signal.raise_signal(_signal.SIGINT)
-    begun = begun or (event == "import" and found[0] == "llmcli.cli.app")
+    begun = begun or (event == "import" and found[0] == "llmcli.__main__")
 
 sys.addaudithook(imported)
 sys.argv = ["llmcli", "--version"]
-from llmcli.cli.app import script
+from llmcli.__main__ import script
 script()
 """
 

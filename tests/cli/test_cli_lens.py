@@ -55,8 +55,8 @@ def test_a_grid_and_its_checks(lens, path):
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[4:7]] == ["embed", "0", "1"]
     assert lines[8].split()[0] == "settled"
-    assert [line[0] for line in lines[-4:]] == ["✓"] * 4
-    assert lines[-4].startswith("✓ the last row is the model's output, in probability · ")
+    assert [line[0] for line in lines[-5:]] == ["✓"] * 5
+    assert lines[-5].startswith("✓ the last row is the model's output, in probability · ")
 
 
 def test_json_is_the_models_own_output(lens, path):
@@ -71,7 +71,9 @@ def test_json_is_the_models_own_output(lens, path):
     assert document["prompt_tokens"] == 5
     assert document["positions"] == [0, 1, 2, 3, 4]
     assert document["ok"] is True
-    assert set(document["checks"]) == {"output", "output_logprob", "output_kl", "residual_stream"}
+    assert list(document["checks"]) == [
+        "output", "output_logprob", "output_kl", "residual_stream", "cache"
+    ]  # fmt: skip
     assert all(check["ok"] for check in document["checks"].values())
     assert document["settled"][-1] in [row["name"] for row in document["rows"]]
     ids = [token["id"] for token in document["tokens"]]

@@ -161,12 +161,15 @@ def slow(wanted, *about, **more):
         os.kill(os.getpid(), signal.SIGINT)
     return real(wanted, *about, **more)
 builtins.__import__ = slow
-from llmcli.cli.app import script
+from llmcli.__main__ import script
 script()
 """
 
 
-@pytest.mark.parametrize("name", ["llmcli.cli.spelling", "llmcli.errors", "typer"])
+FIRST = ("llmcli.cli.app", "llmcli.cli.spelling", "llmcli.errors", "typer")
+
+
+@pytest.mark.parametrize("name", FIRST)
 def test_an_interruption_of_the_first_imports_is_silent(name):
     done = children.run(
         [sys.executable, "-c", INTERRUPTED, "tokens", "x", name],
@@ -176,10 +179,14 @@ def test_an_interruption_of_the_first_imports_is_silent(name):
     assert done.returncode == (130 if name == "typer" else -signal.SIGINT)
 
 
-def test_what_the_parent_ignores_stays_ignored_and_python_gets_its_own_back():
-    code = "import signal; import llmcli.cli.app; print(repr(signal.getsignal(signal.SIGINT)))"
-    for before, after in [("", "default_int_handler"), ("trap '' INT;", "SIG_IGN")]:
-        done = shell(f"{before} \"$PY\" -c '{code}'", "tiny")
+def test_what_the_parent_ignores_stays_ignored_and_who_imports_us_keeps_ctrl_c():
+    found = "print(repr(signal.getsignal(signal.SIGINT)))"
+    importing = f"import signal; import llmcli.__main__, llmcli.cli.app; {found}"
+    assert "default_int_handler" in shell(f"\"$PY\" -c '{importing}'", "tiny").stdout
+    running = f"import os, signal; os._exit = lambda code: {found}; "
+    running += "from llmcli.__main__ import script; script()"
+    for before, after in [("", "Signals._handle"), ("trap '' INT;", "SIG_IGN")]:
+        done = shell(f"{before} \"$PY\" -c '{running}' --version", "tiny")
         assert after in done.stdout, done.stderr
 
 
@@ -205,7 +212,7 @@ def test_closed_streams(tiny):
 @pytest.mark.parametrize("argv", ["generate -n 2 x", "timing x", "bench -p 4 -n 0 -r 1"])
 def test_a_directory_that_is_gone(argv, tiny, tmp_path):
     gone = f"mkdir '{tmp_path}/x' && cd '{tmp_path}/x' && rmdir '{tmp_path}/x' && "
-    run = "'import sys; from llmcli.cli.app import script; script()'"
+    run = "'import sys; from llmcli.__main__ import script; script()'"
     done = shell(f'{gone} PYTHONPATH="{ROOT}" "$PY" -c {run} {argv} -m tiny </dev/null', tiny)
     assert (done.returncode, done.stdout) == (1, "")
     assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == [

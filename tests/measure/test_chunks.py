@@ -1,4 +1,7 @@
-"""A prompt of several chunks: `attention`, `lens` and `dump` prove the way `generate` reads it."""
+"""A prompt of several chunks: `attention`, `lens` and `dump` prove the way `generate` reads it.
+
+Axes: T tokens, D width, N heads of queries and keys.
+"""
 
 import pytest
 import torch
@@ -6,13 +9,20 @@ from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
 
 import llmcli.measure.chunks as chunks
 from llmcli.engine.session import Session
+from llmcli.errors import OutOfMemory
 from llmcli.loading import load
 from llmcli.measure.attention import measure_attention
-from llmcli.measure.chunks import chunk_checks
+from llmcli.measure.chunks import Edges, chunk_checks
 from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
 from llmcli.measure.lens import Places, measure_lens
-from llmcli.nn.step import Step
+from llmcli.measure.stream import Stream
+from llmcli.nn.block import Block
+from llmcli.nn.decoder import Decoder
+from llmcli.nn.step import Step, Visible
+from llmcli.ops.attention import visible_keys
+from llmcli.parts.attention import forward
+from llmcli.parts.attention.forward import Attention
 
 IDS = (5, 17, 3, 17, 42, 8, 30, 1, 9, 11)
 LONG = {
@@ -38,71 +48,209 @@ def make(name, path, dtype="float32"):
     return load(str(WRITERS[name](path / name)), dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def chunk_checks_of(model, ids):
+    edges = Edges(model, len(ids))
+    model.decoder(torch.tensor([ids]), tap=lambda *named: edges.watch(0, *named))
+    return chunk_checks(model, ids, edges)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_the_last_chunk_is_what_the_formulas_make_of_it(name, dtype, tmp_path):
+def test_every_chunk_is_what_the_formulas_make_of_it(name, dtype, tmp_path):
     model = make(name, tmp_path, dtype)
-    for count in (5, 8, 10):
-        (check,) = chunk_checks(model, IDS[:count])
-        assert check.ok, (check.where, check.value)
-    assert chunk_checks(model, IDS[:4]) == (), "one chunk is what the observers see"
+    for count in (5, 8, 9, 10):
+        found = chunk_checks_of(model, IDS[:count])
+        assert [check.name for check in found] == ["chunks", "chunks_stream"]
+        assert all(check.ok for check in found), found
+    assert chunk_checks_of(model, IDS[:4]) == (), "one chunk is what the observers see"
 
 
-def wrong_mask(monkeypatch):
-    plain = Step.visible
+def test_the_lens_reads_a_prompt_as_generate_does(tmp_path, monkeypatch):
+    """In the same calls, each number of the stream the same."""
+    model, seen, calls, shown = make("llama", tmp_path), {}, [], {}
 
-    def visible(self, window):
-        if self.starts[0] == 0:
-            return plain(self, window)
-        (seen, *_) = plain(self, None)
-        mask = torch.ones_like(seen.mask)  # later tokens of the chunk are seen, too
-        return (type(seen)(seen.rows, seen.first, seen.last, seen.causal, mask),)
+    def tap(name, tensor):
+        seen.setdefault(name, []).append(tensor)
 
-    monkeypatch.setattr(Step, "visible", visible)
+    Session(model.decoder, 1, len(IDS)).prefill([IDS], chunk=4, tap=tap)
+    call, rows = Decoder.__call__, Stream.rows
+    monkeypatch.setattr(
+        Decoder,
+        "__call__",
+        lambda self, ids, *a, **o: calls.append(ids) or call(self, ids, *a, **o),
+    )
 
+    def kept(self, positions):
+        shown.update(zip(self.names, rows(self, positions), strict=True))
+        return rows(self, positions)
 
-def wrong_position(monkeypatch):
-    plain = Step._rope
-
-    def rope(self, config):  # every token of a later chunk by another one's position
-        return tuple(table.roll(int(self.starts[0] > 0), 0) for table in plain(self, config))
-
-    monkeypatch.setattr(Step, "_rope", rope)
-
-
-def wrong_slot(monkeypatch):
-    plain = Step.write
-
-    def write(self, cache, k, v):
-        plain(self, cache, k, v)
-        if self.starts[0]:
-            cache.v[:, :, self.starts[0]] += 0.5
-
-    monkeypatch.setattr(Step, "write", write)
+    monkeypatch.setattr(Stream, "rows", kept)
+    lens(model)
+    assert [ids.shape[1] for ids in calls] == [4, 4, 2]
+    assert shown
+    for name, rows_TD in shown.items():
+        assert torch.equal(rows_TD, torch.cat(seen[name], 1)[0]), name
 
 
-@pytest.mark.parametrize("fault", [wrong_mask, wrong_position, wrong_slot])
-def test_a_fault_in_later_chunks_turns_every_observer_red(fault, tmp_path, monkeypatch):
+class Fault:
+    """A fault of the chunk that begins at `begin`, wherever it is read as a chunk."""
+
+    def __init__(self, monkeypatch, begin):
+        self.monkeypatch, self.begin = monkeypatch, begin
+
+    def hits(self, step):
+        return step.tokens <= 4 and step.starts[0] == self.begin
+
+    def wrap(self, owner, name, made):
+        """`made(plain, self, …)` instead of the method, in that chunk."""
+        plain = getattr(owner, name)
+
+        def method(own, *given):
+            step = own if isinstance(own, Step) else given[-1]
+            return made(plain, own, *given) if self.hits(step) else plain(own, *given)
+
+        self.monkeypatch.setattr(owner, name, method)
+
+
+def rotated(fault, part):
+    """Some heads of a chunk are rotated by their neighbours' positions."""
+
+    def attention(plain, own, *given):
+        rotate, heads = forward.rotate, own.config.heads
+
+        def late(x_BTNd, cos, sin):
+            right, wrong = rotate(x_BTNd, cos, sin), rotate(x_BTNd, cos.roll(1, 0), sin.roll(1, 0))
+            q, k = (wrong, right) if part == "q" else (right, wrong)
+            return torch.cat((q[:, :, :heads], k[:, :, heads:]), 2)
+
+        with fault.monkeypatch.context() as within:
+            within.setattr(forward, "rotate", late)
+            return plain(own, *given)
+
+    fault.wrap(Attention, "__call__", attention)
+
+
+def queries_rotated_by_another_position(fault):
+    rotated(fault, "q")
+
+
+def keys_rotated_by_another_position(fault):
+    rotated(fault, "k")
+
+
+def cached_in_another_slot(fault):
+    def write(plain, own, *given):
+        by = -1 if own.starts[0] else 1
+        own.starts, own.keys = [own.starts[0] + by], own.keys + by
+        plain(own, *given)
+        own.starts, own.keys = [own.starts[0] - by], own.keys - by
+
+    fault.wrap(Step, "write", write)
+
+
+def first_key_overwritten(fault):
+    """What an earlier chunk left changes before it is read: the pass itself is consistent."""
+
+    def write(plain, own, cache, k, v):
+        plain(own, cache, k, v)
+        cache.k[:, :, 0] += 0.5
+
+    fault.wrap(Step, "write", write)
+
+
+def first_query_sees_one_key_more(fault):
+    def visible(plain, own, window):
+        mask = visible_keys(own.positions, own.keys, window)
+        mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
+        return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
+
+    fault.wrap(Step, "visible", visible)
+
+
+def first_query_misses_its_own_key(fault):
+    def visible(plain, own, window):
+        mask = visible_keys(own.positions, own.keys, window)
+        mask[0, own.starts[0]] = own.starts[0] == 0  # the very first has no other
+        mask[1, own.starts[0]] = False
+        return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
+
+    fault.wrap(Step, "visible", visible)
+
+
+def another_token(fault):
+    def embed(plain, own, ids, step):
+        return plain(own, ids.roll(1, 1), step)
+
+    fault.wrap(Decoder, "_embed", embed)
+
+
+FAULTS = (
+    queries_rotated_by_another_position, keys_rotated_by_another_position, cached_in_another_slot,
+    first_key_overwritten, first_query_sees_one_key_more, first_query_misses_its_own_key,
+    another_token,
+)  # fmt: skip
+
+
+def attention(model):
+    return measure_attention(model, IDS).checks
+
+
+def lens(model, **options):
+    places = Places(layers=(0, 1))
+    return measure_lens(model, IDS, span=range, places=places, **options).checks
+
+
+def dump(model):
+    plan = plan_dump(
+        model.config, ["blocks.0.attn.z"], tokens=len(IDS), generate=0, dtype="float32"
+    )
+    return measure_dump(model, IDS, plan, texts=lambda ids: tuple((id, "") for id in ids)).checks
+
+
+def red(checks):
+    return {check.name for check in checks if not check.ok}
+
+
+@pytest.mark.parametrize("begin", [0, 4, 8])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_any_chunk_turns_every_footer_red(fault, begin, tmp_path, monkeypatch):
     model = make("llama", tmp_path)
-    fault(monkeypatch)
-    whole = model.decoder(torch.tensor([IDS]), logits="last")[0, 0]
-    read = Session(model.decoder, 1, len(IDS)).prefill([IDS], chunk=4)
-    assert not torch.allclose(read[0], whole, atol=1e-3)
-    checks = {
-        "attention": measure_attention(model, IDS).checks,
-        "lens": measure_lens(model, IDS, span=range, places=Places(layers=(0, 1))).checks,
-        "dump": measure_dump(
-            model, IDS,
-            plan_dump(model.config, ["blocks.0.attn.z"], tokens=len(IDS), generate=0,
-                      dtype="float32"),
-            texts=lambda ids: tuple((id, "") for id in ids),
-        ).checks,
-    }  # fmt: skip
-    for name, found in checks.items():
-        assert [check.name for check in found if not check.ok] == ["chunks"], name
+    for view in (attention, lens, dump):
+        assert red(view(model)) == set(), "a sound model is green in every view"
+    fault(Fault(monkeypatch, begin))
+    for view in (attention, dump):
+        assert {"chunks"} <= red(view(model)) <= {"chunks", "chunks_stream"}, view.__name__
+    assert red(lens(model)) & {"chunks", "cache"}
+
+
+@pytest.mark.parametrize("begin", [0, 4, 8])
+def test_learned_positions_of_another_chunk_turn_every_footer_red(begin, tmp_path, monkeypatch):
+    model, fault = make("gpt2", tmp_path), Fault(monkeypatch, begin)
+    plain = Step.positions.fget
+    monkeypatch.setattr(
+        Step, "positions", property(lambda step: plain(step) + int(fault.hits(step)))
+    )
+    places = Places(layers=(0,))
+    assert "chunks" in red(measure_lens(model, IDS, span=range, places=places).checks)
+    assert "chunks" in red(attention(model))
+    assert "chunks" in red(dump(model))
+
+
+@pytest.mark.parametrize("begin", [0, 4, 8])
+def test_what_no_proof_is_about_is_seen_by_comparing_the_passes(begin, tmp_path, monkeypatch):
+    model = make("llama", tmp_path)
+
+    def block(plain, own, *given):
+        return plain(own, *given) * 1.001
+
+    Fault(monkeypatch, begin).wrap(Block, "__call__", block)
+    assert red(attention(model)) == {"chunks_stream"}
 
 
 def test_a_prompt_whose_cache_does_not_fit_is_observed_without(tmp_path, monkeypatch):
+    """But by the lens, which reads as `generate` does or not at all."""
     model = make("llama", tmp_path)
     monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 0)
-    assert chunk_checks(model, IDS) == ()
+    assert chunk_checks_of(model, IDS) == ()
+    with pytest.raises(OutOfMemory, match="the cache of 10 tokens"):
+        lens(model)

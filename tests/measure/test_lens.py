@@ -20,7 +20,6 @@ from llmcli.formats.dense import Dense
 from llmcli.generation.sampling import Sampling
 from llmcli.loading import load
 from llmcli.measure.lens import Places, measure_lens
-from llmcli.measure.observe import observe
 from llmcli.measure.unembedding import Agreement
 from llmcli.model import Model
 from llmcli.nn.block import Block
@@ -269,6 +268,7 @@ def test_another_output_than_the_last_row_is_red(fault, dtype, model):
         checks = {check.name: check.ok for check in look(loaded, ids).checks}
         assert checks == {
             "output": False, "output_logprob": False, "output_kl": False, "residual_stream": True,
+            "cache": True,
         }  # fmt: skip
 
 
@@ -343,19 +343,17 @@ def test_a_block_that_gets_something_else_than_the_one_before_gave_is_red(model,
 def test_looking_is_one_forward_pass_and_changes_no_bit(dtype, model, monkeypatch):
     loaded = model("qwen3", dtype)
     before = {name: slot.clone() for name, slot in parameters_of(loaded.decoder).items()}
-    plain = observe(loaded, IDS, lambda *_: None)
-    runs, calls = [], []
+    plain = loaded.decoder(torch.tensor([IDS]), logits="last")
+    calls, call = [], Decoder.__call__
 
     def spied(*arguments, **options):
-        runs.append(observe(*arguments, **options))
-        return runs[-1]
+        calls.append(call(*arguments, **options))
+        return calls[-1]
 
-    call = Decoder.__call__
-    monkeypatch.setattr(Decoder, "__call__", lambda *a, **o: calls.append(1) or call(*a, **o))
-    monkeypatch.setattr(lens_module, "observe", spied)
+    monkeypatch.setattr(Decoder, "__call__", spied)
     look(loaded, mid=True)
-    assert torch.equal(runs[0].logits_V, plain.logits_V)
-    assert len(calls) == 1
+    (found,) = calls
+    assert torch.equal(found, plain)
     assert all(torch.equal(before[n], slot) for n, slot in parameters_of(loaded.decoder).items())
 
 
@@ -382,8 +380,8 @@ def test_a_long_text_says_how_far_it_is(model, monkeypatch):
     monkeypatch.setattr(lens_module, "CHUNK", 2 * 3 * 97)
     told = []
     look(model("llama"), span=lambda total: range(1, total), progress=lambda *a: told.append(a))
-    assert told[0] == ("reading the prompt", 0, 7)
-    assert told[1:] == [("reading the rows", done, 6) for done in (0, 2, 4)]
+    assert told[:2] == [("reading the prompt", done, 7) for done in (0, 7)]
+    assert told[2:] == [("reading the rows", done, 6) for done in (0, 2, 4)]
 
 
 def test_some_positions_and_layers_are_those_of_all(model):
@@ -438,7 +436,8 @@ def test_the_cache_holds_what_the_layers_gave_out(name, dtype, model):
     assert (cache.name, cache.value, cache.tolerance) == ("cache", 0.0, 0.0)
     assert report.prompt_tokens == len(IDS)
     assert report.from_prompt == len(IDS)
-    assert "cache" not in {check.name for check in look(model(name, dtype)).checks}
+    cache = look(model(name, dtype)).checks[-1]
+    assert (cache.name, cache.value, cache.tolerance) == ("cache", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("part", ["k", "v"])
@@ -459,18 +458,16 @@ def test_a_cache_that_holds_something_else_is_red(part, new, model, monkeypatch)
     cache = {check.name: check for check in report.checks}["cache"]
     assert not cache.ok
     first = len(IDS) if new else len(IDS) - 1
-    assert cache.where in {f"cache.1.{part}[1,{at},3]" for at in range(first, len(IDS) + 3)}
-    assert new or cache.where.endswith(f"[1,{first},3]")
+    assert cache.where == f"cache.1.{part}[1,{first}]"
+    assert cache.value == (3 if new else 1)
 
 
-def test_the_second_copy_of_the_cache_is_asked_for_first(model, monkeypatch):
+def test_the_cache_is_asked_for_with_the_rows(model, monkeypatch):
     loaded, asked = model("llama"), []
-    monkeypatch.setattr(llmcli.devices, "require_memory", lambda *a: asked.append((a[0], a[3])))
+    monkeypatch.setattr(llmcli.devices, "require_memory", lambda *a: asked.append(a[0]))
     look(loaded, generate=3, sampling=GREEDY)
     look(loaded, ids=tuple(range(10)))
-    assert asked[0][0] - asked[-1][0] == loaded.decoder.state_bytes(1, 10)
-    assert "smaller --generate" in asked[0][1]
-    assert "fewer positions" in asked[-1][1]
+    assert asked[0] == asked[1] > loaded.decoder.state_bytes(1, 10)
 
 
 def test_an_early_end_moves_what_is_counted_from_it(model):
@@ -503,8 +500,8 @@ def test_tokens_beyond_the_vocabulary_are_not_asked_for(model):
 def test_what_does_not_fit_in_memory_is_refused_before_the_run(model, monkeypatch):
     loaded = model("llama")
     monkeypatch.setattr(llmcli.devices, "available_bytes", lambda device: 1000)
-    monkeypatch.setattr(lens_module, "observe", pytest.fail)
-    with pytest.raises(OutOfMemory, match="3 rows of 7 positions need"):
+    monkeypatch.setattr(Decoder, "__call__", pytest.fail)
+    with pytest.raises(OutOfMemory, match="3 rows of 7 positions and the cache of 7 tokens need"):
         look(loaded)
 
 
@@ -594,26 +591,25 @@ def test_smollm2_is_looked_at_in_one_pass_and_changed_in_no_bit(smollm2_path, mo
     loaded = load(str(smollm2_path), dtype="float32")
     ids = tuple(loaded.tokenizer.encode("In the beginning God created the heaven and the earth."))
     plain_TV = loaded.decoder(torch.tensor([ids]))[0]
-    plain = observe(loaded, ids, lambda *_: None).logits_V
-    runs, calls, sizes = [], [], []
+    plain = loaded.decoder(torch.tensor([ids]), logits="last")
+    calls, sizes = [], []
     call, read = Decoder.__call__, lens_reader.unembed
 
     def spied(*arguments, **options):
-        runs.append(observe(*arguments, **options))
-        return runs[-1]
+        calls.append(call(*arguments, **options))
+        return calls[-1]
 
     def measured(model, h_ND):
         sizes.append(held())
         return read(model, h_ND)
 
-    monkeypatch.setattr(Decoder, "__call__", lambda *a, **o: calls.append(1) or call(*a, **o))
-    monkeypatch.setattr(lens_module, "observe", spied)
+    monkeypatch.setattr(Decoder, "__call__", spied)
     monkeypatch.setattr(lens_reader, "unembed", measured)
     before = held()
     weights = sum(slot.nbytes for slot in parameters_of(loaded.decoder).values())
     report = look(loaded, ids, top=20)
-    assert len(calls) == 1
-    assert torch.equal(runs[0].logits_V, plain)
+    (found,) = calls
+    assert torch.equal(found, plain)
     assert before >= weights > 500e6
     assert max(sizes) - before < weights / 20  # rows of the stream, and no second copy of weights
     assert report.ok

@@ -69,7 +69,7 @@ def finish(
 
 
 def machine_words(*models: Mapping[str, Any]) -> list[str]:
-    """What a result of these models is worth nothing without, in a line."""
+    """What a result of these models depends on, for a line: `environment_words`."""
     from llmcli.render.environment import environment_words
 
     return environment_words(environment(kernels=kernels_of(*models)))

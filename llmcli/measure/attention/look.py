@@ -22,7 +22,7 @@ from llmcli.measure.attention.mapped import LayerMap, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
-from llmcli.measure.chunks import chunk_checks
+from llmcli.measure.chunks import Edges, chunk_checks
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
@@ -72,6 +72,7 @@ class Look:
         self._rows: dict[str, int] = {}
         self._untold: dict[int | None, dict[str, str]] = {}  # kinds, of layers with that window
         self._caches: list[ViewCheck] = []
+        self._edges = Edges(model, len(ids), max(layers))
         self._done = 0
         counts = [len(wanted.heads_of(of.heads)) for of in self._maps.values()]
         self._total = (len(ids) + generate) * sum(counts)
@@ -123,6 +124,7 @@ class Look:
 
     def __call__(self, first: int, name: str, tensor: Tensor) -> None:
         """An activation of the call whose tokens begin at position `first`."""
+        self._edges.watch(first, name, tensor)
         number = layer_of(name)
         if number not in self._maps:
             return
@@ -217,7 +219,7 @@ class Look:
         checks = (*self._proof.checks(), replace(formulas, words=words))
         if self._caches:
             checks += (worst(self._caches),)
-        return checks + chunk_checks(self.model, self._prompt, self._progress)
+        return checks + chunk_checks(self.model, self._prompt, self._edges, self._progress)
 
     def _advance(self, rows: int) -> None:
         self._done += rows

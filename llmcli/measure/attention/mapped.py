@@ -71,6 +71,11 @@ class LayerMap:
         return formula_inputs(self._model.config, self.checked) | {self.value, self.mixed}
 
     @property
+    def prefix(self) -> str:
+        """How the names of the mixer's activations begin."""
+        return self.mixed.rpartition(".")[0] + "."
+
+    @property
     def adds(self) -> str:
         """What its mixer adds to the residual stream."""
         return self._branch.adds

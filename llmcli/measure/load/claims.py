@@ -128,7 +128,7 @@ def _formats(checkpoint: Checkpoint) -> Iterator[Claim]:
     if checkpoint.kind == "gguf":
         kind = checkpoint.metadata.get("general.file_type")
         if type(kind) is int and matrices:
-            said = _FILE_TYPES.get(kind & ~_GUESSED, f"number {kind}, which nobody knows")
+            said = _FILE_TYPES.get(kind & ~_GUESSED, f"number {kind}, which is unknown")
             yield _claim(
                 "file_type", "`general.file_type`", said, formats, said in most, must=False
             )

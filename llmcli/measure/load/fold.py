@@ -54,7 +54,7 @@ def _row(lines: Sequence[LedgerLine], which: int) -> LedgerLine:
 
 
 def _bad(line: LedgerLine) -> Hashable:
-    """What is not finite in it; None where nobody looked."""
+    """What is not finite in it; None where it was not checked."""
     found = line.numbers
     return found and (found.nan, found.infinite, found.negative, found.first_bad)
 

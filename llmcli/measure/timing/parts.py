@@ -35,7 +35,7 @@ def place(name: str, model: Graph) -> Place:
     """Where the time up to that mark belongs; what no part computes is a gap, of no layer."""
     if name == SAMPLE:
         return SAMPLE, None
-    if name not in model:  # `step`, `end`, and names that nobody knows: a check counts those
+    if name not in model:  # `step`, `end`, and unknown names: a check counts those
         return GAPS, None
     part, layer = model.place(name)
     return part, None if part == GAPS else layer

@@ -19,7 +19,7 @@ _WHY = {CALLS: " (starting operations)", KERNEL: " (far from any ceiling)"}
 
 
 def phase_summary(phase: PhaseTime, batch: int) -> Iterator[RenderableType]:
-    """How fast it is when nobody looks, where its time goes, and what holds it up."""
+    """How fast it is without instrumentation, where its time goes, and what holds it up."""
     yield Dots([f"{phase.name}: {_what(phase, batch)}", *_speed(phase)], HEADING)
     yield below(list(_largest(phase)))
     yield below(product_words(phase))
