@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llmcli import OPENMP_SPIN, OPENMP_VARIABLES
+from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.kernels.native import VARIABLE as KERNELS
@@ -118,12 +118,14 @@ def _openmp_spin(environ: Mapping[str, str]) -> Setting:
     """How long OpenMP's threads wait busily: the user's variable, else what the package set."""
     for variable in OPENMP_VARIABLES:
         text = environ.get(variable)
-        if text and text != OPENMP_SPIN.get(variable):
+        ours = (OPENMP_SPIN.get(variable), OPENMP_SPIN_BUSY.get(variable))
+        if text and text not in ours:
             return Setting(
                 name="OpenMP spin", value=text, words=text, source="environment", origin=variable
             )
-    rounds = OPENMP_SPIN["GOMP_SPINCOUNT"]
-    return Setting(name="OpenMP spin", value=rounds, words=rounds, source="default", origin="")
+    rounds = environ.get("GOMP_SPINCOUNT", OPENMP_SPIN["GOMP_SPINCOUNT"])
+    words = f"{rounds}, others run" if rounds == OPENMP_SPIN_BUSY["GOMP_SPINCOUNT"] else rounds
+    return Setting(name="OpenMP spin", value=rounds, words=words, source="default", origin="")
 
 
 def _short(path: Path) -> str:

@@ -1,9 +1,10 @@
 """Decode alone and beside a busy program, by how long OpenMP's threads wait before they sleep.
 
-    python tests/benchmarks/busy_neighbour.py [--pairs 5] [--spins 300000,10000] [--load] [--json]
+    python tests/benchmarks/busy_neighbour.py [--pairs 5] [--spins 300000,auto] [--load] [--json]
 
 Each run is a fresh `llmcli bench` of SmolLM2 with GOMP_SPINCOUNT set: 300,000 rounds is what GNU's
-OpenMP does where nothing is set, 10,000 what llmcli sets. A pair is a run alone and one beside
+OpenMP does where nothing is set; `auto` is what llmcli sets, which looks when it starts whether
+others run. A pair is a run alone and one beside
 `--neighbours` programs that compute without end; all values of the variable take their turn in
 every pair, in another order each time. `--load` does the same with loading, as float32, a
 checkpoint of 1.2 GiB in bfloat16, which all threads convert.
@@ -27,9 +28,9 @@ from pathlib import Path
 from bench_tools import ROOT, environment, run_llmcli, run_python, spread, table
 
 sys.path.insert(0, str(ROOT))
-from llmcli import OPENMP_SPIN
+from llmcli import OPENMP_VARIABLES
 
-OURS, LIBRARY = OPENMP_SPIN["GOMP_SPINCOUNT"], "300000"
+OURS, LIBRARY = "auto", "300000"
 SLOWER, IDLE = 3.0, 0.97
 
 CHECKPOINT = """
@@ -61,12 +62,17 @@ def neighbours(count: int) -> Iterator[None]:
             one.wait()
 
 
+def spin(spins: str) -> dict[str, str]:
+    """The environment of a run; of `auto` without any of the variables."""
+    return dict.fromkeys(OPENMP_VARIABLES, "") if spins == OURS else {"GOMP_SPINCOUNT": spins}
+
+
 def decode(spins: str, options: argparse.Namespace) -> float:
     """Tokens per second, the median of a process's runs."""
     arguments = ["bench", "-m", options.model, "-p", "0", "-n", str(options.tokens), "-r",
                  str(options.runs), "--no-ceilings", "-o", "json", "--dtype", options.dtype,
                  "-t", str(options.threads)]  # fmt: skip
-    ran = run_llmcli(arguments, threads=options.threads, environ={"GOMP_SPINCOUNT": spins})
+    ran = run_llmcli(arguments, threads=options.threads, environ=spin(spins))
     return statistics.median(json.loads(ran.stdout)[0]["samples_ts"])
 
 
@@ -75,7 +81,7 @@ def load(spins: str, options: argparse.Namespace) -> float:
     arguments = ["bench", "-m", options.folder, "-p", "1", "-n", "0", "-r", "1", "--no-warmup",
                  "--no-ceilings", "-o", "json", "--dtype", "float32",
                  "-t", str(options.threads)]  # fmt: skip
-    ran = run_llmcli(arguments, threads=options.threads, environ={"GOMP_SPINCOUNT": spins})
+    ran = run_llmcli(arguments, threads=options.threads, environ=spin(spins))
     size = sum(file.stat().st_size for file in Path(options.folder).glob("*.safetensors"))
     return size / 2**30 / json.loads(ran.stdout)[0]["load_s"]
 
@@ -117,7 +123,7 @@ def show(title: str, found: dict[str, dict[str, list[float]]], unit: str) -> lis
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--spins", default=f"{LIBRARY},1000,{OURS},100000")
+    parser.add_argument("--spins", default=f"{LIBRARY},{OURS}")
     parser.add_argument("--neighbours", type=int, default=1)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")

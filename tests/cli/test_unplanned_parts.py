@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from unplanned.experts.part import PART as EXPERTS
 from unplanned.family import FAMILY, write
 from unplanned.running_mean import forward
