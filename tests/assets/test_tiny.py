@@ -155,16 +155,21 @@ def test_a_head_looks_at_the_token_before(tiny, passages):
     assert stated.max() == pytest.approx(weight.max().item(), abs=0.03)
 
 
-@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-5), ("float64", 1e-9)])
-def test_transformers_computes_the_same(passages, dtype, close):
-    ours = load("tiny", device="cpu", dtype=dtype, offline=True)
-    theirs = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype)).eval()
+def test_transformers_computes_the_same(passages):
+    """1e-9 in float64; 1e-5 in float32, or five times what transformers itself moves."""
     ids = torch.tensor([passages["James 5"][:200]])
-    with torch.no_grad():
-        expected = theirs(ids).logits.log_softmax(-1)
-    found = ours.decoder(ids).log_softmax(-1)
-    assert found.dtype == expected.dtype
-    assert (found - expected).abs().max() < close
+    apart, theirs = {}, {}
+    for dtype in ("float32", "float64"):
+        ours = load("tiny", device="cpu", dtype=dtype, offline=True)
+        model = AutoModelForCausalLM.from_pretrained(TINY, dtype=getattr(torch, dtype)).eval()
+        with torch.no_grad():
+            theirs[dtype] = model(ids).logits.log_softmax(-1)
+        found = ours.decoder(ids).log_softmax(-1)
+        assert found.dtype == theirs[dtype].dtype
+        apart[dtype] = float((found - theirs[dtype]).abs().max())
+    moved = float((theirs["float32"] - theirs["float64"]).abs().max())
+    assert apart["float64"] < 1e-9
+    assert apart["float32"] < max(1e-5, 5 * moved)
 
 
 def test_transformers_generates_from_the_directory_as_it_is(tiny):
