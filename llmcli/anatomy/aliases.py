@@ -11,9 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from llmcli.anatomy.block import block_names
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Node, Parameter
+from llmcli.parts.registry import part_of
 
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → the parameters that it fills; a fused one (`c_attn`) fills several."""
@@ -117,6 +119,12 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     output projections are the attention, the feed-forward and their block.
     """
     model = graph(config)
+    outputs = {
+        one.makes: (f"blocks.{i}", part_of(one.config.part).mixes)
+        for i, layer in enumerate(config.layers)
+        for sublayer in block_names(layer, f"blocks.{i}")
+        for one in sublayer.branches
+    }
     for source, filled in sources.items():
         module, _, ending = source.rpartition(".")
         if ending != "weight":
@@ -126,12 +134,12 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         made = [_made_by(parameter, model) for parameter in filled]
         yield module, tuple(made)
-        block, _, adds = made[0].rpartition(".")
-        if adds not in ("attn_out", "mlp_out") or not filled[0].rpartition(".")[2].startswith("W"):
+        if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
             continue
+        block, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
         yield around, (made[0],)
-        if adds == "attn_out":
+        if mixes:
             yield around.rpartition(".")[0], (f"{block}.resid_post",)
         else:
             act = "act" if f"{block}.mlp.act" in model else "post"

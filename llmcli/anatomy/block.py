@@ -236,5 +236,5 @@ def _absent(names: Sequence[SublayerNames]) -> Iterator[Absent]:
     for part in PARTS.values():
         if part.prefix not in own:
             yield Absent(
-                names=rf"({part.prefix}|cache\.)\b", why=f"its block is {' and '.join(nouns)}"
+                names=rf"{part.prefix}\b", why=f"its block is {' and '.join(nouns)}"
             )

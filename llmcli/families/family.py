@@ -27,11 +27,13 @@ class Family:
     """Pure translation: a checkpoint's configuration and names → ours. Knows nothing of torch.
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
-    `hf_multimodal` are `model_type`s of multimodal models whose `text_config` may be of `hf_types`.
+    `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
+    `text_config` may be of `hf_types`.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
     name: str
+    words: str
     hf_types: tuple[str, ...]
     gguf_archs: tuple[str, ...]
     from_hf: Callable[[Mapping[str, Any]], ModelConfig]

@@ -191,6 +191,7 @@ def _with_aliases(config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILIES = (
     Family(
         name="gpt2",
+        words="LayerNorm, learned positions, GELU MLP, biases, tied head",
         hf_types=("gpt2",),
         gguf_archs=("gpt2",),
         from_hf=from_hf,

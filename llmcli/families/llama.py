@@ -214,6 +214,8 @@ def _has(tensors: Container[str], layer: int, name: str) -> bool:
 
 LLAMA = Family(
     name="llama",
+    words="RMSNorm, rotary positions (linear, dynamic, llama3, yarn, longrope), grouped queries, "
+    "gated SiLU MLP; biases, window and tied head as configured",
     hf_types=("llama", "mistral"),
     gguf_archs=("llama",),
     from_hf=from_hf,
@@ -223,6 +225,8 @@ LLAMA = Family(
 )
 QWEN = Family(
     name="qwen",
+    words="the same with biases of q, k, v (qwen2) or normalized queries and keys (qwen3), "
+    "windows by layer",
     hf_types=("qwen2", "qwen3"),
     gguf_archs=("qwen2", "qwen3"),
     from_hf=from_hf,

@@ -80,6 +80,7 @@ def _without_norms(rules: Iterable[Rule]) -> list[Rule]:
 FAMILIES = (
     Family(
         name="olmo2",
+        words="as llama with norms after the parts, queries and keys normalized over the width",
         hf_types=("olmo2",),
         gguf_archs=("olmo2",),
         from_hf=from_hf,

@@ -23,6 +23,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -98,6 +99,10 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
     windows = [layer.window for layer in config.layers]
     window = next((size for size in windows if size), None)
     kinds = ["sliding_attention" if size else "full_attention" for size in windows]
+    convs = [part for layer in config.layers for part in layer.parts
+             if isinstance(part, ShortConvConfig)]  # fmt: skip
+    if convs:
+        kinds = ["conv" if layer.attention is None else "full_attention" for layer in config.layers]
     activation = _ACTIVATIONS[ffn.activation]
     scale = mixer.head_dim**-0.5
     settings: dict[str, Any] = {
@@ -122,6 +127,10 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "scale_attn_weights": mixer.scale == scale,
         "scale_attn_by_inverse_layer_idx": attentions[-1].scale != mixer.scale,
         "tie_word_embeddings": config.head.tied,
+        "norm_eps": config.final_norm.eps,
+        "conv_L_cache": convs[0].length if convs else None,
+        "conv_bias": bool(convs) and convs[0].bias,
+        "block_auto_adjust_ff_dim": False,
         "bos_token_id": config.bos,
         "eos_token_id": list(config.eos) or None,
     }

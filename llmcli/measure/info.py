@@ -13,7 +13,6 @@ from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Plan, Rule, families, find, parts_to_fill, plan, translate
 from llmcli.families.read import gguf_ignored
-from llmcli.families.words import WORDS
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.measure.about import about
 from llmcli.measure.memory import dtype_on
@@ -108,7 +107,7 @@ def supported_families() -> tuple[FamilyFacts, ...]:
     return tuple(
         FamilyFacts(
             name=family.name,
-            words=WORDS[family.name],
+            words=family.words,
             hf_types=(*family.hf_types, *family.hf_multimodal),
             gguf_architectures=family.gguf_archs,
         )

@@ -35,6 +35,8 @@ AXES = {
     "F": "neurons",
     "V": "in the vocabulary",
     "P": "learned positions",
+    "L": "tokens that a convolution sees",
+    "W": "of them before the last",
 }
 
 
@@ -47,7 +49,8 @@ def axis_line(letter: LetterValue) -> str:
     known = LETTERS.get(letter.documents, ("", ()))[1]
     others = [name for name in (letter.documents, *known) if name != letter.letter]
     called = f" ({', '.join(others)})" if others else ""
-    return f"{letter.letter} = {values} {_counted(AXES[letter.letter], first)}{later}{called}"
+    words = AXES.get(letter.letter, "")  # of a part that is not known here it is nothing
+    return f"{letter.letter} = {values} {_counted(words, first)}{later}{called}".rstrip()
 
 
 def letter_line(letter: str, value: int, aliases: bool) -> str:

@@ -110,7 +110,8 @@ def test_the_segments_of_a_projection_are_the_parameters_by_name():
     config = small_models.CONFIGS["llama"]
     decoder = small_models.weights(config, torch.float32).decoder
     for block in decoder.blocks:
-        for part in (block.mixer.qkv, block.mixer.out, block.ffn.gate_up, block.ffn.down):
+        mixer, ffn = block.parts.values()
+        for part in (mixer.qkv, mixer.out, ffn.gate_up, ffn.down):
             assert isinstance(part, Linear)
             assert all(decoder.weight(name) is weight for name, weight in part.segments)
             stacked = torch.cat([weight.dense() for _, weight in part.segments])

@@ -7,7 +7,7 @@ import torch
 from blocks import norm_of, two_norms
 from decoder_parameters import parameters_of
 
-from llmcli.config import ModelConfig
+from llmcli.config import ModelConfig, sequential
 from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, RopeConfig
@@ -50,7 +50,7 @@ def model_config(**attention):
 def learned_positions():
     config = model_config(rope=None, kv_heads=6, qkv_bias=True, out_bias=True)
     mlp = MlpConfig(hidden=40, activation="gelu_tanh", gated=False, bias=True)
-    layer = dataclasses.replace(config.layers[0], ln1=LAYER, ln2=LAYER, ffn=mlp)
+    layer = sequential(config.layers[0].attention, mlp, norm=LAYER)
     return dataclasses.replace(
         config, layers=(layer,) * 2, final_norm=LAYER, embedding=EmbeddingConfig(positions=64)
     )

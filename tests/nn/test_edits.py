@@ -8,7 +8,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.explain.formulas import formula_checks
-from llmcli.explain.kernel import UNWRITTEN
 from llmcli.model import Model
 from llmcli.nn.step import Edit, Step
 from llmcli.parts.attention import forward as attention
@@ -53,7 +52,7 @@ def same(name, rows=None):
 def test_an_edit_that_changes_nothing_changes_no_bit(model):
     plain, seen = run(model)
     for name in editable(model):
-        if name.rpartition(".")[2] in UNWRITTEN:  # another path: below
+        if not graph(model.config)[name].written:  # another path: below
             continue
         for rows in (None, [0, 3]):
             out, edited = run(model, same(name, rows))
@@ -92,7 +91,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
     plain, before = run(model)
     nodes = graph(model.config).nodes
     for name in editable(model):
-        if name.rpartition(".")[2] in UNWRITTEN:
+        if not nodes[name].written:
             continue  # below
         out, seen = run(model, double(name))
         # a softmax of one score is 1, whatever the score
@@ -133,7 +132,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             torch.testing.assert_close(seen[f"{prefix}.pattern"], pattern)
             z = pattern @ seen[f"{prefix}.v"].repeat_interleave(group, 1)
             torch.testing.assert_close(seen[f"{prefix}.z"], z)
-            rest = [name for name in seen if name.rpartition(".")[2] not in UNWRITTEN]
+            rest = [name for name in seen if graph(model.config)[name].written]
             rest.remove(f"{prefix}.z")
             assert formula_checks(model, TOKENS[0].tolist(), seen, rest).ok
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from parity_cases import CASES, prompt
+from parity_recorder import attending
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
 from parity_types import Models, References
@@ -32,8 +33,9 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
     )
     assert report.ok, report.checks
     theirs = reference_attentions(references(name, "float32"), ids)
-    assert list(found) == list(range(len(theirs)))
-    for layer, pattern in enumerate(theirs):
+    layers = attending(references(name, "float32"))
+    assert list(found) == layers
+    for layer, pattern in zip(layers, theirs, strict=True):
         assert found[layer].shape == pattern.shape[1:]
         assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5
 

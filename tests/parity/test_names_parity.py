@@ -21,7 +21,7 @@ from llmcli.families.sources import sources
 
 # modules without a tensor of their own here: the whole model and its decoder, what only passes on
 UNNAMED = r"|model|transformer|.*(rotary_emb|dropout|drop)"
-FUSED = r".*\.c_attn"
+FUSED = r".*\.(c_attn|conv\.in_proj)"
 
 
 def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:

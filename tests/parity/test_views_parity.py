@@ -17,6 +17,7 @@ import pytest
 import torch
 from parity_cases import Case, build, prompt
 from parity_gguf import write_gguf
+from parity_recorder import attending
 from parity_reference import load_reference, reference_attentions, reference_hidden
 from transformers import PreTrainedModel
 
@@ -90,13 +91,6 @@ def view(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return run
 
 
-def attending(both: Both) -> list[int]:
-    """The layers that have attention."""
-    config = both.theirs.config
-    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
-    return [layer for layer, kind in enumerate(kinds) if kind != "conv"]
-
-
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     with np.load(file) as arrays:
         return {name: arrays[name] for name in arrays.files if name != "metadata"}
@@ -118,7 +112,7 @@ def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) ->
     ours = _arrays(file)
     theirs = reference_attentions(both.theirs, torch.tensor([ids]))
     assert len(ours) == len(theirs) == len(said["layers"])
-    for layer, pattern in zip(attending(both), theirs, strict=True):
+    for layer, pattern in zip(attending(both.theirs), theirs, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert found.shape == pattern.shape[1:]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
@@ -163,7 +157,7 @@ def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> 
     assert [tensor["name"] for tensor in said["tensors"]] == list(ours) == there
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     attentions = reference_attentions(both.theirs, torch.tensor([IDS]))
-    for layer, pattern in zip(attending(both), attentions, strict=True):
+    for layer, pattern in zip(attending(both.theirs), attentions, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
     for layer, x in enumerate(stream[:-1]):

@@ -36,8 +36,8 @@ def rules(of):
 
 
 FAMILY = Family(
-    name="unplanned", hf_types=("unplanned",), gguf_archs=(), from_hf=config, from_gguf=config,
-    rules_hf=rules, rules_gguf=rules,
+    name="unplanned", words="a test", hf_types=("unplanned",), gguf_archs=(),
+    from_hf=config, from_gguf=config, rules_hf=rules, rules_gguf=rules,
 )  # fmt: skip
 
 

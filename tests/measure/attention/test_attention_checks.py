@@ -210,7 +210,7 @@ def test_a_gpu_is_allowed_more_of_16_bits():
         block = Block(a, 0, 0, torch.arange(1, 4), Tokens(ids_of(3), torch.device("cpu")))
         v = torch.ones(1, 3, 2)
         proof.compare(
-            block, torch.zeros_like(a), 0, [0], v_KSe=v, k_KSd=v * 0, scaled_q_Htd=v * 0,
+            block, torch.zeros_like(a), 0, [0], v_KSe=v, norms=(v[..., 0] * 0,) * 2,
             z_Hte=v * 1.02,
         )  # fmt: skip
         found[device] = {check.name: check for check in proof.checks()}["values"].ok

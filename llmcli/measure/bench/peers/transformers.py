@@ -145,6 +145,12 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
     Its time to load is that of a directory that it reads itself, None where it is filled.
     Raises UsageError where it is not installed or has no such model, OutOfMemory.
     """
+    if any(layer.attention is None for layer in ours.config.layers):
+        raise UsageError(
+            "transformers is measured with a cache of keys and values, and layers of this model "
+            "keep something else",
+            hint="leave out `--against`",
+        )
     try:
         with silent():
             import transformers
