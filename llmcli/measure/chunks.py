@@ -19,8 +19,8 @@ from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
 from llmcli.explain.formulas import formula_checks, worst
 from llmcli.explain.kernel import layer_of
-from llmcli.measure.attention.mapped import LayerMap
 from llmcli.measure.emitted import Emitted
+from llmcli.measure.layer_map import LayerMap
 from llmcli.measure.observe import Watch, shown_to
 from llmcli.model import Model
 from llmcli.nn.state import State

@@ -25,10 +25,10 @@ from llmcli.generation.sampling import Sampling
 from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.layer import proven
-from llmcli.measure.attention.mapped import LayerMap
 from llmcli.measure.chunks import Edges, chunk_checks
 from llmcli.measure.dump_plan import MATRICES, OUTPUTS, last_layer, plan_dump, sources
 from llmcli.measure.dump_written import Written, first_bad, summary
+from llmcli.measure.layer_map import LayerMap
 from llmcli.measure.observe import observe
 from llmcli.measure.parts import arrays_of
 from llmcli.measure.statistics import Statistics

@@ -16,11 +16,11 @@ from torch import Tensor
 from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
-from llmcli.measure.attention.mapped import LayerMap, wide
 from llmcli.measure.attention.metrics import RowMeans, effective_rank
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.pooled import Pooled, Whole
 from llmcli.measure.attention.wanted import Wanted
+from llmcli.measure.layer_map import LayerMap, wide
 from llmcli.model import Model
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
 from llmcli.reports.head_metrics import RANK, USUAL

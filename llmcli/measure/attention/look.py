@@ -18,11 +18,11 @@ from llmcli.measure.attention.block import Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, untold_kinds
 from llmcli.measure.attention.layer import Layer
-from llmcli.measure.attention.mapped import LayerMap, kind_of
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
 from llmcli.measure.chunks import Edges, chunk_checks
+from llmcli.measure.layer_map import LayerMap, kind_of
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
