@@ -8,6 +8,7 @@
 import ast
 import re
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,24 @@ def test_torch_free_modules_load_no_torch_even_through_others():
     free = sorted(module for module in MODULES if part_of(module) in TORCH_FREE | {""})
     found = {module: torch_paths(module, EDGES) for module in free}
     assert {module: paths for module, paths in found.items() if paths} == {}
+
+
+def loaded(module):
+    """What importing `module` loads: what it names, and the packages around that."""
+    for target in EDGES[module]:
+        if target in MODULES:
+            yield target
+            inside = target.rpartition(".")[0]
+            while inside and not f"{module}.".startswith(f"{inside}."):
+                yield inside
+                inside = inside.rpartition(".")[0]
+
+
+def test_no_module_imports_itself_through_others():
+    TopologicalSorter({module: set(loaded(module)) for module in MODULES}).prepare()
+    circle = {"a": {"b"}, "b": {"c"}, "c": {"a"}}
+    with pytest.raises(CycleError):
+        TopologicalSorter(circle).prepare()
 
 
 def third_party_faults(module):
