@@ -25,8 +25,8 @@ def _is_busy() -> bool:
         if reading:
             time.sleep(0.001)
         try:
-            with open("/proc/loadavg", encoding="ascii") as file:
-                running = int(file.read().split()[3].partition("/")[0])  # this one among them
+            with open("/proc/loadavg", "rb") as file:
+                running = int(file.read().split()[3].partition(b"/")[0])  # this one among them
         except (OSError, ValueError, IndexError):
             return False
         if running < 2:

@@ -44,11 +44,11 @@ def test_a_machine_is_busy_where_others_go_on_running(running, busy, monkeypatch
     """As `/proc/loadavg` says, up to three times; None: there is no such file."""
     readings = iter(running)
 
-    def opened(path, **_):
+    def opened(path, mode):
         count = next(readings)
         if count is None:
             raise FileNotFoundError(path)
-        return io.StringIO(f"0.20 0.18 0.12 {count}/80 11206\n")
+        return io.BytesIO(f"0.20 0.18 0.12 {count}/80 11206\n".encode())
 
     monkeypatch.setattr(llmcli, "open", opened, raising=False)
     assert llmcli._is_busy() == busy

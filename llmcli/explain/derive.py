@@ -271,7 +271,7 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
     for axis, letter in whole.documents(layer).items():
         found.setdefault("F" if axis == "F" else letter, sizes[axis])
     found["v"] = model.config.vocab
-    return tuple(Letter(letter=letter, value=value) for letter, value in found.items())
+    return tuple(Letter(letter=letter, value=value) for letter, value in found.items() if value)
 
 
 def _sources(values: Values, name: str) -> str:

@@ -70,6 +70,7 @@ MODEL = ModelFacts(
         active=134515008,
         embedding=28311552,
         attention=26542080,
+        mixers=0,
         mlp=79626240,
         norms=35136,
         head=0,
