@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from small_models import MODELS, RMS, ids, random_decoder
+from small_models import ids, random_decoder
+from zoo import MODELS, RMS
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, VOCAB, ids, weights
+from small_models import ids, weights
+from zoo import CONFIGS, VOCAB
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, weights
+from small_models import weights
+from zoo import CONFIGS
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session

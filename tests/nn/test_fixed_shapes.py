@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, ids, weights
+from small_models import ids, weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from zoo import CONFIGS
 
 from llmcli.engine.session import Session
 from llmcli.nn.decoder import Decoder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import CONFIGS, VOCAB
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from zoo import CONFIGS, VOCAB
 
 from llmcli.generation import Sampling
 from llmcli.generation.picker import Picker

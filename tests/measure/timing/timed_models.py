@@ -1,7 +1,8 @@
 """Small models to time, and ceilings that nobody measured."""
 
 import torch
-from small_models import CONFIGS, ids, weights
+from small_models import ids, weights
+from zoo import CONFIGS
 
 from llmcli.measure.timing import measure_timing
 from llmcli.model import Model
