@@ -458,6 +458,12 @@ def packed(model_type: str, **overrides: Any) -> Variant:
     return Variant("packed", model_type, TYPES[model_type].blocks | overrides)
 
 
+def three_layers(model_type: str) -> ModelConfig:
+    """Our configuration of that type's first variant, with three layers."""
+    one = next(one for one in ZOO if one.model_type == model_type)
+    return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
+
+
 def attending(model: ModelConfig) -> list[int]:
     """The layers that have attention."""
     return [i for i, layer in enumerate(model.layers) if layer.attention is not None]
