@@ -1,6 +1,6 @@
 """The graph runs: what the decoder emits is what each node makes of the nodes before it.
 
-Over every model of `small_models`, in float64: node by node from what was emitted, and chained
+Over every small model of the zoo, in float64: node by node from what was emitted, and chained
 from the token ids. Faults in the graph are seen as those in the decoder are.
 """
 

@@ -25,7 +25,7 @@ CEILINGS = Ceilings(
 
 
 def small(name, dtype=torch.float32):
-    """A model of `small_models` as loading gives it."""
+    """A small model of the zoo as loading gives it."""
     of = weights(CONFIGS[name], dtype)
     return Model(
         name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
