@@ -7,7 +7,8 @@ Whoever claims to prove what the decoder computes has to see them.
 import torch
 import torch.nn.functional as F
 from blocks import ffn_of, norm_of
-from small_models import CONFIGS, weights
+from small_models import weights
+from zoo import CONFIGS
 
 from llmcli.formats.dense import Dense
 from llmcli.nn import step

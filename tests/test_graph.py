@@ -1,6 +1,6 @@
 """The graph runs: what the decoder emits is what each node makes of the nodes before it.
 
-Over every model of `small_models`, in float64: node by node from what was emitted, and chained
+Over every small model of the zoo, in float64: node by node from what was emitted, and chained
 from the token ids. Faults in the graph are seen as those in the decoder are.
 """
 
@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from small_models import MODELS, RMS, ids, random_decoder
+from small_models import ids, random_decoder
+from zoo import MODELS, RMS
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel

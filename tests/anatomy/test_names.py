@@ -5,16 +5,16 @@ import time
 import pytest
 from anatomy_configs import models
 from hypothesis import given, settings
-from names_models import LLAMA, SETTINGS, model
+from zoo import ZOO, attending, three_layers, variant
 
 from llmcli import anatomy
 from llmcli.anatomy.aliases import listed, modules
 from llmcli.anatomy.names import Names, aliases, canonical, known, select
 from llmcli.errors import UsageError
-from llmcli.families import find
 from llmcli.families.sources import sources
 
-ALL = list(SETTINGS)
+ALL = [one.name for one in ZOO]
+model = three_layers
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,7 +45,7 @@ def test_a_cache_stands_where_it_is_written():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_alias_means_exactly_one_name(name):
-    config = model(name)
+    config = variant(name).config()
     names = Names(config, sources(config))
     claimed: dict[str, str] = {}
     for ours in names.known:
@@ -53,14 +53,15 @@ def test_every_alias_means_exactly_one_name(name):
             assert claimed.setdefault(theirs, ours) == ours
             assert names.canonical(theirs) == ours
             assert theirs not in names.known
-    assert {"hook_pattern", "pattern0", "q_proj" if "gpt2" not in name else "c_proj"} <= {
+    first = attending(config)[0]
+    assert {"hook_pattern", f"pattern{first}", "c_proj" if "gpt2" in name else "q_proj"} <= {
         theirs.rpartition(".")[2] for theirs in claimed
     }
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_name_of_others_is_listed_with_two_meanings(name):
-    config = model(name)
+    config = variant(name).config()
     filled = sources(config)
     meanings: dict[str, set] = {}
     for theirs, ours in listed(config):
@@ -266,8 +267,7 @@ def test_an_unknown_name_comes_with_what_is_near(typed, message, hint):
 
 
 def test_seventy_billion_parameters_are_named_in_well_under_a_second():
-    settings = LLAMA | {"model_type": "llama", "num_hidden_layers": 80}
-    config = find("llama", "safetensors").from_hf(settings)
+    config = variant("llama-gqa3").config(num_hidden_layers=80)
     started = time.process_time()
     names = Names(config, sources(config))
     assert len(names.select("model.layers.*.self_attn.q_proj")) == 80

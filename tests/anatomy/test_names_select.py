@@ -6,7 +6,7 @@ import pytest
 from anatomy_configs import models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from names_models import model
+from zoo import three_layers as model
 
 from llmcli.anatomy.names import Names, select
 from llmcli.errors import UsageError

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from names_models import model
+from zoo import three_layers as model
 
 from llmcli.anatomy.names import Names
 from llmcli.errors import UsageError

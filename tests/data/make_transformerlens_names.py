@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 import transformer_lens.model_bridge.sources.transformers.source as source
-from parity_cases import case, prompt, write
+from parity_models import prompt, write
 from parity_reference import load_reference
 from torch import Tensor
+from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
@@ -68,7 +69,7 @@ def main() -> None:
     found: dict[str, dict[str, str]] = {}
     for name in FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            path = write(case(name), Path(folder))
+            path = write(variant(name), Path(folder))
             model = load_checkpoint(open_checkpoint(path), device="cpu", dtype="float32")
             activations = ours(model, ids)
             theirs = hooks(path, ids)

@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, VOCAB, ids, weights
+from small_models import ids, random_decoder
+from zoo import MODELS, VOCAB
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
+from llmcli.ops.rope import depends_on_length
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
 
-@pytest.fixture(params=["llama", "gpt2", "window"])
+@pytest.fixture(params=MODELS)
 def decoder(request):
-    return weights(CONFIGS[request.param]).decoder
+    return random_decoder(MODELS[request.param])
 
 
 def likeliest(logits_BV):
@@ -106,9 +108,14 @@ def test_sequences_are_forked_and_dropped_between_choice_and_call(decoder):
 def test_rewound_it_goes_on_as_if_nothing_had_been_read(decoder):
     session = Session(decoder, 2, 20)
     after = session.prefill([PROMPTS[0], PROMPTS[0][::-1]])
+    session.keep()
     first = list(session.decode(likeliest, limit=4))
     session.rewind(5, logits_BV=after)
     assert list(session.decode(likeliest, limit=4)) == first
+    if not session.state.rewinds:
+        with pytest.raises(ValueError, match="cannot forget its last tokens"):
+            session.rewind(2)
+        return
     session.rewind(2)
     assert session.ids == [PROMPTS[0][:2], PROMPTS[0][::-1][:2]]
     assert session.logits_BV is None
@@ -125,8 +132,9 @@ def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
         session.restore(saved)
         assert session.ids == [PROMPTS[0], PROMPTS[2]]
         assert list(session.decode(likeliest, limit=4)) == first
-        session.rewind(1)  # and over the slots of the prompt, which the snapshot has too
-        session.extend([[6] * 8, [6] * 8])
+        if session.state.rewinds:
+            session.rewind(1)  # and over the slots of the prompt, which the snapshot has too
+            session.extend([[6] * 8, [6] * 8])
     session.grow(12)
     session.restore(saved)
     assert list(session.decode(likeliest, limit=6))[:4] == first
@@ -139,7 +147,7 @@ def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder)
     session = Session(decoder, 1, 9)
     session.prefill([PROMPTS[0]])
     saved = session.state.snapshot()
-    assert saved.nbytes * 9 == session.state.nbytes * 5
+    assert saved.nbytes == Session(decoder, 1, 5).state.nbytes < session.state.nbytes
     with pytest.raises(ValueError, match="1 × 5 tokens does not fit a state of 1 × 4"):
         Session(decoder, 1, 4).state.restore(saved)
 
@@ -151,8 +159,12 @@ def test_the_state_s_tensors_have_their_names(decoder):
     tensors = session.state.tensors()
     assert list(tensors) == list(states)
     for name, tensor in tensors.items():
-        assert torch.equal(tensor[:, :, :5], seen[states[name].holds])
-        assert not tensor[:, :, 5:].any()
+        held = seen[states[name].holds]
+        if held.ndim == 4:  # a slot for each position
+            assert torch.equal(tensor[:, :, :5], held)
+            assert not tensor[:, :, 5:].any()
+        else:  # the last ones that a convolution reads
+            assert torch.equal(tensor, held[:, -tensor.shape[1] :])
 
 
 def test_grown_it_has_room_for_more(decoder):
@@ -165,6 +177,9 @@ def test_grown_it_has_room_for_more(decoder):
 
 
 def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
+    ropes = [layer.attention.rope for layer in decoder.config.layers if layer.attention]
+    if any(rope and depends_on_length(rope) for rope in ropes):
+        pytest.skip("a key keeps the rotation that it was cached with")
     tokens = ids(2, 17).tolist()
     heard = []
     session = Session(decoder, 2, 20)

@@ -1,10 +1,12 @@
 """The dry run of a checkpoint's names and shapes against the parameters of its model."""
 
 from dataclasses import dataclass
+from math import prod
 from types import SimpleNamespace
 
 from llmcli.anatomy import parameters
 from llmcli.families import Rows, Transpose, UnpairRows, find, plan
+from llmcli.families.rules import Reshape
 
 
 @dataclass
@@ -54,6 +56,9 @@ def after(shape, ops):
             case Rows(start=start, stop=stop):
                 assert 0 <= start < stop <= shape[0]
                 shape = (stop - start, *shape[1:])
+            case Reshape():
+                assert prod(op.shape) == prod(shape)
+                shape = op.shape
             case Transpose():
                 shape = shape[::-1]
             case UnpairRows(heads=heads, dims=dims):

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 from families_ledger import dry_run
+from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from zoo import TYPES, ZOO, Variant
 
 from llmcli.families import Rename, Rows, Transpose, find, plan
 
@@ -21,23 +23,12 @@ ROPED = {
     "eos_token_id": [4, 5],
 }
 GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
-CASES = [
-    ("gpt2", GPT2),
-    ("gpt2", GPT2 | {"n_inner": 50, "tie_word_embeddings": False}),
-    ("llama", ROPED),
-    ("llama", ROPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-    ("llama", ROPED | {"head_dim": 10, "num_key_value_heads": 6}),
-    ("mistral", ROPED | {"sliding_window": 7}),
-    ("mistral", ROPED | {"sliding_window": None, "head_dim": 8}),
-    ("qwen2", ROPED | {"tie_word_embeddings": True}),
-    ("qwen2", ROPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
-    ("qwen3", ROPED | {"head_dim": 8}),
-    ("qwen3", ROPED | {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
-]
-IDS = [f"{model_type}-{index}" for index, (model_type, _) in enumerate(CASES)]
+# a row for each configuration: not for what is stored or edited otherwise
+CASES = [one for one in ZOO if not one.edit and one.shard == Variant.shard]
+every_case = pytest.mark.parametrize("one", CASES, ids=lambda one: one.name)
 
 
-def written(model_type, settings, tmp_path):
+def written(model_type, tmp_path, **settings):
     """The config.json that transformers saves, read back as JSON, and its own view of it."""
     config = AutoConfig.for_model(model_type, **settings)
     config.save_pretrained(tmp_path)
@@ -50,9 +41,10 @@ def shapes_of(model_class, config):
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("model_type", "settings"), CASES, ids=IDS)
-def test_names_of_a_real_model_are_used_and_fill_every_parameter(model_type, settings, tmp_path):
-    raw, config = written(model_type, settings, tmp_path)
+@every_case
+def test_names_of_a_real_model_are_used_and_fill_every_parameter(one, tmp_path):
+    model_type = one.model_type
+    raw, config = written(**one.settings, tmp_path=tmp_path)
     shapes = shapes_of(AutoModelForCausalLM, config)
     ledger = dry_run(model_type, "safetensors", raw, shapes)
     assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
@@ -62,9 +54,10 @@ def test_names_of_a_real_model_are_used_and_fill_every_parameter(model_type, set
     assert not reasons
 
 
-@pytest.mark.parametrize(("model_type", "settings"), CASES, ids=IDS)
-def test_values_are_those_that_transformers_reads(model_type, settings, tmp_path):
-    raw, theirs = written(model_type, settings, tmp_path)
+@every_case
+def test_values_are_those_that_transformers_reads(one, tmp_path):
+    model_type, modules = one.model_type, TYPES[one.model_type].modules
+    raw, theirs = written(**one.settings, tmp_path=tmp_path)
     ours = find(model_type, "safetensors").from_hf(raw)
     assert (ours.vocab, ours.width) == (theirs.vocab_size, theirs.hidden_size)
     assert ours.context == theirs.max_position_embeddings
@@ -72,18 +65,23 @@ def test_values_are_those_that_transformers_reads(model_type, settings, tmp_path
     assert ours.head.tied == theirs.tie_word_embeddings
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(theirs, attn_implementation="eager")
-    blocks = model.transformer.h if model_type == "gpt2" else model.model.layers
+    blocks = next(part for part in model.base_model.children() if isinstance(part, ModuleList))
     for layer, block in zip(ours.layers, blocks, strict=True):
-        attention = block.attn if model_type == "gpt2" else block.self_attn
+        norms = [part for name, part in block.named_children() if "norm" in name or "ln_" in name]
+        eps = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms}
+        branches = [norm for one in layer.branches for norm in (one.pre_norm, one.post_norm)]
+        assert {norm.eps for norm in branches if norm} == {ours.final_norm.eps} == eps
+        attention = block.attn if model_type == "gpt2" else getattr(block, "self_attn", None)
+        assert (layer.attention is None) == (attention is None)
+        if attention is None:
+            continue
         assert layer.attention.head_dim == layer.attention.value_dim == attention.head_dim
         assert layer.attention.scale == attention.scaling
         assert layer.attention.window == getattr(
             attention, "sliding_window", getattr(theirs, "sliding_window", None)
         )
-        eps = block.ln_1.eps if model_type == "gpt2" else block.input_layernorm.variance_epsilon
-        norms = {branch.pre_norm.eps for branch in layer.branches}
-        assert norms == {ours.final_norm.eps} == {eps}
-        assert (layer.attention.qk_norm is not None) == hasattr(attention, "q_norm")
+        q_norm = modules.get("attn.q_norm", "").rpartition(".")[2]
+        assert (layer.attention.qk_norm is not None) == hasattr(attention, q_norm or "q_norm")
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
@@ -167,21 +165,21 @@ def test_shard_names_are_the_same_names(tmp_path):
 
 @pytest.mark.parametrize(("model_type", "settings"), [("gpt2", GPT2), ("llama", ROPED)])
 def test_names_of_a_bare_decoder_have_no_prefix(model_type, settings, tmp_path):
-    raw, config = written(model_type, settings | {"tie_word_embeddings": True}, tmp_path)
+    raw, config = written(model_type, tmp_path, **settings | {"tie_word_embeddings": True})
     shapes = shapes_of(AutoModel, config)
     assert not any(name.startswith(("transformer.", "model.")) for name in shapes)
     assert dry_run(model_type, "safetensors", raw, shapes).clean
 
 
 def test_buffers_of_old_checkpoints_are_dropped_with_a_reason(tmp_path):
-    raw, config = written("gpt2", GPT2, tmp_path)
+    raw, config = written("gpt2", tmp_path, **GPT2)
     shapes = shapes_of(AutoModelForCausalLM, config)
     shapes |= {"transformer.h.2.attn.bias": (1, 1, 96, 96), "h.0.attn.masked_bias": ()}
     ledger = dry_run("gpt2", "safetensors", raw, shapes)
     assert ledger.clean
     assert "mask" in dict(ledger.plan.dropped)["transformer.h.2.attn.bias"]
     assert "mask" in dict(ledger.plan.dropped)["h.0.attn.masked_bias"]
-    raw, config = written("llama", ROPED, tmp_path)
+    raw, config = written("llama", tmp_path, **ROPED)
     shapes = shapes_of(AutoModelForCausalLM, config)
     shapes["model.layers.1.self_attn.rotary_emb.inv_freq"] = (2,)
     ledger = dry_run("llama", "safetensors", raw, shapes)
@@ -201,7 +199,7 @@ def test_buffers_of_old_checkpoints_are_dropped_with_a_reason(tmp_path):
     ],
 )
 def test_planted_faults_show(change, missing, unexpected, tmp_path):
-    raw, config = written("llama", ROPED, tmp_path)
+    raw, config = written("llama", tmp_path, **ROPED)
     shapes = shapes_of(AutoModelForCausalLM, config)
     if "remove" in change:
         del shapes[change["remove"]]
@@ -213,7 +211,7 @@ def test_planted_faults_show(change, missing, unexpected, tmp_path):
 
 
 def test_a_wrong_shape_and_a_doubled_name_show(tmp_path):
-    raw, config = written("llama", ROPED, tmp_path)
+    raw, config = written("llama", tmp_path, **ROPED)
     shapes = shapes_of(AutoModelForCausalLM, config)
     shapes["model.norm.weight"] = (25,)
     shapes["norm.weight"] = (24,)

@@ -6,6 +6,7 @@ import pytest
 import small_models
 import torch
 import torch.nn.functional as F
+import zoo
 from decoder_parameters import parameters_of
 
 from llmcli.formats import dense
@@ -107,7 +108,7 @@ def test_parts_of_one_product_are_views_of_it(lying):
 
 
 def test_the_segments_of_a_projection_are_the_parameters_by_name():
-    config = small_models.CONFIGS["llama"]
+    config = zoo.CONFIGS["llama"]
     decoder = small_models.weights(config, torch.float32).decoder
     for block in decoder.blocks:
         mixer, ffn = block.parts.values()
@@ -123,7 +124,7 @@ def test_the_segments_of_a_projection_are_the_parameters_by_name():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tied_head_is_the_embedding(dtype):
-    decoder = small_models.weights(small_models.CONFIGS["gpt2"], dtype).decoder
+    decoder = small_models.weights(zoo.CONFIGS["gpt2"], dtype).decoder
     assert decoder.weight("head.W") is decoder.weight("embed.W")
     assert "head.W" not in decoder.weight_names
     table = decoder.weight("embed.W").dense()
@@ -131,13 +132,13 @@ def test_a_tied_head_is_the_embedding(dtype):
     assert torch.equal(decoder.logits(x), product_float32(x, table, decoder.head_bias))
     parameters_of(decoder)["embed.W"].zero_()
     assert (decoder.logits(x) == 0).all()
-    untied = small_models.weights(small_models.CONFIGS["llama"], dtype).decoder
+    untied = small_models.weights(zoo.CONFIGS["llama"], dtype).decoder
     assert untied.weight("head.W") is not untied.weight("embed.W")
     assert "head.W" in untied.weight_names
 
 
 def test_every_parameter_has_one_name_and_no_other():
-    decoder = Decoder(small_models.CONFIGS["gpt2"], device="meta", dtype=torch.bfloat16)
+    decoder = Decoder(zoo.CONFIGS["gpt2"], device="meta", dtype=torch.bfloat16)
     with pytest.raises(KeyError):
         decoder.weight("blocks.9.attn.W_q")
     assert {decoder.weight(name).format for name in decoder.weight_names} == {"bfloat16"}

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_models import CONFIGS, ids, read, weights
+from small_models import ids, read, weights
+from zoo import CONFIGS
 
 from llmcli.generation import Sampling, stream
 from llmcli.ladder.batch import Batch

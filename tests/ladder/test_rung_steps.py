@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, GATED, gpt2, ids, layer, llama, read, weights
+from small_models import ids, read, weights
+from zoo import CONFIGS, GATED, gpt2, layer, llama
 
 from llmcli.ladder import loops
 from llmcli.ladder.batch import Batch

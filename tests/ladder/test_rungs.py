@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from small_models import CONFIGS, ids, read, stretched, weights
+from small_models import ids, read, weights
 from tiny_checkpoints import write_gpt2, write_llama
+from zoo import CONFIGS, stretched
 
 from llmcli.ladder.cache import KeyValueCache
 from llmcli.ladder.combined import CombinedQKV

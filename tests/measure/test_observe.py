@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from small_models import CONFIGS, VOCAB, weights
+from small_models import weights
+from zoo import CONFIGS, VOCAB
 
 from llmcli import anatomy, devices
 from llmcli.errors import NotFinite, OutOfMemory

@@ -1,107 +1,36 @@
 """The decoder against itself: cached == whole, batched == alone, looked at == not looked at."""
 
-import dataclasses
-
 import pytest
 import torch
-from blocks import norm_of, two_norms
+from blocks import norm_of
 from decoder_parameters import parameters_of
+from small_models import ids, random_decoder
+from zoo import CONFIGS, MODELS, VOCAB, layer, llama, stretched
 
-from llmcli.config import ModelConfig, sequential
+from llmcli.anatomy.graph import graph
 from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
-from llmcli.parts.attention.config import AttentionConfig, DynamicScaling, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.norm.config import NormConfig
-
-RMS = NormConfig(kind="rms", eps=1e-6)
-LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
+from llmcli.parts.attention.config import DynamicScaling
 
 
-def model_config(**attention):
-    mixer = AttentionConfig(
-        **{
-            "heads": 6,
-            "kv_heads": 2,
-            "head_dim": 8,
-            "value_dim": 8,
-            "scale": 8**-0.5,
-            "rope": RopeConfig(theta=10000.0, dims=8),
-            **attention,
-        }
-    )
-    layer = two_norms(
-        mixer=mixer, ffn=MlpConfig(hidden=40, activation="silu", gated=True), ln1=RMS, ln2=RMS
-    )
-    return ModelConfig(
-        family="test",
-        model_type="test",
-        vocab=61,
-        width=24,
-        context=64,
-        layers=(layer,) * 3,
-        embedding=EmbeddingConfig(),
-        final_norm=RMS,
-        head=HeadConfig(tied=True),
-    )
-
-
-def learned_positions():
-    config = model_config(rope=None, kv_heads=6, qkv_bias=True, out_bias=True)
-    mlp = MlpConfig(hidden=40, activation="gelu_tanh", gated=False, bias=True)
-    layer = sequential(config.layers[0].attention, mlp, norm=LAYER)
-    return dataclasses.replace(
-        config, layers=(layer,) * 2, final_norm=LAYER, embedding=EmbeddingConfig(positions=64)
-    )
-
-
-CONFIGS = {
-    "grouped": model_config(),
-    "multi-query": model_config(kv_heads=1),
-    "window": model_config(window=4),
-    "qk-norm": model_config(qk_norm=RMS),
-    "wide values": model_config(value_dim=12),
-    "partial rope": model_config(rope=RopeConfig(theta=500.0, dims=4)),
-    "dynamic rope": model_config(
-        rope=RopeConfig(theta=500.0, dims=8, scaling=DynamicScaling(factor=2.0, original=64))
-    ),
-    "untied": dataclasses.replace(model_config(), head=HeadConfig(tied=False)),
-    "learned positions": learned_positions(),
-}
-
-
-def decoder(config, dtype=torch.float64):
-    model = Decoder(config, device="cpu", dtype=dtype)
-    g = torch.Generator().manual_seed(3)
-    for slot in parameters_of(model).values():
-        slot.copy_(torch.randn(slot.shape, generator=g, dtype=torch.float64) * 0.4)
-    return model
-
-
-def ids(batch, tokens, seed=0):
-    return torch.randint(0, 61, (batch, tokens), generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=MODELS)
 def model(request):
-    return decoder(CONFIGS[request.param])
+    return random_decoder(MODELS[request.param])
 
 
 def test_chunks_and_steps_equal_the_whole(model):
     tokens = ids(2, 13)
     whole = model(tokens)
-    assert whole.shape == (2, 13, 61)
+    assert whole.shape == (2, 13, VOCAB)
     for sizes in ([1] * 13, [5, 1, 7], [12, 1]):
         state = model.new_state(2, 13)
-        parts = [model(part, state) for part in tokens.split(sizes, 1)]
+        parts = [model(part, state, totals=[13, 13]) for part in tokens.split(sizes, 1)]
         torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
         assert state.lengths == [13, 13]
 
 
 def test_a_prompt_in_chunks_may_say_how_long_it_will_be():
-    scaling = DynamicScaling(factor=2.0, original=6)
-    model = decoder(model_config(rope=RopeConfig(theta=500.0, dims=8, scaling=scaling)))
+    model = random_decoder(stretched(DynamicScaling(factor=2.0, original=6)))
     tokens = ids(2, 13)
     whole = model(tokens)
     for said in (True, False):
@@ -134,32 +63,42 @@ def test_state_forks_rewinds_and_grows(model):
     step = ids(3, 1, 5)
     fork.grow(9)
     assert fork.capacity == 9
-    assert fork.nbytes * 2 * 6 == state.nbytes * 3 * 9
     assert (state.nbytes, fork.nbytes) == (model.state_bytes(2, 6), model.state_bytes(3, 9))
     forked = model(step, fork)
+    torch.testing.assert_close(forked[:1], model(step[:1].expand(2, 1), state)[1:])
+    if not fork.rewinds:
+        with pytest.raises(ValueError, match="cannot forget its last tokens"):
+            fork.rewind([5, 5, 5])
+        return
+    assert fork.nbytes * 2 * 6 == state.nbytes * 3 * 9
     fork.rewind([5, 5, 5])
     again = model(step, fork)
     assert torch.equal(forked, again)
-    torch.testing.assert_close(forked[:1], model(step[:1].expand(2, 1), state)[1:])
     with pytest.raises(ValueError, match="rewind"):
         fork.rewind([5, 7, 5])
 
 
-def test_tap_sees_everything_and_changes_nothing(model):
-    tokens = ids(2, 7)
-    seen = {}
-    looked_at = model(tokens, tap=lambda name, tensor: seen.setdefault(name, tensor))
+def test_a_tap_changes_nothing(model):
+    tokens, seen = ids(2, 7), []
+    looked_at = model(tokens, tap=lambda name, tensor: seen.append(name))
     assert torch.equal(looked_at, model(tokens))
+    assert seen == [node.name for node in graph(model.config).nodes.values() if node.written]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_a_tap_sees_adds_up(name):
+    model, seen = random_decoder(CONFIGS[name]), {}
+    model(ids(2, 7), tap=lambda name, tensor: seen.setdefault(name, tensor))
     for i, block in enumerate(model.blocks):
         name = f"blocks.{i}"
-        q, k = (seen.get(f"{name}.attn.{n}_rot", seen[f"{name}.attn.{n}"]) for n in "qk")
+        q, k = (seen[key] for key in graph(model.config).entering(i))
         v = seen[f"{name}.attn.v"]
         rows = [block.mixers[0].attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 3), (3, 7))]
         pattern = torch.cat(rows, 2)
         group = q.shape[1] // k.shape[1]
         z = pattern @ v.repeat_interleave(group, 1)
         torch.testing.assert_close(z, seen[f"{name}.attn.z"], rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(pattern.sum(-1), torch.ones(2, 6, 7, dtype=torch.float64))
+        torch.testing.assert_close(pattern.sum(-1), torch.ones_like(pattern[..., 0]))
         assert (pattern.triu(1) == 0).all()
         mid = seen[f"{name}.resid_pre"] + seen[f"{name}.attn_out"]
         assert torch.equal(mid, seen[f"{name}.resid_mid"])
@@ -175,16 +114,17 @@ def test_last_and_until(model):
     seen = {}
     whole = model(tokens, tap=lambda name, tensor: seen.setdefault(name, tensor))
     torch.testing.assert_close(model(tokens, logits="last"), whole[:, -1:])
-    assert torch.equal(model(tokens, until=1), seen["blocks.1.resid_post"])
+    for i in range(len(model.blocks)):
+        assert torch.equal(model(tokens, until=i), seen[f"blocks.{i}.resid_post"])
 
 
 def test_meta_device_computes_shapes(model):
     shapes = Decoder(model.config, device="meta", dtype=torch.float32)
     state = shapes.new_state(2, 8)
     out = shapes(torch.empty(2, 7, dtype=torch.long, device="meta"), state)
-    assert out.shape == (2, 7, 61)
+    assert out.shape == (2, 7, VOCAB)
     assert out.is_meta
-    assert shapes(torch.empty(2, 1, dtype=torch.long, device="meta"), state).shape == (2, 1, 61)
+    assert shapes(torch.empty(2, 1, dtype=torch.long, device="meta"), state).shape == (2, 1, VOCAB)
 
 
 def test_half_precision_stays_near(model):
@@ -199,9 +139,9 @@ def test_half_precision_stays_near(model):
 
 
 def test_fused_projections_are_views():
-    model = decoder(CONFIGS["grouped"])
+    model = random_decoder(CONFIGS["llama"])
     fused = model.blocks[0].mixers[0].qkv.weight.dense()
-    assert fused.shape == (48 + 16 + 16, 24)
+    assert fused.shape == (32 + 16 + 16, 16)
     parts = [parameters_of(model)[f"blocks.0.attn.W_{part}"] for part in "qkv"]
     assert torch.equal(torch.cat(parts), fused)
     assert all(part.untyped_storage().data_ptr() == fused.data_ptr() for part in parts)
@@ -220,7 +160,7 @@ def test_what_does_not_fit_is_refused(model):
 @pytest.mark.parametrize("window", [1, 4, 9])
 def test_rows_that_are_computed_some_at_a_time_see_the_same_keys(window, band, monkeypatch):
     """Under a window, whole and in chunks: as with one mask for all rows."""
-    model, tokens = decoder(model_config(window=window)), ids(2, 23)
+    model, tokens = random_decoder(llama(*(layer(window=window),) * 2)), ids(2, 23)
 
     def outputs():
         state = model.new_state(2, 23)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_models import CONFIGS, weights
+from small_models import random_decoder
+from zoo import MODELS, attending
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
@@ -16,14 +17,14 @@ TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])
 
 
 def small(name, dtype=torch.float64):
-    of = weights(CONFIGS[name], dtype)
+    config = MODELS[name]
     return Model(
-        name=name, config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(),
+        name=name, config=config, decoder=random_decoder(config, dtype), tokenizer=None,
+        checkpoint=None, eos_ids=frozenset(),
     )  # fmt: skip
 
 
-@pytest.fixture(params=CONFIGS, scope="module")
+@pytest.fixture(params=MODELS, scope="module")
 def model(request):
     return small(request.param)
 
@@ -70,8 +71,8 @@ def test_scores_and_pattern_take_the_rows_in_their_layer_only(model, monkeypatch
     monkeypatch.setattr(attention, "attend", lambda *a, **b: calls.append(1) or attend(*a, **b))
     run(model)
     fused = len(calls)
-    per_layer = fused // len(model.config.layers)
-    for i in range(len(model.config.layers)):
+    per_layer = fused // len(attending(model.config))
+    for i in attending(model.config):
         name, outs = f"blocks.{i}.attn", []
         for leaves in (["scores"], ["pattern"], ["scores", "pattern"]):
             calls.clear()
@@ -96,7 +97,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
         out, seen = run(model, double(name))
         # a softmax of one score is 1, whatever the score
         layer, leaf = nodes[name].layer, name.rpartition(".")[2]
-        alone = layer is not None and model.config.layers[layer].attention.window == 1
+        alone = layer is not None and model.config.layers[layer].window == 1
         assert torch.equal(out, plain) is (alone and leaf.startswith(("q", "k"))), name
         # formulas of what is the same memory start from the same inputs once more
         copies = {node.name for node in nodes.values() if node.shares == name}
@@ -112,7 +113,8 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
 
 
 def test_doubled_scores_and_patterns_reach_the_values(model):
-    for i, layer in enumerate(model.config.layers):
+    for i in attending(model.config):
+        layer = model.config.layers[i]
         prefix, group = f"blocks.{i}.attn", layer.attention.heads // layer.attention.kv_heads
         for leaf in ("scores", "pattern"):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
@@ -139,7 +141,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
 
 def test_of_the_rows_named_and_no_others(model):
     _, before = run(model)
-    last = len(model.config.layers) - 1
+    last = attending(model.config)[-1]
     for name in ("embed", f"blocks.{last}.attn.v", f"blocks.{last}.mlp.post"):
         _, seen = run(model, double(name, rows=[1, 4]))
         factor = torch.ones(TOKENS.shape[1], 1, dtype=torch.float64)
@@ -150,7 +152,8 @@ def test_of_the_rows_named_and_no_others(model):
 @pytest.mark.parametrize("name", ["attn.scores", "attn.v", "attn.q", "attn.z", "mlp_out"])
 def test_rows_are_positions_whatever_the_calls_and_the_batch(model, name):
     """Whole, in chunks, token by token, and beside a shorter sequence: the same logits."""
-    edit = double(f"blocks.0.{name}", rows=[2, 3, 6])
+    first = next(one for one in editable(model) if one.endswith(f".{name}"))
+    edit = double(first, rows=[2, 3, 6])
     whole, _ = run(model, edit)
     assert not torch.equal(whole, run(model)[0])
     for sizes in ([4, 3], [1] * 7):
@@ -177,13 +180,15 @@ def test_the_last_logits_are_at_the_last_position(model):
 
 
 def test_edited_keys_and_values_enter_the_cache(model):
-    _, key = graph(model.config).entering(0)
-    edits, seen = [double(key), double("blocks.0.attn.v")], {}
+    layer = attending(model.config)[0]
+    _, key = graph(model.config).entering(layer)
+    value = f"blocks.{layer}.attn.v"
+    edits, seen = [double(key), double(value)], {}
     session = Session(model.decoder, 1, 9)
     session.extend(TOKENS, tap=seen.__setitem__, edits=edits)
     cache = session.state.tensors()
-    assert torch.equal(cache["cache.0.k"][:, :, :7], seen[key])
-    assert torch.equal(cache["cache.0.v"][:, :, :7], seen["blocks.0.attn.v"])
+    assert torch.equal(cache[f"cache.{layer}.k"][:, :, :7], seen[key])
+    assert torch.equal(cache[f"cache.{layer}.v"][:, :, :7], seen[value])
     _, plain = run(model)
     assert torch.equal(seen[key], 2 * plain[key])
     # the step after it, not edited itself, reads them

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_models import CONFIGS, VOCAB
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from zoo import MODELS, VOCAB
 
 from llmcli.generation import Sampling
 from llmcli.generation.picker import Picker
@@ -48,10 +48,10 @@ def test_the_mode_sees_float64():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_prompt_a_step_and_every_activation(name, dtype):
     with NoFloat64():
-        decoder = Decoder(CONFIGS[name], device=META, dtype=dtype)
+        decoder = Decoder(MODELS[name], device=META, dtype=dtype)
         state = decoder.new_state(2, 8)
         numbers = Statistics()
 

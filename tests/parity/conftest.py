@@ -8,9 +8,10 @@ from functools import lru_cache
 import pytest
 import torch
 import transformers
-from parity_cases import case, write
+from parity_models import write
 from parity_reference import load_reference
 from parity_types import Checkpoints, Models, References
+from zoo import variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
@@ -31,7 +32,7 @@ def _quiet_and_serial() -> Iterator[None]:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Name of a case → folder of its checkpoint."""
     folder = tmp_path_factory.mktemp("parity")
-    return lru_cache(None)(lambda name: write(case(name), folder))
+    return lru_cache(None)(lambda name: write(variant(name), folder))
 
 
 @pytest.fixture(scope="session")

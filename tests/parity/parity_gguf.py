@@ -16,17 +16,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from transformers import PreTrainedModel
+from zoo import TYPES
 
 from llmcli.ops.quant import FORMATS
-
-_ARCHS = {
-    "gpt2": gguf.MODEL_ARCH.GPT2,
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "olmo2": gguf.MODEL_ARCH.OLMO2,
-    "lfm2": gguf.MODEL_ARCH.LFM2,
-}
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
@@ -47,7 +39,7 @@ def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = 
     The model's own parameters become what the file says they are: quantized and back.
     """
     config = model.config
-    arch = _ARCHS[config.model_type]
+    arch = gguf.MODEL_ARCH[TYPES[config.model_type].arch]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_metadata(writer, model)

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parity_cases import CASES, prompt
-from parity_recorder import attending
+from parity_models import prompt
 from parity_reference import reference_attentions
 from parity_smollm2 import transformers_from_gguf
 from parity_types import Models, References
+from zoo import ZOO, attending, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
@@ -24,7 +24,7 @@ TEXT = (
 )
 
 
-@pytest.mark.parametrize("name", [one.name for one in CASES])
+@pytest.mark.parametrize("name", [one.name for one in ZOO])
 def test_every_layer_and_head(name: str, models: Models, references: References) -> None:
     ids = prompt(tokens=TOKENS)
     found: dict[int, np.ndarray] = {}
@@ -33,9 +33,8 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
     )
     assert report.ok, report.checks
     theirs = reference_attentions(references(name, "float32"), ids)
-    layers = attending(references(name, "float32"))
-    assert list(found) == layers
-    for layer, pattern in zip(layers, theirs, strict=True):
+    assert list(found) == attending(variant(name).config())
+    for layer, pattern in zip(found, theirs, strict=True):
         assert found[layer].shape == pattern.shape[1:]
         assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5
 

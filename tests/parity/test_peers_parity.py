@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from parity_cases import CASES, Case, build, prompt
 from parity_gguf import write_gguf
+from parity_models import build, prompt
 from parity_types import Checkpoints
+from zoo import PACKED, ZOO, Variant, attending, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import UnsupportedModel, UsageError
@@ -30,9 +30,21 @@ SETTINGS = Settings(
     type_v="auto", n_gpu_layers=0, flash_attn="auto", no_kv_offload=False, embeddings=False,
     use_mmap=True,
 )  # fmt: skip
+
+
+def attends_everywhere(one: Variant) -> bool:
+    """Whether its state is keys and values in every layer."""
+    config = one.config()
+    return len(attending(config)) == len(config.layers)
+
+
 STORED_ELSEWHERE = ("shards", "hub", "old")  # the same models, in other files
-NAMES = [case.name for case in CASES if not any(word in case.name for word in STORED_ELSEWHERE)]
-CACHED = [name for name in NAMES if not name.startswith("lfm2")]  # whose state is keys and values
+NAMES = [one.name for one in ZOO if not any(word in one.name for word in STORED_ELSEWHERE)]
+OTHER_STATES = [name for name in NAMES if not attends_everywhere(variant(name))]
+CACHED = [name for name in NAMES if name not in OTHER_STATES]
+# llama.cpp keeps Llama 3's scaling as a tensor of factors
+LLAMA3 = packed("llama", **variant("rope-llama3").overrides)
+GGUF = [one for one in map(packed, PACKED) if attends_everywhere(one)] + [LLAMA3]
 
 
 def difference(model: Model) -> float:
@@ -57,8 +69,9 @@ def difference(model: Model) -> float:
     return worst
 
 
-def test_another_state_than_keys_and_values_is_refused(checkpoints: Checkpoints) -> None:
-    model = load_checkpoint(open_checkpoint(checkpoints("lfm2")), device="cpu", dtype="float32")
+@pytest.mark.parametrize("name", OTHER_STATES)
+def test_another_state_than_keys_and_values_is_refused(name: str, checkpoints: Checkpoints) -> None:
+    model = load_checkpoint(open_checkpoint(checkpoints(name)), device="cpu", dtype="float32")
     with pytest.raises(UsageError, match="layers of this model keep something else"):
         open_transformers(model, SETTINGS)
 
@@ -70,36 +83,10 @@ def test_a_model_filled_from_ours_is_the_same_model(name: str, checkpoints: Chec
     assert difference(model) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("model_type", "overrides"),
-    [
-        ("gpt2", {"n_embd": 96}),
-        ("llama", {"hidden_size": 96, "intermediate_size": 128}),
-        (
-            "llama",  # llama.cpp keeps this scaling as a tensor of factors
-            {
-                "hidden_size": 96,
-                "intermediate_size": 128,
-                "head_dim": 32,
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "rope_theta": 10_000.0,
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 32,
-                },
-            },
-        ),
-        ("qwen2", {"hidden_size": 96, "intermediate_size": 128}),
-        ("qwen3", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}),
-    ],
-)
-def test_a_gguf_file_runs_in_transformers(
-    model_type: str, overrides: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("one", GGUF, ids=lambda one: one.model_type)
+def test_a_gguf_file_runs_in_transformers(one: Variant, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    write_gguf(build(Case("gguf", model_type, overrides), seed=3), file, "Q8_0")
+    write_gguf(build(one, seed=3), file, "Q8_0")
     model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32")
     assert difference(model) < 1e-4
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity_cases import prompt
+from parity_models import prompt
 from parity_reference import reference_logprobs
 from parity_types import Checkpoints, References
 from quantized_checkpoints import BLOCK, SCHEMES, quantized

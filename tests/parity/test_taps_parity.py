@@ -12,21 +12,18 @@ from collections import defaultdict
 import pytest
 import torch
 from decoder_parameters import parameters_of
-from parity_cases import CASES, prompt
+from parity_models import prompt
 from parity_recorder import record
 from parity_reference import reference_hidden
 from parity_types import Models, References
 from torch import Tensor
+from zoo import TYPES, ZOO, attending, variant
 
 from llmcli import anatomy
 from llmcli.anatomy.graph import graph
 from llmcli.nn.decoder import Decoder
 
-ALL = [one.name for one in CASES]
-# ours alone: what a norm divides by
-DERIVED = (".scale",)
-# no module of transformers gives it: SiLU of a gate
-INSIDE = {"lfm2": (".mlp.act",)}
+ALL = [one.name for one in ZOO]
 
 
 def tapped(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
@@ -54,8 +51,9 @@ def test_every_activation_is_transformers_own(
     ids = prompt(batch=2, tokens=150)
     ours = tapped(models(name, "float64").decoder, ids)
     theirs = record(references(name, "float64"), ids)
-    unseen = (*DERIVED, *INSIDE.get(references(name, "float64").config.model_type, ()))
-    known = {key for key in ours if not key.endswith(unseen)}
+    modules = TYPES[variant(name).model_type].modules
+    unseen = tuple(key for key, module in modules.items() if not module)
+    known = {key for key in ours if not key.endswith((".scale", *unseen))}
     assert known == {key for key in theirs if not key.endswith("attn.pattern")}
     wrong = {key: far(ours[key], theirs[key]) for key in known}
     assert {key: value for key, value in wrong.items() if value > 1e-11} == {}
@@ -80,13 +78,12 @@ def test_the_residual_stream_is_transformers_hidden_states(
 def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
     decoder = models(name, "float64").decoder
     ours = tapped(decoder, prompt(tokens=40))
-    last = len(decoder.blocks) - 1
     nodes = graph(decoder.config).nodes
-    norms = {name.removesuffix(".scale"): node.op.source for name, node in nodes.items()
-             if name.endswith(".scale")}  # fmt: skip
-    assert len(norms) == 2 * (last + 1) + 1
-    for norm, source in norms.items():
-        x = ours[source]
+    scales = [key for key in ours if key.endswith(".scale")]
+    assert len(scales) == 2 * len(decoder.blocks) + 1
+    for scale in scales:
+        norm = scale.removesuffix(".scale")
+        x = ours[nodes[f"{norm}.out"].op.inputs[0]]
         if f"{norm}.b" in parameters_of(decoder):
             x = x - x.mean(-1, keepdim=True)
         out = x / ours[f"{norm}.scale"] * parameters_of(decoder)[f"{norm}.w"]
@@ -103,13 +100,11 @@ def test_the_pattern_is_derived_and_gives_the_layers_output(
     ids = prompt(batch=2, tokens=150)
     decoder = models(name, "float64").decoder
     ours, theirs = tapped(decoder, ids), record(references(name, "float64"), ids)
-    for i, block in enumerate(decoder.blocks):
-        at = f"blocks.{i}.attn"
-        if f"{at}.z" not in ours:
-            continue
-        q, k = (ours.get(f"{at}.{part}_rot", ours[f"{at}.{part}"]) for part in "qk")
+    for i in attending(decoder.config):
+        at, mixer = f"blocks.{i}.attn", decoder.blocks[i].mixers[0]
+        q, k = (ours[key] for key in graph(decoder.config).entering(i))
         rows = torch.cat(
-            [block.mixers[0].attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 64), (64, 150))], 2
+            [mixer.attention_rows(q[:, :, a:b], k, a) for a, b in ((0, 64), (64, 150))], 2
         )
         assert far(rows, theirs[f"{at}.pattern"]) < 1e-12
         assert (rows.sum(-1) - 1).abs().max() < 1e-12
@@ -126,17 +121,13 @@ def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> N
     state, kept = decoder.new_state(1, 100), defaultdict(list)
     for piece in ids.split(pieces, dim=1):
         decoder(piece, state, tap=lambda key, value: kept[key].append(value.clone()))
-    for i, block in enumerate(decoder.blocks):
+    for i in attending(decoder.config):
         at, first = f"blocks.{i}.attn", 0
-        if f"{at}.z" not in kept:
-            continue
-        q_name, k_name = (
-            f"{at}.{part}_rot" if f"{at}.{part}_rot" in kept else f"{at}.{part}" for part in "qk"
-        )
+        q_name, k_name = graph(decoder.config).entering(i)
         for call, size in enumerate(pieces):
             k, v = (torch.cat(kept[key][: call + 1], dim=2) for key in (k_name, f"{at}.v"))
             q = kept[q_name][call]
-            rows = block.mixers[0].attention_rows(q, k, first)
+            rows = decoder.blocks[i].mixers[0].attention_rows(q, k, first)
             z = rows @ v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
             assert far(z, kept[f"{at}.z"][call]) < 1e-12
             first += size

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parity_cases import prompt
+from parity_models import prompt
 from parity_types import Checkpoints
 
 from llmcli.anatomy.names import known

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity_cases import Case, build, prompt
 from parity_gguf import write_gguf
-from parity_recorder import attending
+from parity_models import build, prompt
+from parity_recorder import attending_layers
 from parity_reference import load_reference, reference_attentions, reference_hidden
 from transformers import PreTrainedModel
+from zoo import ZOO, variant
 
 from llmcli.anatomy.names import known
 from llmcli.checkpoints import open_checkpoint
@@ -28,20 +29,12 @@ from llmcli.families import translate
 
 NEW = 3
 IDS = prompt(tokens=40)[0].tolist()
-_WIDE = {"hidden_size": 96, "intermediate_size": 128}
-CASES = (
-    Case("gpt2", "gpt2", {"n_embd": 96}),
-    Case("llama", "llama", _WIDE),
-    Case("llama-tied", "llama", _WIDE | {"tie_word_embeddings": True}),
-    Case("mistral", "mistral", _WIDE | {"sliding_window": 17}),
-    Case("qwen2", "qwen2", _WIDE),
-    Case("qwen3", "qwen3", {"hidden_size": 64, "num_attention_heads": 4}),
-    Case("olmo2", "olmo2", _WIDE | {"rms_norm_eps": 2.0**-17}),
-    Case("lfm2", "lfm2", _WIDE | {"intermediate_size": 192}),
-)
-# a window has no name of its own in GGUF's architecture `llama`
-FILES = [f"{one.name}.{kind}" for one in CASES for kind in ("hf", "gguf")]
-FILES.remove("mistral.gguf")
+FILES = [
+    f"{one.name}.{kind}"
+    for one in ZOO
+    if one.views
+    for kind in (("hf", "gguf") if one.gguf else ("hf",))
+]
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
     def make(name: str) -> Both:
         family = name.rpartition(".")[0]
         if name not in there:
-            model = build(next(one for one in CASES if one.name == family), seed=3)
+            model = build(variant(family), seed=3)
             model.save_pretrained(folder / f"{family}.hf")
             if name.endswith(".gguf"):
                 write_gguf(model, folder / name, "F32")
@@ -112,7 +105,7 @@ def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) ->
     ours = _arrays(file)
     theirs = reference_attentions(both.theirs, torch.tensor([ids]))
     assert len(ours) == len(theirs) == len(said["layers"])
-    for layer, pattern in zip(attending(both.theirs), theirs, strict=True):
+    for layer, pattern in zip(attending_layers(both.theirs), theirs, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert found.shape == pattern.shape[1:]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
@@ -157,7 +150,7 @@ def test_dump_of_everything(name: str, made: Any, view: Any, tmp_path: Path) -> 
     assert [tensor["name"] for tensor in said["tensors"]] == list(ours) == there
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     attentions = reference_attentions(both.theirs, torch.tensor([IDS]))
-    for layer, pattern in zip(attending(both.theirs), attentions, strict=True):
+    for layer, pattern in zip(attending_layers(both.theirs), attentions, strict=True):
         found = ours[f"blocks.{layer}.attn.pattern"]
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
     for layer, x in enumerate(stream[:-1]):

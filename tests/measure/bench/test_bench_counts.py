@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from bench_engines import CEILINGS, settings
-from small_models import CONFIGS, llama
+from zoo import CONFIGS, llama
 
 from llmcli.anatomy.work import part_work, total_work
 from llmcli.graph.spec import Call

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, words
-from small_models import llama
+from zoo import llama
 
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure import peaks

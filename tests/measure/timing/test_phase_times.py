@@ -7,8 +7,9 @@ import pytest
 import torch
 from blocks import ffn_of
 from decoder_parameters import parameters_of
-from small_models import CONFIGS, ids
+from small_models import ids
 from timed_models import CEILINGS, FakeDevice, red, small, timed, tries
+from zoo import CONFIGS
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.errors import NotFinite, OutOfMemory

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from decoder_parameters import replace_weight
-from small_models import CONFIGS, ids
+from small_models import ids
 from timed_models import red, small, timed
+from zoo import CONFIGS
 
 from llmcli.measure.timing import unfused
 

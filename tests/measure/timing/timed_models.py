@@ -1,7 +1,8 @@
 """Small models to time, and ceilings that nobody measured."""
 
 import torch
-from small_models import CONFIGS, ids, weights
+from small_models import ids, weights
+from zoo import CONFIGS
 
 from llmcli.measure.timing import measure_timing
 from llmcli.model import Model
@@ -24,7 +25,7 @@ CEILINGS = Ceilings(
 
 
 def small(name, dtype=torch.float32):
-    """A model of `small_models` as loading gives it."""
+    """A small model of the zoo as loading gives it."""
     of = weights(CONFIGS[name], dtype)
     return Model(
         name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,

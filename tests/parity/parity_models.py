@@ -1,0 +1,55 @@
+"""Tiny random checkpoints of the zoo's variants, as transformers writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from zoo import Variant
+
+PROMPT = 330  # tokens of the long prompt; every model's context is longer, unless it is scaled
+
+
+def randomize(model: PreTrainedModel, seed: int) -> None:
+    """Random weights with enough spread that a wrong part shows.
+
+    Attention is far from uniform, no norm weight is 1 and no bias 0. Much more spread would only
+    amplify rounding: as it is, transformers moves by up to 5e-6 between float32 and float64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1 and name.endswith("weight"):
+                parameter.copy_(1 + 0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.3 * noise)
+            elif "embed" in name or "wte" in name or "wpe" in name:
+                parameter.copy_(0.15 * noise)
+            else:
+                fan_in = parameter.shape[0 if model.config.model_type == "gpt2" else 1]
+                gain = 0.9 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 0.6
+                parameter.copy_(gain * noise / fan_in**0.5)
+
+
+def build(one: Variant, seed: int = 0) -> PreTrainedModel:
+    """A random model of the variant in its own dtype."""
+    config = AutoConfig.for_model(**one.settings)
+    model = AutoModelForCausalLM.from_config(config)
+    randomize(model, seed)
+    return model.to(one.dtype)
+
+
+def write(one: Variant, folder: Path) -> Path:
+    """Write the variant's checkpoint into `folder`, as transformers does."""
+    path = folder / one.name
+    build(one).save_pretrained(path, max_shard_size=one.shard)
+    if one.edit is not None:
+        one.edit(path)
+    return path
+
+
+def prompt(batch: int = 1, tokens: int = PROMPT, vocab: int = 211, seed: int = 7) -> torch.Tensor:
+    """Random ids `[batch, tokens]`."""
+    return torch.randint(vocab, (batch, tokens), generator=torch.Generator().manual_seed(seed))

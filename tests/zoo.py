@@ -1,0 +1,602 @@
+"""The models of the tests, a row each: who adds a family adds rows here, and nowhere else.
+
+`TYPES` and `ZOO` are models that transformers has, written in its own names; each row is one thing
+that can go wrong. `MODELS` are small ones of every kind that our configuration can express.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.families import find
+from llmcli.parts.attention.config import (
+    AttentionConfig,
+    DynamicScaling,
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    YarnScaling,
+)
+from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+
+
+@dataclass(frozen=True)
+class Type:
+    """What the variants of a `model_type` share: the `base` of their configuration.
+
+    In GGUF it is the architecture `arch` of the gguf package, None where llama.cpp has none for it.
+    `blocks` changes its sizes so that rows are whole blocks of 32, as packed formats need them.
+    `modules` is which module of transformers puts an activation of ours out, of a layer but for the
+    first and last ones: `<` its input, `/1` the second third of it, `|` whichever the layer has,
+    nothing where no module does.
+    """
+
+    base: Mapping[str, Any]
+    modules: Mapping[str, str]
+    arch: str | None = None
+    blocks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One checkpoint: `overrides` of its type, how it is stored, what is edited after, what runs.
+
+    `history`: the rotation's tables depend on how many positions were seen so far, so that it is
+    compared with the reference's own piecewise run, not with its whole pass. `typical`: one of each
+    mechanism, for what costs a call per token or parameter. `views`: every command runs on it.
+    `gguf` is the tolerance in float64 of what a GGUF file of it gives, None where none is written.
+    """
+
+    name: str
+    model_type: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    shard: str = "1GB"
+    edit: Callable[[Path], None] | None = None
+    history: bool = False
+    typical: bool = False
+    views: bool = False
+    gguf: float | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its config.json says."""
+        base = TYPES[self.model_type].base
+        return {"model_type": self.model_type, **base, **self.overrides}
+
+    def config(self, **overrides: Any) -> ModelConfig:
+        """What we make of its config.json, changed by more overrides."""
+        family = find(self.model_type, "safetensors")
+        return family.from_hf(self.settings | overrides)
+
+
+# What the rotary families share. Widths are no powers of two, and the vocabulary is a prime.
+_ROPE: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_GPT2 = {
+    "vocab_size": 211,
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 6,
+    "n_positions": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LFM2 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | {
+    "intermediate_size": 120,  # of which two thirds are built
+    "block_multiple_of": 8,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+_WIDE = {"hidden_size": 96, "intermediate_size": 128}
+
+_GPT2_MODULES = {
+    "embed": "wte", "pos_embed": "wpe", "ln_final.out": "ln_f", "ln1.out": "ln_1",
+    "attn.q": "attn.c_attn/0", "attn.k": "attn.c_attn/1", "attn.v": "attn.c_attn/2",
+    "attn.z": "attn.c_proj<", "attn_out": "attn", "resid_mid": "ln_2<", "ln2.out": "ln_2",
+    "mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act", "mlp_out": "mlp",
+}  # fmt: skip
+_MODULES = {
+    "embed": "embed_tokens", "ln_final.out": "norm", "ln1.out": "input_layernorm",
+    **{f"attn.{one}": f"self_attn.{one}_proj" for one in "qkv"},
+    **{f"attn.{one}_norm": f"self_attn.{one}_norm" for one in "qk"},
+    "attn.z": "self_attn.o_proj<", "attn_out": "self_attn",
+    "resid_mid": "post_attention_layernorm<", "ln2.out": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.act": "mlp.act_fn",
+    "mlp.post": "mlp.down_proj<", "mlp_out": "mlp",
+}  # fmt: skip
+_OLMO2_MODULES = {key: _MODULES[key] for key in _MODULES if key not in ("ln1.out", "ln2.out")} | {
+    "attn.out": "self_attn", "mlp.out": "mlp", "resid_mid": "mlp<",
+    **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
+    **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
+}  # fmt: skip
+_LFM2_MODULES = _MODULES | {
+    "ln_final.out": "embedding_norm", "ln1.out": "operator_norm", "attn.z": "self_attn.out_proj<",
+    **{f"attn.{one}_norm": f"self_attn.{one}_layernorm" for one in "qk"},
+    "attn_out": "self_attn|conv", "conv.B": "conv.in_proj/0", "conv.gate": "conv.in_proj/1",
+    "conv.x": "conv.in_proj/2", "conv.out": "conv.out_proj<",
+    "resid_mid": "ffn_norm<", "ln2.out": "ffn_norm", "mlp.gate": "feed_forward.w1",
+    "mlp.up": "feed_forward.w3", "mlp.act": "", "mlp.post": "feed_forward.w2<",
+    "mlp_out": "feed_forward",
+}  # fmt: skip
+
+TYPES: dict[str, Type] = {
+    "gpt2": Type(_GPT2, _GPT2_MODULES, "GPT2", {"n_embd": 96}),
+    "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE),
+    # a Llama in GGUF, which has no window
+    "mistral": Type(_ROPE | {"sliding_window": None}, _MODULES),
+    "qwen2": Type(_ROPE, _MODULES, "QWEN2", _WIDE),
+    "qwen3": Type(
+        _ROPE | {"head_dim": 16}, _MODULES, "QWEN3",
+        {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    ),
+    # what it normalizes is small, so that eps counts: GGUF rounds it to float32
+    "olmo2": Type(_ROPE | {"rms_norm_eps": 2.0**-17}, _OLMO2_MODULES, "OLMO2", _WIDE),
+    "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
+}  # fmt: skip
+
+
+def _rope(kind: str, theta: float = 10_000.0, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **values}}
+
+
+def _old_rope(path: Path) -> None:
+    """Rewrite config.json as transformers 4 wrote it: rope_theta, rope_scaling, torch_dtype."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
+    config["torch_dtype"] = config.pop("dtype")
+    file.write_text(json.dumps(config))
+
+
+def _oldest_rope(path: Path) -> None:
+    """As the first releases wrote it: the kind of scaling under `type`, no head_dim."""
+    _old_rope(path)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    scaling = config["rope_scaling"]
+    scaling["type"] = scaling.pop("rope_type")
+    config.pop("head_dim", None)
+    file.write_text(json.dumps(config))
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _retensor(path: Path, change: Callable[[Tensors], Tensors]) -> None:
+    file = path / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def _hub_gpt2(path: Path) -> None:
+    """The names of the original `gpt2` repository: no prefix, and each layer's mask as a buffer."""
+
+    def change(tensors: Tensors) -> Tensors:
+        out = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+        for layer in range(2):
+            out[f"h.{layer}.attn.bias"] = torch.ones(512, 512).tril().view(1, 1, 512, 512)
+            out[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+        return out
+
+    _retensor(path, change)
+
+
+def _hub_llama(path: Path) -> None:
+    """Early Llama checkpoints carry the rotary frequencies of every layer as tensors."""
+
+    def change(tensors: Tensors) -> Tensors:
+        extra = {
+            f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(4)
+            for layer in range(2)
+        }
+        return tensors | extra
+
+    _retensor(path, change)
+
+
+def _stored_head(path: Path) -> None:
+    """A tied checkpoint that stores its head all the same."""
+    _retensor(path, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()})
+
+
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
+
+ZOO: tuple[Variant, ...] = (
+    # GPT-2
+    Variant("gpt2", "gpt2", typical=True, views=True, gguf=1e-9),
+    Variant("gpt2-untied", "gpt2", {"tie_word_embeddings": False}),
+    Variant(  # its epsilon is rounded to float32 in GGUF
+        "gpt2-odd-heads",
+        "gpt2",
+        {"n_embd": 39, "n_head": 3, "n_inner": 50, "layer_norm_epsilon": 1e-3}
+        | {"tie_word_embeddings": False},
+        gguf=1e-7,
+    ),
+    Variant("gpt2-one-head", "gpt2", {"n_head": 1, "n_layer": 1}),
+    Variant(
+        "gpt2-layer-scale",
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "n_layer": 3, "layer_norm_epsilon": 1e-3},
+    ),
+    Variant("gpt2-unscaled", "gpt2", {"scale_attn_weights": False, "n_embd": 12, "n_head": 3}),
+    Variant(
+        "gpt2-upcast",
+        "gpt2",
+        {"reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    Variant("gpt2-gelu", "gpt2", {"activation_function": "gelu"}),
+    Variant("gpt2-relu", "gpt2", {"activation_function": "relu"}),
+    Variant("gpt2-tanh-gelu", "gpt2", {"activation_function": "gelu_pytorch_tanh"}),
+    Variant("gpt2-bf16", "gpt2", dtype=torch.bfloat16),
+    Variant("gpt2-shards", "gpt2", {"n_layer": 3}, shard="40KB"),
+    Variant("gpt2-hub-names", "gpt2", edit=_hub_gpt2),
+    # Llama
+    Variant("llama-gqa3", "llama", typical=True, views=True, gguf=1e-9),
+    Variant("llama-tied", "llama", {"tie_word_embeddings": True}, views=True, gguf=1e-9),
+    Variant("llama-tied-stored", "llama", {"tie_word_embeddings": True}, edit=_stored_head),
+    Variant("llama-mha", "llama", {"num_key_value_heads": 6}, gguf=1e-9),
+    Variant("llama-mqa", "llama", {"num_key_value_heads": 1}, typical=True, gguf=1e-9),
+    Variant("llama-no-kv-heads", "llama", {"num_key_value_heads": None}),
+    Variant("llama-bias", "llama", {"attention_bias": True, "mlp_bias": True}, typical=True),
+    Variant(
+        "llama-bias-tied",
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    Variant("llama-attention-bias", "llama", {"attention_bias": True}, gguf=1e-9),
+    Variant("llama-mlp-bias", "llama", {"mlp_bias": True, "num_hidden_layers": 3}),
+    Variant("llama-head10", "llama", {"head_dim": 10}, gguf=1e-9),
+    Variant("llama-head10-mha", "llama", {"head_dim": 10, "num_key_value_heads": 6}),
+    Variant(
+        "llama-wide-heads",
+        "llama",
+        {"hidden_size": 51, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 34},
+    ),
+    Variant("llama-theta", "llama", _rope("default", 500_000.0), gguf=1e-9),
+    # transformers' Llama rotates whole heads whatever this says
+    Variant("llama-partial", "llama", {"partial_rotary_factor": 0.5}),
+    Variant("llama-gelu", "llama", {"hidden_act": "gelu", "rms_norm_eps": 1e-2}),
+    Variant("llama-tanh-gelu", "llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    Variant("llama-relu", "llama", {"hidden_act": "relu"}),
+    Variant("llama-bf16", "llama", dtype=torch.bfloat16),
+    Variant("llama-fp16", "llama", {"tie_word_embeddings": True}, dtype=torch.float16),
+    Variant("llama-shards", "llama", {"num_hidden_layers": 3}, shard="30KB"),
+    Variant("llama-bf16-shards", "llama", dtype=torch.bfloat16, shard="20KB"),
+    Variant("llama-hub-tensors", "llama", edit=_hub_llama),
+    # rotary scaling
+    Variant("rope-linear", "llama", _rope("linear", factor=4.0), gguf=1e-9),
+    Variant(
+        "rope-dynamic",
+        "llama",
+        {"max_position_embeddings": 128} | _rope("dynamic", factor=2.0),
+        history=True,
+    ),
+    Variant("rope-yarn", "llama", _rope("yarn", **_YARN), gguf=1e-9),
+    Variant(
+        "rope-yarn-mscale",
+        "llama",
+        _rope("yarn", **_YARN, mscale=1.3, mscale_all_dim=0.7, beta_fast=16.0, beta_slow=2.0),
+        typical=True,
+    ),
+    Variant("rope-yarn-temperature", "llama", _rope("yarn", **_YARN, attention_factor=1.25)),
+    Variant(
+        "rope-yarn-untruncated", "llama", {"head_dim": 32} | _rope("yarn", **_YARN, truncate=False)
+    ),
+    Variant("rope-yarn-wide", "llama", {"head_dim": 32} | _rope("yarn", **_YARN)),
+    Variant(
+        "rope-llama3",
+        "llama",
+        {"head_dim": 32}
+        | _rope(
+            "llama3",
+            500_000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=128,
+        ),
+        # the factors are rounded to float32 there: 330 positions turn that into 1e-5 radians
+        gguf=1e-5,
+    ),
+    Variant(
+        "rope-longrope-short",
+        "llama",
+        _rope(
+            "longrope",
+            factor=2.0,
+            short_factor=[1.0, 1.1, 1.3, 1.7],
+            long_factor=[1.0, 1.5, 2.5, 4.0],
+            original_max_position_embeddings=400,
+        ),
+        history=True,
+    ),
+    Variant(
+        "rope-longrope",
+        "llama",
+        _rope(
+            "longrope",
+            factor=4.0,
+            short_factor=[1.0, 1.1, 1.3, 1.7],
+            long_factor=[1.0, 1.5, 2.5, 4.0],
+            original_max_position_embeddings=128,
+        ),
+        history=True,
+    ),
+    Variant("rope-linear-old", "llama", _rope("linear", 5_000.0, factor=2.5), edit=_oldest_rope),
+    Variant("rope-yarn-old", "qwen2", _rope("yarn", 1e6, **_YARN), edit=_oldest_rope),
+    Variant(
+        "rope-llama3-old",
+        "llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=128,
+        ),
+        edit=_old_rope,
+    ),
+    # Mistral
+    Variant("mistral", "mistral", {"head_dim": 8}),
+    Variant("mistral-window", "mistral", {"sliding_window": 17}, typical=True, views=True),
+    Variant("mistral-window1", "mistral", {"sliding_window": 1}),
+    Variant(
+        "mistral-window-head",
+        "mistral",
+        {"sliding_window": 64, "head_dim": 12, "num_hidden_layers": 3},
+        typical=True,
+    ),
+    # Qwen2
+    Variant("qwen2", "qwen2", typical=True, views=True, gguf=1e-9),
+    Variant(
+        "qwen2-yarn", "qwen2", {"rms_norm_eps": 1e-3} | _rope("yarn", **_YARN), gguf=1e-7
+    ),
+    Variant("qwen2-tied", "qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    Variant(
+        "qwen2-window",
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 29,
+            "max_window_layers": 1,
+            "num_hidden_layers": 3,
+        },
+        typical=True,
+    ),
+    Variant(
+        "qwen2-window-off",
+        "qwen2",
+        {"use_sliding_window": False, "sliding_window": 29, "max_window_layers": 0},
+    ),
+    Variant(
+        "qwen2-layer-types",
+        "qwen2",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 23,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # Qwen3
+    Variant("qwen3", "qwen3", typical=True, views=True, gguf=1e-9),
+    Variant(
+        "qwen3-head32",
+        "qwen3",
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32},
+        gguf=1e-9,
+    ),
+    Variant("qwen3-tied-bf16", "qwen3", {"tie_word_embeddings": True}, dtype=torch.bfloat16),
+    Variant(
+        "qwen3-bias", "qwen3", {"attention_bias": True, "num_key_value_heads": 1}, typical=True
+    ),
+    Variant("qwen3-bias-tied", "qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    Variant(
+        "qwen3-window",
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 31,
+            "max_window_layers": 1,
+            "head_dim": 10,
+            "num_key_value_heads": 6,
+        },
+        typical=True,
+    ),
+    # OLMo 2
+    Variant("olmo2", "olmo2", typical=True, views=True, gguf=1e-9),
+    Variant("olmo2-bias-tied", "olmo2", {
+        "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6,
+    }),
+    # LFM2
+    Variant("lfm2", "lfm2", views=True, gguf=1e-9),
+    Variant("lfm2-bias-tied", "lfm2", {
+        "conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": True,
+        "block_ffn_dim_multiplier": 1.3, "norm_eps": 1e-4,
+    }, typical=True),
+)  # fmt: skip
+
+
+def variant(name: str) -> Variant:
+    """The variant of that name."""
+    return next(one for one in ZOO if one.name == name)
+
+
+PACKED = [name for name, one in TYPES.items() if one.blocks]
+
+
+def packed(model_type: str, **overrides: Any) -> Variant:
+    """A variant whose rows are whole blocks, for the packed formats of a GGUF file."""
+    return Variant("packed", model_type, TYPES[model_type].blocks | overrides)
+
+
+def three_layers(model_type: str) -> ModelConfig:
+    """Our configuration of that type's first variant, with three layers."""
+    one = next(one for one in ZOO if one.model_type == model_type)
+    return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
+
+
+def attending(model: ModelConfig) -> list[int]:
+    """The layers that have attention."""
+    return [i for i, layer in enumerate(model.layers) if layer.attention is not None]
+
+
+VOCAB = 43
+RMS = NormConfig(kind="rms", eps=1e-6)
+LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
+ROPE = RopeConfig(theta=100.0, dims=8)
+PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
+GATED = MlpConfig(hidden=30, activation="silu", gated=True)
+
+
+def layer(mlp=GATED, norm=RMS, **attention):
+    mixer = {
+        "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "scale": 8**-0.5, "rope": ROPE,
+    }  # fmt: skip
+    mixer = AttentionConfig(**(mixer | attention))
+    return sequential(mixer, mlp, norm=norm)
+
+
+def llama(*layers, **model):
+    """A model of those layers, twice the default one where none are given."""
+    layers = layers or (layer(),) * 2
+    defaults = {"embedding": EmbeddingConfig(), "final_norm": RMS, "head": HeadConfig(tied=False)}
+    return ModelConfig(
+        family="test", model_type="test", vocab=VOCAB, width=16, context=64, layers=layers,
+        **(defaults | model),
+    )  # fmt: skip
+
+
+def gpt2(activation="gelu_tanh", **attention):
+    """Learned positions, LayerNorm and biases everywhere, a plain feed-forward, a tied head."""
+    mlp = MlpConfig(hidden=30, activation=activation, gated=False, bias=True)
+    parts = {"rope": None, "heads": 3, "kv_heads": 3, "qkv_bias": True, "out_bias": True}
+    return llama(
+        *(layer(mlp, LAYER, **(parts | attention)),) * 2,
+        embedding=EmbeddingConfig(positions=64), final_norm=LAYER, head=HeadConfig(tied=True),
+    )  # fmt: skip
+
+
+def stretched(scaling, dims=8):
+    return llama(*(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)),) * 2)
+
+
+ATTENTION = layer().attention
+
+
+def block(*sublayers, scale=1.0):
+    """A block of sublayers, each a branch or several: dicts of `Branch`."""
+    every = [one if isinstance(one, list) else [one] for one in sublayers]
+    return LayerConfig(
+        sublayers=tuple(tuple(Branch(**branch) for branch in one) for one in every), scale=scale
+    )
+
+
+def branch(part, before=RMS, after=None, **more):
+    return {"part": part, "pre_norm": before, "post_norm": after} | more
+
+
+CONFIGS = {
+    "gpt2": gpt2(),
+    "gpt2, scale of its own": gpt2(scale=1.0),
+    "gpt2 with gelu and shared keys": gpt2("gelu", heads=6),
+    "gpt2 with relu and a window": gpt2("relu", window=3),
+    "llama": llama(),
+    "one layer": llama(layer()),
+    "one key head": llama(*(layer(kv_heads=1),) * 2),
+    "keys of their own": llama(*(layer(kv_heads=4),) * 2),
+    "qk norm": llama(*(layer(qk_norm=NormConfig(kind="rms", eps=1e-5)),) * 2),
+    "qk layer norm": llama(*(layer(qk_norm=NormConfig(kind="layer", eps=1e-5)),) * 2),
+    "window": llama(*(layer(window=4),) * 2),
+    "window of one": llama(layer(), layer(window=1)),
+    "biases and relu": llama(
+        *(layer(MlpConfig(hidden=30, activation="relu", gated=True, bias=True), qkv_bias=True),)
+        * 2
+    ),
+    "wide values": llama(*(layer(value_dim=12),) * 2),
+    "partial rotation": llama(*(layer(rope=RopeConfig(theta=100.0, dims=4)),) * 2),
+    "linear": stretched(LinearScaling(factor=4.0)),
+    "llama 3": stretched(Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=32)),
+    "yarn": stretched(YarnScaling(factor=4.0, original=8, attention_factor=1.2)),
+    "longrope": stretched(
+        LongRopeScaling(
+            short=(1.0, 1.1, 1.2, 1.3), long=(1.0, 2.0, 3.0, 4.0), original=4, attention_factor=1.1
+        )
+    ),
+    "frequency factors": stretched(
+        FrequencyFactors(source="rope_freqs.weight", factors=(1.0, 1.5, 2.0, 4.0))
+    ),
+    "dynamic, within its length": stretched(DynamicScaling(factor=2.0, original=64)),
+    "head with a bias": dataclasses.replace(llama(), head=HeadConfig(tied=True, bias=True)),
+    "layers that differ": llama(
+        layer(window=2, qk_norm=RMS),
+        layer(
+            MlpConfig(hidden=17, activation="gelu", gated=False, bias=True),
+            NormConfig(kind="layer", eps=1e-5),
+            rope=None, heads=4, kv_heads=4, out_bias=True,
+        ),
+        layer(heads=2, kv_heads=1, head_dim=10, value_dim=6, scale=0.4),
+        embedding=EmbeddingConfig(positions=64),
+    ),
+}  # fmt: skip
+
+# other blocks, which the ladder has no rungs for
+BLOCKS = {
+    "norms after": llama(*(block(
+        branch(ATTENTION, None, RMS), branch(GATED, None, RMS),
+    ),) * 2),
+    "norms before and after": llama(*(block(
+        branch(ATTENTION, RMS, RMS), branch(GATED, LAYER, LAYER),
+    ),) * 2),
+    "parallel with one norm": llama(*(block(
+        [branch(ATTENTION), branch(GATED, None, shares_norm=True)],
+    ),) * 2),
+    "parallel with two norms": llama(*(block([branch(ATTENTION), branch(GATED, LAYER)]),) * 2),
+    "multipliers": llama(*(block(
+        branch(ATTENTION, multiplier=0.22), branch(GATED, None, LAYER, multiplier=-3.0), scale=0.5,
+    ),) * 2),
+    "one and three sublayers": llama(
+        block(branch(ATTENTION)), block(branch(GATED)),
+        block(branch(ATTENTION, None), branch(GATED), branch(PLAIN, None, RMS)),
+    ),
+    "short convolutions": llama(
+        sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
+        sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
+    ),
+    "mixers side by side": llama(*(block(
+        [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
+        branch(GATED),
+    ),) * 2),
+    "qk norm over the width": llama(
+        *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
+    ),
+}  # fmt: skip
+MODELS = CONFIGS | BLOCKS
