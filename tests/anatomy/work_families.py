@@ -2,31 +2,26 @@
 
 from dataclasses import dataclass, replace
 
-from llmcli.config import ModelConfig
-from llmcli.families import find
+from zoo import ZOO, Variant, attending, variant
 
-ROPED = {
-    "vocab_size": 67,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
+from llmcli.config import ModelConfig
+
+# the first of every type, one of them under a narrow window: those with attention in all layers
+EVERY = {one.model_type: one for one in reversed(ZOO)} | {
+    "mistral": Variant("mistral", "mistral", {"sliding_window": 7, "head_dim": 10}),
+    "qwen2": variant("qwen2-tied"),
+    "qwen3": variant("qwen3-tied-bf16"),
 }
-GPT2 = {"vocab_size": 67, "n_embd": 24, "n_layer": 3, "n_head": 6, "n_positions": 96}
 FAMILIES = {
-    "gpt2": GPT2,
-    "llama": ROPED | {"tie_word_embeddings": False},
-    "mistral": ROPED | {"sliding_window": 7, "head_dim": 10, "tie_word_embeddings": False},
-    "qwen2": ROPED | {"tie_word_embeddings": True},
-    "qwen3": ROPED | {"head_dim": 8, "tie_word_embeddings": True},
+    name: one
+    for name, one in EVERY.items()
+    if len(attending(one.config())) == len(one.config().layers)
 }
 
 
 def family(name: str) -> ModelConfig:
     """Our configuration of what a config.json of that family says."""
-    return find(name, "safetensors").from_hf({"model_type": name} | FAMILIES[name])
+    return FAMILIES[name].config()
 
 
 def without_window(config: ModelConfig) -> ModelConfig:
@@ -67,7 +62,7 @@ class Hand:
 
 def by_hand(name: str) -> Hand:
     """The sizes of that family."""
-    raw = FAMILIES[name]
+    raw = FAMILIES[name].settings
     if name == "gpt2":
         width, heads = raw["n_embd"], raw["n_head"]
         return Hand(
