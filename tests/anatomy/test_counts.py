@@ -19,11 +19,12 @@ from llmcli.anatomy.counts import (
     memory_need,
     prefill_peak,
 )
-from llmcli.config import ModelConfig, sequential
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.engine.session import Session
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
@@ -166,7 +167,10 @@ def allocated(config, batch, tokens, past, dtype):
     ids=str,
 )
 def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dtype):
-    config = small(**variant)
+    check_peak(small(**variant), dtype)
+
+
+def check_peak(config, dtype):
     most = 2 if dtype.itemsize >= 4 else 4  # with instructions for 16 bits, products copy nothing
     for batch, past in ((1, 0), (2, 1500)):
         real = allocated(config, batch, PROMPT_CHUNK, past, dtype)
@@ -175,6 +179,23 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dty
         if dtype.itemsize < 4 and processor.has_bfloat16():
             guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize, native=True)
             assert real <= guess <= 2 * real, f"{guess / real:.2f} at {past}, native"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["convolutions", "norms after", "parallel"])
+def test_the_peak_of_other_blocks(kind, dtype):
+    config = small(hidden=64 if kind == "convolutions" else 512)
+    attention, mlp = config.layers[0].parts
+    block = {
+        "convolutions": sequential(ShortConvConfig(length=3), mlp, norm=RMS),
+        "norms after": LayerConfig(
+            sublayers=tuple((Branch(part=part, post_norm=RMS),) for part in (attention, mlp))
+        ),
+        "parallel": LayerConfig(
+            sublayers=((Branch(part=attention, pre_norm=RMS), Branch(part=mlp, shares_norm=True)),)
+        ),
+    }[kind]
+    check_peak(replace(config, layers=(block,) * len(config.layers)), dtype)
 
 
 def test_a_prompt_is_read_in_the_pieces_that_are_counted():

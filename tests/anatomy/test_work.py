@@ -156,7 +156,8 @@ def test_weights_of_sizes_of_their_own(name):
     """Quantized ones will differ from matrix to matrix, and from layer to layer."""
     config = family(name)
     decoder = Decoder(config, device="meta", dtype=torch.float32)
-    sizes = {name: config.vocab * config.context * (7 + i) for i, name in enumerate(parameters_of(decoder))}
+    names = parameters_of(decoder)
+    sizes = {name: config.vocab * config.context * (7 + i) for i, name in enumerate(names)}
     parts = part_work(config, a_call(1, 1, 3), dtype="float32", weight_bytes=sizes)
     found = {(part, layer): work.weights for part, layer, work in parts}
     qkv = sum(sizes[key] for key in sizes if key.startswith("blocks.1.attn.") and key[-1] in "qkv")

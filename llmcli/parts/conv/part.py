@@ -10,8 +10,11 @@ from llmcli.parts.part import Part
 
 def _workspace(c: ShortConvConfig, of: Reading) -> Workspace:
     """The stream, its norm, three projections, and what the convolution adds up."""
-    own = of.rows * of.width * (of.wide + of.size + 3 * of.size + 2 * of.size + 3 * of.wide)
-    return Workspace(peak=own + of.product(of.width, 3 * of.width) + of.widened(3 * of.width))
+    own = of.rows * of.width * (6 * of.size + 4 * of.wide)
+    # and the rows that it remembers
+    before = of.batch * (c.length - 1) * of.width * (of.size + of.wide)
+    product = of.product(of.width, 3 * of.width) + of.widened(3 * of.width)
+    return Workspace(peak=own + before + product)
 
 
 PART = Part(
