@@ -93,9 +93,7 @@ def test_averages_of_heads_and_powers_of_two():
         averages = Averages(1e-3, 2, torch.zeros(4, dtype=torch.long, device=META))
         z_Hte = torch.zeros(2, 4, 8, device=META)
         z_Ht = z_Hte[..., 0]
-        rows = Mixed(
-            z_Hte=z_Hte, mixed_Hte=z_Hte, sharper_Hte=z_Hte, squares_Ht=z_Ht, wide_Ht=z_Ht
-        )
+        rows = Mixed(z_Hte=z_Hte, mixed_Hte=z_Hte, sharper_Hte=z_Hte, squares_Ht=z_Ht, wide_Ht=z_Ht)
         averages.add(rows, 0)
         assert averages.shares_H().shape == (2,)
         mxfp4(torch.zeros(3, 17, dtype=torch.uint8, device=META), torch.zeros(3, 32, device=META))
