@@ -10,8 +10,9 @@ __version__ = "0.1.0"
 # processor that others use, too, a thread that waits so long takes the time of the one that it
 # waits for, at each of a thousand operations of a token; without any waiting a token takes a third
 # longer, since the threads have to be woken. So it is bounded, and short where other programs want
-# the processors when we start. OpenMP reads it when PyTorch is imported.
-OPENMP_SPIN = {"GOMP_SPINCOUNT": "50000", "KMP_BLOCKTIME": "1"}
+# the processors when we start; else longer than the pauses between two operations of a token.
+# OpenMP reads it when PyTorch is imported.
+OPENMP_SPIN = {"GOMP_SPINCOUNT": "100000", "KMP_BLOCKTIME": "1"}
 OPENMP_SPIN_BUSY = {"GOMP_SPINCOUNT": "4000", "KMP_BLOCKTIME": "0"}
 OPENMP_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
 

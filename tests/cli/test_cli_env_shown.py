@@ -82,7 +82,7 @@ def test_how_long_openmp_waits_is_the_users_choice_or_ours(cli, monkeypatch):
         return next(item for item in settings if item["name"] == "OpenMP spin")
 
     ours = {"name": "OpenMP spin", "source": "default", "origin": ""}
-    for rounds in ("4000", "50000"):  # as the package itself leaves it
+    for rounds in ("4000", "100000"):  # as the package itself leaves it
         monkeypatch.setenv("GOMP_SPINCOUNT", rounds)
         assert spin() == ours | {"value": rounds}
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
