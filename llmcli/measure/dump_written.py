@@ -15,7 +15,7 @@ from torch import Tensor
 from llmcli.anatomy.graph import graph
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.ops import HeadShare
-from llmcli.measure.cache import cache_check, remembered
+from llmcli.measure.cache import cache_check, filled, remembered
 from llmcli.measure.parts import parts, squares
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
@@ -67,8 +67,7 @@ class Written:
         state = self._graph.states[name]
         if self.state is None:
             return remembered(self._graph, state, self.kept[state.holds][0])
-        held = self.state.tensors()[name][0]
-        return held.narrow(state.axes.index("S"), 0, tokens) if "S" in state.axes else held
+        return filled(state, self.state.tensors()[name][0], tokens)
 
     def compare_cache(self, one: DumpPlan, tokens: int) -> ViewCheck:
         """Counts the numbers in the cache that are not those that were put there."""

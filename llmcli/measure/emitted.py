@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
-from llmcli.measure.cache import remembered
+from llmcli.measure.cache import cache_view, filled, place, remembered
 from llmcli.nn.state import State
 from llmcli.reports.checks import ViewCheck
 
@@ -35,23 +35,14 @@ class Emitted:
         wrong, where = 0, ""
         for name, cached in state.tensors().items():
             of = self._graph.states[name]
-            emitted = torch.cat(self._kept[name], self._graph[of.holds].axes.index("T"))
-            held = cached[0]
-            if "S" in of.axes:
-                at = of.axes.index("S")
-                held = held.narrow(at, 0, emitted.shape[at])
-            places = remembered(self._graph, of, emitted) != _fingerprints(held)
-            found = places.nonzero().tolist()
+            at = self._graph[of.holds].axes.index("T")
+            emitted = torch.cat(self._kept[name], at)
+            held = _fingerprints(filled(of, cached[0], emitted.shape[at]))
+            found = (remembered(self._graph, of, emitted) != held).nonzero().tolist()
             if found and not wrong:
-                where = f"{name}[{','.join(map(str, found[0]))}]"
+                where = place(name, found[0])
             wrong += len(found)
-        return ViewCheck(
-            name="cache",
-            words="the cache holds the keys and values that were computed",
-            value=float(wrong),
-            tolerance=0.0,
-            where=where,
-        )
+        return cache_view(wrong, where)
 
 
 def _fingerprints(x: Tensor) -> Tensor:

@@ -88,8 +88,9 @@ class Job:
         if phase == "decode" and self._after is None:
             self.ready("prefill")
             self._after = self._prefill(None, None).logits_BV
-            self.session.keep()
         past = 0 if phase == "prefill" else len(self.prompts[0])
+        if past and self.session.lengths[0] == past:  # the prompt was read just now
+            self.session.keep()
         self.session.rewind(past, logits_BV=self._after if phase == "decode" else None)
         self._picker = Picker(
             Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,

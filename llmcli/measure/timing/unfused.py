@@ -57,7 +57,8 @@ class Splitter:
         self._queries, self._mixed = set[str](), dict[str, int]()
         for node in graph(model.config).nodes.values():
             op = node.op
-            if isinstance(op, Project) and op.fused and node.group in PIECES:
+            leaf = node.name.rpartition(".")[2]
+            if isinstance(op, Project) and op.fused and leaf in PIECES.get(node.group, ()):
                 self._fused.setdefault(op.source, {})[node.name] = op
             elif isinstance(op, Score):
                 self._queries.add(op.query)
@@ -82,7 +83,8 @@ class Splitter:
         self.clock(_BETWEEN)
         for name, op in pieces.items():
             bias_N = None if op.bias is None else self._decoder.weight(op.bias).dense()
-            self._pending[name] = self._decoder.weight(op.weight).matmul(x_BTD, bias_N)
+            weight = self._decoder.weight(op.weight)
+            self._pending[name] = weight.matmul(weight.seen(x_BTD), bias_N)
             self.clock(name.rpartition(".")[2])
 
     def _attend(self, layer: int, value_size: int) -> Tensor:

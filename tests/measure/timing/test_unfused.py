@@ -5,7 +5,7 @@ import torch
 from decoder_parameters import replace_weight
 from small_models import ids
 from timed_models import red, small, timed
-from zoo import CONFIGS
+from zoo import BLOCKS, CONFIGS
 
 from llmcli.measure.timing import unfused
 
@@ -28,6 +28,16 @@ def test_pieces_compute_what_the_kernels_do_in_every_kind_of_model(name):
         assert all(seconds > 0 for _, seconds in split.pieces)
         totals = next(p for p in report.phases if p.name == phase).totals
         assert split.group_s == next(p.seconds for p in totals if p.part == group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_pieces_of_other_blocks(name, dtype):
+    """Rows of the stream itself, and projections that are none of the pieces."""
+    report = timed(small(name, dtype), batch=2, unfused=True)
+    assert not red(report) - {"adds_up"}
+    for split in report.splits:
+        assert tuple(piece for piece, _ in split.pieces) == PIECES[split.part]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,8 +1,8 @@
 """Small models to time, and ceilings that nobody measured."""
 
 import torch
-from small_models import ids, weights
-from zoo import CONFIGS
+from small_models import ids, random_decoder
+from zoo import MODELS
 
 from llmcli.measure.timing import measure_timing
 from llmcli.model import Model
@@ -26,9 +26,9 @@ CEILINGS = Ceilings(
 
 def small(name, dtype=torch.float32):
     """A small model of the zoo as loading gives it."""
-    of = weights(CONFIGS[name], dtype)
+    decoder = random_decoder(MODELS[name], dtype)
     return Model(
-        name="small", config=of.config, decoder=of.decoder, tokenizer=None, checkpoint=None,
+        name="small", config=decoder.config, decoder=decoder, tokenizer=None, checkpoint=None,
         eos_ids=frozenset(), random_seed=0,
     )  # fmt: skip
 
