@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Weight(ABC):
-    """A parameter that owns its format: nobody else knows how its numbers lie in memory.
+    """A parameter that owns its format: callers do not depend on its layout in memory.
 
     A vector (a norm's weight, a bias) is one, too: it has no products and no rows to look up.
     """

@@ -50,7 +50,8 @@ class ChunkProof:
         self._model, self._ids, self._state = model, ids, state
         chunks = -(-len(ids) // PROMPT_CHUNK)
         self._rows = max(CHUNK_ROWS, ROWS // chunks) if chunks > 1 else 0
-        maps = {layer: LayerMap(model, layer) for layer in range(len(model.config.layers))
+        layers = range(len(model.config.layers) if chunks > 1 else 0)
+        maps = {layer: LayerMap(model, layer) for layer in layers
                 if graph(model.config).mixing(layer) is not None}  # fmt: skip
         # another map than of scores is not in the cache: its rows are not proven here
         self._maps = {layer: of for layer, of in maps.items() if of.score is not None}

@@ -2,7 +2,7 @@
 
 `config.py` says what it is, `graph.py` its tensors, `forward.py` computes it, `part.py` is what
 stands here; where they are long, `workspace.py` is the memory that it takes, and `evaluation.py`
-the rules of operations that no other part has.
+has the functions of its `Opaque` operations.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class Proof:
 
         Off may be the result in the model's own dtype, and the scores, which the kernel never
         writes, in at least float32: a score is as wrong as ‖q‖ ‖k‖ is large (`norms` of scaled
-        queries and of keys; None: as the score itself). `averages` are told, too, that this is a
-        part of their rows, which begins at that one.
+        queries and of keys; None: as the score itself). `averages`: where these rows are collected,
+        too, and the number of the first of them there.
         """
         size_HtS = block.a_HtS.shape
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, size_HtS[2])
