@@ -94,3 +94,7 @@ class ModelConfig:
     head: HeadConfig
     bos: int | None = None
     eos: tuple[int, ...] = ()
+
+    def __hash__(self) -> int:
+        """Of little: hashing every layer takes milliseconds, and graphs are looked up by it."""
+        return hash((self.model_type, self.vocab, self.width, self.context, len(self.layers)))
