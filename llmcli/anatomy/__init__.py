@@ -1,6 +1,7 @@
 """For each part of a model: its tensors, formulas, FLOPs and bytes. No torch."""
 
-from llmcli.anatomy.model import activations, calculated, parameters, states, unwritten
+from llmcli.anatomy.model import parameters, states
+from llmcli.anatomy.plan import Plan, plan
 from llmcli.graph.spec import TensorSpec
 
-__all__ = ["TensorSpec", "activations", "calculated", "parameters", "states", "unwritten"]
+__all__ = ["Plan", "TensorSpec", "parameters", "plan", "states"]

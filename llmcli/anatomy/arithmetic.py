@@ -7,10 +7,10 @@ from collections.abc import Iterable, Set
 from functools import lru_cache
 
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.model import activations
+from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.graph.ops import Project
-from llmcli.graph.spec import TensorSpec
+from llmcli.graph.spec import Call, TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -89,6 +89,5 @@ def logits_dtype(config: ModelConfig, dtype: str) -> str:
 @lru_cache(maxsize=1)
 def _written(config: ModelConfig, dtype: str) -> tuple[TensorSpec, ...]:
     """The activations of a step of one token."""
-    return activations(
-        config, batch=1, tokens=1, past=1, phase="decode", logits="last", dtype=dtype
-    )
+    call = Call(batch=1, tokens=1, past=1, phase="decode", dtype=dtype)
+    return plan(config, call, logits="last").written

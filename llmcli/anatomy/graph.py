@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, State
+from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Add, Mix, Score
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
@@ -24,11 +24,13 @@ class Graph:
         self.nodes: dict[str, Node] = {}
         self.parameters: dict[str, Parameter] = {}
         self.states: dict[str, State] = {}
+        self.kernels: list[Kernel] = []
         whole = {"D": config.width, "V": config.vocab, "1": 1}
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
         self.absent: dict[int | None, list[Absent]] = {}
         self._build()
+        self._derived = self.derived(edited=())
 
     def __contains__(self, name: str | None) -> bool:
         return name in self.nodes
@@ -109,20 +111,28 @@ class Graph:
         self._add(final, None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
+    def derived(self, edited: Container[str]) -> frozenset[str]:
+        """What no kernel writes where those activations are edited: it is computed to be shown."""
+        covered = (one.covers for one in self.kernels if one.runs(edited))
+        shown = (name for name, node in self.nodes.items() if node.op.only_shown)
+        return frozenset(shown).union(*covered)
+
+    def written(self, name: str) -> bool:
+        """Whether an activation is written by a kernel where nothing is edited."""
+        return name not in self._derived
+
     def sources(self, name: str) -> tuple[str, ...]:
         """What a kernel writes and `name`, which it does not, is computed from."""
         found: dict[str, None] = {}
         for source in self.nodes[name].op.inputs:
-            found |= dict.fromkeys(
-                (source,) if self.nodes[source].written else self.sources(source)
-            )
+            found |= dict.fromkeys((source,) if self.written(source) else self.sources(source))
         return tuple(found)
 
     def after(self, state: State) -> str:
         """The first activation that a kernel writes when the state already holds the new rows."""
         names = list(self.nodes)
         behind = names[names.index(state.before) :]
-        return next(name for name in behind if self.nodes[name].written)
+        return next(name for name in behind if self.written(name))
 
     def mixing(self, layer: int) -> Node | None:
         """What mixes the layer's values by a map `[H, T, S]` (`op.pattern`); None without one."""
@@ -134,6 +144,7 @@ class Graph:
         self.nodes |= {node.name: node for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
         self.states |= {state.name: state for state in part.states}
+        self.kernels += part.kernels
         self._sizes.setdefault(layer, dict(whole)).update(part.sizes)
         self._documents.setdefault(layer, {}).update(part.documents)
         self.absent.setdefault(layer, []).extend(part.absent)

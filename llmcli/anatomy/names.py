@@ -18,10 +18,11 @@ from types import MappingProxyType
 from llmcli.anatomy.absent import either, layers_there_are, near, why_absent
 from llmcli.anatomy.aliases import UNLIKE, Sources, others
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.model import calculated, parameters, states
+from llmcli.anatomy.model import parameters, states
+from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
-from llmcli.graph.spec import Kind, TensorSpec
+from llmcli.graph.spec import Call, Kind, TensorSpec
 
 NO_SOURCES: Sources = MappingProxyType({})
 LOOKED_AT: tuple[Kind, ...] = ("activation", "state")
@@ -60,7 +61,8 @@ def known(config: ModelConfig) -> dict[str, Named]:
         graph(config).states.values(), states(config, batch=1, capacity=1), strict=True
     ):
         kept.setdefault(row.before, []).append(spec)
-    for spec in calculated(config, batch=1, tokens=1, past=0, phase="prefill"):
+    call = Call(batch=1, tokens=1, past=0, phase="prefill")
+    for spec in plan(config, call).tensors:
         specs += kept.get(spec.name, ())
         specs.append(spec)
     return {

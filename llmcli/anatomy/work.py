@@ -17,7 +17,8 @@ from math import prod
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.model import executed, parameters
+from llmcli.anatomy.model import parameters
+from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node
 from llmcli.graph.ops import LookUp, Mix, Project, Rotate, Scale, visible_keys
@@ -200,7 +201,7 @@ class _LayerCall:
     def __init__(self, config: ModelConfig, call: Call, logits: Logits) -> None:
         self.model = graph(config)
         self.call = call
-        self.specs = {spec.name: spec for spec in executed(self.model, call, logits)}
+        self.specs = {spec.name: spec for spec in plan(config, call, logits=logits).tensors}
         self.size = DTYPE_BYTES[str(call.dtype)]
 
     def works(self) -> Iterator[tuple[Place, PartWork]]:

@@ -74,7 +74,7 @@ def explain(
 def _require_memory(model: Model, name: str, tokens: int, depth: int | None) -> None:
     """Raises OutOfMemory where what is kept and derived does not fit; before the model is run."""
     sizes = {n: axes.sizes for n, axes in names(model.config, tokens).items()}
-    kept, derived = needed_bytes(rules(model.config), sizes, name, depth, model.dtype.itemsize)
+    kept, derived = needed_bytes(model.config, sizes, name, depth, model.dtype.itemsize)
     on_cpu = torch.device(model.device).type == "cpu"
     hint = "use a shorter prompt, or a small --depth"
     if not on_cpu:
@@ -276,7 +276,7 @@ def _letters(model: Model, axes: Axes, tokens: int) -> tuple[Letter, ...]:
 
 def _sources(values: Values, name: str) -> str:
     """`the kernel's q and k` for what it never writes, else nothing."""
-    if values.graph[name].written:
+    if values.graph.written(name):
         return ""
     leaves = (source.rpartition(".")[2] for source in values.graph.sources(name))
     return f"the kernel's {' and '.join(leaf.partition('_')[0] for leaf in leaves)}"

@@ -38,10 +38,10 @@ def formula_inputs(config: ModelConfig, names: Iterable[str]) -> frozenset[str]:
     found = set(pending)
     for name in pending:
         for source in known[name].inputs:
-            if source not in found and not model[source].written:
+            if source not in found and not model.written(source):
                 pending.append(source)  # it is derived from what the kernel did write
             found.add(source)
-    return frozenset(name for name in found if model[name].written)
+    return frozenset(name for name in found if model.written(name))
 
 
 def formula_checks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class Kernel:
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
         node = self.graph[name]
-        if not node.written and not isinstance(node.op, HeadShare):
+        if not self.graph.written(name) and not isinstance(node.op, HeadShare):
             return self.rules[name].tensor(self)
         return self.kernel(name)
 
@@ -101,14 +102,12 @@ class Kernel:
         """As the tap saw it, or as the mixer computes it from what the tap saw."""
         if name in self.emitted:
             return self._rows(self.emitted[name])
-        if name not in self.graph or self.graph[name].written:
+        if name not in self.graph or self.graph.written(name):
             raise KeyError(name)
         mixer = mixer_of(self.model, name)
         emitted = {one: self.emitted[one][None] for one in self.graph.sources(name)}
-        if len(self.positions) == len(self.ids):
-            return mixer.unwritten(name, emitted, 0, len(self.ids))[0]
-        each = [mixer.unwritten(name, emitted, at, at + 1)[0] for at in self.positions]
-        return torch.cat(each, dim=-2)
+        each = [mixer.derive(name, emitted, at[0], at[-1] + 1)[0] for at in _runs(self.positions)]
+        return each[0] if len(each) == 1 else torch.cat(each, dim=-2)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """Those of the positions."""
@@ -128,6 +127,12 @@ class Kernel:
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""
         return exact(self.weight(name))
+
+
+def _runs(positions: Sequence[int]) -> list[Sequence[int]]:
+    """Ascending positions, cut where one is left out."""
+    ends = [at for at in range(1, len(positions)) if positions[at] != positions[at - 1] + 1]
+    return [positions[a:b] for a, b in pairwise([0, *ends, len(positions)])]
 
 
 def mixer_of(model: Model, name: str) -> Mixer:

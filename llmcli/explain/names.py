@@ -8,6 +8,7 @@ from llmcli import anatomy
 from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.graph.spec import Call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Axes:
 
 def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
     """Every activation of a prompt of that many tokens, and every parameter."""
-    run = anatomy.calculated(config, batch=1, tokens=tokens, past=0, phase="prefill")
+    call = Call(batch=1, tokens=tokens, past=0, phase="prefill")
     found = {
         spec.name: Axes(
             name=spec.name,
@@ -30,7 +31,7 @@ def names(config: ModelConfig, tokens: int) -> dict[str, Axes]:
             sizes=spec.shape[1:],
             kind="activation",
         )
-        for spec in run
+        for spec in anatomy.plan(config, call).tensors
     }
     for spec in anatomy.parameters(config):
         found[spec.name] = Axes(

@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
 from llmcli.explain.kernel import Kernel, layer_of
+from llmcli.explain.rules import rules
 from llmcli.graph.evaluation.rule import Rule
 from llmcli.model import Model
 from llmcli.reports.progress import Progress
@@ -124,7 +127,7 @@ class Values(Kernel):
 
 
 def needed_bytes(
-    rules: Mapping[str, Rule[Any]],
+    config: ModelConfig,
     sizes: Mapping[str, tuple[int, ...]],
     target: str,
     depth: int | None,
@@ -135,17 +138,18 @@ def needed_bytes(
     Derived are the tensors that are kept, and while one is derived and checked some more as large
     as the largest: its inputs, its magnitudes, what they are compared with.
     """
+    known, model = rules(config), graph(config)
     last = _last_layer(target)
     seen = [
         name
-        for name in rules
-        if rules[name].node.written
+        for name in known
+        if model.written(name)
         and (last is None or (layer_of(name) is None and "embed" in name) or _before(name, last))
     ]
-    far = _distances(rules, target)
+    far = _distances(known, target)
     near = {name for name, at in far.items() if depth is None or at < depth}
     if any(name.rpartition(".")[2] in ("pattern", "z") for name in near):  # of scores
-        near |= {name for name in far if not rules[name].node.written}
+        near |= {name for name in far if not model.written(name)}
     whole = {name: math.prod(sizes[name]) for name in near if name != target or _squares(name)}
     kept = sum(n for name, n in whole.items() if name.rpartition(".")[2] not in _NOT_KEPT)
     at_once = _AT_ONCE * max(whole.values(), default=0)

@@ -6,7 +6,7 @@ A part says in rows of these, once, everything that it knows of its own tensors;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from llmcli.graph.ops import Op
@@ -18,8 +18,8 @@ class Node:
 
     `letter` is what the documents call it, `axes` are without the batch, `words` say what it is.
     `group` is where `timing` counts it (`reports.timing.PARTS`). `wide`: kept in at least float32.
-    `written` is False for what no fused kernel has in memory. `shares` names the memory that it is
-    a view of. `theirs` are TransformerLens' names of it, the legacy name first, `{i}` the layer.
+    `shares` names the memory that it is a view of. `theirs` are TransformerLens' names of it, the
+    legacy name first, `{i}` the layer.
 
     `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
     derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
@@ -33,7 +33,6 @@ class Node:
     group: str
     layer: int | None = None
     wide: bool = False
-    written: bool = True
     shares: str | None = None
     theirs: tuple[str, ...] = ()
     formula_letter: str = ""
@@ -95,6 +94,22 @@ class Absent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A fused kernel, which makes `makes` and never writes what it `covers` on the way.
+
+    `optional`: the part can do without it, and does where something that it covers is edited.
+    """
+
+    makes: str
+    covers: tuple[str, ...]
+    optional: bool = False
+
+    def runs(self, edited: Container[str]) -> bool:
+        """Whether it runs where these activations are edited."""
+        return not (self.optional and any(name in edited for name in self.covers))
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartGraph:
     """The rows of one part.
 
@@ -105,6 +120,7 @@ class PartGraph:
     nodes: tuple[Node, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[State, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     documents: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()

@@ -64,6 +64,11 @@ class Op(ABC):
         """Whether a row costs many multiplications, and knows nothing of other queries' rows."""
         return False
 
+    @property
+    def only_shown(self) -> bool:
+        """Whether no model computes it on its way to the logits."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookUp(Op):
@@ -176,6 +181,11 @@ class HeadShare(Op):
     @property
     def by_rows(self) -> bool:
         """As the whole product."""
+        return True
+
+    @property
+    def only_shown(self) -> bool:
+        """Models compute the sum alone."""
         return True
 
 

@@ -11,7 +11,7 @@ from llmcli.anatomy.names import known
 from llmcli.config import ModelConfig
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import layer_of
-from llmcli.graph.spec import DTYPE_BYTES
+from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.reports.dump import DumpPlan
 
 # what is computed of the prompt's last token alone where nothing of this is wanted
@@ -29,9 +29,10 @@ def plan_dump(
     `dtype`: the model's.
     """
     whole, wanted = tokens + generate, set(names)
+    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype)
     specs = [
         *anatomy.parameters(config, dtype=dtype),
-        *anatomy.calculated(config, batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype),
+        *anatomy.plan(config, call).tensors,
         *anatomy.states(config, batch=1, capacity=whole, dtype=dtype),
     ]
     by_name = {spec.name: spec for spec in specs}
@@ -65,7 +66,7 @@ def sources(config: ModelConfig, one: DumpPlan, *, check: bool) -> frozenset[str
     if one.kind == "state":
         state = model.states[one.name]
         return frozenset((state.holds, model.after(state)))
-    own = {one.name} if model[one.name].written else set(model.sources(one.name))
+    own = {one.name} if model.written(one.name) else set(model.sources(one.name))
     mixing = model.mixing(layer_of(one.name) or 0)
     if check and one.name.endswith(MATRICES) and mixing is not None:
         own |= {*mixing.op.inputs[1:], mixing.name}

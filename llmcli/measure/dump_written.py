@@ -39,7 +39,7 @@ class Written:
             whole = stored.mT if self._graph.parameters[one.name].turned else stored
         elif one.kind == "state":
             whole = self._cached(one.name, tokens)
-        elif not self._graph[one.name].written:
+        elif not self._graph.written(one.name):
             return self._derived(one.name, tokens)
         else:
             whole = self.kept[one.name][0]
@@ -58,7 +58,7 @@ class Written:
         heads = self._graph.sizes(node.layer)["H"]
 
         def rows(head: int, first: int, stop: int) -> Tensor:
-            return mixer.unwritten(name, emitted, first, stop, heads=slice(head, head + 1))[0, 0]
+            return mixer.derive(name, emitted, first, stop, heads=slice(head, head + 1))[0, 0]
 
         return (heads, tokens, tokens), squares(rows, heads, tokens)
 

@@ -63,7 +63,7 @@ class LayerMap:
         names = [node.name for node in self._graph.nodes.values() if node.layer == self.number]
         inside = names[1 : names.index(self._branch.adds) + 1]
         on_the_way = {self.pattern, *self._graph[self.pattern].op.inputs}
-        return tuple(n for n in inside if self._graph[n].written or n in on_the_way)
+        return tuple(n for n in inside if self._graph.written(n) or n in on_the_way)
 
     @cached_property
     def inputs(self) -> frozenset[str]:
@@ -125,7 +125,7 @@ class LayerMap:
         if self.score is None:
             emitted = {name: seen[name][None] for name in self.sources}
             of = slice(heads[0], heads[-1] + 1)
-            map_1HtS = mixer.unwritten(self.pattern, emitted, queries.start, queries.stop, heads=of)
+            map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
             return Scores(map_1HtS[0, :, :, keys].log(), None)
         q_Htd = wide(
             seen[self.score.query][heads, queries.start - missing : queries.stop - missing]

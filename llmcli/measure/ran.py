@@ -72,16 +72,15 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
     """
     calls = Calls(config=model.config, batch=batch, tokens=len(ids), dtype=dtype_name(model.dtype))
     ran = _run(model, ids, batch)
-    written = {
-        phase: [spec for spec in calls.activations(phase) if spec.written] for phase in PHASES
-    }
-    unwritten = {spec.name: spec for spec in calls.activations("decode") if not spec.written}
+    plans = {phase: calls.plan(phase) for phase in PHASES}
+    written = {phase: plan.written for phase, plan in plans.items()}
+    derived = {spec.name: spec for spec in plans["decode"].derived}
     kept = calls.states("decode")
     return (
         _shapes_check(written, ran.seen),
         _dtypes_check(written, ran.seen),
         _memory_check(written, ran.seen),
-        _derived_check(unwritten, ran),
+        _derived_check(derived, ran),
         _cache_check(kept, ran.state),
         _copies_check(kept, ran),
         _parameters_check(calls.parameters(), model),
@@ -116,20 +115,20 @@ def _derived(ran: Ran) -> Iterator[tuple[str, Like]]:
     model, at, cached = graph(ran.model.config), ran.state.lengths[0] - 1, ran.state.tensors()
     kept = {state.holds: cached[state.name] for state in model.states.values()}
     for node in model.nodes.values():
-        if not node.written:
+        if not model.written(node.name):
             rows = {  # of the tokens before, which the step has not, any will do
                 one: kept[one] if one in kept else F.pad(ran.last[one], (0, 0, at, 0))
                 for one in model.sources(node.name)
             }
             mixer = mixer_of(ran.model, node.name)
-            yield node.name, _like(mixer.unwritten(node.name, rows, at, at + 1))
+            yield node.name, _like(mixer.derive(node.name, rows, at, at + 1))
 
 
 def _like(tensor: Tensor) -> Like:
     return tuple(tensor.shape), dtype_name(tensor.dtype)
 
 
-def _shapes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+def _shapes_check(specs: dict[Phase, tuple[TensorSpec, ...]], seen: dict[Phase, Seen]) -> ViewCheck:
     wrong = []
     for phase in PHASES:
         said = [(spec.name, spec.shape) for spec in specs[phase]]
@@ -141,7 +140,7 @@ def _shapes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen])
     return difference("ran_shapes", words, wrong)
 
 
-def _dtypes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+def _dtypes_check(specs: dict[Phase, tuple[TensorSpec, ...]], seen: dict[Phase, Seen]) -> ViewCheck:
     wrong = [
         f"{spec.name} ({phase})"
         for phase in PHASES
@@ -151,7 +150,7 @@ def _dtypes_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen])
     return difference("ran_dtypes", "each of them in its dtype", wrong)
 
 
-def _memory_check(specs: dict[Phase, list[TensorSpec]], seen: dict[Phase, Seen]) -> ViewCheck:
+def _memory_check(specs: dict[Phase, tuple[TensorSpec, ...]], seen: dict[Phase, Seen]) -> ViewCheck:
     wrong: list[str] = []
     for phase in PHASES:
         storages = [storage.cdata for storage in seen[phase].storages]

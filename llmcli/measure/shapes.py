@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from llmcli.anatomy import TensorSpec, calculated, parameters, states
+from llmcli.anatomy import Plan, TensorSpec, parameters, plan, states
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
 from llmcli.config import ModelConfig
-from llmcli.graph.spec import Kind, Phase
+from llmcli.graph.spec import Call, Kind, Phase
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.numbers import counted, spans
 from llmcli.reports.shapes import (
@@ -66,17 +66,13 @@ class Calls:
             "decode": of(tokens=1, past=self.tokens),
         }
 
-    def activations(self, phase: Phase) -> tuple[TensorSpec, ...]:
-        """What that phase calculates, written or not."""
-        call = self.letters(phase)
-        return calculated(
-            self.config,
-            batch=call.batch,
-            tokens=call.tokens,
-            past=call.past,
-            phase=phase,
-            dtype=self.dtype,
+    def plan(self, phase: Phase) -> Plan:
+        """The activations of that phase."""
+        of = self.letters(phase)
+        call = Call(
+            batch=of.batch, tokens=of.tokens, past=of.past, phase=phase, dtype=self.dtype
         )
+        return plan(self.config, call)
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
@@ -93,7 +89,7 @@ class Calls:
     def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
         """Every tensor once, with its spec in each phase; parameters have one of all phases."""
         found: list[Phases] = [(spec,) for spec in self.parameters()]
-        found += zip(*(self.activations(phase) for phase in phases), strict=True)
+        found += zip(*(self.plan(phase).tensors for phase in phases), strict=True)
         found += zip(*(self.states(phase) for phase in phases), strict=True)
         return found
 
@@ -133,7 +129,7 @@ def model_shapes(
         ),
         rows=tuple(_row(row, calls, stored) for row in rows),
         growth=_growth(calls),
-        flops=tuple(_flops(phase, calls.activations(phase)) for phase in phases),
+        flops=tuple(_flops(phase, calls.plan(phase).tensors) for phase in phases),
         parameters=sum(spec.count for spec in weights),
         weight_bytes=sum(spec.bytes or 0 for spec in weights),
         stored_bytes=known if stored else None,

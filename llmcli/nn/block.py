@@ -36,7 +36,7 @@ class Mixer(Protocol):
         """`[B, T, D]` → `[B, T, D]` in at least float32; the state grows by the new tokens."""
         ...
 
-    def unwritten(
+    def derive(
         self,
         name: str,
         emitted: Mapping[str, Tensor],

@@ -216,10 +216,14 @@ def _last(x_BTD: Tensor, step: Step) -> Tensor:
 
 
 def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
-    """Raises UsageError for a name that no activation has, or that nothing is computed from."""
+    """Raises UsageError for a name that no activation has, or that nothing is computed from.
+
+    Nothing is of what a kernel covers without which its part cannot run.
+    """
     if not edits:
         return
-    nodes = graph(config).nodes
+    model = graph(config)
+    nodes = model.nodes
     # the stream of a block is the memory that the block before it leaves
     used = {name for node in nodes.values() for name in (*node.op.inputs, node.shares)}
     for edit in edits:
@@ -228,7 +232,7 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
                 f"there is no activation `{edit.name}` to edit",
                 hint="`llmcli shapes` lists the activations of a model",
             )
-        if edit.name not in used:
+        if edit.name not in used or edit.name in model.derived([edit.name]):
             node = nodes[edit.name]
             before = (node.shares,) if node.shares in nodes else node.op.inputs
             made_of = " or ".join(f"`{name}`" for name in before)

@@ -8,9 +8,10 @@ import pytest
 from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
 
-from llmcli.anatomy import activations, calculated, parameters, states, unwritten
+from llmcli.anatomy import parameters, plan, states
 from llmcli.explain.rules import rules
 from llmcli.graph.ops import visible_pairs
+from llmcli.graph.spec import Call
 
 
 def axes_and_shapes(specs):
@@ -19,7 +20,8 @@ def axes_and_shapes(specs):
 
 def call(config, **given):
     given = {"batch": 2, "tokens": 5, "past": 0, "phase": "prefill"} | given
-    return {spec.name: spec for spec in activations(config, **given)}
+    logits = given.pop("logits", "all")
+    return {spec.name: spec for spec in plan(config, Call(**given), logits=logits).written}
 
 
 def test_parameters_with_biases_norms_and_their_own_head():
@@ -104,7 +106,7 @@ def test_the_formula_of_the_scores_says_what_enters_them(change, formula):
     mixer = replace(QWEN.layers[0].attention, **{"scale": 0.3} | change)
     config = replace(QWEN, layers=(QWEN.layers[0].with_attention(mixer),))
     given = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill"}
-    derived = {spec.name: spec.formula for spec in unwritten(config, **given)}
+    derived = {spec.name: spec.formula for spec in plan(config, Call(**given)).derived}
     assert derived["blocks.0.attn.scores"] == f"S = {formula}"
     assert derived["blocks.0.attn.pattern"] == "A = softmax(S)"
 
@@ -113,7 +115,7 @@ def test_the_formula_of_the_scores_says_what_enters_them(change, formula):
 @given(models())
 def test_formulas_are_those_that_explain_derives_with(config):
     """Two views never write one tensor in two ways."""
-    specs = calculated(config, batch=1, tokens=3, past=0, phase="prefill", dtype="float32")
+    specs = plan(config, Call(batch=1, tokens=3, past=0, phase="prefill", dtype="float32")).tensors
     derived = {name: rule.formula for name, rule in rules(config).items()}
     assert [spec.name for spec in specs] == list(derived)
     for spec in specs:

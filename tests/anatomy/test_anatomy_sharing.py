@@ -9,7 +9,8 @@ from decoder_parameters import parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.anatomy import activations, calculated, parameters, unwritten
+from llmcli.anatomy import parameters, plan
+from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
@@ -53,7 +54,8 @@ def emitted(decoder, batch, tokens, past):
 def test_activations_share_memory_exactly_where_their_specs_say(config, call, dtype):
     batch, tokens, past = call
     seen = emitted(Decoder(config, device="cpu", dtype=DTYPES[dtype]), *call)
-    specs = activations(config, batch=batch, tokens=tokens, past=past, phase="prefill", dtype=dtype)
+    asked = Call(batch=batch, tokens=tokens, past=past, phase="prefill", dtype=dtype)
+    specs = plan(config, asked).written
     assert partition(roots(specs)) == partition(storages(seen))
     for spec in specs:  # a view of a named tensor is that tensor, as far as it goes
         if spec.shares in seen:
@@ -70,7 +72,7 @@ def test_parameters_share_memory_exactly_where_their_specs_say(config, dtype):
 @settings(max_examples=30, deadline=None)
 @given(models(), calls)
 def test_what_is_never_written_is_derived_from_what_is(config, call):
-    """Shapes and dtypes of `unwritten` are those of the rows that the mixer derives."""
+    """Shapes and dtypes of what is `derived` are those of the rows that the mixer derives."""
     batch, tokens, past = call
     decoder = Decoder(config, device="cpu", dtype=torch.float32)
     state = decoder.new_state(batch, past + tokens)
@@ -79,7 +81,7 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
     seen = {}
     decoder(torch.zeros(batch, tokens, dtype=torch.long), state, tap=seen.__setitem__)
     given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
-    specs = {spec.name: spec for spec in unwritten(config, dtype="float32", **given)}
+    specs = {spec.name: spec for spec in plan(config, Call(dtype="float32", **given)).derived}
     assert len(specs) == 3 * len(config.layers)
     for i, block in enumerate(decoder.blocks):
         mixer = config.layers[i].attention
@@ -95,13 +97,10 @@ def test_what_is_never_written_is_derived_from_what_is(config, call):
 
 @settings(max_examples=20, deadline=None)
 @given(models(), calls)
-def test_calculated_is_both_in_execution_order(config, call):
+def test_what_is_derived_has_its_place_in_the_execution_order(config, call):
     batch, tokens, past = call
-    given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
-    both = calculated(config, **given)
-    assert tuple(spec for spec in both if spec.written) == activations(config, **given)
-    assert tuple(spec for spec in both if not spec.written) == unwritten(config, **given)
-    names = [spec.name for spec in both]
+    asked = Call(batch=batch, tokens=tokens, past=past, phase="prefill")
+    names = [spec.name for spec in plan(config, asked).tensors]
     for i in range(len(config.layers)):
         order = [names.index(f"blocks.{i}.attn.{n}") for n in ("scores", "pattern", "z", "result")]
         assert order == sorted(order)
@@ -110,7 +109,7 @@ def test_calculated_is_both_in_execution_order(config, call):
 
 @pytest.mark.parametrize("name", ["blocks.0.attn.q", "blocks.0.attn.v", "logits"])
 def test_a_planted_fault_is_seen(name):
-    specs = activations(QWEN, batch=1, tokens=3, past=0, phase="prefill", dtype="float32")
+    specs = plan(QWEN, Call(batch=1, tokens=3, past=0, phase="prefill", dtype="float32")).written
     seen = emitted(Decoder(QWEN, device="cpu", dtype=torch.float32), 1, 3, 0)
     assert partition(roots(specs)) == partition(storages(seen))
     wrong = [replace(spec, shares=None) if spec.name == name else spec for spec in specs]

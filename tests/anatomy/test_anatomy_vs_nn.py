@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcli.anatomy import activations, parameters, states
+from llmcli.anatomy import parameters, plan, states
+from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
@@ -42,9 +43,8 @@ def test_a_meta_forward_emits_what_the_specs_say(config, call, dtype, logits):
     decoder = Decoder(config, device="meta", dtype=DTYPES[dtype])
     seen, state = run(decoder, batch, tokens, past, logits)
     phase = "decode" if tokens == 1 and past else "prefill"
-    specs = activations(
-        config, batch=batch, tokens=tokens, past=past, phase=phase, logits=logits, dtype=dtype
-    )
+    call = Call(batch=batch, tokens=tokens, past=past, phase=phase, dtype=dtype)
+    specs = plan(config, call, logits=logits).written
     assert expected(specs) == seen
     assert {spec.phase for spec in specs} == {phase}
 
@@ -82,7 +82,7 @@ def test_flops_are_those_that_torch_counts(config, call):
     ids = torch.zeros(batch, tokens, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter:
         decoder(ids)
-    specs = activations(config, batch=batch, tokens=tokens, past=0, phase="prefill")
+    specs = plan(config, Call(batch=batch, tokens=tokens, past=0, phase="prefill")).written
     assert sum(spec.flops for spec in specs) == counter.get_total_flops()
 
 
@@ -92,6 +92,6 @@ def test_a_planted_fault_is_seen(config):
     """A decoder that is one number wider than its specs emits something else."""
     wider = replace(config, width=config.width + 1)
     seen, _ = run(Decoder(wider, device="meta", dtype=torch.float32), 2, 3, 0)
-    specs = activations(config, batch=2, tokens=3, past=0, phase="prefill", dtype="float32")
+    specs = plan(config, Call(batch=2, tokens=3, past=0, phase="prefill", dtype="float32")).written
     assert [name for name, *_ in seen] == [spec.name for spec in specs]
     assert expected(specs) != seen

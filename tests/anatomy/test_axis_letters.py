@@ -7,8 +7,9 @@ from anatomy_configs import GPT, QWEN, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.anatomy import calculated, parameters, states
+from llmcli.anatomy import parameters, plan, states
 from llmcli.anatomy.letters import Letters
+from llmcli.graph.spec import Call
 
 
 def letters(config, batch=2, tokens=5, past=0):
@@ -23,7 +24,7 @@ def test_every_shape_is_what_its_letters_say(config, batch, tokens, past):
     given = {"batch": batch, "tokens": tokens, "past": past, "phase": "prefill"}
     specs = (
         *parameters(config),
-        *calculated(config, **given),
+        *plan(config, Call(**given)).tensors,
         *states(config, batch=batch, capacity=past + tokens),
     )
     for spec in specs:
@@ -38,7 +39,7 @@ def test_a_letter_does_not_follow_a_size_that_happens_to_be_equal():
 
     def axes(config, tokens):
         given = {"batch": tokens, "tokens": tokens, "past": 0, "phase": "prefill"}
-        return {spec.name: spec.axes for spec in calculated(config, **given)}
+        return {spec.name: spec.axes for spec in plan(config, Call(**given)).tensors}
 
     assert axes(square, 12) == axes(QWEN, 5)
 

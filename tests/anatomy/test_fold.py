@@ -7,10 +7,10 @@ from anatomy_configs import GPT, QWEN, layers, models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.anatomy import calculated, parameters
+from llmcli.anatomy import parameters, plan
 from llmcli.anatomy.fold import fold, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import graph
-from llmcli.graph.spec import TensorSpec
+from llmcli.graph.spec import Call, TensorSpec
 
 CALL = {"batch": 1, "tokens": 3, "past": 0, "phase": "prefill", "dtype": "float32"}
 
@@ -24,7 +24,7 @@ def repeated(draw):
 
 
 def tensors_of(config):
-    return [(spec,) for spec in (*parameters(config), *calculated(config, **CALL))]
+    return [(spec,) for spec in (*parameters(config), *plan(config, Call(**CALL)).tensors)]
 
 
 def alike(config, row):

@@ -12,6 +12,7 @@ from llmcli.anatomy.aliases import listed, modules
 from llmcli.anatomy.names import Names, aliases, canonical, known, select
 from llmcli.errors import UsageError
 from llmcli.families.sources import sources
+from llmcli.graph.spec import Call
 
 ALL = [one.name for one in ZOO]
 model = three_layers
@@ -20,7 +21,7 @@ model = three_layers
 @settings(max_examples=60, deadline=None)
 @given(models())
 def test_the_names_are_those_of_the_specs_each_once(config):
-    run = anatomy.calculated(config, batch=2, tokens=3, past=1, phase="prefill")
+    run = anatomy.plan(config, Call(batch=2, tokens=3, past=1, phase="prefill")).tensors
     kept = anatomy.states(config, batch=2, capacity=4)
     every = [*anatomy.parameters(config), *run, *kept]
     named = known(config)

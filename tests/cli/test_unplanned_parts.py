@@ -14,7 +14,11 @@ from unplanned.running_mean import forward
 from unplanned.running_mean.part import PART as MEAN
 
 import llmcli.anatomy.graph
+from llmcli.engine.session import Session
+from llmcli.errors import UsageError
 from llmcli.families.family import families
+from llmcli.loading import load
+from llmcli.nn.step import Edit
 from llmcli.parts.registry import PARTS
 
 TEXT = "The old house stood at the end of the road, and the old"
@@ -111,6 +115,15 @@ def test_explain_says_where_it_cannot_go_on(run, number):
     assert any("cannot be derived yet" in note for note in notes)
 
 
+def test_what_its_kernel_never_writes_cannot_be_edited(path):
+    model = load(path, dtype="float32")
+    edit = Edit("blocks.0.mean.pattern", lambda rows: 2 * rows)
+    with pytest.raises(UsageError, match="only shown"):
+        Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
+    edit = Edit("blocks.0.mean.z", lambda rows: 2 * rows)
+    Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
+
+
 def wrong_decay(monkeypatch):
     recur = forward.RunningMean.recur
 
@@ -129,12 +142,12 @@ def forgets(monkeypatch):
 
 
 def looks_ahead(monkeypatch):
-    unwritten = forward.RunningMean.unwritten
+    derive = forward.RunningMean.derive
 
     def other(self, name, emitted, first, stop, **heads):
-        return unwritten(self, name, emitted, first, stop, **heads).roll(1, -1)
+        return derive(self, name, emitted, first, stop, **heads).roll(1, -1)
 
-    monkeypatch.setattr(forward.RunningMean, "unwritten", other)
+    monkeypatch.setattr(forward.RunningMean, "derive", other)
 
 
 def a_faulty_graph(changed):

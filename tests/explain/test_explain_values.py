@@ -341,11 +341,10 @@ def test_what_does_not_fit_in_memory_is_said_before(model, monkeypatch):
 
 def test_the_squares_of_long_prompts_are_counted(model):
     config = model("gpt2").config
-    found = rules(config)
 
     def derived(name, tokens, depth):
         sizes = {n: axes.sizes for n, axes in names(config, tokens).items()}
-        return needed_bytes(found, sizes, name, depth, 4)[1]
+        return needed_bytes(config, sizes, name, depth, 4)[1]
 
     heads = config.layers[0].attention.heads
     for name in ("scores", "pattern", "z"):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from ladder_models import random_weights
 
 from llmcli import anatomy
+from llmcli.graph.spec import Call
 from llmcli.ladder.count import count, loop_work
 from llmcli.ladder.loops import multiply_adds
 
@@ -48,7 +49,7 @@ def test_fused_attention_is_two_products_over_the_square():
 def test_the_decoder_runs_the_flops_that_the_anatomy_says(kind):
     decoder = random_weights(kind).decoder
     ids = torch.tensor([[1, 2, 3, 4, 5]])
-    specs = anatomy.activations(decoder.config, batch=1, tokens=5, past=0, phase="prefill")
+    specs = anatomy.plan(decoder.config, Call(batch=1, tokens=5, past=0, phase="prefill")).written
     assert count(lambda: decoder(ids)).flops == sum(spec.flops for spec in specs)
     state = decoder.new_state(1, 8)
     decoder(ids, state)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmcli.anatomy import activations, fold
+from llmcli.anatomy import fold, plan
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import translate
+from llmcli.graph.spec import Call
 from llmcli.loading import load
 from llmcli.measure import ran, shapes
 from llmcli.measure.names import name_rows
@@ -203,7 +204,7 @@ def test_the_same_tensors_come_in_that_order_when_nobody_looks(config, call):
     places = {}
     for number, tensor in enumerate(hook.seen):
         places.setdefault((tensor.shape, tensor.dtype), []).append(number)
-    for spec in activations(config, **given):
+    for spec in plan(config, Call(**given)).written:
         if spec.name.endswith(".scale"):
             continue  # computed for whoever looks: the fused norm has no such tensor
         if spec.name.endswith((".q", ".k")) and config.layers[spec.layer].attention.qk_norm:
@@ -298,14 +299,16 @@ SPEC_FAULTS = {
 @pytest.mark.parametrize("fault", SPEC_FAULTS)
 def test_a_fault_in_the_specs_turns_its_check_red(fault, monkeypatch):
     expected, name, change = SPEC_FAULTS[fault]
-    honest = Calls.activations
+    honest = Calls.plan
 
     def lying(self, phase):
-        return tuple(
-            replace(spec, **change) if spec.name == name else spec for spec in honest(self, phase)
-        )
+        plan = honest(self, phase)
+        specs = [
+            replace(spec, **change) if spec.name == name else spec for spec in plan.tensors
+        ]
+        return replace(plan, tensors=tuple(specs))
 
-    monkeypatch.setattr(Calls, "activations", lying)
+    monkeypatch.setattr(Calls, "plan", lying)
     checks = {check.name: check for check in run_checks(model_of(llama()), [1, 2, 3], 1)}
     assert not checks[expected].ok
     assert checks[expected].where.startswith(name.removesuffix("mid"))

@@ -11,6 +11,7 @@ from zoo import CONFIGS, VOCAB
 from llmcli import anatomy, devices
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.generation.sampling import Sampling
+from llmcli.graph.spec import Call
 from llmcli.measure.observe import observe
 from llmcli.model import Model
 
@@ -35,9 +36,8 @@ def watched(model, **options):
 
 def test_one_pass_shows_every_activation_in_order(model):
     found, seen = watched(model)
-    specs = anatomy.activations(
-        model.config, batch=1, tokens=len(IDS), past=0, phase="prefill", logits="last"
-    )
+    call = Call(batch=1, tokens=len(IDS), past=0, phase="prefill")
+    specs = anatomy.plan(model.config, call, logits="last").written
     assert [(first, name) for first, name, _ in seen] == [(0, spec.name) for spec in specs]
     assert (found.ids, found.prompt_tokens, found.state) == (tuple(IDS), len(IDS), None)
     plain = model.decoder(torch.tensor([IDS]), logits="last")

@@ -6,9 +6,11 @@ from small_models import random_decoder
 from zoo import MODELS, attending
 
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.explain.formulas import formula_checks
+from llmcli.graph.spec import Call
 from llmcli.model import Model
 from llmcli.nn.step import Edit, Step
 from llmcli.parts.attention import forward as attention
@@ -53,7 +55,7 @@ def same(name, rows=None):
 def test_an_edit_that_changes_nothing_changes_no_bit(model):
     plain, seen = run(model)
     for name in editable(model):
-        if not graph(model.config)[name].written:  # another path: below
+        if not graph(model.config).written(name):  # another path: below
             continue
         for rows in (None, [0, 3]):
             out, edited = run(model, same(name, rows))
@@ -92,7 +94,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
     plain, before = run(model)
     nodes = graph(model.config).nodes
     for name in editable(model):
-        if not nodes[name].written:
+        if not graph(model.config).written(name):
             continue  # below
         out, seen = run(model, double(name))
         # a softmax of one score is 1, whatever the score
@@ -130,11 +132,14 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             pattern = scores.softmax(-1)
             if leaf == "pattern":
                 pattern = 2 * pattern
+            call = Call(batch=1, tokens=TOKENS.shape[1], past=0, phase="prefill")
+            planned = plan(model.config, call, edited=[f"{prefix}.{leaf}"])
+            assert list(seen) == [spec.name for spec in planned.written]
             torch.testing.assert_close(seen[f"{prefix}.scores"], scores)
             torch.testing.assert_close(seen[f"{prefix}.pattern"], pattern)
             z = pattern @ seen[f"{prefix}.v"].repeat_interleave(group, 1)
             torch.testing.assert_close(seen[f"{prefix}.z"], z)
-            rest = [name for name in seen if graph(model.config)[name].written]
+            rest = [name for name in seen if graph(model.config).written(name)]
             rest.remove(f"{prefix}.z")
             assert formula_checks(model, TOKENS[0].tolist(), seen, rest).ok
 

@@ -21,6 +21,7 @@ from zoo import TYPES, ZOO, attending, variant
 
 from llmcli import anatomy
 from llmcli.anatomy.graph import graph
+from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 
 ALL = [one.name for one in ZOO]
@@ -161,6 +162,6 @@ def test_the_anatomy_names_what_is_emitted(name: str, models: Models) -> None:
     """Names, order and shapes of one pass are the ones that the specs foretell."""
     model = models(name, "float32")
     ours = tapped(model.decoder, prompt(batch=2, tokens=9))
-    specs = anatomy.activations(model.config, batch=2, tokens=9, past=0, phase="prefill")
+    specs = anatomy.plan(model.config, Call(batch=2, tokens=9, past=0, phase="prefill")).written
     foretold = [(spec.name, tuple(spec.shape)) for spec in specs]
     assert foretold == [(key, tuple(value.shape)) for key, value in ours.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from llmcli.anatomy import activations
+from llmcli.anatomy import plan
 from llmcli.anatomy.graph import Place
 from llmcli.anatomy.work import (
     Works,
@@ -54,13 +54,9 @@ class Plan:
 
     def marks(self, phase: PhaseName) -> tuple[str, ...]:
         """The marks that a run of it makes."""
+        call = Call(batch=1, tokens=1, past=0, phase=phase)
         names = {
-            logits: [
-                spec.name
-                for spec in activations(
-                    self.model.config, batch=1, tokens=1, past=0, phase=phase, logits=logits
-                )
-            ]
+            logits: [spec.name for spec in plan(self.model.config, call, logits=logits).written]
             for logits in {logits for _, logits in self.calls(phase)}
         }
         return expected_marks(

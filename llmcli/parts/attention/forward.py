@@ -23,6 +23,7 @@ from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.attention.graph import fused_kernel
 from llmcli.parts.norm.forward import Norm
 
 
@@ -34,7 +35,7 @@ class Attention:
         self.name = name
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
         self.entering = (f"{name}.q{last}", f"{name}.k{last}")
-        self._inside = (f"{name}.scores", f"{name}.pattern")  # of the fused kernel
+        self._fused = fused_kernel(name)
         self.qkv = Linear(
             parameters,
             [f"{name}.W_{part}" for part in "qkv"],
@@ -72,7 +73,7 @@ class Attention:
             assert isinstance(cache, KVCache)
             step.write(cache, k_BKSd, v_BKTe)
             k_BKSd, v_BKSe = cache.k, cache.v
-        if step.edits and any(name in step.edits for name in self._inside):
+        if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
         else:
             parts = [
@@ -165,7 +166,7 @@ class Attention:
         """The attention pattern of those queries: rows of `score_rows` through the softmax."""
         return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
 
-    def unwritten(
+    def derive(
         self,
         name: str,
         emitted: Mapping[str, Tensor],
@@ -181,7 +182,9 @@ class Attention:
         numbers = range(self.config.heads)[heads]
         if name.endswith(".result"):
             z_BHte = emitted[f"{self.name}.z"][:, :, first:stop]
-            return torch.stack([self.head_share(z_BHte, head) for head in numbers], 1)
+            w_DHe = self.out.weight.dense().view(-1, self.config.heads, self.config.value_dim)
+            w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)
+            return at_least_float32(z_BHte[:, heads]) @ w_HeD
         q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
         if len(numbers) < self.config.heads:
             group = self.config.heads // self.config.kv_heads

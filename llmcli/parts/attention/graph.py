@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site, State
+from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
 from llmcli.graph.ops import HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.norm.graph import norm_parameters
@@ -17,8 +17,8 @@ _ONE = {"q": "query", "k": "key", "v": "value"}
 def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, `z`, `attn_out`.
 
-    `scores` and `pattern` before `z` and `result` after it are derived: no fused kernel has them in
-    memory.
+    `scores` and `pattern` before `z` are derived, for the fused kernel never writes them, and so is
+    `result` after it, the heads' shares of `attn_out`.
     """
     p = site.name
     heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
@@ -82,6 +82,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         nodes=tuple(nodes),
         parameters=tuple(parameters),
         states=_states(a, site, p, last),
+        kernels=(fused_kernel(p),),
         sizes={"H": a.heads, "Hk": a.kv_heads, "dh": a.head_dim, "dv": a.value_dim},
         documents={
             "H": "h",
@@ -94,6 +95,11 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         absent=tuple(_absent(a, site)),
         entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in "qkv")),
     )
+
+
+def fused_kernel(name: str) -> Kernel:
+    """`softmax(Q Kᵀ) V` of the part of that name: a block of scores at a time, in registers."""
+    return Kernel(makes=f"{name}.z", covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
@@ -184,7 +190,7 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
     ) -> Node:
         return Node(
             name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group="attention",
-            layer=site.layer, wide=True, written=False, theirs=(theirs,),
+            layer=site.layer, wide=True, theirs=(theirs,),
         )  # fmt: skip
 
     return [

@@ -51,7 +51,7 @@ class RunningMean:
             counts.append(decay_H1 * counts[-1] + 1)
         return torch.stack(sums[1:], 2), torch.stack(counts[1:], 2)
 
-    def unwritten(self, name, emitted, first, stop, *, heads=slice(None)):
+    def derive(self, name, emitted, first, stop, *, heads=slice(None)):
         keys = emitted[f"{self.name}.v"].shape[2]
         ages_tS = torch.arange(first, stop)[:, None] - torch.arange(keys)
         weights_HtS = self.decays[heads, None, None] ** ages_tS.to(self.a.device)

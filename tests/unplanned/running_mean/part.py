@@ -5,7 +5,7 @@ Letters: T tokens, S keys, D width, H heads, dv numbers of a head.
 
 from dataclasses import dataclass
 
-from llmcli.graph.node import Node, Parameter, PartGraph, State
+from llmcli.graph.node import Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Mix, Opaque, Project
 from llmcli.graph.workspace import Workspace
 from llmcli.parts.part import Part
@@ -32,7 +32,7 @@ def graph(c, site):
     nodes = (
         Node(name=f"{p}.v", letter="V", axes=("H", "T", "dv"), op=project, words="values",
              group="qkv", layer=site.layer),
-        Node(name=f"{p}.pattern", letter="A", axes=("H", "T", "S"), wide=True, written=False,
+        Node(name=f"{p}.pattern", letter="A", axes=("H", "T", "S"), wide=True,
              words="how much every token counts in the mean", **at,
              op=Opaque(text="λ^(t−s) / Σ λ^(t−s)", evaluate=f"{HERE}.evaluation:pattern",
                        **recurrence)),
@@ -65,7 +65,8 @@ def graph(c, site):
         for leaf, axes in (("sum", ("H", "dv")), ("count", ("H", "1")))
     )  # fmt: skip
     return PartGraph(
-        nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size}
+        nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
+        kernels=(Kernel(makes=f"{p}.z", covers=(f"{p}.pattern",)),),
     )
 
 

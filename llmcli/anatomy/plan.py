@@ -1,0 +1,82 @@
+"""What one forward call makes of a model's graph: which activations, how large, in which memory.
+
+The graph says what follows from what; the call decides the rest: its kernels write an activation,
+leave it to be derived, or keep it as a view of another. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from llmcli.anatomy.graph import Graph, graph
+from llmcli.config import ModelConfig
+from llmcli.graph.node import Node
+from llmcli.graph.ops import Project
+from llmcli.graph.spec import Call, Logits, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The activations of one `call` in execution order, with shape, dtype, bytes, FLOPs, memory."""
+
+    call: Call
+    tensors: tuple[TensorSpec, ...]
+
+    @cached_property
+    def written(self) -> tuple[TensorSpec, ...]:
+        """Those that a tap sees: kernels write them, each into its own memory or as a view."""
+        return tuple(spec for spec in self.tensors if spec.written)
+
+    @cached_property
+    def derived(self) -> tuple[TensorSpec, ...]:
+        """Those that no kernel writes: they are computed from the others to be shown."""
+        return tuple(spec for spec in self.tensors if not spec.written)
+
+
+def plan(
+    config: ModelConfig, call: Call, *, logits: Logits = "all", edited: Collection[str] = ()
+) -> Plan:
+    """What `call` makes. With `logits="last"` only the last position goes through the final norm
+    and the head, with `none` no position does. A kernel does not run in the layers where an
+    activation that it covers is `edited`.
+    """
+    return Plan(call=call, tensors=tuple(_tensors(graph(config), call, logits, edited)))
+
+
+def _tensors(
+    model: Graph, call: Call, logits: Logits, edited: Collection[str]
+) -> Iterator[TensorSpec]:
+    derived = model.derived(edited)
+    wide = {
+        node.op.fused for node in model.nodes.values() if node.wide and isinstance(node.op, Project)
+    }
+    for node in model.nodes.values():
+        if node.ends and logits == "none":
+            continue
+        tokens = 1 if node.ends and logits == "last" else call.tokens
+        sizes = {**model.sizes(node.layer), "B": call.batch, "T": tokens, "S": call.keys}
+        axes = ("B", *node.axes)
+        same = node.shares is not None and node.shares in model.nodes
+        same = same and model[str(node.shares)].op is node.op
+        flops, masked = (0, 0) if same else node.op.flops(call, tokens, sizes)
+        yield TensorSpec(
+            name=node.name, kind="activation", axes=axes,
+            shape=tuple(sizes[axis] for axis in axes),
+            formula=f"{node.name} = {node.shares}" if same else model.formula(node),
+            dtype=call.wide_dtype if node.wide else call.dtype,
+            flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,
+            shares=_memory(node, call, wide), written=node.name not in derived,
+        )  # fmt: skip
+
+
+def _memory(node: Node, call: Call, wide: set[str]) -> str | None:
+    """What it is a view of: what one product gives for several is in its widest dtype.
+
+    What of it is kept narrower is a copy.
+    """
+    if not isinstance(node.op, Project) or not node.op.fused:
+        return node.shares
+    copied = node.op.fused in wide and not node.wide and call.dtype != call.wide_dtype
+    return None if copied else node.op.fused
