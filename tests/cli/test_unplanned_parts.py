@@ -117,10 +117,10 @@ def test_explain_says_where_it_cannot_go_on(run, number):
 
 def test_what_its_kernel_never_writes_cannot_be_edited(path):
     model = load(path, dtype="float32")
-    edit = Edit("blocks.0.mean.pattern", lambda rows: 2 * rows)
+    edit = Edit(name="blocks.0.mean.pattern", fn=lambda rows: 2 * rows)
     with pytest.raises(UsageError, match="only shown"):
         Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
-    edit = Edit("blocks.0.mean.z", lambda rows: 2 * rows)
+    edit = Edit(name="blocks.0.mean.z", fn=lambda rows: 2 * rows)
     Session(model.decoder, 1, 4).extend([[1, 2, 3]], edits=[edit])
 
 
