@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
@@ -53,7 +53,7 @@ class Graph:
         return row.words
 
     def place(self, name: str) -> Place:
-        """Where `timing` counts an activation or a parameter: a group of `PARTS`, and the layer.
+        """Where `timing` counts an activation or a parameter: one of `groups`, and the layer.
 
         What comes before the blocks is in no layer, though it ends in the first one's `resid_pre`.
         Raises KeyError.
@@ -61,6 +61,31 @@ class Graph:
         makes = self.parameters[name].makes if name in self.parameters else name
         node = self.nodes[makes]
         return node.group, None if node.group == "embed" else node.layer
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Where `timing` counts activations, in the order of execution; without `gaps`.
+
+        Norms come before and between a block's parts, sums into the stream between and behind them:
+        here they are first and last. A group of some layers alone stands before what follows there.
+        """
+        places: dict[int | None, dict[str, None]] = {layer: {} for layer in self._sizes}
+        for name in self.nodes:
+            group, layer = self.place(name)
+            places[layer][group] = None
+        outside, found = list(places.pop(None)), list[str]()
+        inside = (
+            sorted(own, key=lambda group: (group == "residual") - (group == "norm"))
+            for own in places.values()
+        )
+        for own in (*inside, outside):
+            at = len(found)
+            for group in reversed(own):
+                if group in found:
+                    at = found.index(group)
+                else:
+                    found.insert(at, group)
+        return tuple(group for group in found if group != "gaps")
 
     def sizes(self, layer: int | None) -> Mapping[str, int]:
         """Letter of an axis → size: of the whole model, and of that layer where one is given."""

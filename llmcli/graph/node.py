@@ -17,7 +17,7 @@ class Node:
     """An activation: what it is called, what it is, and which op makes it of which others.
 
     `letter` is what the documents call it, `axes` are without the batch, `words` say what it is.
-    `group` is where `timing` counts it (`reports.timing.PARTS`). `wide`: kept in at least float32.
+    `group`, which the part names, is where `timing` counts it. `wide`: kept in at least float32.
     `written` is False for what no fused kernel has in memory. `shares` names the memory that it is
     a view of. `theirs` are TransformerLens' names of it, the legacy name first, `{i}` the layer.
 
