@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from small_models import ids, random_decoder
-from zoo import MODELS, RMS
+from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel
@@ -40,6 +40,12 @@ def run(model):
 
     model.decoder(prompt, tap=tap)
     return tuple(prompt[0].tolist()), emitted
+
+
+def test_states_of_one_name_are_refused_with_what_they_hold():
+    beside = block([branch(ATTENTION), branch(ATTENTION)], branch(GATED))
+    with pytest.raises(ValueError, match=r"`blocks\.0\.attn2\.k_rot` are both `cache"):
+        random_decoder(llama(beside))
 
 
 class Chained(Kernel):

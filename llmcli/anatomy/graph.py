@@ -17,7 +17,10 @@ Place = tuple[str, int | None]  # a group of activations and its layer, None out
 
 
 class Graph:
-    """Every tensor of a model: activations in execution order, parameters, states."""
+    """Every tensor of a model: activations in execution order, parameters, states.
+
+    Raises ValueError where two mixers of a layer call what they keep the same.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -158,7 +161,10 @@ class Graph:
         whole = self._sizes[None]
         self.nodes |= {node.name: node for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
-        self.states |= {state.name: state for state in part.states}
+        for state in part.states:
+            other = self.states.setdefault(state.name, state)
+            if other is not state:
+                raise ValueError(f"`{other.holds}` and `{state.holds}` are both `{state.name}`")
         self._sizes.setdefault(layer, dict(whole)).update(part.sizes)
         self._documents.setdefault(layer, {}).update(part.documents)
         self.absent.setdefault(layer, []).extend(part.absent)
