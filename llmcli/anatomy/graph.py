@@ -31,6 +31,7 @@ class Graph:
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
         self.absent: dict[int | None, list[Absent]] = {}
+        self.similar: dict[int | None, list[tuple[str, tuple[str, ...]]]] = {}
         self._build()
 
     def __contains__(self, name: str | None) -> bool:
@@ -134,7 +135,8 @@ class Graph:
             config.final_norm, "ln_final", last, "H′", words, layer=None,
             theirs=("unembed.hook_in",),
         )  # fmt: skip
-        self._add(final, None)
+        theirs = r"(norm|ln_f|final_norm)(\.weight)?"
+        self._add(replace(final, similar=((theirs, ("ln_final.out", "ln_final.w")),)), None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def sources(self, name: str) -> tuple[str, ...]:
@@ -168,6 +170,7 @@ class Graph:
         self._sizes.setdefault(layer, dict(whole)).update(part.sizes)
         self._documents.setdefault(layer, {}).update(part.documents)
         self.absent.setdefault(layer, []).extend(part.absent)
+        self.similar.setdefault(layer, []).extend(part.similar)
 
 
 @lru_cache(maxsize=64)

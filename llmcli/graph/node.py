@@ -84,7 +84,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """What other models have here: a pattern of names inside the block, and why it is not there.
+    """What other models have here: a pattern of names without the block's, and why it is not there.
 
     `theirs`: TransformerLens' names of it → ours.
     """
@@ -99,7 +99,9 @@ class PartGraph:
     """The rows of one part.
 
     `sizes` of its axes by their letters, and `documents`, how the documents write these letters.
-    `entering`: TransformerLens' names of what it reads.
+    `entering`: TransformerLens' names of what it reads. `similar`: how names of other programs end,
+    a pattern, and what is named instead when such a name is not found; a reference to the pattern's
+    groups may be in it.
     """
 
     nodes: tuple[Node, ...]
@@ -109,6 +111,7 @@ class PartGraph:
     documents: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     entering: tuple[str, ...] = ()
+    similar: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,13 @@ def run(cli, path):
     return run
 
 
+def test_what_others_call_its_tensors_is_known(cli, path, tmp_path):
+    argv = ("-m", path, TEXT, "--name", "layers.1.values_proj", "-o", str(tmp_path / "x.npz"))
+    said = cli("dump", *argv)
+    assert said.code == 2
+    assert "did you mean `blocks.*.mean.v`?" in said.err
+
+
 DTYPES = ["float64", "float32", "bfloat16"]
 
 

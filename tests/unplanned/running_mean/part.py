@@ -65,7 +65,8 @@ def graph(c, site):
         for leaf, axes in (("sum", ("H", "dv")), ("count", ("H", "1")))
     )  # fmt: skip
     return PartGraph(
-        nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size}
+        nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
+        similar=((r"values_proj", (f"{p}.v", f"{p}.W_v")),),
     )
 
 
