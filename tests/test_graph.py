@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from small_models import ids, random_decoder
-from zoo import MODELS, RMS
+from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel
@@ -40,6 +40,26 @@ def run(model):
 
     model.decoder(prompt, tap=tap)
     return tuple(prompt[0].tolist()), emitted
+
+
+def test_states_of_one_name_are_refused_with_what_they_hold():
+    beside = block([branch(ATTENTION), branch(ATTENTION)], branch(GATED))
+    with pytest.raises(ValueError, match=r"`blocks\.0\.attn2\.k_rot` are both `cache"):
+        random_decoder(llama(beside))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_groups_of_timing_are_in_the_order_of_execution(name):
+    """Norms before the parts, what is added behind them, whatever the layers and their blocks."""
+    attention, convolution = ["qkv", "rope", "attention", "out"], ["conv_in", "conv", "conv_out"]
+    mixers = [attention, convolution]
+    if name == "short convolutions":  # its first layer is one
+        mixers.reverse()
+    ffn = ["ffn_up", "ffn_act", "ffn_down"]
+    order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "residual", "head"]
+    model = Graph(MODELS[name])
+    assert set(model.groups) == {node.group for node in model.nodes.values()} - {"gaps"}
+    assert [group for group in order if group in model.groups] == list(model.groups)
 
 
 class Chained(Kernel):

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
-from llmcli.anatomy.graph import graph
+from llmcli.anatomy.graph import Graph, graph
 from llmcli.config import ModelConfig
-from llmcli.graph.ops import Rotate
+from llmcli.graph.node import Absent
 
-# how a name of another program ends, and what that is here: suggested, not accepted
-_OTHERS = (
-    (r"(lm_head|unembed|output)(\.weight)?", ("logits", "head.W", "embed.W")),
-    (r"head\.W", ("embed.W",)),  # of a tied head
-    (r"(embed|embed_tokens|tok_embeddings|token_embd|wte)(\.weight)?", ("embed", "embed.W")),
-    (r"(embed_positions|wpe)(\.weight)?", ("pos_embed", "pos_embed.W")),
-    (r"(mlp|ffn)\.hidden", ("mlp.post",)),
-    (r"(attn|self_attn|attention)\.(weights|probs)", ("attn.pattern",)),
-    (r"(attn|self_attn|attention)\.(out|output|context)", ("attn_out", "attn.z")),
-    (r"([qkv])_proj", (r"attn.\1", r"attn.W_\1")),
-    (r"o_proj", ("attn_out", "attn.W_o")),
-    (r"([qkvo])_proj\.weight", (r"attn.W_\1",)),
-    (r"attn_([qkv])(\.weight)?", (r"attn.W_\1",)),
-    (r"(gate|up)_proj", (r"mlp.\1", r"mlp.W_\1")),
-    (r"down_proj", ("mlp_out", "mlp.W_down")),
-    (r"(gate|up|down)_proj\.weight", (r"mlp.W_\1",)),
-    (r"(input_layernorm|ln_1)(\.weight)?", ("ln1.out", "ln1.w")),
-    (r"(post_attention_layernorm|ln_2)(\.weight)?", ("ln2.out", "ln2.w")),
-    (r"(norm|ln_f|final_norm)(\.weight)?", ("ln_final.out", "ln_final.w")),
-)
 _NUMBERED = re.compile(r"(?:^|\.)(blocks|cache|layers|h|blk)\.(-?\d{1,9})(?=\.|$)")
 
 
@@ -39,20 +19,16 @@ def why_absent(name: str, config: ModelConfig) -> str:
     if layer and not 0 <= int(layer[2]) < len(config.layers):
         return layers_there_are(config, "cache" if layer[1] == "cache" else "blocks")
     model = graph(config)
-    if re.match(r"(hook_)?pos_embed\b", name) and config.embedding.positions is None:
-        turned = any(isinstance(node.op, Rotate) for node in model.nodes.values())
-        return "it has no learned positions" + (
-            ", it rotates queries and keys instead" if turned else ""
-        )
-    if name.startswith("head.W") and config.head.tied:
-        return "its output head is tied, the transpose of `embed.W`"
     inside = _NUMBERED.sub(lambda found: "cache" if found[1] == "cache" else "", name).lstrip(".")
-    for absent in model.absent[int(layer[2]) if layer else 0 if config.layers else None]:
-        if re.match(absent.names, inside):
-            return absent.why
-    if re.fullmatch(r"(head|ln_final)\.b", name):
-        return "it has no such bias"
-    return ""
+    layers = [int(layer[2])] if layer else range(len(config.layers))
+    whys = [_why(inside, model.absent[at]) for at in layers]
+    if whys and all(whys):  # what some layers have is not absent
+        return whys[0]
+    return "" if layer else _why(name, model.absent[None])
+
+
+def _why(name: str, rows: Iterable[Absent]) -> str:
+    return next((row.why for row in rows if re.match(row.names, name)), "")
 
 
 def layers_there_are(config: ModelConfig, part: str = "blocks") -> str:
@@ -63,11 +39,11 @@ def layers_there_are(config: ModelConfig, part: str = "blocks") -> str:
     return f"its {layers} blocks are `{part}.0` to `{part}.{layers - 1}`"
 
 
-def near(name: str, known: Collection[str]) -> tuple[str, ...]:
+def near(name: str, known: Collection[str], model: Graph) -> tuple[str, ...]:
     """At most three of `known` that may have been meant: another program's word, a typing error,
     a block or part named for what is in it, or a last word without where it is.
     """
-    close = _others(name, known)
+    close = _similar(name, known, model)
     typed = re.match(r"blocks\.\d+\.", name)
     block = typed[0] if typed else ""
     inside = [n for n in known if n.startswith(block)]  # a block that was typed is kept
@@ -94,14 +70,16 @@ def _misspelled(name: str, known: Collection[str]) -> list[str]:
     return [one for end in get_close_matches(name, ends, 1, 0.75) for one in ends[end]]
 
 
-def _others(name: str, known: Collection[str]) -> list[str]:
+def _similar(name: str, known: Collection[str], model: Graph) -> list[str]:
     """What another program's name is called here, in the block that it names or the first."""
-    number = re.search(r"\.(\d+)\.", name)
-    for pattern, ours in _OTHERS:
-        found = re.search(rf"(?:^|\.){pattern}$", name)
-        if found:
-            whole = [found.expand(f"blocks.{number[1] if number else 0}.{part}") for part in ours]
-            return [n for n in (*ours, *whole) if n in known][:2]
+    number = re.search(r"\.(\d{1,9})\.", name)
+    layers = [int(number[1])] if number else range(len(model.config.layers))
+    for at in (*layers, None):
+        for theirs, ours in model.similar.get(at, ()):
+            found = re.search(rf"(?:^|\.){theirs}$", name)
+            close = [one for one in map(found.expand, ours) if one in known] if found else []
+            if close:
+                return close[:2]
     return []
 
 

@@ -20,17 +20,6 @@ from llmcli.parts.registry import part_of
 Sources = Mapping[str, tuple[str, ...]]
 """Checkpoint tensor → the parameters that it fills; a fused one (`c_attn`) fills several."""
 
-# names of what a model may not have at its ends: `absent.why_absent` says why
-_ENDS = {
-    "hook_pos_embed": "pos_embed",
-    "pos_embed.hook_out": "pos_embed",
-    "pos_embed.W_pos": "pos_embed.W",
-    "unembed.W_U": "head.W",
-    "unembed.b_U": "head.b",
-    "lm_head.weight": "head.W",  # where no tensor is stored for a tied head
-    "output.weight": "head.W",  # llama.cpp's
-}
-
 # TransformerLens' `get_act_name`: `k6` is `blocks.6.attn.hook_k`, `scale4ln1` its norm's
 _SHORT = re.compile(r"(?:(?P<norm>ln[12])\.|attn\.|mlp\.)?hook_(?P<word>[a-z_]+)")
 _SHORTER = {
@@ -84,9 +73,8 @@ def others(config: ModelConfig, sources: Sources) -> dict[str, tuple[str, ...]]:
 
 
 def listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """TransformerLens' names of this model, and the two names of a head that may not be stored."""
+    """TransformerLens' names of this model, and of what others have that it has not."""
     model = graph(config)
-    yield from _ENDS.items()
     rows: list[Node | Parameter] = [*model.nodes.values(), *model.parameters.values()]
     for row in rows:
         for name in row.theirs:
@@ -96,7 +84,7 @@ def listed(config: ModelConfig) -> Iterator[tuple[str, str]]:
     for layer, missing in model.absent.items():
         for absent in missing:
             for name, ours in absent.theirs.items():
-                yield from _forms(name, f"blocks.{layer}.{ours}", layer)
+                yield from _forms(name, ours if layer is None else f"blocks.{layer}.{ours}", layer)
 
 
 def _forms(name: str, ours: str, layer: int | None) -> Iterator[tuple[str, str]]:

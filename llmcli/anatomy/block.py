@@ -19,6 +19,10 @@ from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.registry import PARTS, part_of
 
 _NUMBERS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_NORMS = {  # what other programs call them (`PartGraph.similar`)
+    "ln1": r"(input_layernorm|ln_1)(\.weight)?",
+    "ln2": r"(post_attention_layernorm|ln_2)(\.weight)?",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,11 @@ def block_rows(
             *(("hook_resid_post", "hook_out") if last else ()),
         ))  # fmt: skip
         made_of = made_of if op.scale == 1 else (sublayer.leaves,)
-    return (*rows, PartGraph(nodes=(), absent=tuple(_absent(names)))), made_of
+    similar = tuple(
+        (theirs, (f"blocks.{number}.{norm}.out", f"blocks.{number}.{norm}.w"))
+        for norm, theirs in _NORMS.items()
+    )
+    return (*rows, PartGraph(nodes=(), absent=tuple(_absent(names)), similar=similar)), made_of
 
 
 def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
@@ -231,7 +239,6 @@ def _absent(names: Sequence[SublayerNames]) -> Iterator[Absent]:
             )
         if here.norm is None:
             yield Absent(names=rf"ln{number}\b", why=f"no norm of its own precedes {noun}")
-    yield Absent(names=r"ln\d(_post)?\.b$", why="it has no such bias")
     own = {part_of(one.config.part).prefix for one in branches}
     for part in PARTS.values():
         if part.prefix not in own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
@@ -17,7 +17,10 @@ Place = tuple[str, int | None]  # a group of activations and its layer, None out
 
 
 class Graph:
-    """Every tensor of a model: activations in execution order, parameters, states."""
+    """Every tensor of a model: activations in execution order, parameters, states.
+
+    Raises ValueError where two mixers of a layer call what they keep the same.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -29,6 +32,7 @@ class Graph:
         self._sizes: dict[int | None, dict[str, int]] = {None: whole}
         self._documents: dict[int | None, dict[str, str]] = {None: {}}
         self.absent: dict[int | None, list[Absent]] = {}
+        self.similar: dict[int | None, list[tuple[str, tuple[str, ...]]]] = {}
         self._build()
         self._derived = self.derived(edited=())
 
@@ -55,7 +59,7 @@ class Graph:
         return row.words
 
     def place(self, name: str) -> Place:
-        """Where `timing` counts an activation or a parameter: a group of `PARTS`, and the layer.
+        """Where `timing` counts an activation or a parameter: one of `groups`, and the layer.
 
         What comes before the blocks is in no layer, though it ends in the first one's `resid_pre`.
         Raises KeyError.
@@ -63,6 +67,31 @@ class Graph:
         makes = self.parameters[name].makes if name in self.parameters else name
         node = self.nodes[makes]
         return node.group, None if node.group == "embed" else node.layer
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Where `timing` counts activations, in the order of execution; without `gaps`.
+
+        Norms come before and between a block's parts, sums into the stream between and behind them:
+        here they are first and last. A group of some layers alone stands before what follows there.
+        """
+        places: dict[int | None, dict[str, None]] = {layer: {} for layer in self._sizes}
+        for name in self.nodes:
+            group, layer = self.place(name)
+            places[layer][group] = None
+        outside, found = list(places.pop(None)), list[str]()
+        inside = (
+            sorted(own, key=lambda group: (group == "residual") - (group == "norm"))
+            for own in places.values()
+        )
+        for own in (*inside, outside):
+            at = len(found)
+            for group in reversed(own):
+                if group in found:
+                    at = found.index(group)
+                else:
+                    found.insert(at, group)
+        return tuple(group for group in found if group != "gaps")
 
     def sizes(self, layer: int | None) -> Mapping[str, int]:
         """Letter of an axis → size: of the whole model, and of that layer where one is given."""
@@ -108,7 +137,8 @@ class Graph:
             config.final_norm, "ln_final", last, "H′", words, layer=None,
             theirs=("unembed.hook_in",),
         )  # fmt: skip
-        self._add(final, None)
+        theirs = r"(norm|ln_f|final_norm)(\.weight)?"
+        self._add(replace(final, similar=((theirs, ("ln_final.out", "ln_final.w")),)), None)
         self._add(head_graph(config.head, "ln_final.out"), None)
 
     def derived(self, edited: Container[str]) -> frozenset[str]:
@@ -143,11 +173,15 @@ class Graph:
         whole = self._sizes[None]
         self.nodes |= {node.name: node for node in part.nodes}
         self.parameters |= {parameter.name: parameter for parameter in part.parameters}
-        self.states |= {state.name: state for state in part.states}
+        for state in part.states:
+            other = self.states.setdefault(state.name, state)
+            if other is not state:
+                raise ValueError(f"`{other.holds}` and `{state.holds}` are both `{state.name}`")
         self.kernels += part.kernels
         self._sizes.setdefault(layer, dict(whole)).update(part.sizes)
         self._documents.setdefault(layer, {}).update(part.documents)
         self.absent.setdefault(layer, []).extend(part.absent)
+        self.similar.setdefault(layer, []).extend(part.similar)
 
 
 @lru_cache(maxsize=64)

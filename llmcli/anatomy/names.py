@@ -218,7 +218,8 @@ class Names:
             message = f"this model has no `{typed}`: {reason}"
         elif _GLOB.search(typed):
             message = f"`{typed}` matches no {sought}"
-        close = near(plain, [n for n, named in self.known.items() if named.kind in kinds])
+        there = [n for n, named in self.known.items() if named.kind in kinds]
+        close = near(plain, there, graph(self.config))
         if not close:
             return UsageError(message, hint=otherwise)
         # in the blocks that were typed: `blocks.*.` where only the rest is wrong

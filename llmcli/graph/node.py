@@ -17,7 +17,7 @@ class Node:
     """An activation: what it is called, what it is, and which op makes it of which others.
 
     `letter` is what the documents call it, `axes` are without the batch, `words` say what it is.
-    `group` is where `timing` counts it (`reports.timing.PARTS`). `wide`: kept in at least float32.
+    `group`, which the part names, is where `timing` counts it. `wide`: kept in at least float32.
     `shares` names the memory that it is a view of. `theirs` are TransformerLens' names of it, the
     legacy name first, `{i}` the layer.
 
@@ -83,7 +83,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """What other models have here: a pattern of names inside the block, and why it is not there.
+    """What other models have here: a pattern of names without the block's, and why it is not there.
 
     `theirs`: TransformerLens' names of it → ours.
     """
@@ -114,7 +114,9 @@ class PartGraph:
     """The rows of one part.
 
     `sizes` of its axes by their letters, and `documents`, how the documents write these letters.
-    `entering`: TransformerLens' names of what it reads.
+    `entering`: TransformerLens' names of what it reads. `similar`: how names of other programs end,
+    a pattern, and what is named instead when such a name is not found; a reference to the pattern's
+    groups may be in it.
     """
 
     nodes: tuple[Node, ...]
@@ -125,6 +127,7 @@ class PartGraph:
     documents: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[Absent, ...] = ()
     entering: tuple[str, ...] = ()
+    similar: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,10 @@ class FixedState(LayerState):
 
 
 class Beside(LayerState):
-    """The states of mixers that stand side by side in one layer, whose names differ; or none."""
+    """The states of mixers that stand side by side in one layer, or none.
+
+    Their tensors have different names: a `Graph` refuses others.
+    """
 
     def __init__(self, states: Sequence[LayerState]) -> None:
         self.states = tuple(states)

@@ -10,12 +10,6 @@ from llmcli.reports.checks import ViewCheck
 from llmcli.reports.machine_load import MachineLoad
 from llmcli.reports.work import PartWork
 
-# in the order of the forward pass; `gaps` is the time in no part
-PARTS = (
-    "embed", "norm", "qkv", "rope", "attention", "out", "ffn_up", "ffn_act", "ffn_down",
-    "residual", "head", "sample", "gaps",
-)  # fmt: skip
-
 # What a part waits for: `memory`, a cache (`L3`) or `compute` where it reaches at least half of
 # that ceiling; else `calls`, where starting its operations explains at least half of the rest; else
 # `kernel`: neither ceiling is near and it is not the starting, but the operations' own code.
@@ -39,6 +33,7 @@ class Stage:
 class PartTime:
     """One part in one layer (None: outside of the layers, or all layers together) of a phase.
 
+    `part` is a group of the model's graph (`Graph.groups`), `sample`, or `gaps`: the time in none.
     `seconds` on the device over all calls of the phase; `host_s` what the host took to start
     them (the same on a CPU). `calls`: how often it was computed (two norms in each layer).
     `work` is of all calls too. `bound` and `of_bound` say what it

@@ -461,7 +461,7 @@ def test_time_that_is_in_no_part_is_missed(timing, monkeypatch):
     monkeypatch.setattr(
         llmcli.measure.timing.phase,
         "over_layers",
-        lambda parts: tuple(part for part in measured(parts) if part.part != "attention"),
+        lambda *of: tuple(part for part in measured(*of) if part.part != "attention"),
     )
     result = timing(TEXT)
     assert result.code == 1

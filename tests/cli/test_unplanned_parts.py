@@ -4,6 +4,7 @@
 else is changed. Faults in the mixer, and in its graph, are seen.
 """
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +55,13 @@ def run(cli, path):
     return run
 
 
+def test_what_others_call_its_tensors_is_known(cli, path, tmp_path):
+    argv = ("-m", path, TEXT, "--name", "layers.1.values_proj", "-o", str(tmp_path / "x.npz"))
+    said = cli("dump", *argv)
+    assert said.code == 2
+    assert "did you mean `blocks.*.mean.v`?" in said.err
+
+
 DTYPES = ["float64", "float32", "bfloat16"]
 
 
@@ -96,10 +104,24 @@ def test_texts_scores_and_shapes(run, path):
     assert run("shapes", TEXT)["cache"]["decode"] == held
 
 
-def test_times_and_rates(run):
-    timing = run("timing", TEXT, "-n", "3")
-    parts = {part["part"] for part in timing["phases"][0]["parts"]}
-    assert {"qkv", "attention", "out", "ffn_up", "ffn_act", "ffn_down"} <= parts
+def test_times_and_rates(run, cli, path, tmp_path):
+    """`scan` is a group that the mixer alone has."""
+    trace = tmp_path / "trace.json"
+    of = (TEXT, "-n", "3", "--unfused")
+    timing = run("timing", *of, "--trace", str(trace))
+    assert [part["part"] for part in timing["phases"][1]["totals"]] == [
+        "embed", "norm", "qkv", "scan", "out", "ffn_up", "ffn_act", "ffn_down", "residual", "head",
+        "sample", "gaps",
+    ]  # fmt: skip
+    scans = [part for part in timing["phases"][0]["parts"] if part["part"] == "scan"]
+    assert [part["layer"] for part in scans] == [0, 1]
+    assert all(part["seconds"] > 0 and part["work"]["bytes"] for part in scans)
+    assert sum(e["name"] == "scan" for e in json.loads(trace.read_text())["traceEvents"]) == 2 * 4
+    said = cli("timing", "-m", path, *of, "--layers")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines()]
+    assert sum(row[:1] == ["scan"] for row in rows) == 2
+    assert sum(row[:1] == ["layer"] and "scan" in row for row in rows) == 2
     (prompt, decode) = run("bench", "-p", "32", "-n", "4", "-r", "2", "--no-ceilings")["rows"]
     assert prompt["avg_ts"] > 0
     assert decode["avg_ts"] > 0

@@ -7,7 +7,6 @@ from dataclasses import replace
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.timing import (
-    PARTS,
     Overhead,
     PartTime,
     PhaseTime,
@@ -120,7 +119,7 @@ def phase(name: str, tokens: int, past: int, slow: dict[tuple[int, str], float])
     )  # fmt: skip
     parts.append(gaps)
     totals = []
-    for part in PARTS:
+    for part in ("embed", *IN_LAYERS, "head", "sample", "gaps"):
         own = [time for time in parts if time.part == part]
         if own:
             seconds = sum(time.seconds for time in own)

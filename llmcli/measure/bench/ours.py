@@ -9,9 +9,11 @@ import torch
 
 from llmcli import devices
 from llmcli.anatomy.counts import prefill_peak
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
+from llmcli.graph.ops import Score
 from llmcli.measure.bench.kernels import attention
 from llmcli.measure.bench.loaded import bos_of
 from llmcli.model import Model
@@ -107,8 +109,9 @@ class Ours:
             chunk=chunk,
         )
         if not self._flash:  # scores and pattern of all heads of a layer
-            attentions = (layer.attention for layer in self.config.layers)
-            heads = max((one.heads for one in attentions if one is not None), default=0)
+            model = graph(self.config)
+            scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
+            heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
             peak += 2 * heads * min(chunk, tokens) * tokens * max(size, 4)
         return self._model.decoder.state_bytes(1, tokens) + peak
 

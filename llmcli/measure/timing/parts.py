@@ -9,7 +9,7 @@ from llmcli.anatomy.graph import Graph, Place
 from llmcli.anatomy.work import Works
 from llmcli.measure.timing.clock import END, Marks
 from llmcli.measure.timing.run import SAMPLE
-from llmcli.reports.timing import PARTS, PartTime, Span
+from llmcli.reports.timing import PartTime, Span
 from llmcli.reports.work import PartWork
 
 GAPS = "gaps"
@@ -58,10 +58,15 @@ def pieces(marks: Marks, model: Graph) -> Iterator[Piece]:
         yield open_
 
 
+def in_order(model: Graph) -> tuple[str, ...]:
+    """Every part that may be timed, as they are shown: the groups, the choice of a token, gaps."""
+    return (*model.groups, SAMPLE, GAPS)
+
+
 def part_times(
-    run: Sequence[Piece], works: Works, operations: Mapping[Place, int]
+    run: Sequence[Piece], works: Works, operations: Mapping[Place, int], order: Sequence[str]
 ) -> tuple[PartTime, ...]:
-    """Each (part, layer) that was timed: in the order of `works`, then tokens' choice, then gaps.
+    """Each (part, layer) that was timed: in the order of `works`, then those without, in `order`.
 
     Work that was never timed is not there, nor is a part without a moment.
     """
@@ -73,7 +78,7 @@ def part_times(
         host_s[piece.place] = host_s.get(piece.place, 0.0) + piece.host_s
         calls[piece.place] = calls.get(piece.place, 0) + 1
     work = {(part, layer): what for part, layer, what in works}
-    rest = sorted(seconds.keys() - work.keys(), key=lambda place: PARTS.index(place[0]))
+    rest = sorted(seconds.keys() - work.keys(), key=lambda place: order.index(place[0]))
     return tuple(
         PartTime(
             part=where[0],
@@ -89,8 +94,8 @@ def part_times(
     )
 
 
-def over_layers(parts: Sequence[PartTime]) -> tuple[PartTime, ...]:
-    """Each part over all layers, in the order of `PARTS`: the gaps are the last."""
+def over_layers(parts: Sequence[PartTime], order: Sequence[str]) -> tuple[PartTime, ...]:
+    """Each part over all layers, in that order."""
     return tuple(
         PartTime(
             part=name,
@@ -101,7 +106,7 @@ def over_layers(parts: Sequence[PartTime]) -> tuple[PartTime, ...]:
             operations=sum(part.operations for part in own),
             work=sum((part.work for part in own), PartWork()),
         )
-        for name in PARTS
+        for name in order
         if (own := [part for part in parts if part.part == name])
     )
 

@@ -10,7 +10,15 @@ from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import added
 from llmcli.measure.ratios import paired
 from llmcli.measure.timing.bounds import Roof
-from llmcli.measure.timing.parts import GAPS, Piece, over_layers, part_times, pieces, spans
+from llmcli.measure.timing.parts import (
+    GAPS,
+    Piece,
+    in_order,
+    over_layers,
+    part_times,
+    pieces,
+    spans,
+)
 from llmcli.measure.timing.plan import Plan
 from llmcli.measure.timing.run import PhaseName, Runs
 from llmcli.reports.timing import Overhead, PartTime, PhaseTime
@@ -22,8 +30,9 @@ def phase_time(plan: Plan, name: PhaseName, runs: Runs, roof: Roof, *, trace: bo
     works = plan.works(name)
     model = graph(plan.model.config)
     run = list(pieces(runs.median.marks, model))
-    parts = part_times(run, works, operations(pieces(runs.operations, model)))
-    totals = over_layers(parts)
+    order = in_order(model)
+    parts = part_times(run, works, operations(pieces(runs.operations, model)), order)
+    totals = over_layers(parts, order)
     each = plan.tokens if name == "prefill" else plan.new_tokens
     calls = plan.products(name)
     gemv_s, gemm_s = product_seconds(run, calls)

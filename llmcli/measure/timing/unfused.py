@@ -1,9 +1,9 @@
 """What fused kernels do, computed in pieces and timed: a run of its own, beside the usual one.
 
-`q|k|v` and `gate|up` are one product each, and attention is one kernel. Here the same numbers are
-computed one piece after the other, from the tensors of the same forward pass: W_q, W_k, W_v; the
-scores, the mask with the softmax, the mixing of the values; W_gate, W_up. The weights are views of
-the fused ones.
+Some projections are one product (`q|k|v`, `gate|up`: the graph says which), and attention is one
+kernel. Here the same numbers are computed one piece after the other, from the tensors of the same
+forward pass: W_q, W_k, W_v; the scores, the mask with the softmax, the mixing of the values;
+W_gate, W_up. The weights are views of the fused ones.
 
 Axes: B batch, T new tokens, t some of them, S keys, D width, H heads, K key/value heads, G = H/K
 of them that share one, d size of a head's query and key, e of its value.
@@ -12,13 +12,15 @@ of them that share one, d size of a head's query and key, e of its value.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
 from llmcli.anatomy.graph import graph
-from llmcli.graph.ops import Mix, Project, Score
+from llmcli.graph.node import Node
+from llmcli.graph.ops import Mix, Project, Score, Softmax
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName
@@ -30,14 +32,20 @@ from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
 from llmcli.reports.timing import PhaseTime, SplitTime
 
-PIECES = {
-    "qkv": ("q", "k", "v"),
-    "attention": ("scores", "softmax", "mix"),
-    "ffn_up": ("gate", "up"),
-}
 _ROWS = 64  # queries at a time: scores of a long prompt are not kept
 _RUNS = 3  # of which each piece's median is taken
 _BETWEEN = "between"  # a mark before a piece: what came before it is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention:
+    """The operations of one attention, and its keys and values in the state of the layer."""
+
+    layer: int
+    group: str
+    score: Score
+    mix: Mix
+    kept: tuple[str, str]
 
 
 class Splitter:
@@ -48,23 +56,32 @@ class Splitter:
 
     def __init__(self, model: Model, state: State, clock: RunClock) -> None:
         self._decoder = model.decoder
-        self._layers = model.config.layers
         self._state = state
         self.clock = clock
         self._pending: dict[str, Tensor] = {}
         self._query: Tensor | None = None
         self._fused: dict[str, dict[str, Project]] = {}  # by what the product is of
-        self._queries, self._mixed = set[str](), dict[str, int]()
-        for node in graph(model.config).nodes.values():
-            op = node.op
-            leaf = node.name.rpartition(".")[2]
-            if isinstance(op, Project) and op.fused and leaf in PIECES.get(node.group, ()):
-                self._fused.setdefault(op.source, {})[node.name] = op
-            elif isinstance(op, Score):
-                self._queries.add(op.query)
-            elif isinstance(op, Mix) and op.query in self._queries and node.layer is not None:
-                self._mixed[node.name] = node.layer
+        self._queries, self._mixed = set[str](), dict[str, _Attention]()
+        self._graph = graph(model.config)
+        for node in self._graph.nodes.values():
+            if isinstance(node.op, Project) and node.op.fused:
+                self._fused.setdefault(node.op.source, {})[node.name] = node.op
+            elif isinstance(node.op, Mix):
+                self._attention(node, node.op)
         self.worst, self.where = 0.0, ""
+
+    def _attention(self, node: Node, mix: Mix) -> None:
+        """Kept where the map is a softmax of scores."""
+        softmax = self._graph[mix.pattern].op
+        score = self._graph[softmax.source].op if isinstance(softmax, Softmax) else None
+        if not isinstance(score, Score) or node.layer is None:
+            return
+        holding = {state.holds: state.name for state in self._graph.states.values()}
+        key, value = (holding[name].rpartition(".")[2] for name in (score.key, mix.value))
+        self._queries.add(score.query)
+        self._mixed[node.name] = _Attention(
+            layer=node.layer, group=node.group, score=score, mix=mix, kept=(key, value)
+        )
 
     def tap(self, name: str, tensor: Tensor) -> None:
         """What the decoder shows."""
@@ -76,7 +93,7 @@ class Splitter:
             self._compare(name, self._attend(self._mixed[name], tensor.shape[-1]), tensor)
         if name in self._pending:
             made = self._pending.pop(name)
-            self._compare(name, made, _flat(tensor) if ".attn." in name else tensor)
+            self._compare(name, made, _flat(tensor) if tensor.ndim > made.ndim else tensor)
 
     def _products(self, pieces: Mapping[str, Project], x_BTD: Tensor) -> None:
         """One product a piece, kept until the fused one is there to be compared with."""
@@ -85,34 +102,33 @@ class Splitter:
             bias_N = None if op.bias is None else self._decoder.weight(op.bias).dense()
             weight = self._decoder.weight(op.weight)
             self._pending[name] = weight.matmul(weight.seen(x_BTD), bias_N)
-            self.clock(name.rpartition(".")[2])
+            self.clock(_piece(self._graph[name].group, name.rpartition(".")[2]))
 
-    def _attend(self, layer: int, value_size: int) -> Tensor:
+    def _attend(self, of: _Attention, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
-        config, cache = self._layers[layer].attention, self._state.layers[layer].tensors()
         assert self._query is not None
-        assert config is not None
+        cache, window = self._state.layers[of.layer].tensors(), of.score.window
         q_BHTd, past = self._query, self._state.lengths[0]
-        batch, _, tokens, size = q_BHTd.shape
-        shared = (batch, config.kv_heads, -1)  # the heads of a group are rows of one product
+        batch, heads, tokens, size = q_BHTd.shape
+        shared = (batch, heads // of.mix.group, -1)  # heads of a group are rows of one product
         out = torch.empty(*q_BHTd.shape[:3], value_size, dtype=q_BHTd.dtype, device=q_BHTd.device)
         for start in range(0, tokens, _ROWS):
             q_BHtd = q_BHTd[:, :, start : start + _ROWS]
             rows = q_BHtd.shape[2]
             at, last = past + start, past + start + rows
-            first = 0 if config.window is None else max(0, at - config.window + 1)
+            first = 0 if window is None else max(0, at - window + 1)
             positions = torch.arange(at, last, device=q_BHTd.device) - first
-            keys, values = (cache[part][:, :, first:last] for part in "kv")
+            keys, values = (cache[part][:, :, first:last] for part in of.kept)
             self.clock(_BETWEEN)
             scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
-            self.clock("scores")
-            visible = visible_keys(positions, last - first, config.window)
-            wide = at_least_float32(scores).view(*shared, rows, last - first) * config.scale
+            self.clock(_piece(of.group, "scores"))
+            visible = visible_keys(positions, last - first, window)
+            wide = at_least_float32(scores).view(*shared, rows, last - first) * of.score.scale
             wide = wide.masked_fill(~visible, -torch.inf).softmax(-1)
             pattern = wide.to(scores.dtype).view(scores.shape)
-            self.clock("softmax")
+            self.clock(_piece(of.group, "softmax"))
             z = pattern @ values
-            self.clock("mix")
+            self.clock(_piece(of.group, "mix"))
             out[:, :, start : start + _ROWS] = z.view(batch, -1, rows, value_size)
         return out
 
@@ -133,7 +149,7 @@ def measure_splits(
             progress("timing the pieces", number, len(phases))
         splitter = Splitter(job.model, job.session.state, clock_for(job.model.device))
         runs = [_seconds(job, phase.name, splitter) for _ in range(_RUNS)]
-        found += _splits(phase, {name: median(run[name] for run in runs) for name in runs[0]})
+        found += _splits(phase, {piece: median(run[piece] for run in runs) for piece in runs[0]})
         worst = _worse(worst, (splitter.worst, f"{splitter.where} ({phase.name})"))
     check = ViewCheck(
         name="pieces",
@@ -146,7 +162,7 @@ def measure_splits(
 
 
 def _seconds(job: Job, phase: PhaseName, splitter: Splitter) -> dict[str, float]:
-    """Of each piece, over all layers and calls of one run."""
+    """Of each mark, over all layers and calls of one run."""
     job.ready(phase)
     with quiet():
         splitter.clock.start()
@@ -158,14 +174,17 @@ def _seconds(job: Job, phase: PhaseName, splitter: Splitter) -> dict[str, float]
     return seconds
 
 
-def _splits(phase: PhaseTime, seconds: dict[str, float]) -> Iterator[SplitTime]:
-    groups = {part.part: part.seconds for part in phase.totals}
-    for group, names in PIECES.items():
-        pieces = tuple((name, seconds[name]) for name in names if name in seconds)
+def _piece(group: str, piece: str) -> str:
+    """The mark after a piece."""
+    return f"{group}/{piece}"
+
+
+def _splits(phase: PhaseTime, seconds: Mapping[str, float]) -> Iterator[SplitTime]:
+    for part in phase.totals:
+        own = [mark for mark in seconds if mark.startswith(_piece(part.part, ""))]
+        pieces = tuple((mark.removeprefix(_piece(part.part, "")), seconds[mark]) for mark in own)
         if pieces:
-            yield SplitTime(
-                phase=phase.name, part=group, group_s=groups.get(group, 0.0), pieces=pieces
-            )
+            yield SplitTime(phase=phase.name, part=part.part, group_s=part.seconds, pieces=pieces)
 
 
 def _worse(found: tuple[float, str], other: tuple[float, str]) -> tuple[float, str]:

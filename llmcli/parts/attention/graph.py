@@ -94,6 +94,14 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         },
         absent=tuple(_absent(a, site)),
         entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in "qkv")),
+        similar=(
+            (r"(attn|self_attn|attention)\.(weights|probs)", (f"{p}.pattern",)),
+            (r"(attn|self_attn|attention)\.(out|output|context)", (site.makes, f"{p}.z")),
+            (r"([qkv])_proj", (rf"{p}.\1", rf"{p}.W_\1")),
+            (r"o_proj", (site.makes, f"{p}.W_o")),
+            (r"([qkvo])_proj\.weight", (rf"{p}.W_\1",)),
+            (r"attn_([qkv])(\.weight)?", (rf"{p}.W_\1",)),
+        ),
     )
 
 
@@ -115,6 +123,9 @@ def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
     yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
     yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
     yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of keys and values only")
+    if a.rope is not None and not site.learned_positions:
+        why = "it has no learned positions, it rotates queries and keys instead"
+        yield Absent(names=r"(hook_)?pos_embed\b", why=why)
     if a.rope is None:
         learned = ", it has learned positions" if site.learned_positions else ""
         theirs = {f"attn.hook_rot_{part}": f"attn.{part}_rot" for part in "qk"}

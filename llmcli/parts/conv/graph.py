@@ -40,18 +40,18 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
     words, theirs = site.output("the short convolution", "hook_attn_out")
     nodes = (
         *(
-            node(leaf, letter, project(site.source, leaf, f"{p}.B_gate_x"), said, "qkv")
+            node(leaf, letter, project(site.source, leaf, f"{p}.B_gate_x"), said, "conv_in")
             for leaf, (letter, said) in _ENTER.items()
         ),
-        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "what the convolution is of", "attention"),
+        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "what the convolution is of", "conv"),
         node("conv", "Z", Convolve(
             source=f"{p}.in", weight=f"{p}.w", bias=bias(""), length=c.length,
-        ), f"the weighted sum of the last {c.length} tokens", "attention"),
+        ), f"the weighted sum of the last {c.length} tokens", "conv"),
         node("out", "O", Gate(act=f"{p}.gate", up=f"{p}.conv"),
-             "the result, gated, as it enters the last projection", "attention"),
+             "the result, gated, as it enters the last projection", "conv"),
         Node(
             name=site.makes, letter=site.letter, axes=("T", "D"), op=project(f"{p}.out", "out"),
-            words=words, group="out", layer=site.layer, wide=True, theirs=theirs,
+            words=words, group="conv_out", layer=site.layer, wide=True, theirs=theirs,
         ),
     )  # fmt: skip
     state = State(

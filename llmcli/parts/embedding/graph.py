@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Node, Parameter, PartGraph
+import re
+
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph
 from llmcli.graph.ops import LookUp, Project
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 
@@ -23,8 +25,17 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         name="embed.W", axes=("V", "D"), makes="embed", kind="embedding", letter="W_E",
         words="embedding table, a row for each token of the vocabulary", theirs=("embed.W_E",),
     )  # fmt: skip
+    similar = (r"(embed|embed_tokens|tok_embeddings|token_embd|wte)(\.weight)?",
+               ("embed", "embed.W"))  # fmt: skip
     if embedding.positions is None:
-        return PartGraph(nodes=(token,), parameters=(table,))
+        theirs = {"hook_pos_embed": "pos_embed", "pos_embed.hook_out": "pos_embed",
+                  "pos_embed.W_pos": "pos_embed.W"}  # fmt: skip
+        absent = Absent(
+            names=r"(hook_)?pos_embed\b", why="it has no learned positions", theirs=theirs
+        )
+        return PartGraph(
+            nodes=(token,), parameters=(table,), absent=(absent,), similar=(similar,)
+        )
     position = Node(
         name="pos_embed", letter="P", axes=("T", "D"),
         op=LookUp(table="pos_embed.W", by_position=True),
@@ -36,8 +47,11 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         words="table of learned positions, a row for each", theirs=("pos_embed.W_pos",),
     )  # fmt: skip
     return PartGraph(
-        nodes=(token, position), parameters=(table, rows), sizes={"P": embedding.positions}
-    )
+        nodes=(token, position), parameters=(table, rows), sizes={"P": embedding.positions},
+        similar=(
+            similar, (r"(embed_positions|wpe)(\.weight)?", ("pos_embed", "pos_embed.W")),
+        ),
+    )  # fmt: skip
 
 
 def head_graph(head: HeadConfig, source: str) -> PartGraph:
@@ -71,5 +85,21 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
             words="bias of the output head", theirs=("unembed.b_U",),
         ),
     )  # fmt: skip
-    there = [p for p in parameters if not (head.tied if p.turned else not head.bias)]
-    return PartGraph(nodes=(raw, logits), parameters=tuple(there))
+    missing = {}
+    if head.tied:  # `lm_head.weight` and `output.weight`: no tensor is stored, and they are known
+        missing["head.W"] = "its output head is tied, the transpose of `embed.W`"
+    if not head.bias:
+        missing["head.b"] = "it has no such bias"
+    return PartGraph(
+        nodes=(raw, logits),
+        parameters=tuple(row for row in parameters if row.name not in missing),
+        absent=tuple(
+            Absent(names=re.escape(row.name), why=missing[row.name],
+                   theirs=dict.fromkeys(row.theirs, row.name))
+            for row in parameters if row.name in missing
+        ),
+        similar=(
+            (r"(lm_head|unembed|output)(\.weight)?", ("logits", "head.W", "embed.W")),
+            (r"head\.W", ("embed.W",)),  # of a tied head
+        ),
+    )  # fmt: skip

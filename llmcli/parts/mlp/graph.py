@@ -78,6 +78,12 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
         documents={"F": "4d" if m.hidden == 4 * site.width else "F"},
         absent=tuple(_absent(m)),
         entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
+        similar=(
+            (r"(mlp|ffn)\.hidden", (f"{p}.post",)),
+            (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
+            (r"down_proj", (site.makes, f"{p}.W_down")),
+            (r"(gate|up|down)_proj\.weight", (rf"{p}.W_\1",)),
+        ),
     )  # fmt: skip
 
 

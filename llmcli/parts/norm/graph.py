@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmcli.graph.node import Node, Parameter, PartGraph
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph
 from llmcli.graph.ops import Normalize, Scale
 from llmcli.parts.norm.config import NormConfig
 
@@ -44,6 +44,7 @@ def norm_graph(
             ),
         ),
         parameters=norm_parameters(norm, name, f"{name}.out", "D", layer, which),
+        absent=() if biased else (Absent(names=rf"{short}\.b$", why="it has no such bias"),),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from llmcli.render.layout import Column, Rows
 from llmcli.render.stats import duration
 from llmcli.render.theme import FAINT, HEADING
 from llmcli.render.timing.numbers import digits_for, milliseconds
-from llmcli.reports.timing import PARTS, PhaseTime
+from llmcli.reports.timing import PhaseTime
 
 UNLIKE = 1.5  # times the median of a part over the layers, from which on a layer stands out …
 LEAST = 0.02  # … where the difference is this share of a layer's time, too: small parts waver
@@ -29,8 +29,8 @@ def render_layers(phase: PhaseTime) -> RenderableType:
     times = times_by_layer(phase)
     layers = sorted({layer for layer, _ in times if layer is not None})
     shares = {part.part: part.seconds for part in phase.totals}
-    parts = [part for part in PARTS if any(name == part for _, name in times)]
-    order = sorted(parts, key=lambda part: -shares.get(part, 0.0))
+    parts = list(shares)
+    order = sorted(parts, key=lambda part: -shares[part])
     digits = digits_for([phase.seconds / tokens])
 
     def cell(seconds: float | None, mark: str = "") -> Text:

@@ -7,7 +7,14 @@ import pytest
 from llmcli.anatomy.graph import graph
 from llmcli.families import find
 from llmcli.measure.timing.clock import Marks
-from llmcli.measure.timing.parts import expected_marks, over_layers, part_times, pieces, spans
+from llmcli.measure.timing.parts import (
+    expected_marks,
+    in_order,
+    over_layers,
+    part_times,
+    pieces,
+    spans,
+)
 from llmcli.reports.work import PartWork
 
 MODEL = graph(
@@ -17,6 +24,7 @@ MODEL = graph(
         "max_position_embeddings": 96, "tie_word_embeddings": True,
     })
 )  # fmt: skip
+ORDER = in_order(MODEL)
 CALL = (
     "step", "embed", "blocks.0.resid_pre", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.v",
     "blocks.0.attn.k_norm", "blocks.0.attn.k_rot", "blocks.0.attn.z", "blocks.0.attn_out",
@@ -41,7 +49,7 @@ def times(parts):
 
 
 def test_each_mark_is_the_end_of_its_part():
-    parts = part_times(run_of(*CALL, "end"), (), {})
+    parts = part_times(run_of(*CALL, "end"), (), {}, ORDER)
     assert times(parts) == {
         ("embed", None): 2.0,  # with the sum of the positions, which `resid_pre` is
         ("norm", 0): 3.0, ("norm", 1): 1.0, ("norm", None): 1.0,
@@ -53,7 +61,7 @@ def test_each_mark_is_the_end_of_its_part():
 
 
 def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_come():
-    parts = part_times(run_of(*CALL, *CALL, "end"), (), {})
+    parts = part_times(run_of(*CALL, *CALL, "end"), (), {}, ORDER)
     calls = {(part.part, part.layer): part.calls for part in parts}
     assert calls["qkv", 0] == 2  # q|k|v are one product a call
     assert calls["norm", 0] == 6  # ln1, keys and queries, ln2
@@ -61,7 +69,7 @@ def test_neighbours_of_one_part_are_computed_once_and_others_as_often_as_they_co
 
 
 def test_a_name_that_nobody_knows_is_a_gap():
-    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {})
+    parts = part_times(run_of("step", "blocks.0.attn.magic", "logits", "end"), (), {}, ORDER)
     assert times(parts) == {("head", None): 1.0, ("gaps", None): 3.0}
 
 
@@ -72,13 +80,13 @@ def test_parts_come_in_the_order_of_the_work_and_take_it_with_them():
         ("out", 7, PartWork(flops=11)),  # never timed
     )
     run = run_of("sample", *CALL, "end")
-    parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9})
+    parts = part_times(run, works, {("norm", 0): 4, ("gaps", None): 9}, ORDER)
     assert [(part.part, part.layer) for part in parts[:2]] == [("embed", None), ("norm", 0)]
     assert parts[-1].part == "gaps"
     assert parts[0].work == PartWork(weights=3)
     assert sum(part.work.flops for part in parts) == 0
     assert [(p.part, p.operations) for p in parts if p.operations] == [("norm", 4), ("gaps", 9)]
-    totals = over_layers(parts)
+    totals = over_layers(parts, ORDER)
     assert [part.part for part in totals][-2:] == ["sample", "gaps"]
     assert sum(part.operations for part in totals) == 13
     assert sum(part.seconds for part in totals) == sum(part.seconds for part in parts)

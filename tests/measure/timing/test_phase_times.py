@@ -12,12 +12,14 @@ from timed_models import CEILINGS, FakeDevice, red, small, timed, tries
 from zoo import CONFIGS
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.anatomy.graph import graph
 from llmcli.errors import NotFinite, OutOfMemory
 from llmcli.measure.timing import measure_timing, working_set
 from llmcli.measure.timing import run as timing_run
 from llmcli.measure.timing.clock import EventClock, HostClock
+from llmcli.measure.timing.parts import in_order
 from llmcli.nn.step import Step
-from llmcli.reports.timing import PARTS, Stage
+from llmcli.reports.timing import Stage
 
 DELAY_S = 0.005
 
@@ -33,8 +35,9 @@ def test_all_is_accounted_for_in_every_kind_of_model(name):
         )
         work = sum((part.work for part in phase.parts), start=type(phase.work)())
         assert work == sum((part.work for part in phase.totals), start=type(work)()) == phase.work
+        order = in_order(graph(CONFIGS[name]))
         assert [part.part for part in phase.totals] == sorted(
-            (part.part for part in phase.totals), key=PARTS.index
+            (part.part for part in phase.totals), key=order.index
         )
         assert {part.layer for part in phase.parts} == {None, *range(len(CONFIGS[name].layers))}
         assert all(part.host_s == part.seconds for part in phase.parts)  # the host computes

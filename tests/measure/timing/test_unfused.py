@@ -8,9 +8,11 @@ from timed_models import red, small, timed
 from zoo import BLOCKS, CONFIGS
 
 from llmcli.measure.timing import unfused
+from llmcli.parts.conv.config import ShortConvConfig
 
 PIECES = {
     "qkv": ("q", "k", "v"), "attention": ("scores", "softmax", "mix"), "ffn_up": ("gate", "up"),
+    "conv_in": ("B", "gate", "x"),
 }  # fmt: skip
 
 
@@ -38,6 +40,8 @@ def test_pieces_of_other_blocks(name, dtype):
     assert not red(report) - {"adds_up"}
     for split in report.splits:
         assert tuple(piece for piece, _ in split.pieces) == PIECES[split.part]
+    convolves = any(isinstance(part, ShortConvConfig) for part in BLOCKS[name].layers[0].parts)
+    assert convolves == ("conv_in" in {split.part for split in report.splits})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -24,7 +24,7 @@ class RunningMeanConfig:
 def graph(c, site):
     p = site.name
     words, theirs = site.output("the running mean", "hook_attn_out")
-    at = {"group": "attention", "layer": site.layer}
+    at = {"group": "scan", "layer": site.layer}
     project = Project(
         source=site.source, weight=f"{p}.W_v", over="D", columns="H·dv", heads=c.heads
     )
@@ -67,6 +67,7 @@ def graph(c, site):
     return PartGraph(
         nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
         kernels=(Kernel(makes=f"{p}.z", covers=(f"{p}.pattern",)),),
+        similar=((r"values_proj", (f"{p}.v", f"{p}.W_v")),),
     )
 
 

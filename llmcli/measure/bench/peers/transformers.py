@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
 from llmcli.measure.bench.kernels import attention
@@ -145,7 +146,7 @@ def open_transformers(ours: Model, settings: Settings) -> Transformers:
     Its time to load is that of a directory that it reads itself, None where it is filled.
     Raises UsageError where it is not installed or has no such model, OutOfMemory.
     """
-    if any(layer.attention is None for layer in ours.config.layers):
+    if any("S" not in state.axes for state in graph(ours.config).states.values()):
         raise UsageError(
             "transformers is measured with a cache of keys and values, and layers of this model "
             "keep something else",
