@@ -19,27 +19,29 @@ from llmcli.measure.timing.parts import (
     pieces,
     spans,
 )
-from llmcli.measure.timing.plan import Plan
 from llmcli.measure.timing.run import PhaseName, Runs
+from llmcli.measure.timing.workload import Workload
 from llmcli.reports.timing import Overhead, PartTime, PhaseTime
 from llmcli.reports.work import PartWork
 
 
-def phase_time(plan: Plan, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool) -> PhaseTime:
+def phase_time(
+    workload: Workload, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool
+) -> PhaseTime:
     """The median watched run of the phase, part by part; `trace` keeps its spans."""
-    works = plan.works(name)
-    model = graph(plan.model.config)
+    works = workload.works(name)
+    model = graph(workload.model.config)
     run = list(pieces(runs.median.marks, model))
     order = in_order(model)
     parts = part_times(run, works, operations(pieces(runs.operations, model)), order)
     totals = over_layers(parts, order)
-    each = plan.tokens if name == "prefill" else plan.new_tokens
-    calls = plan.products(name)
+    each = workload.tokens if name == "prefill" else workload.new_tokens
+    calls = workload.products(name)
     gemv_s, gemm_s = product_seconds(run, calls)
     return PhaseTime(
         name=name,
-        tokens=plan.batch * each,
-        past=0 if name == "prefill" else plan.tokens,
+        tokens=workload.batch * each,
+        past=0 if name == "prefill" else workload.tokens,
         calls=len(calls),
         seconds=runs.median.wall_s,
         bare_s=median_low(runs.bare_s),

@@ -11,9 +11,9 @@ from llmcli.anatomy.counts import memory_need
 from llmcli.measure.timing.bounds import Roof
 from llmcli.measure.timing.checks import memory_check, timing_checks
 from llmcli.measure.timing.phase import phase_time
-from llmcli.measure.timing.plan import Plan, working_set
 from llmcli.measure.timing.run import Job, PhaseName, Runs, run_pairs
 from llmcli.measure.timing.unfused import measure_splits
+from llmcli.measure.timing.workload import Workload, working_set
 from llmcli.model import Model
 from llmcli.ops import processor
 from llmcli.reports.ceilings import Ceilings
@@ -48,13 +48,13 @@ def measure_timing(
     A KeyboardInterrupt ends the measuring: the report has what there is by then, and says so.
     Raises OutOfMemory where the cache does not fit, NotFinite for logits with a NaN.
     """
-    plan = Plan(model=model, batch=batch, tokens=len(ids), new_tokens=new_tokens)
+    workload = Workload(model=model, batch=batch, tokens=len(ids), new_tokens=new_tokens)
     chosen = [name for name in BOTH if name in phases and (name == "prefill" or new_tokens)]
     if not chosen or pairs < 1:
         raise ValueError("there is nothing to time")
     step = working_set(model, tokens=len(ids) + new_tokens, batch=batch)
     roof = Roof(
-        ceilings=ceilings, dtype=plan.dtype, working_set=step, apart=model.device.type != "cpu"
+        ceilings=ceilings, dtype=workload.dtype, working_set=step, apart=model.device.type != "cpu"
     )
     runs: dict[PhaseName, Runs] = {}
     timed: list[PhaseTime] = []
@@ -65,7 +65,7 @@ def measure_timing(
             job = Job(model, ids, new_tokens=new_tokens, batch=batch)
             for name in chosen:
                 run = run_pairs(job, name, pairs, progress=progress)
-                timed.append(phase_time(plan, name, run, roof, trace=trace))
+                timed.append(phase_time(workload, name, run, roof, trace=trace))
                 runs[name] = run
                 if run.interrupted:
                     raise KeyboardInterrupt
@@ -77,16 +77,16 @@ def measure_timing(
     checks = timing_checks(
         timed,
         runs,
-        {name: plan.marks(name) for name in runs},
-        {name: plan.flops(name) for name in runs},
+        {name: workload.marks(name) for name in runs},
+        {name: workload.flops(name) for name in runs},
     )
-    peak, estimated = _most(stages, timed), _estimated(plan)
+    peak, estimated = _most(stages, timed), _estimated(workload)
     if BOTH[0] in runs:  # what reading the prompt takes is in the estimate
         checks += memory_check(base, peak, estimated)
     return TimingReport(
         prompt_tokens=len(ids),
         batch=batch,
-        dtype=plan.dtype,
+        dtype=workload.dtype,
         stages=tuple(stages),
         phases=tuple(timed),
         ceilings=ceilings,
@@ -101,13 +101,14 @@ def measure_timing(
     )
 
 
-def _estimated(plan: Plan) -> int:
+def _estimated(workload: Workload) -> int:
     """Bytes that `info` says of such a run: no sequence of it ends before the others."""
-    model = plan.model
+    model = workload.model
     need = memory_need(
-        model.config, dtype=plan.dtype, batch=plan.batch, context=plan.tokens + plan.new_tokens,
+        model.config, dtype=workload.dtype, batch=workload.batch,
+        context=workload.tokens + workload.new_tokens,
         cuda=model.device.type == "cuda",
-        native=plan.dtype == "bfloat16" and processor.has_bfloat16(),
+        native=workload.dtype == "bfloat16" and processor.has_bfloat16(),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.vocab_size,
     )  # fmt: skip
     return need.together

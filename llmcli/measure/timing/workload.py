@@ -24,7 +24,7 @@ from llmcli.reports.work import PartWork
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Workload:
     """What is run: the model, `batch` prompts of `tokens` tokens each, and the new ones."""
 
     model: Model
