@@ -10,28 +10,18 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pytest
 from cli_tiny import write_tiny
 from hub_cache_files import OLD, write_revision
+from json_schemas import REGISTRY, SCHEMAS, errors
 from jsonschema import Draft202012Validator
-from referencing import Registry
-from referencing.jsonschema import DRAFT202012
 from safetensors.numpy import load_file, save_file
 
 from llmcli.cli.tree import ENTRIES, NESTED, root
 from llmcli.nn.block import Block
-
-SCHEMAS = {
-    file.name: json.loads(file.read_text("utf-8"))
-    for file in files("llmcli").joinpath("assets/schemas").iterdir()
-}
-REGISTRY = Registry().with_resources(
-    (name, DRAFT202012.create_resource(schema)) for name, schema in SCHEMAS.items()
-)
 
 # Words for models stand for what `models` makes; every other word is the user's own.
 TEXT = ["hello there"]
@@ -174,16 +164,8 @@ def _schema(argv: list[str]) -> str:
     return both.replace(" ", "-") if both in NESTED else argv[0]
 
 
-def _errors(document: Any, command: str) -> list[str]:
-    """What is wrong with a document, by the command's schema; nothing is fetched for it."""
-    validator = Draft202012Validator({"$ref": f"{command}.1.json"}, registry=REGISTRY)
-    return [
-        f"{error.json_path}: {error.message[:300]}" for error in validator.iter_errors(document)
-    ]
-
-
 def _check(document: Any, command: str) -> None:
-    assert _errors(document, command) == []
+    assert errors(document, command) == []
 
 
 @pytest.mark.parametrize("argv", RUNS.values(), ids=RUNS.keys())
@@ -204,7 +186,7 @@ def test_a_pull_that_fails_in_part(document: Callable[..., Any]) -> None:
     (failed,) = said["failed"]
     assert failed["name"] == "tinny"
     for key in failed:
-        assert _errors(_without(said, ("failed", 0, key)), "models-pull"), key
+        assert errors(_without(said, ("failed", 0, key)), "models-pull"), key
 
 
 @pytest.mark.parametrize(
@@ -253,7 +235,7 @@ def test_a_check_that_does_not_hold(
     said = document(["lens", *TEXT, "--dtype", "float32"], 1)  # bfloat16 allows for more
     _check(said, "lens")
     assert said["ok"] is False
-    assert _errors(said | {"ok": True}, "lens") != [], "a red check is not ok"
+    assert errors(said | {"ok": True}, "lens") != [], "a red check is not ok"
 
 
 # what a schema refuses
@@ -316,9 +298,9 @@ def test_a_missing_or_mistyped_key_is_refused(name: str, document: Callable[...,
     for path, required in _places(said):
         value = _at(said, path)
         wrong = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
-        if required and not _errors(_without(said, path), command):
+        if required and not errors(_without(said, path), command):
             missed.append(("without", path))
-        if "metadata" not in path[:-1] and not _errors(_with(said, path, wrong), command):
+        if "metadata" not in path[:-1] and not errors(_with(said, path, wrong), command):
             missed.append(("mistyped", path))
     assert missed == [], "each key that a command prints has its line in the schema"
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from json_schemas import errors
 from unplanned.experts.part import PART as EXPERTS
 from unplanned.family import FAMILY, write
 from unplanned.running_mean import forward
@@ -47,6 +48,7 @@ def run(cli, path):
         result = cli(command, "-m", path, *argv, "--json", "--debug")
         assert result.code == code, result.err
         document = result.json()
+        assert errors(document, command if code == 0 else "error") == []
         if code == 0 and command not in ("generate", "score", "info", "bench", "explain"):
             assert document["checks"]
             assert all(check["ok"] for check in document["checks"].values())
