@@ -130,12 +130,6 @@ def spans(phase: str, run: Sequence[Piece]) -> Iterator[Span]:
 
 
 def expected_marks(calls: Iterable[Sequence[str]], *, chooses: bool) -> tuple[str, ...]:
-    """The marks that a run makes, with the names of the activations of each forward call."""
+    """The marks that a run makes, which has these activations in each forward call."""
     first = (SAMPLE, STEP) if chooses else (STEP,)
-    return (*(mark for names in calls for mark in (*first, *filter(_is_marked, names))), END)
-
-
-def _is_marked(name: str) -> bool:
-    """Queries are there when keys are, and `scale` is computed for a tap only."""
-    last = name.rpartition(".")[2]
-    return last not in ("q", "q_norm", "q_rot", "scale")
+    return (*(mark for names in calls for mark in (*first, *names)), END)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmcli.anatomy import plan
-from llmcli.anatomy.graph import Place
+from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import (
     Works,
     calls_work,
@@ -16,6 +16,7 @@ from llmcli.anatomy.work import (
     step_bytes,
     total_work,
 )
+from llmcli.graph.ops import Scale
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.timing.parts import expected_marks
 from llmcli.measure.timing.run import PhaseName
@@ -54,9 +55,14 @@ class Workload:
 
     def marks(self, phase: PhaseName) -> tuple[str, ...]:
         """The marks that a run of it makes."""
+        config, model = self.model.config, graph(self.model.config)
         call = Call(batch=1, tokens=1, past=0, phase=phase)
         names = {
-            logits: [spec.name for spec in plan(self.model.config, call, logits=logits).written]
+            logits: [
+                spec.name
+                for spec in plan(config, call, logits=logits).written
+                if not isinstance(model[spec.name].op, Scale)  # it is computed for a tap only
+            ]
             for logits in {logits for _, logits in self.calls(phase)}
         }
         return expected_marks(

@@ -130,6 +130,7 @@ class Attention:
     def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
         """Both as the pass continues with them: the same tensor unless one of them is edited."""
         if step.tap is None and not step.edits:  # both exist at once and are not observed
+            step.mark(f"{self.name}.q{suffix}")
             step.mark(f"{self.name}.k{suffix}")
             return qk_BTNd
         q_BHTd, k_BKTd = self._heads(qk_BTNd)

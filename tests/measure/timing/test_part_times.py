@@ -3,9 +3,12 @@
 from array import array
 
 import pytest
+from timed_models import small
 
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.plan import plan
 from llmcli.families import find
+from llmcli.graph.spec import Call
 from llmcli.measure.timing.clock import Marks
 from llmcli.measure.timing.parts import (
     expected_marks,
@@ -15,6 +18,7 @@ from llmcli.measure.timing.parts import (
     pieces,
     spans,
 )
+from llmcli.measure.timing.workload import Workload
 from llmcli.reports.work import PartWork
 
 MODEL = graph(
@@ -126,10 +130,18 @@ def test_spans_lie_in_their_call_and_follow_each_other():
         assert end <= call.begin + call.seconds
 
 
-def test_what_only_a_tap_is_shown_is_not_expected():
-    names = ("blocks.0.ln1.scale", "blocks.0.ln1.out", "blocks.0.attn.q", "blocks.0.attn.k",
-             "blocks.0.attn.q_rot", "blocks.0.attn.k_rot", "blocks.0.attn.q_norm")  # fmt: skip
-    marked = ("step", "blocks.0.ln1.out", "blocks.0.attn.k", "blocks.0.attn.k_rot")
-    assert expected_marks([names], chooses=False) == (*marked, "end")
-    assert expected_marks([names] * 2, chooses=True) == (*("sample", *marked) * 2, "end")
-    assert expected_marks([names[1:2], names], chooses=False) == (*marked[:2], *marked, "end")
+def test_marks_are_the_activations_of_each_call():
+    names = ("blocks.0.ln1.out", "blocks.0.attn.q", "blocks.0.attn.k")
+    assert expected_marks([names], chooses=False) == ("step", *names, "end")
+    assert expected_marks([names] * 2, chooses=True) == (*("sample", "step", *names) * 2, "end")
+    assert expected_marks([names[:1], names], chooses=False) == (
+        "step", *names[:1], "step", *names, "end",
+    )  # fmt: skip
+
+
+def test_what_only_a_tap_is_shown_is_not_marked():
+    model = small("llama")
+    marks = Workload(model=model, batch=1, tokens=3, new_tokens=2).marks("prefill")
+    names = plan(model.config, Call(batch=1, tokens=3, past=0, phase="prefill")).written
+    for_taps = {spec.name for spec in names} - {*marks}
+    assert for_taps == {spec.name for spec in names if spec.name.endswith(".scale")} != set()

@@ -274,7 +274,7 @@ def test_the_devices_time_is_told_from_the_hosts(monkeypatch):
     report = timed(small("llama"), new_tokens=2, pairs=2)
     assert device.waits == 2 * (1 + 2)  # a watched run each, to warm up and then in pairs
     decode = report.phases[1]
-    marked = Counter({"norm": 5, "qkv": 4, "rope": 2, "residual": 4, "head": 2})
+    marked = Counter({"norm": 5, "qkv": 6, "rope": 4, "residual": 4, "head": 2})
     for part in decode.totals:
         if part.part in marked:
             assert part.seconds == pytest.approx(2 * marked[part.part] * 20.0)
