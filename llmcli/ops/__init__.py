@@ -1,39 +1,55 @@
 """Pure tensor functions, without parameters and without state. Axes: see each file's legend.
 
-Every operation of an inference engine, where its fast version is, its slow twin in `ops.twins`
-(loops over Python floats), and which models use it. Where PyTorch's own function is all there
-is to say, we call that and add no name of ours.
+Every operation of an inference engine, where its fast version is, the op of `graph.ops` whose
+evaluation in `graph.evaluation` is its slow twin, and which models use it. Where there is no such
+op, tests have a loop of their own. Where PyTorch's own function is all there is to say, we call
+that and add no name of ours.
 
-operation              fast version                    twin              used by
----------------------  ------------------------------  ----------------  ------------------------
-dot product            torch.dot, inside @             dot               every score q · k
-matrix-vector (GEMV)   linear.linear of one row        gemv              every projection
-16 bits to float32     product.product_float32         dot_in_lanes      logits, residual stream
-outer product          torch.outer                     outer             linear attention's state
-Q, K, V projections    linear.linear of q|k|v, split   gemv, heads       attention
-scaled scores          attention.scores                score             attention, shown
-attention              attention.attend                attend            all but Mamba-2
-a layer with W_o       nn.attention                    attention_layer   the same
-rotary positions       rope.rotate                     rotate            all but GPT-2, Mamba-2
-convolution            conv.causal_conv                causal_conv       Mamba-2, gated DeltaNet
-with a ring buffer     conv.causal_conv_step, _chunk   causal_conv_step  the same, decoding
-softmax                torch.softmax                   softmax           attention, MoE, sampling
-softmax in place       torch.softmax(…, out=itself)    softmax_in_place  wherever x is not needed
-RMSNorm                norm.rms_norm                   rms_norm          Llama, Qwen, Gemma
-LayerNorm              norm.layer_norm                 layer_norm        GPT-2
-L2 norm                norm.l2_norm                    l2_norm           gated DeltaNet's q, k
-SiLU                   activations.activation          silu              SwiGLU, convolutions
-GELU                   activations.activation          gelu              GPT-NeoX
-GELU, tanh form        activations.gelu_tanh           gelu_tanh         GPT-2, Gemma
-sigmoid                torch.sigmoid                   sigmoid           gates, GLM-4's routing
-softplus               activations.softplus            softplus          Mamba-2, gated DeltaNet
-tanh                   torch.tanh                      tanh              GELU's form, soft caps
-tanh soft cap          activations.soft_cap            soft_cap          Gemma 2, not Gemma 3
-argmax                 Tensor.max in sampling          argmax            greedy decoding
-temperature            generation.sampling.filtered    temperature       sampling
-top-k, top-p           generation.sampling.filtered    top_k, top_p      sampling
-sum, mean, max         torch.sum, mean, amax           total, largest …  softmax, norms
-reduction as a tree    inside the GPU's kernels        tree              every reduction
-add, multiply          + and *                         add, mul          residual stream, gates
-packed weights         quant.dequantize                in its tests      GGUF files
+operation              fast version                   evaluated as         used by
+---------------------  -----------------------------  -------------------  -----------------------
+dot product            torch.dot, inside @            Score, Project       every score q · k
+matrix-vector (GEMV)   linear.linear of one row       Project              every projection
+16 bits to float32     product.product_float32        –                    logits, residual stream
+outer product          torch.outer                    –                    linear attention's state
+Q, K, V projections    linear.linear of q|k|v, split  Project              attention
+scaled scores          attention.scores               Score                attention, shown
+attention              attention.attend               Score, Softmax, Mix  all but Mamba-2
+a layer with W_o       attend, then linear.linear     the same, Project    the same
+rotary positions       rope.rotate                    Rotate               all but GPT-2, Mamba-2
+convolution            conv.causal_conv               Convolve             Mamba-2, gated DeltaNet
+with a ring buffer     conv.causal_conv_step, _chunk  Convolve             the same, decoding
+softmax                torch.softmax                  Softmax              attention, MoE, sampling
+softmax in place       torch.softmax(…, out=itself)   Softmax              wherever x is not needed
+RMSNorm                norm.rms_norm                  Scale, Normalize     Llama, Qwen, Gemma
+LayerNorm              norm.layer_norm                Scale, Normalize     GPT-2
+L2 norm                norm.l2_norm                   –                    gated DeltaNet's q, k
+SiLU                   activations.activation         Activate             SwiGLU, convolutions
+GELU                   activations.activation         Activate             GPT-NeoX
+GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
+sigmoid                torch.sigmoid                  –                    gates, GLM-4's routing
+softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
+tanh                   torch.tanh                     –                    GELU's form, soft caps
+tanh soft cap          activations.soft_cap           –                    Gemma 2, not Gemma 3
+argmax                 generation.sampling.choose     –                    greedy decoding
+temperature            generation.sampling.filtered   –                    sampling
+top-k, top-p           generation.sampling.filtered   –                    sampling
+sum, mean, max         torch.sum, mean, amax          –                    softmax, norms
+reduction as a tree    inside the GPU's kernels       –                    every reduction
+add                    +                              Add                  residual stream
+multiply               *                              Gate                 gates
+packed weights         quant.dequantize               –                    GGUF files
+
+What is easily said wrong of them:
+
+- A GEMV has n·k multiply-adds for n·k weights, each read once and used once: memory is the limit.
+- Softmax can be done in place: the sum is one number, known after the second pass.
+- `S += k ⊗ v` is what plain linear attention adds to its state; the gated delta rule lets the state
+  decay first and subtracts from v what the state already answers to k.
+- Without W_o after the concatenation no head's result could reach another's columns.
+- SiLU is no S-curve: it falls to its minimum of -0.278 at x = -1.278 and rises again.
+- GELU is x · Φ(x); its tanh form approximates that product, not Φ.
+- The sigmoid never reaches 0 or 1 in real numbers. In double precision it is 1 from 37 on
+  (1 + exp(-37) rounds to 1) and 0 below -745.2 (exp underflows).
+- A reduction as a tree takes ⌈log₂ n⌉ steps instead of n - 1: in every step each of the first half
+  takes the number half a row further on, all at once. A sum's rounding error grows with log n.
 """

@@ -13,7 +13,7 @@ import torch
 
 from llmcli.errors import UsageError
 from llmcli.kernels import native
-from llmcli.ops import product, twins
+from llmcli.ops import product
 
 COLUMNS = (1, 7, 31, 32, 33, 64, 65, 576, 577)
 ROWS = (*range(1, 10), 16, 17, 24)
@@ -47,7 +47,23 @@ def computed(x, w, threads=1):
 
 
 def twin(x, w):
-    return torch.tensor([[twins.dot_in_lanes(a, b) for b in w.tolist()] for a in x.tolist()])
+    return torch.tensor([[dot_in_lanes(a, b) for b in w.tolist()] for a in x.tolist()])
+
+
+def dot_in_lanes(a, b):
+    """The dot product of bfloat16 numbers, rounded and ordered as the kernels do, bit for bit.
+
+    Of every 32 columns lane j of 16 adds column 2j, then 2j + 1; columns beyond the last are zeros.
+    Then lane j + 8 is added to lane j, lane j + 4, j + 2, j + 1. Every sum is rounded to float32,
+    no product is.
+    """
+    padding = [0.0] * (-len(a) % 32)
+    lanes = [0.0] * 16
+    for i, (x, y) in enumerate(zip([*a, *padding], [*b, *padding], strict=True)):
+        lanes[i % 32 // 2] = ctypes.c_float(lanes[i % 32 // 2] + x * y).value
+    for half in (8, 4, 2, 1):
+        lanes = [ctypes.c_float(lanes[j] + lanes[j + half]).value for j in range(half)]
+    return lanes[0]
 
 
 def same(a, b):

@@ -1,12 +1,15 @@
 """The causal convolution: formula, order of the weights, chunks, ring buffer, devices, dtypes."""
 
+import loops
 import pytest
 import torch
 import torch.nn.functional as F
+from evaluated import activated, derive, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.ops import conv, twins
+from llmcli.graph import ops
+from llmcli.ops import conv
 
 F64 = torch.float64
 DOCUMENT = [0.5, 0.3, 0.2]  # the document counts from the current token …
@@ -24,6 +27,13 @@ def inputs(batch, tokens, channels, taps, dtype=F64, seed=0):
 
 def ring_for(x, w):
     return conv.new_ring(x.shape[0], w.shape[1], x.shape[2], device=x.device, dtype=x.dtype)
+
+
+def convolve(x_TC, w_Ck, b_C=None):
+    """The op, what it reads, and its weights."""
+    bias = None if b_C is None else "b"
+    op = ops.Convolve(source="x", weight="w", bias=bias, length=w_Ck.shape[1])
+    return op, {"x": x_TC}, {"w": w_Ck, "b": b_C}
 
 
 def step_by_step(x, w, b, ring, first, silu):
@@ -45,11 +55,13 @@ def test_rows_of_the_document():
     assert torch.equal(conv.causal_conv(impulses, w)[0], expected)
     ring, first = ring_for(impulses, w), torch.zeros(1, dtype=torch.long)
     assert torch.equal(step_by_step(impulses, w, None, ring, first, False)[0], expected)
-    for i, letter in enumerate(torch.eye(5).tolist()):
-        assert twins.causal_conv(letter, STORED) == expected[:, i].tolist()
     a, b, c = 1.0, 10.0, 100.0
-    out = twins.causal_conv([a, b, c], list(reversed(DOCUMENT)))
-    assert out == pytest.approx([0.5 * a, 0.5 * b + 0.3 * a, 0.5 * c + 0.3 * b + 0.2 * a])
+    numbers = torch.tensor([[a], [b], [c]], dtype=F64)
+    reverse = torch.tensor([DOCUMENT[::-1]], dtype=F64)
+    for slow in (evaluate, derive):
+        assert torch.equal(slow(*convolve(impulses[0], w)), expected)
+        out = slow(*convolve(numbers, reverse)).flatten().tolist()
+        assert out == pytest.approx([0.5 * a, 0.5 * b + 0.3 * a, 0.5 * c + 0.3 * b + 0.2 * a])
 
 
 def test_the_weights_are_in_conv1ds_order():
@@ -77,17 +89,18 @@ def test_twin_whole_chunks_and_steps_agree(taps, chunks, silu, bias, data):
     b = b if bias else None
     whole = conv.causal_conv(x, w, b, silu=silu)
     for i in range(2):
+        slow = derive(*convolve(x[i], w, b))
+        torch.testing.assert_close(evaluate(*convolve(x[i], w, b)), slow, rtol=0, atol=1e-13)
         for c in range(3):
-            column, weights = x[i, :, c].tolist(), w[c].tolist()
-            shift = b[c].item() if bias else 0.0
-            plain = twins.causal_conv(column, weights, shift)
+            weights, shift = w[c].tolist(), b[c].item() if bias else 0.0
             ring = [0.0] * (taps - 1)
             steps = [
-                twins.causal_conv_step(a, ring, t, weights, shift) for t, a in enumerate(column)
+                loops.causal_conv_step(a, ring, t, weights, shift)
+                for t, a in enumerate(x[i, :, c].tolist())
             ]
-            assert steps == pytest.approx(plain, abs=1e-13)
-            slow = [twins.silu(a) for a in plain] if silu else plain
-            assert whole[i, :, c].tolist() == pytest.approx(slow, abs=1e-13)
+            assert steps == pytest.approx(slow[:, c].tolist(), abs=1e-13)
+        slow = activated("silu", slow) if silu else slow
+        torch.testing.assert_close(whole[i], slow, rtol=1e-6, atol=1e-13)
     ring, at, parts = ring_for(x, w), torch.zeros(2, dtype=torch.long), []
     address = ring.data_ptr()
     for part in x.split(chunks, 1):
@@ -110,9 +123,7 @@ def test_sequences_of_unequal_length_never_see_padding():
     for first in (0, 7):  # two chunks: the second is padding only for all but the longest
         here = (lengths - first).clamp(0, 7 if first == 0 else 5)
         part = padded[:, first : first + 7]
-        out = conv.causal_conv_chunk(
-            part, w, b, ring_BkC=ring, positions_B=start, lengths_B=here
-        )
+        out = conv.causal_conv_chunk(part, w, b, ring_BkC=ring, positions_B=start, lengths_B=here)
         for i in range(4):
             expected = conv.causal_conv(x[i : i + 1, : lengths[i]], w, b)[0, first : first + 7]
             torch.testing.assert_close(out[i, : here[i]], expected, rtol=0, atol=1e-13)
@@ -131,9 +142,7 @@ def test_narrow_inputs_are_summed_in_float32_and_rounded_once():
     first = torch.zeros(2, dtype=torch.long)
     for out in (
         conv.causal_conv(x, w, b, silu=True),
-        conv.causal_conv_chunk(
-            x, w, b, ring_BkC=ring_for(x, w), positions_B=first, silu=True
-        ),
+        conv.causal_conv_chunk(x, w, b, ring_BkC=ring_for(x, w), positions_B=first, silu=True),
         step_by_step(x, w, b, ring_for(x, w), first, True),
     ):
         assert out.dtype == torch.bfloat16

@@ -1,20 +1,24 @@
-"""Every worked number of the operations reference, from the twin and from what the model runs."""
+"""Every worked number of the operations reference, evaluated slowly and as the model runs it."""
 
 import importlib
 import math
 import re
 
+import loops
 import pytest
 import torch
 from blocks import two_norms
+from evaluated import activated, attention, derive, evaluate, project, softmax
 
 from llmcli import ops
 from llmcli.anatomy import parameters
 from llmcli.config import ModelConfig
 from llmcli.formats import dense
 from llmcli.generation.sampling import Sampling, choose, filtered
+from llmcli.graph.evaluation.rules import RULES
+from llmcli.graph.ops import Gate, Normalize, Scale, Score
 from llmcli.nn.decoder import Decoder
-from llmcli.ops import activations, norm, twins
+from llmcli.ops import activations, norm
 from llmcli.ops.attention import attend, scores
 from llmcli.ops.linear import linear
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -30,7 +34,6 @@ W_V = [[0.3, 0.4, 0.5, 0.6], [0.7, 0.8, 0.9, 1.0], [1.1, 1.2, 1.3, 1.4]]
 PROJECTED = {"q": [3.0, 7.0, 11.0], "k": [4.0, 8.0, 12.0], "v": [5.0, 9.0, 13.0]}
 LOGITS = [2.0, 1.0, 0.1]
 TOKENS = [0.1, 0.8, 0.3, 0.5]
-_FUNCTIONS_IN = ("activations", "attention", "conv", "linear", "norm", "product", "rope")
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -44,7 +47,9 @@ def rounded(values, digits):
 
 def test_projections():
     for letter, w in zip("qkv", (W_Q, W_K, W_V), strict=True):
-        assert twins.gemv(w, X) == pytest.approx(PROJECTED[letter])
+        for slow in (evaluate, derive):
+            out = slow(*project(tensor([X]), tensor(w)))[0].tolist()
+            assert out == pytest.approx(PROJECTED[letter])
     # the model's way: one product with the three stacked, cut apart afterwards
     fused = linear(tensor([X]), tensor(W_Q + W_K + W_V), None)[0].split(3)
     for out, expected in zip(fused, PROJECTED.values(), strict=True):
@@ -53,9 +58,13 @@ def test_projections():
 
 def test_score():
     q, k = PROJECTED["q"], PROJECTED["k"]
-    assert twins.dot(q, k) == 200  # 12 + 56 + 132
-    assert twins.mul(q, k) == [12, 56, 132]
-    assert twins.score(q, k) == pytest.approx(115.47, abs=0.001)  # "≈ 115.5"
+    rows = {"q": tensor([q]), "k": tensor([k])}
+    heads = {name: row[None] for name, row in rows.items()}
+    score = Score(query="q", key="k", scale=3**-0.5, head_dim=3, group=1, window=None, root="√3")
+    for slow in (evaluate, derive):
+        assert slow(*project(rows["q"], rows["k"])).item() == 200  # 12 + 56 + 132
+        assert slow(Gate(act="q", up="k"), rows)[0].tolist() == [12, 56, 132]
+        assert slow(score, heads).item() == pytest.approx(115.47, abs=0.001)  # "≈ 115.5"
     fast = scores(
         tensor(q).view(1, 1, 1, 3), tensor(k).view(1, 1, 1, 3), torch.ones(1, 1).bool(),
         scale=3**-0.5,
@@ -66,88 +75,100 @@ def test_score():
 def test_one_token_attends_to_itself_whatever_its_score():
     q, k, v = (tensor(PROJECTED[letter]).view(1, 1, 1, 3) for letter in "qkv")
     assert attend(q, k, v, scale=3**-0.5).flatten().tolist() == PROJECTED["v"]
-    eye = torch.eye(3).tolist()
-    slow = twins.attention_layer([X], W_Q, W_K, W_V, eye, size=3)
-    assert slow[0] == pytest.approx(PROJECTED["v"])
+    for slow in (evaluate, derive):
+        rows = (slow(*project(tensor([X]), tensor(w), heads=1)) for w in (W_Q, W_K, W_V))
+        mixed = attention(*rows, scale=3**-0.5, slow=slow)
+        out = slow(*project(mixed, torch.eye(3, dtype=F64)))
+        assert out[0].tolist() == pytest.approx(PROJECTED["v"])
 
 
 def test_softmax():
     powers = [math.exp(x) for x in LOGITS]
     assert rounded(powers, 2) == [7.39, 2.72, 1.11]
     assert round(sum(powers), 2) == 11.21  # the document adds the rounded numbers: 11.22
-    assert rounded(twins.softmax(LOGITS), 2) == [0.66, 0.24, 0.10]
+    assert rounded(softmax(LOGITS), 2) == [0.66, 0.24, 0.10]
     assert rounded(tensor(LOGITS).softmax(-1).tolist(), 2) == [0.66, 0.24, 0.10]
-    assert sum(twins.softmax(LOGITS)) == pytest.approx(1)
+    assert sum(softmax(LOGITS)) == pytest.approx(1)
 
 
 def test_softmax_does_not_overflow_and_needs_no_second_vector():
     with pytest.raises(OverflowError):
         math.exp(1001.0)
     large = [x + 1000 for x in LOGITS]
-    assert twins.softmax(large) == pytest.approx(twins.softmax(LOGITS))
-    twins.softmax_in_place(large)
-    assert large == pytest.approx(twins.softmax(LOGITS))
+    assert softmax(large) == pytest.approx(softmax(LOGITS))
+    loops.softmax_in_place(large)
+    assert large == pytest.approx(softmax(LOGITS))
     x = tensor([[1002.0, 1001.0, 1000.1], LOGITS])
     address = x.data_ptr()
     out = torch.softmax(x, -1, out=x)
     assert out is x
     assert x.data_ptr() == address
     for row in x.tolist():
-        assert row == pytest.approx(twins.softmax(LOGITS))
+        assert row == pytest.approx(softmax(LOGITS))
 
 
 def test_rms_norm():
     x, ones = [2.0, 4.0, 4.0], [1.0, 1.0, 1.0]
-    assert twins.mean([a * a for a in x]) == 12
+    given = {"x": tensor([x])}, {"w": tensor(ones)}
+    rms = NormConfig(kind="rms", eps=1e-6)
+    assert loops.total([a * a for a in x]) / 3 == 12
+    for slow in (evaluate, derive):
+        assert round(slow(Scale(source="x", norm=rms), *given).item(), 3) == 3.464
     assert round(norm.rms_scale(tensor(x), 1e-6).item(), 3) == 3.464
     fast = norm.rms_norm(tensor(x), tensor(ones), 1e-6).tolist()
-    for out in (twins.rms_norm(x, ones, 1e-6), fast):
+    op = Normalize(source="x", norm=rms, weight="w")
+    for out in (fast, *(slow(op, *given)[0].tolist() for slow in (evaluate, derive))):
         assert rounded(out, 3) == [0.577, 1.155, 1.155]
 
 
 def test_argmax():
-    assert twins.argmax(TOKENS) == 1
+    assert loops.argmax(TOKENS) == 1
     greedy = Sampling(temperature=0)
     assert choose(tensor([TOKENS]), greedy, None)[0].tolist() == [1]
     tied = [0.5, 0.8, 0.8, 0.1]
-    assert twins.argmax(tied) == choose(tensor([tied]), greedy, None)[0].item() == 1
+    assert loops.argmax(tied) == choose(tensor([tied]), greedy, None)[0].item() == 1
 
 
 def test_temperature_from_greedy_to_uniform():
     def probabilities(t):
-        slow = twins.softmax(twins.temperature(TOKENS, t))
+        slow = softmax(loops.temperature(TOKENS, t))
         fast = filtered(tensor([TOKENS]), Sampling(temperature=t, **OFF))[0].tolist()
         assert fast == pytest.approx(slow)
         return slow
 
     assert probabilities(1e-3) == pytest.approx([0, 1, 0, 0])
-    assert probabilities(1.0) == pytest.approx(twins.softmax(TOKENS))
+    assert probabilities(1.0) == pytest.approx(softmax(TOKENS))
     assert probabilities(1e6) == pytest.approx([0.25] * 4, rel=1e-5)
 
 
 def test_a_confident_model_keeps_few_tokens_an_uncertain_one_dozens():
     confident = [math.log(0.9)] + [math.log(0.1 / 99)] * 99
     for p, few in ((0.9 - 1e-9, 1), (0.901, 2)):
-        assert sum(x > -math.inf for x in twins.top_p(confident, p)) == few
+        assert sum(x > -math.inf for x in loops.top_p(confident, p)) == few
         fast = filtered(tensor([confident]), Sampling(**{**OFF, "temperature": 1, "top_p": p}))
         assert (fast > 0).sum() == few
     similar = [i / 1000 for i in range(100)]
-    assert sum(x > -math.inf for x in twins.top_p(similar, 0.9)) > 80
+    assert sum(x > -math.inf for x in loops.top_p(similar, 0.9)) > 80
 
 
 def test_silu_has_a_minimum_and_nears_the_line():
-    lowest = min((twins.silu(-x / 1000), -x / 1000) for x in range(5000))
+    def silu(x):
+        return activated("silu", tensor(x)).item()
+
+    x = -torch.arange(5000, dtype=F64) / 1000
+    lowest = min(zip(activated("silu", x).tolist(), x.tolist(), strict=True))
     assert lowest == pytest.approx((-0.2785, -1.278), abs=1e-4)  # no S-curve: it rises again
-    assert twins.silu(-20.0) > lowest[0] / 1000
-    assert twins.silu(3.0) == pytest.approx(3, abs=0.15)
-    assert twins.silu(8.0) == pytest.approx(8, abs=0.003)
+    assert silu(-20.0) > lowest[0] / 1000
+    assert silu(3.0) == pytest.approx(3, abs=0.15)
+    assert silu(8.0) == pytest.approx(8, abs=0.003)
 
 
 def test_gelu_is_x_times_the_cdf_and_its_tanh_form_is_near_that():
-    half = [x / 100 for x in range(-600, 601)]
-    errors = [abs(twins.gelu_tanh(x) - twins.gelu(x)) for x in half]
-    assert 1e-4 < max(errors) < 5e-4
-    assert twins.gelu(2.0) == pytest.approx(2 * 0.9772, abs=1e-3)  # not 0.9772, the CDF at 2
+    x = torch.arange(-600, 601, dtype=F64) / 100
+    errors = (activated("gelu_tanh", x) - activated("gelu", x)).abs()
+    assert 1e-4 < errors.max() < 5e-4
+    at_2 = activated("gelu", tensor(2.0)).item()
+    assert at_2 == pytest.approx(2 * 0.9772, abs=1e-3)  # not 0.9772, the CDF at 2
 
 
 @pytest.mark.parametrize(
@@ -158,19 +179,19 @@ def test_sigmoid_reaches_its_ends_in_floating_point(dtype, one, zero):
     ends = torch.tensor([one, zero], dtype=dtype).sigmoid().tolist()
     assert ends == [1.0, 0.0]
     if dtype == F64:
-        assert [twins.sigmoid(one), twins.sigmoid(zero)] == ends
-        assert 0 < twins.sigmoid(-745.0) < twins.sigmoid(36.0) < 1
+        assert [loops.sigmoid(one), loops.sigmoid(zero)] == ends
+        assert 0 < loops.sigmoid(-745.0) < loops.sigmoid(36.0) < 1
 
 
 def test_softplus_and_its_approximations():
     for x in (20.001, 25.0, 700.0, 1e4):
-        assert twins.softplus(x) - x == pytest.approx(0, abs=2.1e-9)
+        assert loops.softplus(x) - x == pytest.approx(0, abs=2.1e-9)
         assert activations.softplus(tensor(x)).item() == x
     for x in (-20.001, -50.0, -700.0):
-        assert twins.softplus(x) == pytest.approx(math.exp(x), rel=1.1e-9)
+        assert loops.softplus(x) == pytest.approx(math.exp(x), rel=1.1e-9)
         assert activations.softplus(tensor(x)).item() == pytest.approx(math.exp(x), rel=1.1e-9)
     # the decay exp(-dt · A) lies in (0, 1) because dt is positive and A is
-    assert all(0 < math.exp(-twins.softplus(x) * 0.5) < 1 for x in (-30.0, 0.0, 30.0))
+    assert all(0 < math.exp(-loops.softplus(x) * 0.5) < 1 for x in (-30.0, 0.0, 30.0))
 
 
 def llama_of_28_layers(tied):
@@ -207,11 +228,32 @@ def test_gemvs_of_one_token(tied, monkeypatch):
     assert max(calls) == (50, 16)  # the logits: vocabulary rows, the largest
 
 
+OPERATIONS = {
+    "dot product", "matrix-vector (GEMV)", "16 bits to float32", "outer product",
+    "Q, K, V projections", "scaled scores", "attention", "a layer with W_o", "rotary positions",
+    "convolution", "with a ring buffer", "softmax", "softmax in place", "RMSNorm", "LayerNorm",
+    "L2 norm", "SiLU", "GELU", "GELU, tanh form", "sigmoid", "softplus", "tanh", "tanh soft cap",
+    "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
+    "multiply", "packed weights",
+}  # fmt: skip
+ELSEWHERE = {"LookUp", "HeadShare", "Opaque"}  # a row of a table, a part of a product, no formula
+
+
 def test_the_table_of_operations_names_what_is_there():
-    table = (ops.__doc__ or "").split("used by\n")[1]
-    words = set(re.findall(r"[\w.]+", table))
-    assert set(twins.__all__) <= words
-    for name in words:
+    table = (ops.__doc__ or "").split("used by\n")[1].split("\n\n")[0]
+    operations, fast, evaluated, _ = zip(
+        *(re.split(r"\s{2,}", line) for line in table.splitlines()[1:]), strict=True
+    )
+    assert set(operations) == OPERATIONS
+    assert len(operations) == len(OPERATIONS)
+    names = {word for cell in evaluated for word in re.findall(r"[A-Z]\w+", cell)}
+    assert names == {op.__name__ for op in RULES} - ELSEWHERE
+    functions = set(re.findall(r"\b\w+(?:\.\w+)+", " ".join(fast)))
+    assert len(functions) > 20
+    for name in functions:
         module, _, function = name.rpartition(".")
-        if module.split(".")[0] in _FUNCTIONS_IN:
-            assert callable(getattr(importlib.import_module(f"llmcli.ops.{module}"), function))
+        if module != "torch":
+            inside = module if module.split(".")[0] in ("generation", "parts") else f"ops.{module}"
+            assert callable(getattr(importlib.import_module(f"llmcli.{inside}"), function))
+        else:
+            assert callable(getattr(torch, function))

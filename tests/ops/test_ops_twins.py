@@ -1,14 +1,17 @@
-"""Every fast operation equals its slow twin, in float64 to rounding."""
+"""Every fast operation equals its evaluation, or its loop, in float64 to rounding."""
 
 import math
 import sys
 
+import loops
 import pytest
 import torch
+from evaluated import activated, attention, derive, evaluate, project
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmcli.ops import activations, norm, rope, twins
+from llmcli.graph import ops
+from llmcli.ops import activations, norm, rope
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.linear import linear
 from llmcli.parts.attention.config import (
@@ -20,6 +23,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.norm.config import NormConfig
 
 F64 = torch.float64
 numbers = st.floats(-50, 50)
@@ -30,10 +34,18 @@ numbers = st.floats(-50, 50)
 def test_norms(rows):
     x, w, b = zip(*rows, strict=True)
     tx, tw, tb = (torch.tensor(v, dtype=F64) for v in (x, w, b))
-    expected = torch.tensor(twins.rms_norm(x, w, 1e-5), dtype=F64)
-    torch.testing.assert_close(norm.rms_norm(tx, tw, 1e-5), expected, rtol=1e-9, atol=1e-9)
-    expected = torch.tensor(twins.layer_norm(x, w, b, 1e-5), dtype=F64)
-    torch.testing.assert_close(norm.layer_norm(tx, tw, tb, 1e-5), expected, rtol=1e-6, atol=1e-6)
+    two = torch.stack((tx, tb))  # one row takes another way than several
+    given = {"x": two}, {"w": tw, "b": tb}
+    rms = ops.Normalize(source="x", norm=NormConfig(kind="rms", eps=1e-5), weight="w")
+    layer = ops.Normalize(source="x", norm=NormConfig(kind="layer", eps=1e-5), weight="w", bias="b")
+    for slow in (evaluate, derive):
+        expected = slow(rms, *given)
+        torch.testing.assert_close(norm.rms_norm(tx, tw, 1e-5), expected[0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(norm.rms_norm(two, tw, 1e-5), expected, rtol=1e-9, atol=1e-9)
+        expected = slow(layer, *given)
+        for x, out in ((tx, expected[0]), (two, expected)):
+            fast = norm.layer_norm(x, tw, tb, 1e-5)
+            torch.testing.assert_close(fast, out, rtol=1e-6, atol=1e-6)
     # the scale is what the row is divided by
     torch.testing.assert_close(
         tx / norm.rms_scale(tx, 1e-5) * tw, norm.rms_norm(tx, tw, 1e-5), rtol=1e-9, atol=1e-9
@@ -45,7 +57,7 @@ def test_norms(rows):
 def test_l2_norm(x, eps):
     tx = torch.tensor(x, dtype=F64)
     fast = norm.l2_norm(tx, eps)
-    slow = torch.tensor(twins.l2_norm(x, eps), dtype=F64)
+    slow = torch.tensor(loops.l2_norm(x, eps), dtype=F64)
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
     length = tx.norm()
     assert fast.norm() <= 1 + 1e-12
@@ -76,8 +88,10 @@ def test_norm_statistics_in_float32_for_bfloat16():
 @given(st.floats(-30, 30))
 def test_activations(x):
     for name in ("silu", "gelu", "gelu_tanh"):
-        fast = activations.activation(name)(torch.tensor(x, dtype=F64)).item()
-        assert math.isclose(fast, getattr(twins, name)(x), rel_tol=1e-9, abs_tol=1e-12)
+        number = torch.tensor(x, dtype=F64)
+        fast = activations.activation(name)(number).item()
+        slow = activated(name, number).item()
+        assert math.isclose(fast, slow, rel_tol=1e-9, abs_tol=1e-12)
     assert activations.activation("relu")(torch.tensor(x)).item() >= 0
 
 
@@ -88,13 +102,13 @@ def test_gates_and_caps(x, cap):
         assert math.isclose(fast.item(), slow, rel_tol=1e-12, abs_tol=1e-13)
 
     tx = torch.tensor(x, dtype=F64)
-    same(tx.sigmoid(), twins.sigmoid(x))
-    same(tx.tanh(), twins.tanh(x))
-    same(activations.soft_cap(tx, cap), twins.soft_cap(x, cap))
+    same(tx.sigmoid(), loops.sigmoid(x))
+    same(tx.tanh(), loops.tanh(x))
+    same(activations.soft_cap(tx, cap), loops.soft_cap(x, cap))
     # x / cap, tanh and the product round once each; numbers near 0 lie 5e-324 apart
     rounded = abs(x) * (1 + 3 * sys.float_info.epsilon) + 2 * cap * 5e-324
-    assert abs(twins.soft_cap(x, cap)) <= min(cap, rounded)
-    fast, slow = activations.softplus(tx).item(), twins.softplus(x)
+    assert abs(loops.soft_cap(x, cap)) <= min(cap, rounded)
+    fast, slow = activations.softplus(tx).item(), loops.softplus(x)
     assert math.isclose(fast, slow, rel_tol=1e-12, abs_tol=2.1e-9 if x > 20 else 0)
     assert fast >= max(x, 0)
 
@@ -125,7 +139,9 @@ SCALINGS = {
     "llama3": Llama3Scaling(factor=8.0, low=1.0, high=4.0, original=128),
     "yarn": YarnScaling(factor=4.0, original=64, attention_factor=1.1386),
     "longrope": LongRopeScaling(
-        short=(1.0,) * 8, long=(1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0), original=64,
+        short=(1.0,) * 8,
+        long=(1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0),
+        original=64,
         attention_factor=1.2,
     ),
     "factors": FrequencyFactors(source="t", factors=tuple(float(i + 1) for i in range(8))),
@@ -144,14 +160,12 @@ def test_rotate_equals_its_twin(kind, length):
     cos, sin = rope.tables(frequencies, positions, factor)
     heads_last = x.transpose(1, 2)
     fast = rope.rotate(heads_last, cos.unsqueeze(-2), sin.unsqueeze(-2)).transpose(1, 2)
-    for t, position in enumerate(positions.tolist()):
-        for b in range(2):
-            for h in range(3):
-                head = x[b, h, t, :16].tolist()
-                slow = twins.rotate(head, position, frequencies.tolist(), factor)
-                torch.testing.assert_close(
-                    fast[b, h, t, :16], torch.tensor(slow, dtype=F64), rtol=1e-12, atol=1e-12
-                )
+    for b in range(2):
+        slow = evaluate(
+            ops.Rotate(source="x", rope=config), {"x": x[b]},
+            positions=positions.tolist(), length=length,
+        )  # fmt: skip
+        torch.testing.assert_close(fast[b], slow, rtol=1e-12, atol=1e-12)
     assert torch.equal(fast[..., 16:], x[..., 16:])  # what is not rotated stays as it is
 
 
@@ -185,15 +199,13 @@ def test_attention_equals_its_twin(heads, queries, past, window, sizes):
     mask = visible_keys(positions, keys, window)
     fast = attend(q, k, v, scale=0.37, mask=mask)
     pattern = scores(q, k, mask, scale=0.37).softmax(-1)
-    for h in range(many):
-        kv = h // (many // few)
-        slow = twins.attend(
-            q[0, h].tolist(), k[0, kv].tolist(), v[0, kv].tolist(),
-            scale=0.37, first=past, window=window,
-        )
-        expected = torch.tensor(slow, dtype=F64)
-        torch.testing.assert_close(fast[0, h], expected, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(pattern[0, h] @ v[0, kv], expected, rtol=1e-10, atol=1e-10)
+    whole = torch.nn.functional.pad(q[0], (0, 0, past, 0))  # queries from position 0 on
+    for evaluation in (evaluate, derive):
+        slow = attention(whole, k[0], v[0], scale=0.37, window=window, slow=evaluation)[:, past:]
+        torch.testing.assert_close(fast[0], slow, rtol=1e-10, atol=1e-10)
+        for h in range(many):
+            kv = h // (many // few)
+            torch.testing.assert_close(pattern[0, h] @ v[0, kv], slow[h], rtol=1e-10, atol=1e-10)
     assert (pattern[:, :, ~mask] == 0).all()
     if past == 0 and window is None:
         causal = attend(q, k, v, scale=0.37, causal=True)
@@ -217,6 +229,11 @@ def test_a_whole_layer_equals_its_twin(heads, tokens, size):
     )
     z = attend(q, k, v, scale=size**-0.5, causal=True)
     fast = linear(z.transpose(1, 2).flatten(2), w_o, None)[0]
-    matrices = (part.tolist() for part in (*w_qkv.split(rows), w_o))
-    slow = twins.attention_layer(x[0].tolist(), *matrices, size=size)
-    torch.testing.assert_close(fast, torch.tensor(slow, dtype=F64), rtol=1e-10, atol=1e-10)
+    for slow in (evaluate, derive):
+        q, k, v = (
+            slow(*project(x[0], w, count))
+            for w, count in zip(w_qkv.split(rows), (many, few, few), strict=True)
+        )
+        z = attention(q, k, v, scale=size**-0.5, slow=slow)
+        expected = slow(*project(z, w_o))
+        torch.testing.assert_close(fast, expected, rtol=1e-10, atol=1e-10)

@@ -1,0 +1,134 @@
+"""Loops over Python's floats for what no op of `llmcli.graph.ops` evaluates, or not step by step.
+
+Nothing is shared with the fast versions. A vector is a list of n numbers.
+"""
+
+import math
+
+from evaluated import softmax
+
+
+def outer(a, b):
+    """`A[i][j] = a[i] b[j]`: `[n]`, `[m]` → `[n, m]`."""
+    return [[x * y for y in b] for x in a]
+
+
+def total(x):
+    """`x[0] + x[1] + … + x[n-1]`, from left to right; 0 for no numbers."""
+    result = 0.0
+    for number in x:
+        result += number
+    return result
+
+
+def tree(x, combine):
+    """Every level of a parallel reduction, from the n numbers themselves to the one result.
+
+    How the threads of a GPU's block reduce a row in shared memory: in every step, each of the
+    first half takes the number half a row further on, all at the same time; of an odd number
+    the middle one waits. `combine` must not care about order: `+`, `max`.
+    """
+    levels = [list(x)]
+    while len(levels[-1]) > 1:
+        row = levels[-1]
+        half = (len(row) + 1) // 2
+        taken = [combine(row[i], row[i + half]) for i in range(len(row) - half)]
+        levels.append(taken + row[len(taken) : half])
+    return levels
+
+
+def sigmoid(x):
+    """`1 / (1 + exp(-x))`, without overflow: for x < 0 multiplied by exp(x) above and below."""
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    power = math.exp(x)
+    return power / (1 + power)
+
+
+def tanh(x):
+    """`(exp(x) - exp(-x)) / (exp(x) + exp(-x))`, written as `2 σ(2x) - 1`, which is the same."""
+    return 2 * sigmoid(2 * x) - 1
+
+
+def soft_cap(x, cap):
+    """`cap · tanh(x / cap)`: about x near 0, never beyond ±cap."""
+    return cap * math.tanh(x / cap)
+
+
+def softplus(x):
+    """`log(1 + exp(x))` as `max(x, 0) + log(1 + exp(-|x|))`, which cannot overflow.
+
+    That is x, to 2.1e-9, above 20, and exp(x), to a relative 1.1e-9, below -20.
+    """
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def softmax_in_place(x):
+    """`exp(x_i) / Σ exp(x_j)` without a second vector: the sum is one number."""
+    top = max(x)
+    powers = 0.0
+    for i, a in enumerate(x):
+        x[i] = math.exp(a - top)
+        powers += x[i]
+    for i, power in enumerate(x):
+        x[i] = power / powers
+
+
+def l2_norm(x, eps):
+    """Every number divided by the length of the row, `√(Σ x² + ε)`: ε is inside the root."""
+    length = math.sqrt(math.fsum(a * a for a in x) + eps)
+    return [a / length for a in x]
+
+
+def causal_conv_step(x, ring, position, w, b):
+    """The causal convolution of one channel, of the one input at `position`.
+
+    The ring holds the last k - 1 inputs, that at position p in slot p mod (k - 1); it starts as
+    zeros. Nothing is ever shifted: `x` replaces the oldest. The last of the k weights belongs to x.
+    """
+    y = b + w[-1] * x
+    for i in range(1, len(w)):
+        y += w[len(w) - 1 - i] * ring[(position - i) % len(ring)]
+    if ring:
+        ring[position % len(ring)] = x
+    return y
+
+
+def argmax(x):
+    """The index of the greatest number, in one pass; of equals the lowest."""
+    best = 0
+    for i in range(1, len(x)):
+        if x[i] > x[best]:
+            best = i
+    return best
+
+
+def temperature(logits, t):
+    """`logits / t` for t > 0: towards 0 the best takes all, 1 changes nothing, ∞ is uniform."""
+    return [x / t for x in logits]
+
+
+def ranked(x):
+    """All indices, greatest number first; of equals the lowest index first."""
+    return sorted(range(len(x)), key=lambda i: (-x[i], i))
+
+
+def top_k(logits, k):
+    """The k greatest logits stay (k ≥ 1), the others become -∞: they cannot be drawn."""
+    kept = ranked(logits)[:k]
+    return [x if i in kept else -math.inf for i, x in enumerate(logits)]
+
+
+def top_p(logits, p):
+    """The fewest best tokens whose probabilities reach p stay (0 < p ≤ 1), the others become -∞.
+
+    The token that crosses the line stays, so that at least one does.
+    """
+    probabilities = softmax(logits)
+    kept, reached = [], 0.0
+    for i in ranked(logits):
+        kept.append(i)
+        reached += probabilities[i]
+        if reached >= p:
+            break
+    return [x if i in kept else -math.inf for i, x in enumerate(logits)]
