@@ -64,7 +64,7 @@ def _tensors(
         yield TensorSpec(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(sizes[axis] for axis in axes),
-            formula=f"{node.name} = {node.shares}" if same else model.formula(node),
+            formula=model.formula(node),
             dtype=call.wide_dtype if node.wide else call.dtype,
             flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,
             shares=_memory(node, call, wide), written=node.name not in derived,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from llmcli.anatomy.graph import graph
 from llmcli.anatomy.names import Names
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
@@ -26,8 +27,7 @@ def find(wanted: Wanted, known: dict[str, Axes], config: ModelConfig) -> Axes:
     if ours in known:
         return known[ours]
     if ours is not None:  # all that is named and not in a prompt's run is the cache
-        part = f"blocks.{names.known[ours].layer}.attn.{ours.rpartition('.')[2]}"
-        use = next(at for at in (f"{part}_rot", f"{part}_norm", part) if at in known)
+        use = graph(config).states[ours].holds
         raise UsageError(f"this model has no `{name}` here: {_CACHE}", hint=f"use `{use}`")
     meant = _by_letter(name, known, config)
     if meant is not None:

@@ -105,7 +105,8 @@ class _Writer:
             return
         shown = _most(terms, FEW)
         at = ", ".join(str(term.at) for term in shown)
-        yield Spread([f"Σ over i of {total.formula}", f"largest of {len(terms)} at i = {at}"])
+        largest = f"largest of {len(terms)} at {over} = {at}"
+        yield Spread([f"Σ over {over} of {total.formula}", largest])
         square = total.columns[-1] != "product"
         written = " + ".join(_product(term, square) for term in shown)
         if len(shown) < len(terms):

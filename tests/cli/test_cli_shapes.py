@@ -106,15 +106,17 @@ def test_a_models_name_as_text_is_told(run_tiny, command):
 
 
 def test_a_check_that_does_not_hold_is_shown_and_exits_1(run_tiny, monkeypatch):
-    honest = ran.Calls.activations
+    honest = ran.Calls.plan
 
     def lying(self, phase):
-        return tuple(
+        plan = honest(self, phase)
+        specs = (
             replace(spec, shape=(9,)) if spec.name == "blocks.1.resid_mid" else spec
-            for spec in honest(self, phase)
+            for spec in plan.tensors
         )
+        return replace(plan, tensors=tuple(specs))
 
-    monkeypatch.setattr(ran.Calls, "activations", lying)
+    monkeypatch.setattr(ran.Calls, "plan", lying)
     result = run_tiny("shapes", "abc", "--phase", "prefill")
     assert result.code == 1
     assert "✗ not so" in result.out

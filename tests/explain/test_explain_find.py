@@ -1,9 +1,11 @@
 """Names that were typed, and which tensor they mean."""
 
 import pytest
+from zoo import BLOCKS
 
 from llmcli.errors import UsageError
 from llmcli.explain.find import find
+from llmcli.explain.names import names
 from llmcli.explain.parse import parse
 
 
@@ -34,6 +36,14 @@ from llmcli.explain.parse import parse
 def test_names_of_others(model_name, typed, meant, known):
     config, axes = known(model_name)
     assert find(parse(typed), axes, config).name == meant
+
+
+def test_a_state_is_what_was_put_there():
+    config = BLOCKS["short convolutions"]
+    layer = next(i for i, layer in enumerate(config.layers) if layer.attention is None)
+    with pytest.raises(UsageError, match="needs no cache") as raised:
+        find(parse(f"cache.{layer}.conv[0,1]"), names(config, 5), config)
+    assert raised.value.hint == f"use `blocks.{layer}.conv.in`"
 
 
 ABSENT = [

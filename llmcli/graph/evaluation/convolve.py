@@ -57,7 +57,9 @@ class Convolve(Rule[ops.Convolve]):
         terms = products(weights, rows)
         b = 0.0 if self.op.bias is None else float(values.weight(self.op.bias)[i])
         value = total(terms) + b
-        w, y = self.cell(self.op.weight, i, "j"), self.cell(self.op.source, f"{first}+j", i)
+        unused = length - len(rows)  # of the first tokens: nothing is before them
+        w = self.cell(self.op.weight, i, f"{unused}+j" if unused else "j")
+        y = self.cell(self.op.source, f"{first}+j" if first else "j", i)
         after = (Fact(formula="Σ + b = {} + {}", parts=(value - b, b), value=value),) if b else ()
         return Element(
             value=value, magnitude=size(terms) + abs(b), sum=dot((w, y), value - b, "j"),

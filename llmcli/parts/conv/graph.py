@@ -14,7 +14,7 @@ from llmcli.parts.conv.config import ShortConvConfig
 
 _ENTER = {  # letters and words of the projections
     "B": ("B", "the input gates"), "gate": ("C", "the output gates"),
-    "x": ("U", "what the convolution is of, before the input gates"),
+    "x": ("U", "what the input gates let through to the convolution"),
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def conv_graph(c: ShortConvConfig, site: Site) -> PartGraph:
             node(leaf, letter, project(site.source, leaf, f"{p}.B_gate_x"), said, "conv_in")
             for leaf, (letter, said) in _ENTER.items()
         ),
-        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "what the convolution is of", "conv"),
+        node("in", "Y", Gate(act=f"{p}.B", up=f"{p}.x"), "the input of the convolution", "conv"),
         node("conv", "Z", Convolve(
             source=f"{p}.in", weight=f"{p}.w", bias=bias(""), length=c.length,
         ), f"the weighted sum of the last {c.length} tokens", "conv"),
@@ -79,7 +79,7 @@ def _parameters(c: ShortConvConfig, site: Site) -> list[Parameter]:
                 kind="mixers", letter=f"{kind}_{leaf}", layer=site.layer, turned=kind == "W",
                 shares=f"{p}.{kind}_B_gate_x" if leaf in _ENTER else None,
             ))  # fmt: skip
-    for leaf, axes, words in (("w", ("D", "L"), "filter of every dimension"),
+    for leaf, axes, words in (("w", ("D", "L"), "a filter for each dimension"),
                               ("b", ("D",), "bias of the convolution"))[: 1 + c.bias]:  # fmt: skip
         found.append(Parameter(
             name=f"{p}.{leaf}", axes=axes, makes=f"{p}.conv", words=words, kind="mixers",
