@@ -96,10 +96,8 @@ def _attends(values: Values, layers: int) -> list[bool]:
     kinds, listed = values.raw("layer_types"), values.raw("full_attn_idxs")
     if kinds is None:  # the first releases: the numbers of those that attend
         return [not isinstance(listed, list) or i in listed for i in range(layers)]
-    named = isinstance(kinds, list) and all(kind in ("conv", "full_attention") for kind in kinds)
-    if not named or len(kinds) != layers:
-        raise values.wrong("layer_types", f"`conv` or `full_attention` for each of {layers} layers")
-    return [kind == "full_attention" for kind in kinds]
+    types = values.layer_types(layers, ("conv", "full_attention"))
+    return [kind == "full_attention" for kind in types]
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:

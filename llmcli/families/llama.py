@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.errors import CheckpointError
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_gguf_paired, rules_hf
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
-from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -197,14 +197,9 @@ def _windows(values: Values, kind: _Type, layers: int) -> list[int | None]:
         first = values.integer("max_window_layers", 28, least=0, most=MOST["layers"])
         return [window if index >= first else None for index in range(layers)]
     by_type = {"full_attention": None, "sliding_attention": window}
-    listed = values.raw("layer_types")
-    if not isinstance(listed, list) or len(listed) != layers:
-        raise values.wrong("layer_types", f"a list with a type for each of {layers} layers")
-    for name in listed:
-        if not isinstance(name, str) or name not in by_type:
-            raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
-        if name == "sliding_attention" and window is None:
-            raise CheckpointError("`layer_types` has windows but `sliding_window` is not in use")
+    listed = values.layer_types(layers, by_type)
+    if "sliding_attention" in listed and window is None:
+        raise CheckpointError("`layer_types` has windows but `sliding_window` is not in use")
     return [by_type[name] for name in listed]
 
 

@@ -7,10 +7,10 @@ range before it is used; the error names the key and the value.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UnsupportedModel
 
 # Far above every published model, far below what would hurt before the weights are looked at.
 MOST = {
@@ -142,6 +142,16 @@ class Values:
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
             raise self.wrong(key, "a token id or a list of them")
         return tuple(dict.fromkeys(i for i in listed if 0 <= i < vocab))
+
+    def layer_types(self, layers: int, known: Container[str]) -> list[str]:
+        """The type of each layer. Raises UnsupportedModel for one that is not `known`."""
+        listed = self.raw("layer_types")
+        if not isinstance(listed, list) or len(listed) != layers:
+            raise self.wrong("layer_types", f"a list with a type for each of {layers} layers")
+        for name in listed:
+            if not isinstance(name, str) or name not in known:
+                raise UnsupportedModel(f"layers of type `{shortened(name)}` are not supported")
+        return listed
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
         """The error for a key whose value is not what it has to be."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny_checkpoints import write_llama
+from zoo import TYPES
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.checkpoints.files import read_object
@@ -35,6 +36,7 @@ LLAMA = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LFM2 = {"model_type": "lfm2", **TYPES["lfm2"].base}
 QWEN = LLAMA | {"model_type": "qwen3", "head_dim": 4, "use_sliding_window": True}
 GPT2 = {
     "model_type": "gpt2",
@@ -248,6 +250,7 @@ def test_values_that_cannot_be_are_named(changes, words):
         GPT2 | {"add_cross_attention": True},
         QWEN | {"layer_types": ["full_attention", "linear_attention"]},
         QWEN | {"layer_types": ["full_attention", []]},
+        LFM2 | {"layer_types": ["conv", "full_attention", "mamba"]},
     ],
 )
 def test_what_no_part_computes_is_unsupported(config):
