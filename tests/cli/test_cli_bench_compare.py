@@ -15,6 +15,7 @@ import children
 import peer_reader as peer
 import pytest
 import test_schemas as schemas
+from json_schemas import errors
 
 from llmcli.cli.bench import compare
 from llmcli.errors import UsageError
@@ -197,7 +198,7 @@ def test_every_key_of_the_document_has_its_line_in_the_schema(
     b.write_text(json.dumps([row | {"type_k": "q8_0", "dtype": "x"} for row in several]))
     result = cli("bench", "compare", str(a), str(b), "--json", "--fail-if-slower", "5%")
     said = result.json()
-    assert schemas._errors(said, "bench-compare") == []
+    assert errors(said, "bench-compare") == []
     assert all(said[key] for key in ("differences", "unsaid", "tests", "lone"))
     missed = []
     names = {"settings"}
@@ -206,9 +207,9 @@ def test_every_key_of_the_document_has_its_line_in_the_schema(
         wrong = {"wrong": 1} if isinstance(value, list | type(None)) else [[value]]
         inside = bool(names & set(path[:-1]))
         without = schemas._without(said, path)
-        if required and not inside and not schemas._errors(without, "bench-compare"):
+        if required and not inside and not errors(without, "bench-compare"):
             missed.append(("without", path))
-        if not schemas._errors(schemas._with(said, path, wrong), "bench-compare"):
+        if not errors(schemas._with(said, path, wrong), "bench-compare"):
             missed.append(("mistyped", path))
     assert missed == []
 
@@ -218,7 +219,7 @@ def test_a_red_document(cli: Cli, after: Callable[..., str]) -> None:
     said = result.json()
     assert (result.code, said["ok"], said["too_slow"]) == (1, False, [0])
     assert said["tests"][0]["ratio"] == pytest.approx(0.5)
-    assert schemas._errors(said, "bench-compare") == []
+    assert errors(said, "bench-compare") == []
 
 
 # a real run of ours
