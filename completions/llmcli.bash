@@ -41,7 +41,7 @@ _llmcli() {
         generate\ -m|generate\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         generate\ --device) values='auto cpu cuda mps'; kind=words ;;
         generate\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        generate\ --quantize) values='auto none'; kind=words ;;
+        generate\ --quantize) values='auto none int8 int4'; kind=words ;;
         generate\ --threads) values=''; kind=words ;;
         generate\ --context-length) values=''; kind=words ;;
         generate\ --seed) values=''; kind=words ;;
@@ -55,7 +55,7 @@ _llmcli() {
         timing\ -m|timing\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         timing\ --device) values='auto cpu cuda mps'; kind=words ;;
         timing\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        timing\ --quantize) values='auto none'; kind=words ;;
+        timing\ --quantize) values='auto none int8 int4'; kind=words ;;
         timing\ --threads) values=''; kind=words ;;
         timing\ --context-length) values=''; kind=words ;;
         timing\ --seed) values=''; kind=words ;;
@@ -86,7 +86,7 @@ _llmcli() {
         bench\ --against) values='transformers llama.cpp'; kind=words ;;
         bench\ --seed) values=''; kind=words ;;
         bench\ --revision) values=''; kind=words ;;
-        bench\ --quantize) values='auto none'; kind=words ;;
+        bench\ --quantize) values='auto none int8 int4'; kind=words ;;
         bench\ -C|bench\ --cpu-mask) values=''; kind=words ;;
         bench\ --cpu-strict) values='0 1'; kind=words ;;
         bench\ --poll) values=''; kind=words ;;
@@ -115,7 +115,7 @@ _llmcli() {
         ladder\ -m|ladder\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         ladder\ --device) values='auto cpu cuda mps'; kind=words ;;
         ladder\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        ladder\ --quantize) values='auto none'; kind=words ;;
+        ladder\ --quantize) values='auto none int8 int4'; kind=words ;;
         ladder\ --threads) values=''; kind=words ;;
         ladder\ --context-length) values=''; kind=words ;;
         ladder\ --seed) values=''; kind=words ;;
@@ -126,7 +126,7 @@ _llmcli() {
         explain\ -m|explain\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         explain\ --device) values='auto cpu cuda mps'; kind=words ;;
         explain\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        explain\ --quantize) values='auto none'; kind=words ;;
+        explain\ --quantize) values='auto none int8 int4'; kind=words ;;
         explain\ --threads) values=''; kind=words ;;
         explain\ --context-length) values=''; kind=words ;;
         explain\ --seed) values=''; kind=words ;;
@@ -135,7 +135,7 @@ _llmcli() {
         load\ -m|load\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         load\ --device) values='auto cpu cuda mps'; kind=words ;;
         load\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        load\ --quantize) values='auto none'; kind=words ;;
+        load\ --quantize) values='auto none int8 int4'; kind=words ;;
         load\ --threads) values=''; kind=words ;;
         load\ --context-length) values=''; kind=words ;;
         load\ --seed) values=''; kind=words ;;
@@ -144,7 +144,7 @@ _llmcli() {
         info\ -m|info\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         info\ --device) values='auto cpu cuda mps'; kind=words ;;
         info\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        info\ --quantize) values='auto none'; kind=words ;;
+        info\ --quantize) values='auto none int8 int4'; kind=words ;;
         info\ --threads) values=''; kind=words ;;
         info\ --context-length) values=''; kind=words ;;
         info\ --seed) values=''; kind=words ;;
@@ -159,7 +159,7 @@ _llmcli() {
         shapes\ -m|shapes\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         shapes\ --device) values='auto cpu cuda mps'; kind=words ;;
         shapes\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        shapes\ --quantize) values='auto none'; kind=words ;;
+        shapes\ --quantize) values='auto none int8 int4'; kind=words ;;
         shapes\ --threads) values=''; kind=words ;;
         shapes\ --context-length) values=''; kind=words ;;
         shapes\ --seed) values=''; kind=words ;;
@@ -182,7 +182,7 @@ _llmcli() {
         attention\ -m|attention\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         attention\ --device) values='auto cpu cuda mps'; kind=words ;;
         attention\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        attention\ --quantize) values='auto none'; kind=words ;;
+        attention\ --quantize) values='auto none int8 int4'; kind=words ;;
         attention\ --threads) values=''; kind=words ;;
         attention\ --context-length) values=''; kind=words ;;
         attention\ --seed) values=''; kind=words ;;
@@ -199,7 +199,7 @@ _llmcli() {
         lens\ -m|lens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         lens\ --device) values='auto cpu cuda mps'; kind=words ;;
         lens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        lens\ --quantize) values='auto none'; kind=words ;;
+        lens\ --quantize) values='auto none int8 int4'; kind=words ;;
         lens\ --threads) values=''; kind=words ;;
         lens\ --context-length) values=''; kind=words ;;
         lens\ --seed) values=''; kind=words ;;
@@ -213,7 +213,7 @@ _llmcli() {
         dump\ -m|dump\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         dump\ --device) values='auto cpu cuda mps'; kind=words ;;
         dump\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        dump\ --quantize) values='auto none'; kind=words ;;
+        dump\ --quantize) values='auto none int8 int4'; kind=words ;;
         dump\ --threads) values=''; kind=words ;;
         dump\ --context-length) values=''; kind=words ;;
         dump\ --seed) values=''; kind=words ;;
@@ -225,7 +225,7 @@ _llmcli() {
         score\ -m|score\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         score\ --device) values='auto cpu cuda mps'; kind=words ;;
         score\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        score\ --quantize) values='auto none'; kind=words ;;
+        score\ --quantize) values='auto none int8 int4'; kind=words ;;
         score\ --threads) values=''; kind=words ;;
         score\ --context-length) values=''; kind=words ;;
         score\ --seed) values=''; kind=words ;;
@@ -236,7 +236,7 @@ _llmcli() {
         tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         tokens\ --device) values='auto cpu cuda mps'; kind=words ;;
         tokens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        tokens\ --quantize) values='auto none'; kind=words ;;
+        tokens\ --quantize) values='auto none int8 int4'; kind=words ;;
         tokens\ --threads) values=''; kind=words ;;
         tokens\ --context-length) values=''; kind=words ;;
         tokens\ --seed) values=''; kind=words ;;
@@ -244,7 +244,7 @@ _llmcli() {
         env\ -m|env\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         env\ --device) values='auto cpu cuda mps'; kind=words ;;
         env\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
-        env\ --quantize) values='auto none'; kind=words ;;
+        env\ --quantize) values='auto none int8 int4'; kind=words ;;
         env\ --threads) values=''; kind=words ;;
         env\ --context-length) values=''; kind=words ;;
         env\ --seed) values=''; kind=words ;;

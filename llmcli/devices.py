@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from llmcli.anatomy.arithmetic import auto_dtype
+from llmcli.anatomy.arithmetic import WIDE
 from llmcli.errors import OutOfMemory, UsageError
 from llmcli.ops import processor
 
@@ -44,21 +44,16 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def resolve_dtype(name: str, device: torch.device, stored: set[str]) -> torch.dtype:
-    """The arithmetic for weights stored in those formats; raises UsageError for unknown names.
-
-    `auto` is what `anatomy.arithmetic` says for the device.
-    """
-    if name != "auto":
-        if name not in DTYPES:
-            raise UsageError(f"`{name}` is not a dtype", hint=f"use auto, {', '.join(DTYPES)}")
-        if name == "float64" and device.type == "mps":
-            raise UsageError("the device `mps` has no float64", hint="use `--device cpu`")
-        return DTYPES[name]
-    return DTYPES[auto_dtype(device.type, stored, bfloat16=_multiplies_bfloat16(device))]
+def check_dtype(name: str, device: torch.device) -> None:
+    """Raises UsageError for an unknown name, and for what the device has not got."""
+    if name not in ("auto", WIDE, *DTYPES):
+        raise UsageError(f"`{name}` is not a dtype", hint=f"use auto, {', '.join(DTYPES)}")
+    if name == "float64" and device.type == "mps":
+        raise UsageError("the device `mps` has no float64", hint="use `--device cpu`")
 
 
-def _multiplies_bfloat16(device: torch.device) -> bool:
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions for it."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "mps" or processor.has_bfloat16()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -24,8 +24,11 @@ from llmcli.families import (
     UnpairRows,
     moves_rows,
 )
+from llmcli.formats.dense import Dense, writable
+from llmcli.formats.packed import Packed
+from llmcli.formats.weight import Weight
 from llmcli.model import Stages
-from llmcli.ops.quant import dequantize
+from llmcli.ops.quant import dequantize, quantize
 from llmcli.scales import Scaler
 
 # Of a matrix, as it is stored and as numbers, at a time: bounds what loading needs beyond the
@@ -34,14 +37,21 @@ _CHUNK_BYTES = 4 << 20
 _GAP_BYTES = 1 << 17  # so much between two rows that are used is skipped instead of read
 
 
-def fill(slot: Tensor, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
-    """Copies one checkpoint tensor through its operations into its slot, or an item of that.
+def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) -> None:
+    """Copies one checkpoint tensor through its operations into a weight, or an item of that.
 
     Rows of a matrix, or of a stack of matrices, some at a time; a stack of matrices that are stored
     transposed matrix by matrix; a vector, and a single transposed matrix, as a whole.
     Raises CheckpointError for numbers that an operation is not defined for.
     """
     info = checkpoint.tensors[load_.source]
+    if isinstance(weight, Packed):
+        if info.format == weight.format:
+            _fill_packed(weight, checkpoint, info, load_.ops, stages)
+        else:
+            _fill_quantized(weight, checkpoint, load_, stages)
+        return
+    slot = writable(weight)
     slot = slot if load_.index is None else slot[load_.index]
     scaler = None if load_.scale is None else Scaler(checkpoint, load_.scale, slot)
     if _goes_by_rows(info, load_.ops):
@@ -87,28 +97,15 @@ def _fill_rows(
 
     What lies between rows that are used is read only where it is little.
     """
-    count, row_bytes = prod(info.shape[:-1]), info.nbytes // prod(info.shape[:-1])
-    order = torch.arange(count).view(info.shape[:-1])
-    rows = _with_operations(order, [op for op in ops if moves_rows(op)], info.name).flatten()
     changes = [op for op in ops if not moves_rows(op)]
     as_they_are = scaler is None and not changes
     dtype = slot.dtype if as_they_are else _wide(slot)
     slot = slot if slot.ndim == 2 else slot.view(-1, slot.shape[-1])
-    stored, place = rows.sort()  # stored row `stored[i]` of the file → row `place[i]` of the slot
-    chunk = max(1, _CHUNK_BYTES // max(row_bytes, info.shape[-1] * dtype.itemsize))
-    done = 0
-    while done < len(rows):
-        start = int(stored[done])
-        here = slice(done, int(torch.searchsorted(stored, start + chunk)))
-        gaps = ((stored[here].diff() - 1) * row_bytes > _GAP_BYTES).nonzero()
-        if len(gaps):
-            here = slice(done, done + int(gaps[0]) + 1)
-        done, stop = here.stop, int(stored[here.stop - 1]) + 1
-        with stages("read", (stop - start) * row_bytes):
+    for start, stop, chosen, to in _row_chunks(info, ops, info.shape[-1] * dtype.itemsize):
+        with stages("read", (stop - start) * _row_bytes(info)):
             raw = _raw_rows(checkpoint, info, start, stop, slot.device)
             scales = None if scaler is None else scaler.read(start, stop)
         with stages("convert"):
-            to = place[here]
             in_order = stop - start == len(to) and bool((to.diff() == 1).all())
             part = slot[int(to[0]) : int(to[0]) + len(to)]
             if in_order and as_they_are:
@@ -121,8 +118,73 @@ def _fill_rows(
             if in_order:
                 part.copy_(values)
             else:
-                chosen = (stored[here] - start).to(slot.device)
-                slot[to.to(slot.device)] = values[chosen].to(slot.dtype)
+                slot[to.to(slot.device)] = values[chosen.to(slot.device)].to(slot.dtype)
+
+
+def _fill_packed(
+    weight: Packed,
+    checkpoint: Checkpoint,
+    info: TensorInfo,
+    ops: Sequence[Op],
+    stages: Stages,
+) -> None:
+    """The same for a weight that stays in the file's blocks: its rows are moved as they are."""
+    for start, stop, chosen, to in _row_chunks(info, ops, _row_bytes(info)):
+        with stages("read", (stop - start) * _row_bytes(info)):
+            raw = _raw_rows(checkpoint, info, start, stop, torch.device("cpu"))
+        with stages("pack"):
+            weight.write(to, raw if len(chosen) == len(raw) else raw[chosen])
+
+
+def _fill_quantized(
+    weight: Packed, checkpoint: Checkpoint, load_: Load, stages: Stages
+) -> None:
+    """The same for a weight whose numbers are quantized now, some rows at a time.
+
+    What a file holds in another order than by rows is read as a whole.
+    """
+    info = checkpoint.tensors[load_.source]
+    rows, columns = weight.shape
+    step = max(32, _CHUNK_BYTES // (4 * columns))
+    if load_.scale is None and all(isinstance(op, Transpose) for op in load_.ops):
+        values = read_values(checkpoint, info, torch.empty(0), stages)
+        numbers = _with_operations(values, load_.ops, info.name)
+    else:
+        whole = Dense(torch.empty(rows, columns))
+        fill(whole, checkpoint, load_, stages)
+        numbers = whole.tensor
+    with stages("pack"):
+        for start in range(0, rows, step):
+            part = numbers[start : start + step].contiguous()
+            places = torch.arange(start, start + len(part))
+            weight.write(places, quantize(part, weight.format))
+
+
+def _row_bytes(info: TensorInfo) -> int:
+    return info.nbytes // max(1, prod(info.shape[:-1]))
+
+
+def _row_chunks(
+    info: TensorInfo, ops: Sequence[Op], wide_bytes: int
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Rows in the order of the file, some MiB at a time: first, last + 1, which of these, to where.
+
+    A row takes as many bytes as it has in the file, or `wide_bytes`.
+    """
+    count, row_bytes = prod(info.shape[:-1]), _row_bytes(info)
+    order = torch.arange(count).view(info.shape[:-1])
+    rows = _with_operations(order, [op for op in ops if moves_rows(op)], info.name).flatten()
+    stored, place = rows.sort()  # stored row `stored[i]` of the file → row `place[i]` of the slot
+    chunk = max(1, _CHUNK_BYTES // max(row_bytes, wide_bytes))
+    done = 0
+    while done < len(rows):
+        start = int(stored[done])
+        here = slice(done, int(torch.searchsorted(stored, start + chunk)))
+        gaps = ((stored[here].diff() - 1) * row_bytes > _GAP_BYTES).nonzero()
+        if len(gaps):
+            here = slice(done, done + int(gaps[0]) + 1)
+        done, stop = here.stop, int(stored[here.stop - 1]) + 1
+        yield start, stop, stored[here] - start, place[here]
 
 
 def _with_operations(values: Tensor, ops: Sequence[Op], source: str) -> Tensor:

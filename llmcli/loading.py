@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from llmcli import devices
 from llmcli.anatomy import parameters
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
 from llmcli.filling import read_values
-from llmcli.model import Ledger, Model, Stages, dtype_name
+from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.reports.progress import Progress
@@ -69,11 +73,6 @@ def load_checkpoint(
     OutOfMemory (5), UsageError.
     """
     stages = stages or Stages()
-    if quantize not in ("auto", "none"):
-        raise UsageError(
-            f"`--quantize {quantize}` has no kernel in this version",
-            hint="use `--quantize auto`, and `--dtype` for the arithmetic",
-        )
     with stages("plan"):
         config, rules = configured(checkpoint)
         todo = None if random_weights is not None else fitting_plan(checkpoint, rules, config)
@@ -81,12 +80,11 @@ def load_checkpoint(
         tokenizer = _tokenizer(checkpoint, text)
     with stages("build"):
         on = devices.resolve_device(device)
-        formats = {info.format for info in checkpoint.tensors.values()}
-        arithmetic = devices.resolve_dtype(dtype, on, formats)
-        weights = weight_bytes(config, arithmetic)
-        hint = _smaller(config, weights, on)
-        devices.require_memory(weights, on, "the weights", hint)
-        decoder = Decoder(config, device=on, dtype=arithmetic)
+        asked = partial(arithmetic_on, on, checkpoint, config, todo)
+        numbers = asked(dtype=dtype, quantize=quantize)
+        weights = numbers.weight_bytes(config)
+        devices.require_memory(weights, on, "the weights", _smaller(config, weights, on, asked))
+        decoder = _decoder(config, numbers, on)
     if todo is None:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -102,6 +100,35 @@ def load_checkpoint(
         ledger=ledger,
         random_seed=random_weights,
     )
+
+
+def arithmetic_on(
+    device: torch.device,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    todo: Plan | None,
+    *,
+    dtype: str,
+    quantize: str,
+) -> Arithmetic:
+    """`arithmetic_of` for a device that is there. Raises UsageError for what it cannot do."""
+    devices.check_dtype(dtype, device)
+    return arithmetic_of(
+        checkpoint,
+        config,
+        todo,
+        dtype=dtype,
+        quantize=quantize,
+        device=device.type,
+        bfloat16=devices.multiplies_bfloat16(device),
+    )
+
+
+def _decoder(config: ModelConfig, numbers: Arithmetic, device: torch.device | str) -> Decoder:
+    return Decoder(
+        config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
+        cache_dtype=devices.DTYPES[numbers.cache],
+    )  # fmt: skip
 
 
 def configured(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
@@ -125,20 +152,25 @@ def fitting_plan(checkpoint: Checkpoint, rules: Sequence[Rule], config: ModelCon
     return todo
 
 
-def load_shapes(checkpoint: Checkpoint, *, dtype: str = "auto", like: str = "auto") -> Model:
+def load_shapes(
+    checkpoint: Checkpoint, *, dtype: str = "auto", quantize: str = "auto", like: str = "auto"
+) -> Model:
     """The model on the device `meta`: shapes without numbers, so that any size can be counted.
 
     `dtype` `auto` is what it would be on the device `like`. No weights have to be there. Raises
     UnsupportedModel, CheckpointError and UsageError as `load_checkpoint` does.
     """
-    config, _ = configured(checkpoint)
-    formats = {info.format for info in checkpoint.tensors.values()}
-    arithmetic = devices.resolve_dtype(dtype, devices.resolve_device(like), formats)
+    config, rules = configured(checkpoint)
+    todo = None
+    if checkpoint.tensors:
+        todo = plan(checkpoint.tensors, rules, config)
+    on = devices.resolve_device(like)
+    numbers = arithmetic_on(on, checkpoint, config, todo, dtype=dtype, quantize=quantize)
     tokenizer = _tokenizer(checkpoint, text=False)
     return Model(
         name=checkpoint.name,
         config=config,
-        decoder=Decoder(config, device="meta", dtype=arithmetic),
+        decoder=_decoder(config, numbers, "meta"),
         tokenizer=tokenizer,
         checkpoint=checkpoint,
         eos_ids=_eos_ids(config, tokenizer, checkpoint),
@@ -154,18 +186,26 @@ def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:
         return None
 
 
-def _smaller(config: ModelConfig, weights: int, device: torch.device) -> str:
-    """What to try where so many bytes do not fit: half the bytes a number where those do."""
+# What to try where the weights do not fit: `--dtype`, `--quantize`, and how to say it.
+_SMALLER = (
+    ("bfloat16", "none", "try `--dtype bfloat16`"),
+    ("auto", "auto", "leave out `--dtype` and `--quantize`"),
+    ("auto", "int8", "try `--quantize int8`"),
+    ("auto", "int4", "try `--quantize int4`"),
+)
+
+
+def _smaller(
+    config: ModelConfig, weights: int, device: torch.device, asked: Callable[..., Arithmetic]
+) -> str:
+    """What to try where so many bytes do not fit: the first of those that do."""
     free = devices.available_bytes(device) or 0
-    halved = weight_bytes(config, torch.bfloat16)
-    if halved < weights and halved <= free:
-        return "try `--dtype bfloat16` or a smaller model"
+    for dtype, quantize, words in _SMALLER:
+        with suppress(UsageError):
+            found = asked(dtype=dtype, quantize=quantize).weight_bytes(config)
+            if found < weights and found <= free:
+                return f"{words}, or use a smaller model"
     return "use a smaller model; `llmcli info` says what fits here"
-
-
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of all parameters in that arithmetic, from the configuration alone."""
-    return sum(spec.bytes or 0 for spec in parameters(config, dtype=dtype_name(dtype)))
 
 
 def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:

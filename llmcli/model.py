@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
 from llmcli.nn.decoder import Decoder
+from llmcli.ops.quant import PLAIN
 from llmcli.text import Tokenizer
 
 
@@ -21,8 +23,8 @@ class LedgerEntry:
     """One parameter, or one item along its first axis (`blocks.0.moe.W_up[3]`), and its tensor.
 
     `operations` were done on the way; `stored` is the format in the file, `shape` the shape of what
-    is filled and `dtype` its own, None where nothing is filled; `nbytes` is what it takes of the
-    tensor.
+    is filled and `dtype` its dtype or block format, None where nothing is filled; `nbytes` is what
+    it takes of the tensor.
     `scale` says what stored numbers of 8 bits were multiplied with before all else, and
     `scale_tensors` are the checkpoint's tensors that were read for it.
     """
@@ -33,7 +35,6 @@ class LedgerEntry:
     shape: tuple[int, ...]
     nbytes: int
     operations: tuple[str, ...]
-    dequantized: bool
     scale: str | None = None
     scale_tensors: tuple[str, ...] = ()
     dtype: str | None = None
@@ -42,6 +43,12 @@ class LedgerEntry:
     def target(self) -> str:
         """The parameter's name, without the item."""
         return self.parameter.partition("[")[0]
+
+    @property
+    def dequantized(self) -> bool:
+        """Whether blocks did not stay as they are stored, or numbers were scaled."""
+        kept = self.stored in PLAIN or self.dtype in (None, self.stored)
+        return self.scale is not None or not kept
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -103,8 +110,17 @@ class Model:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The arithmetic of weights and activations."""
+        """Of activations and of dense weights."""
         return self.decoder.dtype
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What it runs in: dtypes, and the formats of packed weights."""
+        return Arithmetic(
+            dtype=dtype_name(self.dtype),
+            cache=dtype_name(self.decoder.cache_dtype),
+            formats=self.decoder.formats,
+        )
 
     @property
     def stream_dtype(self) -> torch.dtype:
@@ -127,7 +143,6 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """The `model` object of every JSON document."""
-        arithmetic = dtype_name(self.dtype)
         stored = sorted({entry.stored for entry in self.ledger.entries})
         return {
             "name": self.name,
@@ -137,8 +152,7 @@ class Model:
             "parameters": self.parameter_count,
             "context": self.config.context,
             "stored_formats": stored,
-            "weight_format": arithmetic,
-            "activation_format": arithmetic,
+            **self.arithmetic.describe(self.config),
             "weight_bytes": self.weight_bytes,
             "device": str(self.device),
             "random_weights_seed": self.random_seed,

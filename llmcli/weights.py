@@ -16,9 +16,10 @@ from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
 from llmcli.formats.dense import writable
+from llmcli.formats.packed import Packed
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
-from llmcli.ops.quant import PLAIN, check_format
+from llmcli.ops.quant import check_format, quantize
 from llmcli.reports.progress import Progress
 from llmcli.scales import check_scale
 
@@ -39,7 +40,8 @@ def load_weights(
     """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time.
 
     `stages` hears of `read` (from the file to the device, in stored bytes; a fused tensor is
-    read for each of its parts) and of `convert` (in bytes of the parameters).
+    read for each of its parts), and of `pack` and `convert` (in bytes of the parameters that are
+    packed, and of the others).
     """
     stages = stages or Stages()
     weights = {name: decoder.weight(name) for name in decoder.weight_names}
@@ -47,12 +49,15 @@ def load_weights(
     done = 0
     with threads(1 if total < _THREADED else None):
         for load_ in todo.loads:
-            slot = writable(weights[load_.target])
-            fill(slot, checkpoint, load_, stages)
-            done += slot.nbytes if load_.index is None else slot[load_.index].nbytes
+            weight = weights[load_.target]
+            fill(weight, checkpoint, load_, stages)
+            done += weight.nbytes // (1 if load_.index is None else weight.shape[0])
             if progress is not None:
                 progress("loading weights", done, total)
-    with stages("convert", total):
+    packed = sum(weight.nbytes for weight in weights.values() if isinstance(weight, Packed))
+    if packed:
+        stages.add("pack", 0.0, packed)
+    with stages("convert", total - packed):
         wait_for(decoder.device)
     checkpoint.release()
     shapes = {name: weight.shape for name, weight in weights.items()}
@@ -74,7 +79,11 @@ def randomize(decoder: Decoder, seed: int) -> None:
     """Seeded weights: matrices normal with deviation 0.02, norm weights 1, biases 0."""
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name in decoder.weight_names:
-        slot = writable(decoder.weight(name))
+        weight = decoder.weight(name)
+        if isinstance(weight, Packed):
+            _randomize_packed(weight, generator)
+            continue
+        slot = writable(weight)
         last = name.rpartition(".")[2]
         if last == "w":
             slot.fill_(1.0)
@@ -82,6 +91,16 @@ def randomize(decoder: Decoder, seed: int) -> None:
             slot.zero_()
         elif slot.device.type != "meta":
             slot.normal_(0.0, 0.02, generator=generator)
+
+
+def _randomize_packed(weight: Packed, generator: torch.Generator) -> None:
+    """A matrix of such numbers, quantized; some rows at a time."""
+    rows, columns = weight.shape
+    step = max(1, (8 << 20) // columns)
+    for start in range(0, rows, step):
+        places = torch.arange(start, min(start + step, rows))
+        drawn = torch.empty(len(places), columns).normal_(0.0, 0.02, generator=generator)
+        weight.write(places, quantize(drawn, weight.format))
 
 
 def check_fit(
@@ -136,7 +155,6 @@ def _entry(
         shape=tuple(shape),
         nbytes=info.nbytes * math.prod(shape) // max(1, math.prod(info.shape)),
         operations=tuple(str(op) for op in load_.ops),
-        dequantized=info.format not in PLAIN or load_.scale is not None,
         scale=None if load_.scale is None else str(load_.scale),
         scale_tensors=() if load_.scale is None else load_.scale.tensors,
     )

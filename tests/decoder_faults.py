@@ -7,10 +7,10 @@ Whoever claims to prove what the decoder computes has to see them.
 import torch
 import torch.nn.functional as F
 from blocks import ffn_of, norm_of
-from small_models import weights
-from zoo import CONFIGS
+from small_models import random_model, weights
+from zoo import CONFIGS, in_blocks
 
-from llmcli.formats.dense import Dense
+from llmcli.formats.dense import Dense, writable
 from llmcli.nn import step
 from llmcli.nn.block import Block
 from llmcli.nn.step import Step, Visible
@@ -33,12 +33,28 @@ def fault(config):
 
 
 def model(name, dtype):
-    """`small rows`: gpt2 with embeddings of the size that trained ones have."""
+    """`small rows`: gpt2 with embeddings of the size that trained ones have.
+
+    `dtype` `packed`: its matrices in blocks.
+    """
+    if dtype == "packed":
+        return packed_model(name)
     if name != "small rows":
         return weights(CONFIGS[name], dtype)
     of = weights(CONFIGS["gpt2"], dtype)
     of.W_E.mul_(0.02)
     of.W_P.mul_(0.02)
+    return of
+
+
+def packed_model(name):
+    small = name == "small rows"
+    tables = ("embed.W", "pos_embed.W") if small else ()
+    config = CONFIGS["gpt2" if small else name]
+    config, formats = in_blocks(config, "Q8_0", "Q4_1", "Q5_0", dense=tables)
+    of = random_model(config, formats=formats)
+    for table in tables:
+        writable(of.decoder.weight(table)).mul_(0.02)
     return of
 
 

@@ -1,11 +1,55 @@
 """The parameters of a decoder as tensors, for tests that fill, read and break them."""
 
+import torch
+
+from llmcli.anatomy.arithmetic import Arithmetic, matrices
+from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense, writable
+from llmcli.nn.decoder import Decoder
+from llmcli.weights import randomize
+
+
+def packed_in(config, format="Q4_1"):
+    """The arithmetic of a model whose matrices are all in those blocks."""
+    formats = dict.fromkeys(matrices(config), format)
+    return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
+
+
+def decoder_in(config, numbers, device="cpu"):
+    """A decoder in that arithmetic with random weights."""
+    decoder = Decoder(
+        config, device=device, dtype=DTYPES[numbers.dtype], formats=numbers.formats,
+        cache_dtype=DTYPES[numbers.cache],
+    )  # fmt: skip
+    if torch.device(device).type != "meta":
+        randomize(decoder, 0)
+    return decoder
 
 
 def parameters_of(decoder):
     """Every parameter by name: the memory that the decoder computes with, not a copy."""
     return {name: writable(decoder.weight(name)) for name in decoder.weight_names}
+
+
+class Times:
+    """A weight whose products are those of another one times a factor, as its numbers are."""
+
+    def __init__(self, weight, by):
+        self._weight, self._by = weight, by
+
+    def __getattr__(self, name):
+        return getattr(self._weight, name)
+
+    def dense(self, *args, **kwargs):
+        return self._weight.dense(*args, **kwargs) * self._by
+
+    def matmul(self, x, bias_N=None):
+        y = self._weight.matmul(x) * self._by
+        return y if bias_N is None else y + bias_N
+
+    def matmul_wide(self, x, bias_N=None):
+        y = self._weight.matmul_wide(x) * self._by
+        return y if bias_N is None else y + bias_N
 
 
 def replace_weight(decoder, name, tensor):

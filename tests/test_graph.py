@@ -8,26 +8,17 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from small_models import ids, random_decoder
+from small_models import ids, random_decoder, random_model
 from zoo import ATTENTION, GATED, MODELS, RMS, block, branch, llama
 
 from llmcli.anatomy.graph import Graph
 from llmcli.explain.kernel import Kernel
 from llmcli.graph import ops
 from llmcli.graph.evaluation.rules import RULES, rules
-from llmcli.model import Model
 from llmcli.parts.attention.config import RopeConfig
 
 TOKENS = 11
 BOUND = 1e-9  # of the magnitudes that an op adds up; float64 has 2e-16
-
-
-def small(config):
-    decoder = random_decoder(config)
-    return Model(
-        name="small", config=config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=3,
-    )  # fmt: skip
 
 
 def run(model):
@@ -97,7 +88,7 @@ def wrong(model, nodes, *, chained):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_the_decoder_emits_is_what_the_nodes_make(name):
-    model = small(MODELS[name])
+    model = random_model(MODELS[name])
     graph = Graph(model.config)
     assert list(filter(graph.written, graph.nodes)) == list(run(model)[1])
     assert wrong(model, graph.nodes, chained=False) == {}
@@ -170,7 +161,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
     name, leaf, changed = FAULTS[fault]
-    model = small(MODELS[name])
+    model = random_model(MODELS[name])
     nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
     nodes[planted] = changed(nodes[planted])
     assert planted in wrong(model, nodes, chained=False)

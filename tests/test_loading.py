@@ -7,6 +7,7 @@ from decoder_parameters import parameters_of
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 
 from llmcli import devices, weights
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import (
     CheckpointError,
@@ -14,7 +15,8 @@ from llmcli.errors import (
     UsageError,
     WeightMismatch,
 )
-from llmcli.loading import load, load_checkpoint, weight_bytes
+from llmcli.kernels import native
+from llmcli.loading import load, load_checkpoint, load_shapes
 from llmcli.ops import processor
 
 
@@ -45,7 +47,7 @@ def test_every_tensor_in_its_slot(tmp_path):
     described = model.describe()
     assert described["parameters"] == sum(t.numel() for t in tensors.values())
     assert described["weight_bytes"] == 4 * described["parameters"]
-    assert weight_bytes(model.config, torch.bfloat16) == 2 * described["parameters"]
+    assert Arithmetic.of("bfloat16").weight_bytes(model.config) == 2 * described["parameters"]
 
 
 def test_small_chunks_load_the_same(tmp_path, monkeypatch):
@@ -125,22 +127,38 @@ def test_half_precision_is_proposed_only_where_it_helps(tmp_path, monkeypatch, d
     assert "a smaller model" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(0.9, "`--dtype bfloat16`"), (0.45, "`--quantize int8`"), (0.25, "`--quantize int4`")],
+)
+def test_what_would_fit_is_named(tmp_path, monkeypatch, share, words):
+    monkeypatch.setattr(native, "level", lambda: "portable")
+    path = write_llama(tmp_path, hidden_size=64, vocab_size=4096, intermediate_size=512)
+    needed = load_shapes(open_checkpoint(path), dtype="float32").weight_bytes
+    monkeypatch.setattr(devices, "available_bytes", lambda device: int(share * needed))
+    with pytest.raises(OutOfMemory) as caught:
+        load_tiny(path, dtype="float32", random_weights=0)
+    assert words in caught.value.hint
+
+
 def test_dtypes_and_devices_by_name(tmp_path, monkeypatch):
-    cpu = torch.device("cpu")
-    assert devices.resolve_dtype("float64", cpu, set()) == torch.float64
+    path = write_llama(tmp_path)
+    assert load_tiny(path, dtype="float64").dtype == torch.float64
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx512_bf16"}))
-    assert devices.resolve_dtype("auto", cpu, {"BF16"}) == torch.bfloat16
+    assert load_tiny(path, dtype="auto").dtype == torch.bfloat16
     monkeypatch.setattr(processor, "flags", lambda: frozenset({"avx2"}))
-    assert devices.resolve_dtype("auto", cpu, {"F16"}) == torch.float32
+    assert load_tiny(path, dtype="auto").dtype == torch.float32
     with pytest.raises(UsageError, match="`float8` is not a dtype"):
-        devices.resolve_dtype("float8", cpu, set())
+        load_tiny(path, dtype="float8")
+    with pytest.raises(UsageError, match="has no float64"):
+        devices.check_dtype("float64", torch.device("mps"))
     for name in ("gpu", "cpu:1", "cuda:x"):
         with pytest.raises(UsageError, match="is not a device"):
             devices.resolve_device(name)
     with pytest.raises(UsageError, match="no device `cuda:99`"):
         devices.resolve_device("cuda:99")
-    with pytest.raises(UsageError, match="int8"):
-        load_tiny(write_llama(tmp_path), quantize="int8")
+    with pytest.raises(UsageError, match="`--quantize int3` is not a weight format"):
+        load_tiny(write_llama(tmp_path), quantize="int3")
 
 
 def test_auto_leaves_apples_gpu_to_who_names_it(monkeypatch):

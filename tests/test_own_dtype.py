@@ -14,13 +14,14 @@ from tiny_checkpoints import llama_tensors, write_llama
 
 import llmcli.parts.norm.graph as norms
 from llmcli.anatomy import parameters
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import memory_need
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import total_work
 from llmcli.checkpoints import open_checkpoint
 from llmcli.devices import DTYPES
 from llmcli.graph.spec import Call
-from llmcli.loading import load_checkpoint, load_shapes, weight_bytes
+from llmcli.loading import load_checkpoint, load_shapes
 from llmcli.measure.load.run import measure_load
 from llmcli.measure.ran import run_checks
 from llmcli.measure.shapes import Calls
@@ -72,16 +73,18 @@ def test_every_count_of_bytes_is_of_what_lies_in_memory(folder, dtype):
     numbers = sum(slot.numel() for slot in parameters_of(model.decoder).values())
     size = DTYPES[dtype].itemsize
     assert held == size * numbers + (max(size, 4) - size) * NORMS
-    assert weight_bytes(model.config, DTYPES[dtype]) == held
+    numbers = Arithmetic.of(dtype)
+    assert model.arithmetic == numbers
+    assert numbers.weight_bytes(model.config) == held
     assert model.describe()["weight_bytes"] == held
     assert load_shapes(open_checkpoint(folder), dtype=dtype).weight_bytes == held
-    assert memory_need(model.config, dtype=dtype, batch=1, context=8).weights == held
-    calls = Calls(config=model.config, batch=1, tokens=4, dtype=dtype)
+    assert memory_need(model.config, numbers, batch=1, context=8).weights == held
+    calls = Calls(config=model.config, batch=1, tokens=4, numbers=numbers)
     assert sum(spec.bytes for spec in calls.parameters()) == held
     call = Call(batch=1, tokens=1, past=3, phase="decode")
-    reads = total_work(model.config, call, dtype=dtype).weights
-    given = {name: slot.nbytes for name, slot in parameters_of(model.decoder).items()}
-    assert reads == total_work(model.config, call, dtype=dtype, weight_bytes=given).weights
+    table = parameters_of(model.decoder)["embed.W"]
+    reads = total_work(model.config, call, numbers=numbers).weights
+    assert reads == held - table.nbytes + table[0].nbytes
     assert all(check.ok for check in run_checks(model, [1, 2, 3], 2))
 
 

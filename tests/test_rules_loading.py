@@ -380,7 +380,7 @@ def test_a_stack_of_packed_rows(tmp_path, monkeypatch, op):
         slot = torch.empty(right.shape)
         ops = () if op is None else (op,)
         checkpoint = open_checkpoint(tmp_path / "m.gguf")
-        filling.fill(slot, checkpoint, Load("exps", "exps", ops), Stages())
+        filling.fill(Dense(slot), checkpoint, Load("exps", "exps", ops), Stages())
         assert torch.equal(slot, right)
 
 
@@ -517,7 +517,7 @@ def test_no_second_copy_of_a_stack(tmp_path, monkeypatch, op):
     monkeypatch.setattr(filling, "dequantize", noted(make))
     save(tmp_path, w=stored)
     slot = torch.empty(shape)
-    filling.fill(slot, open_checkpoint(tmp_path), Load("w", "w", ops), stages := Stages())
+    filling.fill(Dense(slot), open_checkpoint(tmp_path), Load("w", "w", ops), stages := Stages())
     assert torch.equal(slot, right)
     assert max(sizes) <= filling._CHUNK_BYTES
     assert stages.nbytes["read"] == right.nbytes  # the rows between those that are used are not

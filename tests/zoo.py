@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from llmcli.anatomy.arithmetic import matrices
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.families import find
+from llmcli.graph.blocks import PACKED as BLOCK
 from llmcli.parts.attention.config import (
     AttentionConfig,
     DynamicScaling,
@@ -600,3 +602,51 @@ BLOCKS = {
     ),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS
+
+
+def in_blocks(config, *formats, size=64, dense=()):
+    """That model with all widths `size`, and its matrices in blocks of these formats, in turn.
+
+    But for those that are `dense`, by the end of their names, or whose rows are no whole blocks.
+    """
+    layers = tuple(
+        dataclasses.replace(layer, sublayers=tuple(
+            tuple(
+                dataclasses.replace(branch, part=dataclasses.replace(branch.part, hidden=size))
+                if isinstance(branch.part, MlpConfig) else branch
+                for branch in branches
+            )
+            for branches in layer.sublayers
+        ))
+        for layer in config.layers
+    )  # fmt: skip
+    config = dataclasses.replace(config, width=size, layers=layers)
+    wanted = [one for one in matrices(config).items() if not one[0].endswith(tuple(dense))]
+    turns = [(*one, formats[i % len(formats)]) for i, one in enumerate(wanted)]
+    return config, {
+        name: format for name, columns, format in turns if columns % BLOCK[format].block == 0
+    }
+
+
+_SMALL = ("Q8_0", "Q4_1", "Q4_0", "Q5_1", "IQ4_NL", "Q5_0", "MXFP4")
+_LARGE = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "IQ4_XS", "Q2_K", "Q8_0")
+_LARGE_HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
+
+# models whose matrices are kept in blocks, several formats in one product: configuration, formats
+IN_BLOCKS = {
+    "llama": in_blocks(llama(), *_SMALL),
+    "llama in K blocks": in_blocks(
+        llama(*(layer(**_LARGE_HEADS),) * 2, head=HeadConfig(tied=True)), *_LARGE, size=256
+    ),
+    "qk norm": in_blocks(CONFIGS["qk norm"], "Q5_1", "Q8_0"),
+    "qk norm over the width": in_blocks(BLOCKS["qk norm over the width"], "Q4_0", "Q8_0"),
+    "gpt2": in_blocks(gpt2(heads=4, kv_heads=4), "Q8_0", "Q4_1", "Q5_0"),
+    "keys and gates that are dense": in_blocks(llama(), "Q8_0", "Q4_1", dense=("W_k", "W_gate")),
+    "a head and embeddings that are dense": in_blocks(
+        CONFIGS["window"], "Q4_1", dense=("head.W", "embed.W")
+    ),
+    "norms after": in_blocks(BLOCKS["norms after"], "Q8_0", "IQ4_NL"),
+    "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
+    "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
+    "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
+}  # fmt: skip

@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
-from llmcli.anatomy.model import parameters, states
+from llmcli.anatomy.model import parameters
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.graph.workspace import Reading
@@ -72,8 +73,8 @@ def _norms(layer: LayerConfig) -> str:
 
 def memory_need(
     config: ModelConfig,
+    numbers: Arithmetic,
     *,
-    dtype: str,
     batch: int,
     context: int,
     cuda: bool = False,
@@ -87,26 +88,25 @@ def memory_need(
     taken there is counted. `native`: the processor multiplies numbers of 16 bits itself. There is
     a tokenizer of so many entries in the process. A prompt is read `chunk` tokens at a time.
     """
-    size = DTYPE_BYTES[dtype]
     fixed, one = (
-        sum(spec.bytes or 0 for spec in states(config, batch=batch, capacity=n, dtype=dtype))
+        sum(spec.bytes or 0 for spec in numbers.states(config, batch=batch, capacity=n))
         for n in (0, 1)
     )
     per_token = one - fixed  # some states do not grow
     cache = fixed + per_token * context
     return MemoryNeed(
-        dtype=dtype,
+        formats=numbers.describe(config),
         batch=batch,
         context=context,
-        weights=sum(spec.bytes or 0 for spec in parameters(config, dtype=dtype)),
+        weights=numbers.weight_bytes(config),
         cache=cache,
         cache_per_token=per_token,
         # a sequence that ends leaves the batch: the caches of the others are copied
         copies=cache // batch * (batch - 1),
         activations=prefill_peak(
-            config, batch, context, size, cuda=cuda, native=native, chunk=chunk
+            config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
         ),
-        runtime=_CUBLAS if cuda else _CODE[size < 4] + _tables(tokenizer),
+        runtime=_CUBLAS if cuda else _CODE[DTYPE_BYTES[numbers.dtype] < 4] + _tables(tokenizer),
     )
 
 
@@ -116,6 +116,7 @@ def _tables(entries: int) -> int:
 
 def longest_context(
     config: ModelConfig,
+    numbers: Arithmetic,
     need: MemoryNeed,
     *,
     free: int,
@@ -127,12 +128,12 @@ def longest_context(
 
     `need` is that of the same run at any length. 0 where not even one token fits.
     """
-    size, batch = DTYPE_BYTES[need.dtype], need.batch
+    batch = need.batch
     fixed = need.cache - need.cache_per_token * need.context
 
     def fits(tokens: int) -> bool:
         cache = fixed + need.cache_per_token * tokens
-        peak = prefill_peak(config, batch, tokens, size, cuda=cuda, native=native)
+        peak = prefill_peak(config, numbers, batch, tokens, cuda=cuda, native=native)
         copies = cache // batch * (batch - 1)
         return replace(need, cache=cache, copies=copies, activations=peak).total <= free
 
@@ -145,9 +146,9 @@ def longest_context(
 
 def prefill_peak(
     config: ModelConfig,
+    numbers: Arithmetic,
     batch: int,
     context: int,
-    size: int,
     *,
     cuda: bool = False,
     native: bool = False,
@@ -156,17 +157,17 @@ def prefill_peak(
     """Bytes that are alive at once, at most, while the last chunk of a prompt is read.
 
     An estimate that leans to too much, counted from `nn`: what each part holds while it runs,
-    the largest of them, and what all share: rotation tables, masks. `size`: bytes of a number,
-    `native`: see `memory_need`.
+    the largest of them, and what all share: rotation tables, masks. `native`: see `memory_need`.
 
     Of PyTorch's own tensors: for smollm2 on one thread of a CPU 17.9 MiB of 512 tokens, of which
     its allocator has 17.9, and 21.1 of 3,072, of which it has 19.1. The process grows by 13 to 19
     MiB more than that: see `_CODE`.
     """
+    size = DTYPE_BYTES[numbers.dtype]
     wide = max(size, 4)
     reading = Reading(
         width=config.width, batch=batch, tokens=min(context, chunk), keys=context, size=size,
-        cuda=cuda, native=native,
+        kept=DTYPE_BYTES[numbers.cache], rounded=bool(numbers.formats), cuda=cuda, native=native,
     )  # fmt: skip
     peak = batch * config.vocab * 2 * wide  # the logits of the last position, with their bias
     if size < 4:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from llmcli.anatomy.block import block_rows
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, State
-from llmcli.graph.ops import Add, Mix, Score
+from llmcli.graph.ops import Add, Mix, Score, Softmax
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
 
@@ -168,6 +168,12 @@ class Graph:
         """What mixes the layer's values by a map `[H, T, S]` (`op.pattern`); None without one."""
         inside = (node for node in self.nodes.values() if node.layer == layer)
         return next((node for node in inside if isinstance(node.op, Mix)), None)
+
+    def score(self, mix: Mix) -> Score | None:
+        """The scores that the map of `mix` is the softmax of; None where it is no such map."""
+        softmax = self.nodes[mix.pattern].op
+        score = self.nodes[softmax.source].op if isinstance(softmax, Softmax) else None
+        return score if isinstance(score, Score) else None
 
     def _add(self, part: PartGraph, layer: int | None) -> None:
         whole = self._sizes[None]

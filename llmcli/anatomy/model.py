@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.graph.ops import size
 from llmcli.graph.spec import TensorSpec, wide_dtype
 
+_DENSE: Mapping[str, str] = {}
 
-def parameters(config: ModelConfig, *, dtype: str | None = None) -> tuple[TensorSpec, ...]:
+
+def parameters(
+    config: ModelConfig, *, dtype: str | None = None, formats: Mapping[str, str] = _DENSE
+) -> tuple[TensorSpec, ...]:
     """Every parameter of the model in execution order; a tied head has none of its own.
 
-    `dtype` is what the model computes in: some are kept in at least float32 all the same. A stack
-    of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
+    `dtype` is what the model computes in: some are kept in at least float32 all the same. Those in
+    `formats`, by name, are packed: kept in blocks (`Q4_K`), each in memory of its own. A stack of
+    matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
     """
     model = graph(config)
+    apart = {row.shares for row in model.parameters.values() if row.name in formats}
     specs = []
     for row in model.parameters.values():
         sizes = model.sizes(row.layer)
@@ -22,16 +30,25 @@ def parameters(config: ModelConfig, *, dtype: str | None = None) -> tuple[Tensor
         specs.append(TensorSpec(
             name=row.name, kind="parameter", axes=row.axes, shape=shape,
             stored_shape=(*shape[:-2], *shape[:-3:-1]) if row.turned else shape,
-            dtype=wide_dtype(dtype) if row.wide else dtype,
-            formula=model.formula(model[row.makes]), layer=row.layer, shares=row.shares,
+            dtype=formats.get(row.name) or (wide_dtype(dtype) if row.wide else dtype),
+            formula=model.formula(model[row.makes]), layer=row.layer,
+            shares=None if row.shares in apart else row.shares,
         ))  # fmt: skip
     return tuple(specs)
 
 
 def states(
-    config: ModelConfig, *, batch: int, capacity: int, dtype: str | None = None
+    config: ModelConfig,
+    *,
+    batch: int,
+    capacity: int,
+    dtype: str | None = None,
+    cache: str | None = None,
 ) -> tuple[TensorSpec, ...]:
-    """What is kept between calls, for `capacity` positions: keys and values of every layer."""
+    """What is kept between calls, for `capacity` positions: keys and values of every layer.
+
+    `cache` is the dtype of keys and values, where it is not `dtype`.
+    """
     model = graph(config)
     found = []
     for row in model.states.values():
@@ -39,6 +56,7 @@ def states(
         axes = ("B", *row.axes)
         found.append(TensorSpec(
             name=row.name, kind="state", axes=axes, shape=tuple(sizes[axis] for axis in axes),
-            formula=row.formula, dtype=wide_dtype(dtype) if row.wide else dtype, layer=row.layer,
+            formula=row.formula, layer=row.layer,
+            dtype=wide_dtype(dtype) if row.wide else cache or dtype if row.cached else dtype,
         ))  # fmt: skip
     return tuple(found)

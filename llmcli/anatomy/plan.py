@@ -52,6 +52,7 @@ def _tensors(
     wide = {
         node.op.fused for node in model.nodes.values() if node.wide and isinstance(node.op, Project)
     }
+    cached = {row.holds for row in model.states.values() if row.cached}
     for node in model.nodes.values():
         if node.ends and logits == "none":
             continue
@@ -65,17 +66,20 @@ def _tensors(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(sizes[axis] for axis in axes),
             formula=model.formula(node),
-            dtype=call.wide_dtype if node.wide else call.dtype,
+            dtype=call.wide_dtype if node.wide
+            else call.cache_dtype if node.name in cached else call.dtype,
             flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,
-            shares=_memory(node, call, wide), written=node.name not in derived,
+            shares=_memory(node, call, wide, cached), written=node.name not in derived,
         )  # fmt: skip
 
 
-def _memory(node: Node, call: Call, wide: set[str]) -> str | None:
+def _memory(node: Node, call: Call, wide: set[str], cached: set[str]) -> str | None:
     """What it is a view of: what one product gives for several is in its widest dtype.
 
-    What of it is kept narrower is a copy.
+    What of it is kept narrower is a copy, as are keys and values in a dtype of their own.
     """
+    if node.name in cached and call.cache_dtype != call.dtype:
+        return None
     if not isinstance(node.op, Project) or not node.op.fused:
         return node.shares
     copied = node.op.fused in wide and not node.wide and call.dtype != call.wide_dtype

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import prod
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Place, graph
-from llmcli.anatomy.model import parameters
 from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node
@@ -32,16 +31,14 @@ def part_work(
     config: ModelConfig,
     call: Call,
     *,
-    dtype: str,
+    numbers: Arithmetic,
     logits: Logits = "last",
-    weight_bytes: Mapping[str, int] | None = None,
 ) -> Works:
     """Each (part, layer) of one call in the order of the forward pass, the layer None outside.
 
-    `dtype` is what is computed in, and what activations and the cache are kept in.
-    `weight_bytes`: bytes of each parameter by its name (default: those of a model in `dtype`).
+    `numbers` is what it is computed in, and what weights, activations and the cache are kept in.
     """
-    return calls_work(config, ((call, logits),), dtype=dtype, weight_bytes=weight_bytes)
+    return calls_work(config, ((call, logits),), numbers=numbers)
 
 
 def prompt_calls(
@@ -70,12 +67,11 @@ def prompt_work(
     tokens: int,
     past: int = 0,
     chunk: int = PROMPT_CHUNK,
-    dtype: str,
-    weight_bytes: Mapping[str, int] | None = None,
+    numbers: Arithmetic,
 ) -> Works:
     """The same of a whole prompt, read `chunk` tokens at a time: the sum over those calls."""
     calls = prompt_calls(batch=batch, tokens=tokens, past=past, chunk=chunk)
-    return calls_work(config, calls, dtype=dtype, weight_bytes=weight_bytes)
+    return calls_work(config, calls, numbers=numbers)
 
 
 def decode_work(
@@ -84,24 +80,22 @@ def decode_work(
     batch: int,
     tokens: int,
     past: int,
-    dtype: str,
-    weight_bytes: Mapping[str, int] | None = None,
+    numbers: Arithmetic,
 ) -> Works:
     """The same of `tokens` tokens after `past` ones, one a call: the sum over those calls."""
     calls = decode_calls(batch=batch, tokens=tokens, past=past)
-    return calls_work(config, calls, dtype=dtype, weight_bytes=weight_bytes)
+    return calls_work(config, calls, numbers=numbers)
 
 
 def total_work(
     config: ModelConfig,
     call: Call,
     *,
-    dtype: str,
+    numbers: Arithmetic,
     logits: Logits = "last",
-    weight_bytes: Mapping[str, int] | None = None,
 ) -> PartWork:
     """All parts of one call together."""
-    return added(part_work(config, call, dtype=dtype, logits=logits, weight_bytes=weight_bytes))
+    return added(part_work(config, call, numbers=numbers, logits=logits))
 
 
 def step_bytes(
@@ -109,15 +103,14 @@ def step_bytes(
     tokens: int,
     *,
     batch: int = 1,
-    dtype: str,
-    weight_bytes: Mapping[str, int] | None = None,
+    numbers: Arithmetic,
 ) -> int:
     """Bytes that the step which makes it `tokens` tokens streams: weights, keys and values.
 
     What is not larger than a cache stays in it from one step to the next.
     """
     call = Call(batch=batch, tokens=1, past=max(0, tokens - 1), phase="decode")
-    work = total_work(config, call, dtype=dtype, weight_bytes=weight_bytes)
+    work = total_work(config, call, numbers=numbers)
     return work.weights + work.cache
 
 
@@ -130,8 +123,7 @@ def calls_work(
     config: ModelConfig,
     calls: Iterable[tuple[Call, Logits]],
     *,
-    dtype: str,
-    weight_bytes: Mapping[str, int] | None = None,
+    numbers: Arithmetic,
 ) -> Works:
     """The same of several calls: the sum over them."""
     # layers that are alike are counted once; their weights may differ in size
@@ -145,9 +137,9 @@ def calls_work(
         positions += call.tokens
         for layer, single in alike.items():
             seen = sums.setdefault(layer, {})
-            for place, work in _LayerCall(single, replace(call, dtype=dtype), logits).works():
+            for place, work in _LayerCall(single, call, logits, numbers).works():
                 seen[place] = seen.get(place, PartWork()) + work
-    weights = _weights(config, weight_bytes, dtype, number, heads, looked_up, positions)
+    weights = _weights(config, numbers, number, heads, looked_up, positions)
     return tuple(
         (part, layer, work + PartWork(weights=weights[part, layer]))
         for part, layer, work in _unrolled(config, sums)
@@ -169,8 +161,7 @@ def _unrolled(
 
 def _weights(
     config: ModelConfig,
-    weight_bytes: Mapping[str, int] | None,
-    dtype: str,
+    numbers: Arithmetic,
     calls: int,
     heads: int,
     looked_up: int,
@@ -182,8 +173,8 @@ def _weights(
     """
     found: Counter[Place] = Counter()
     model = graph(config)
-    for spec in parameters(config, dtype=dtype):
-        nbytes = _bytes(spec) if weight_bytes is None else weight_bytes[spec.name]
+    for spec in numbers.parameters(config):
+        nbytes = _bytes(spec)
         if spec.name == "embed.W" and config.head.tied:
             found["head", None] += nbytes * heads
         elif spec.name in ("embed.W", "pos_embed.W"):
@@ -198,11 +189,17 @@ def _weights(
 class _LayerCall:
     """One call of a model with one layer, all but its parameters."""
 
-    def __init__(self, config: ModelConfig, call: Call, logits: Logits) -> None:
+    def __init__(
+        self, config: ModelConfig, call: Call, logits: Logits, numbers: Arithmetic
+    ) -> None:
         self.model = graph(config)
-        self.call = call
-        self.specs = {spec.name: spec for spec in plan(config, call, logits=logits).tensors}
-        self.size = DTYPE_BYTES[str(call.dtype)]
+        self.call = numbers.call(call)
+        self.specs = {spec.name: spec for spec in plan(config, self.call, logits=logits).tensors}
+        self.wide = DTYPE_BYTES[str(self.call.wide_dtype)]
+        self.table = numbers.parameters(config)[0]
+        self.kept = {
+            spec.name: _bytes(spec) for spec in numbers.states(config, batch=call.batch, capacity=1)
+        }
 
     def works(self) -> Iterator[tuple[Place, PartWork]]:
         """What each activation takes; several may be of one part."""
@@ -229,13 +226,11 @@ class _LayerCall:
         beside them; of a state that does not grow all of it, read and written.
         """
         found = PartWork()
-        sizes = {**self.model.sizes(node.layer), "S": 1}
         for state in self.model.states.values():
             grows = "S" in state.axes
             if node.name != (self.model.after(state) if grows else state.holds):
                 continue
-            numbers = prod(sizes[axis] for axis in state.axes)
-            nbytes = self.call.batch * numbers * (max(self.size, 4) if state.wide else self.size)
+            nbytes = self.kept[state.name]
             window = node.op.window if isinstance(node.op, Mix) else None
             found += PartWork(
                 cache=nbytes * (visible_keys(self.call, window) if grows else 1),
@@ -252,15 +247,16 @@ class _LayerCall:
         if isinstance(op, LookUp) and op.by_position:  # once for all sequences
             return _bytes(spec) // self.call.batch
         if isinstance(op, LookUp):  # ids, and the rows where the head counts the whole table
-            rows = spec.count * self.size if self.model.config.head.tied else 0
-            return _bytes(spec) + rows + 8 * self.call.batch * self.call.tokens
+            ids = self.call.batch * self.call.tokens
+            rows = _bytes(self.table) * ids // self.table.shape[0]
+            return _bytes(spec) + (rows if self.model.config.head.tied else 0) + 8 * ids
         if node.shares in self.specs:  # a view
             return 0
         if isinstance(op, Project) and not first:
             return _bytes(spec)
         tables = 0
         if isinstance(op, Rotate) and first:  # cos and sin of the new positions
-            tables = 2 * self.call.tokens * op.rope.dims * max(self.size, 4)
+            tables = 2 * self.call.tokens * op.rope.dims * self.wide
         return _bytes(spec) + tables + sum(self._read(name, spec) for name in op.reads)
 
     def _read(self, name: str, by: TensorSpec) -> int:

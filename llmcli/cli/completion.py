@@ -134,8 +134,6 @@ def _options(command: Any, context: Any) -> tuple[Spec, ...]:
         values: Sequence[str] = getattr(getattr(option, "conversion", None), "choices", ())
         if option.name in MODEL_OPTIONS:
             values = tuple(CATALOG)
-        elif option.name == "quantize":
-            values = ("auto", "none")  # the others are refused: they have no kernels yet
         elif option.name == "device":
             values = ("auto", "cpu", "cuda", "mps")
         elif option.name == "dtype":

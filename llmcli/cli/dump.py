@@ -194,7 +194,10 @@ def _dumped(
     from llmcli.render.arrays import ArrayPlan, array_file_size, array_writer
 
     ids, dtype = encoded.ids, dtype_name(model.dtype)
-    plan = plan_dump(model.config, names, tokens=len(ids), generate=generate, dtype=dtype)
+    plan = plan_dump(
+        model.config, names, tokens=len(ids), generate=generate, dtype=dtype,
+        cache=dtype_name(model.decoder.cache_dtype),
+    )  # fmt: skip
     arrays = [ArrayPlan(one.name, one.dtype, one.shape) for one in plan]
     # the tokens that will be generated take room, too
     metadata = _metadata(dump, model, encoded.text, token_texts(model, ids), 0)

@@ -231,7 +231,7 @@ def as_error(exception: BaseException) -> LlmcliError:
         from llmcli.cli.usage import usage_error
 
         return usage_error(exception)
-    hint = "use a smaller model, --context-length or `--dtype bfloat16`"
+    hint = "use a smaller model or --context-length; `llmcli info` says what fits here"
     if (found := as_out_of_memory(exception, hint=hint)) is not None:
         return found
     if isinstance(exception, OSError) and exception.errno in _UNWRITABLE:

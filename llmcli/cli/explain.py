@@ -121,7 +121,8 @@ def command(
     wanted, depth = parse(number.number), explain.formulas()
     given = None if wanted.parameter else prompt_or_builtin(prompt, BUILTIN, out.note)
     text = given is not None and given.ids is None
-    loaded = load_model(model.proving(), out, text=text).model
+    model.require_exact()
+    loaded = load_model(model, out, text=text, wide=True).model
     report = _derived(loaded, wanted, given, depth, model, out)
     about = loaded.describe()
     if out.json:

@@ -188,7 +188,9 @@ def _name_a_better_model(options: ModelOptions, name: str, out: Output) -> None:
         return
     if device.free_bytes is None:  # not every system says what is free
         device = replace(device, free_bytes=device.total_bytes)
-    best = best_fitting(device, dtype=options.dtype, context=_CONVERSATION)
+    best = best_fitting(
+        device, dtype=options.dtype, quantize=options.quantize, context=_CONVERSATION
+    )
     if best is not None:
         out.aside(better_model_line(name, best.name, best.size, best.license))
 

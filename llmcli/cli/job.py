@@ -207,7 +207,7 @@ class Job:
                 "ignored": self.resolved.ignored,
             },
             "path": {
-                "activation_format": self.model.describe()["activation_format"],
+                **self.model.arithmetic.describe(self.model.config),
                 "kernels": kernels_of(self.model.describe()),
                 "sequences": self.together[index],
             },
@@ -246,8 +246,8 @@ class Job:
         if text and watched and any(item.chat for item in self.encoded):
             self.out.aside(template_line())
         if level == "short":
-            dtype = model["activation_format"]
-            self.out.aside(short_stats(timings, dtype, seed, self.out.err.width))
+            weights = model["weight_format"]
+            self.out.aside(short_stats(timings, weights, seed, self.out.err.width))
             return
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}

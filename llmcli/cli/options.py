@@ -58,7 +58,7 @@ class ModelOptions:
             "--quantize",
             metavar="FORMAT",
             rich_help_panel=MODEL,
-            help="Weight format: auto or none.",
+            help="Weight format: auto (the file's), none, int8 or int4.",
         ),
     ] = "auto"
     threads: Annotated[
@@ -119,23 +119,22 @@ class ModelOptions:
     def check(self) -> None:
         """Raises UsageError for what can be refused before anything is loaded."""
         native.check()
-        if self.quantize in ("int8", "int4"):
-            raise UsageError(
-                f"there are no kernels for `--quantize {self.quantize}` yet",
-                hint="leave it out, or use `--dtype bfloat16` for half the memory of float32",
-            )
 
     def proving(self) -> ModelOptions:
         """These options for a command that proves numbers: float32, or float64 on request.
 
         Raises UsageError for an arithmetic whose rounding hides a wrong number.
         """
+        self.require_exact()
+        return replace(self, dtype="float32") if self.dtype == "auto" else self
+
+    def require_exact(self) -> None:
+        """Raises UsageError for an arithmetic whose rounding hides a wrong number."""
         if self.dtype in ("bfloat16", "float16"):
             raise UsageError(
                 f"`--dtype {self.dtype}` rounds too coarsely to prove that numbers are equal",
-                hint="use float32 (the default here) or float64",
+                hint="use float32 or float64",
             )
-        return replace(self, dtype="float32") if self.dtype == "auto" else self
 
     @property
     def weights_seed(self) -> int | None:

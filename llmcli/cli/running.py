@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from llmcli.anatomy.arithmetic import WIDE
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
 from llmcli.cli.output import Output
@@ -26,11 +27,15 @@ _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 
 
 def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
-    """What computes the forward passes of models (`Model.describe`), our own kernel first.
+    """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
-    It takes products of few bfloat16 rows on a CPU (`ops.product.has_kernel`).
+    They take products of packed weights, and on a CPU of few bfloat16 rows
+    (`ops.product.has_kernel`).
     """
-    taken = any((m["device"], m["activation_format"]) == ("cpu", "bfloat16") for m in models)
+    taken = any(
+        m["product_format"] == "int8" or (m["device"], m["product_format"]) == ("cpu", "bfloat16")
+        for m in models
+    )
     own = (f"llmcli {native.level()}",) if taken and native.level() else ()
     return (*own, *_TORCH)
 
@@ -58,6 +63,7 @@ def load_model(
     spec: str | None = None,
     check: Callable[[ModelConfig], None] | None = None,
     before: Callable[[Checkpoint], None] | None = None,
+    wide: bool = False,
 ) -> Loaded:
     """Finds and loads the model of the options (`spec` instead of `--model` where given).
 
@@ -65,7 +71,8 @@ def load_model(
     no error then. The headers are read before torch is imported: a name that does not exist and
     an architecture that is not supported fail at once, and so does what `check(config)` refuses
     of the other options. `before` is called when torch is there and nothing of the model but its
-    headers. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
+    headers. `wide`: where no dtype is given it is at least float32; what stays packed does so all
+    the same. Raises the errors of `open_model`, `check`, `before` and `load_checkpoint`.
     """
     options.check()
     with Progress(out) as progress:
@@ -95,7 +102,7 @@ def load_model(
         model = load_checkpoint(
             checkpoint,
             device=options.device,
-            dtype=options.dtype,
+            dtype=WIDE if wide and options.dtype == "auto" else options.dtype,
             quantize=options.quantize,
             random_weights=options.weights_seed,
             text=text,

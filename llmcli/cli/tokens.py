@@ -14,6 +14,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, check_ids, read_prompt
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.measure.environment import environment
+from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import TokensReport
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ def command(
             "path": place,
             "model_type": checkpoint.model_type if checkpoint.config else None,
             "tokenizer": tokenizer.name,
-            "weight_format": None,
-            "activation_format": None,
+            **NO_FORMATS,
         }
         out.document(vars(report), model=about, environment=environment())
         return

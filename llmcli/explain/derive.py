@@ -22,16 +22,11 @@ from llmcli.explain.values import Values, needed_bytes
 from llmcli.graph.evaluation.rule import Cell, Element, symbol
 from llmcli.graph.ops import Mix, Softmax
 from llmcli.model import Model, dtype_name
-from llmcli.reports.explanation import Check, Explanation, Letter, Local, Step
+from llmcli.reports.explanation import Check, Explanation, Fact, Letter, Local, Step
 from llmcli.reports.progress import Progress
 
 Source = Literal["derived", "kernel"]
 
-# How far the kernel may be from the derivation, in roundings (eps) of the largest number of the
-# row. The roundings of a kernel are about independent, so that their sum grows as the square root
-# of how many formulas follow one another: ROUNDINGS · √formulas. Measured, the worst of all
-# numbers of 250 tokens: 23 · √formulas with smollm2, 5 with tiny.
-ROUNDINGS = 100
 BRANCHING = 4  # so many steps deep every important input is followed, below only the first one
 
 
@@ -159,10 +154,23 @@ class _Tree:
         if not values.derives(name):
             return Element(value=float(values[name][index]), magnitude=0.0)
         values.derived.add(name)
-        element = values.rules[name].element(values, index)
+        element = self._kept(cell, values.rules[name].element(values, index))
         if values.depth is not None and level >= values.depth:
             return replace(element, follow=())
         return element if level < BRANCHING else replace(element, follow=element.follow[:1])
+
+    def _kept(self, cell: Cell, element: Element) -> Element:
+        """With its rounding where a cache keeps it in fewer bits than it is computed in."""
+        (name, index), values = cell, self.values
+        if not values.is_kept(name):
+            return element
+        theirs = values.kernel_row(name, index)[index[-1]]
+        off = values.allowed(name, values.rules[name].magnitude(values, name, index))
+        kept = float(values.as_kept(name, theirs.new_tensor(element.value), theirs, off))
+        dtype = dtype_name(values.model.decoder.cache_dtype)
+        words = f"as the cache keeps it: {dtype}({{}})"
+        rounding = Fact(formula=words, parts=(element.value,), value=kept)
+        return replace(element, value=kept, after=(*element.after, rounding))
 
     def _step(
         self, cell: Cell, element: Element, source: Source, numbers: Mapping[Cell, int]
@@ -203,8 +211,7 @@ class _Tree:
     def _allowed(self, name: str, magnitude: float) -> float:
         """How far a number of that tensor may be from the kernel's."""
         _require_finite(name, (), magnitude)
-        eps = torch.finfo(self.values.model.dtype).eps
-        return ROUNDINGS * math.sqrt(self.values.formulas(name)) * eps * magnitude
+        return self.values.allowed(name, magnitude)
 
     def checks(self) -> tuple[Check, ...]:
         """For rows of patterns that were derived: weights times values, against the kernel's z."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.explain.parameter import origin
-from llmcli.graph.evaluation.rule import Rule, exact
+from llmcli.formats.packed import Packed
+from llmcli.graph.evaluation.rule import Rule, concatenated, exact, settled
 from llmcli.graph.ops import HeadShare, Project
 from llmcli.model import Model
 from llmcli.nn.block import Mixer
@@ -54,6 +55,10 @@ class Kernel:
         # get no smaller. 16 bits have subnormal numbers, but sums are taken in float32.
         narrow = model.dtype.itemsize < torch.float32.itemsize
         self.least: float = found.tiny + wide.tiny / found.eps if narrow else found.tiny / found.eps
+        # keys and values that are rounded to another dtype than all else
+        rounded = model.decoder.cache_dtype != model.dtype
+        states = self.graph.states.values() if rounded else ()
+        self._cached = frozenset(state.holds for state in states if state.cached)
 
     def __getitem__(self, name: str) -> Tensor:
         """The input of a formula: written by the kernel, or derived from what it wrote."""
@@ -66,8 +71,39 @@ class Kernel:
         """All its rows, whatever `positions` are: keys and values."""
         return exact(self.emitted[name])
 
+    def read(self, name: str, weight: str) -> Tensor:
+        """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
+        return self._seen(concatenated(self[name]), weight)
+
+    def _seen(self, x_TK: Tensor, weight: str) -> Tensor:
+        """As `Weight.seen` has it; a dense weight reads what there is."""
+        if not self.in_8_bits(weight):
+            return x_TK
+        matrix = self.model.decoder.weight(weight)
+        return exact(matrix.seen(x_TK.to(self.model.device, torch.float32)))
+
+    def in_8_bits(self, weight: str) -> bool:
+        """Whether the input of products with that matrix is rounded to 8 bits."""
+        return isinstance(self.model.decoder.weight(weight), Packed)
+
+    def is_kept(self, name: str) -> bool:
+        """Whether a cache keeps that activation in another dtype than it is computed in."""
+        return name in self._cached
+
+    def as_kept(self, name: str, x: Tensor, theirs: Tensor, off: Tensor | float) -> Tensor:
+        """What `x`, numbers of that activation, is in the dtype that a cache keeps it in.
+
+        `theirs` are the kernel's numbers, from which those may differ by `off` before.
+        """
+        if not self.is_kept(name):
+            return x
+        return settled(x, x.to(self.model.decoder.cache_dtype).to(x.dtype), theirs, off)
+
     def dtype_of(self, name: str) -> torch.dtype:
-        """What the decoder rounds it to, which may be less than what it is kept in."""
+        """What the decoder rounds it to, which may be less than what it is kept in.
+
+        Before a cache rounds it once more (`as_kept`).
+        """
         model, node = self.model, self.graph[name]
         # a product's sums, or a copy of its rows; the head's are never rounded
         widened = (
@@ -121,8 +157,26 @@ class Kernel:
     def weight(self, name: str) -> Tensor:
         """A parameter in the formula's orientation (`Q = T W_q`), in its own dtype and place."""
         stored = self.model.decoder.weight(name).dense()
+        return stored.mT if self._turned(name) else stored
+
+    def _turned(self, name: str) -> bool:
         row = self.graph.parameters.get(name)  # none of a tied head, which is the table turned
-        return stored.mT if row is None or row.turned else stored
+        return row is None or row.turned
+
+    def columns(self, name: str, which: slice) -> Tensor:
+        """Some columns of a matrix, `[K, n]`: float64 on the CPU, a copy."""
+        assert self._turned(name)
+        return exact(self.model.decoder.weight(name).dense(rows=which)).mT
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        columns, rows = self.model.decoder.weight(name).shape
+        return rows, columns
+
+    def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Some rows of a table, float64 on the CPU."""
+        ids = torch.tensor(rows, device=self.model.device)
+        return exact(self.model.decoder.weight(name).rows(ids))
 
     def vector(self, name: str) -> Tensor:
         """A parameter that is a vector, float64 on the CPU."""

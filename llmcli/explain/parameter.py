@@ -13,9 +13,13 @@ from llmcli.reports.numbers import together
 
 def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
     """The number of a weight with the tensor of the checkpoint that holds it."""
-    stored = model.decoder.weight(axes.name).dense()
     turned = graph(model.config).parameters[axes.name].turned
-    value = float((stored.mT if turned else stored)[index])
+    *row, last = (*index[:-2], *index[:-3:-1]) if turned else index
+    stored = model.decoder.weight(axes.name)
+    if row:  # of a matrix in blocks no more than the row is dequantized
+        value = float(stored.dense(rows=slice(row[0], row[0] + 1))[(0, *row[1:], last)])
+    else:
+        value = float(stored.dense()[last])
     letter = axes.name.rpartition(".")[2]
     if axes.name in ("embed.W", "pos_embed.W"):
         letter = "W_E" if axes.name == "embed.W" else "W_P"

@@ -14,13 +14,14 @@ tensor has to be dequantized for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 
 from llmcli.config import ModelConfig
 from llmcli.families.scales import Grid, Scale
+from llmcli.graph.blocks import PACKED
 
 
 @dataclass(frozen=True)
@@ -401,6 +402,26 @@ def _ranges(rule: Rule, config: ModelConfig) -> _Ranges:
 def moves_rows(op: Op) -> bool:
     """Whether it only chooses or reorders rows of a matrix, or of each of a stack of matrices."""
     return isinstance(op.op if isinstance(op, PerExpert) else op, RowOp)
+
+
+def packable(
+    loads: Iterable[Load], formats: Mapping[str, str], names: Collection[str]
+) -> dict[str, str]:
+    """Those parameters of `names` that can stay as the file has them, with their format.
+
+    In blocks, if there are kernels for them and the rules only move rows, or in bfloat16.
+    `formats` are those of the checkpoint's tensors by name.
+    """
+    found = {}
+    for load in loads:
+        stored = formats[load.source]
+        if load.target not in names or load.index is not None or load.scale is not None:
+            continue
+        if stored in PACKED and all(isinstance(op, RowOp) for op in load.ops):
+            found[load.target] = stored
+        elif stored == "BF16" and all(isinstance(op, RowOp | Transpose) for op in load.ops):
+            found[load.target] = "bfloat16"
+    return found
 
 
 def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:

@@ -17,24 +17,33 @@ from llmcli.ops.product import product_float32
 class Dense(Weight):
     """Numbers in a tensor; a matrix may lie in memory by rows or by columns.
 
-    `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`.
+    `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
+    inputs have the dtype `inputs`, by default its own; a bfloat16 weight can have float32 ones.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, inputs: torch.dtype | None = None) -> None:
         self.tensor = tensor
+        self._inputs = inputs or tensor.dtype
 
     @classmethod
     def for_products(
-        cls, rows: int, columns: int, *, device: torch.device, dtype: torch.dtype
+        cls,
+        rows: int,
+        columns: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        inputs: torch.dtype | None = None,
     ) -> Dense:
         """An uninitialized matrix, which lies in memory as its products are fastest."""
         if lies_by_columns(rows, device, dtype):
-            return cls(torch.empty(columns, rows, device=device, dtype=dtype).t())
-        return cls(torch.empty(rows, columns, device=device, dtype=dtype))
+            return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
+        return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs)
 
     def split(self, rows: Sequence[int]) -> list[Dense]:
         """Parts of so many rows each, views: several parameters that are one product."""
-        return [Dense(part) for part in self.tensor.split_with_sizes(list(rows))]
+        parts = self.tensor.split_with_sizes(list(rows))
+        return [Dense(part, self._inputs) for part in parts]
 
     @property
     def format(self) -> str:
@@ -50,6 +59,10 @@ class Dense(Weight):
     def nbytes(self) -> int:
         """Of its numbers."""
         return self.tensor.nbytes
+
+    def memory(self) -> list[Tensor]:
+        """The one tensor, or its part of one."""
+        return [self.tensor]
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """See `ops.linear.linear`."""
@@ -72,8 +85,8 @@ class Dense(Weight):
         return self.tensor[rows].to(dtype or self.tensor.dtype)
 
     def seen(self, x: Tensor) -> Tensor:
-        """Rounded to the dtype of the weight, which that of its inputs is already."""
-        return x.to(self.tensor.dtype)
+        """In the dtype of its inputs."""
+        return x.to(self._inputs)
 
 
 def writable(weight: Weight) -> Tensor:

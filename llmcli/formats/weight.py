@@ -40,6 +40,10 @@ class Weight(ABC):
         return math.prod(self.shape)
 
     @abstractmethod
+    def memory(self) -> list[Tensor]:
+        """The tensors in which its numbers lie, in whatever layout; to be compared, not read."""
+
+    @abstractmethod
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b`, `[…, K]` → `[…, N]` in the dtype of `x`: for the input of a next product."""
 

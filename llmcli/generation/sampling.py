@@ -9,13 +9,18 @@ Axes: B sequences, V vocabulary, K candidates. No random state: whoever samples 
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
+from llmcli.kernels import native
+from llmcli.ops import compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +119,64 @@ def choose(
     The same as `sample(filtered(…), u)`, without spreading the candidates over the vocabulary.
     `u` `[B]` float64 in [0, 1) may be None for a greedy choice. A `best` that is not finite
     means that the row's logits had a NaN, +inf, or nothing but -inf, and that its token is void.
+    Float32 logits on a CPU are read by our kernel, where there is one.
     """
+    if u is None and not sampling.greedy:
+        raise ValueError("sampling needs a random number for every sequence")
+    if compiled.takes(logits):
+        return _by_kernel(logits, sampling, u, prompt_counts, output_counts)
     scores = penalized(logits, sampling, prompt_counts, output_counts)
     if sampling.greedy:
         best, ids = scores.max(-1)  # of equals the first; a NaN is greater than everything
         return ids, best
-    if u is None:
-        raise ValueError("sampling needs a random number for every sequence")
+    assert u is not None
     weights, candidates = _candidates(scores, sampling)
     chosen = sample(weights, u)
     if candidates is not None:
         chosen = candidates.gather(1, chosen[:, None])[:, 0]
     return chosen, scores.amax(-1)
+
+
+class _Numbers(ctypes.Structure):
+    """`struct sampling` of sampling.c."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_int64) for name in ("penalties", "greedy", "top_k")),
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
+        *((name, ctypes.c_double) for name in ("repetition", "presence", "frequency")),
+    ]
+
+
+def _by_kernel(
+    logits: Tensor,
+    sampling: Sampling,
+    u: Tensor | None,
+    prompt_counts: Tensor | None,
+    output_counts: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    vocab = logits.shape[-1]
+    counts = [one if one is None else one.contiguous() for one in (prompt_counts, output_counts)]
+    numbers = _Numbers(
+        any(one is not None for one in counts), sampling.greedy, sampling.top_k,
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty,
+        sampling.presence_penalty, sampling.frequency_penalty,
+    )  # fmt: skip
+    logits = logits.contiguous()
+    room = torch.empty(4 * vocab, dtype=torch.float64)
+    ids, scores, best = [], [], ctypes.c_double()
+    for row, draw in enumerate([0.0] * len(logits) if u is None else u.tolist()):
+        beside = (None if one is None else one[row].data_ptr() for one in counts)
+        ids.append(_kernel()(
+            logits[row].data_ptr(), vocab, ctypes.byref(numbers), *beside, draw,
+            ctypes.byref(best), room.data_ptr(), native.level_number(),
+        ))  # fmt: skip
+        scores.append(best.value)
+    return torch.tensor(ids), torch.tensor(scores, dtype=torch.float64)
+
+
+@cache
+def _kernel() -> Any:
+    return native.function("llmcli_choose", "pnpppdppn", returns=True)
 
 
 def sample(probs: Tensor, u: Tensor) -> Tensor:

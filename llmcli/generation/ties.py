@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmcli.anatomy.arithmetic import logits_dtype, rounding, stream_noise
-from llmcli.model import Model, dtype_name
+from llmcli.model import Model
 
 
 class NearTies:
@@ -23,10 +23,10 @@ class NearTies:
     """
 
     def __init__(self, model: Model) -> None:
-        decoder, dtype = model.decoder, dtype_name(model.dtype)
+        decoder, numbers = model.decoder, model.decoder.arithmetic
         matrices = [entry.stored for entry in model.ledger.entries if len(entry.shape) > 1]
-        self.noise = stream_noise(model.config, dtype, matrices)
-        self._rounding = rounding(logits_dtype(model.config, dtype))
+        self.noise = stream_noise(model.config, numbers, matrices)
+        self._rounding = rounding(logits_dtype(model.config, numbers))
         self._norm_D = decoder.weight("ln_final.w").dense().cpu().double()
         self._head = decoder.weight("head.W")
 

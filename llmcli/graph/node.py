@@ -68,7 +68,7 @@ class State:
 
     `before` is the first activation that is computed from it. `axes` that the activation has not
     are tokens: `S` all of them, another letter so many of the last ones, and without any it is the
-    last token's row. `wide`: kept in at least float32.
+    last token's row. `wide`: kept in at least float32; `cached`: in the dtype of keys and values.
     """
 
     name: str
@@ -79,6 +79,7 @@ class State:
     words: str
     layer: int
     wide: bool = False
+    cached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +96,11 @@ class Absent:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A fused kernel, which makes `makes` and never writes what it `covers` on the way.
+    """A fused kernel, which never writes what it `covers`: activations between its ends.
 
     `optional`: the part can do without it, and does where something that it covers is edited.
     """
 
-    makes: str
     covers: tuple[str, ...]
     optional: bool = False
 

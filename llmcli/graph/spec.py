@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from llmcli.graph.blocks import PACKED, packed_bytes
+
 Kind = Literal["parameter", "activation", "state"]
 Phase = Literal["prefill", "decode"]
 Logits = Literal["all", "last", "none"]  # of which tokens final norm and head are computed
@@ -81,6 +83,9 @@ class TensorSpec:
     @property
     def bytes(self) -> int | None:
         """Size in bytes, None where the dtype is not known (a parameter before it is loaded)."""
+        if self.dtype in PACKED:
+            rows, columns = self.stored_shape or self.shape
+            return packed_bytes(self.dtype, rows, columns)
         return None if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
 
 
@@ -89,7 +94,8 @@ class Call:
     """One forward call that activations are described for.
 
     `batch` sequences, `tokens` new positions each after `past` cached ones. `dtype` is what the
-    model computes in; statistics of norms and logits are at least float32.
+    model computes in; statistics of norms and logits are at least float32. `cache` is the dtype of
+    keys and values, where it is another one.
     """
 
     batch: int
@@ -97,11 +103,17 @@ class Call:
     past: int
     phase: Phase
     dtype: str | None = None
+    cache: str | None = None
 
     @property
     def keys(self) -> int:
         """`S`, the key positions that the new tokens may see: the cached ones and themselves."""
         return self.past + self.tokens
+
+    @property
+    def cache_dtype(self) -> str | None:
+        """The dtype of keys and values."""
+        return self.cache or self.dtype
 
     @property
     def wide_dtype(self) -> str | None:

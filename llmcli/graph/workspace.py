@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
+from llmcli.graph.blocks import ACTIVATION_BYTES, RUN
+
 # Every processor with AMX has 2 MiB of second-level cache per core; oneDNN fills three quarters.
 _PACKED = 3 << 19
 
@@ -16,8 +18,8 @@ _PACKED = 3 << 19
 class Reading:
     """The last chunk of a prompt: `tokens` of each sequence, with `keys` in its cache then.
 
-    `size`: bytes of a number. `cuda`: on a GPU. `native`: the processor multiplies numbers of 16
-    bits itself.
+    `size`: bytes of a number, `kept`: of one in the cache. `rounded`: products round their inputs
+    to 8 bits. `cuda`: on a GPU. `native`: the processor multiplies numbers of 16 bits itself.
     """
 
     width: int
@@ -25,6 +27,8 @@ class Reading:
     tokens: int
     keys: int
     size: int
+    kept: int
+    rounded: bool
     cuda: bool
     native: bool
 
@@ -54,12 +58,16 @@ class Reading:
         return 4 * columns * (self.width + self.rows) if emulated else 0
 
     def product(self, inputs: int, columns: int) -> int:
-        """The most that oneDNN takes for `[rows, inputs] · [inputs, columns]`, one thread.
+        """The most that a kernel takes for `[rows, inputs] · [inputs, columns]`, one thread.
+
+        Of packed weights the rounded inputs. oneDNN, for 16 bits:
 
         Its AMX kernels copy the weights into blocks of 32 inputs, as many of them as fit the cache,
         and where all inputs are too many at a time they keep the sums in float32 meanwhile; its
         AVX512-BF16 kernels take less (oneDNN 3.12, `matmul/amx_blocking_heuristics.cpp`).
         """
+        if self.rounded:
+            return self.rows * inputs // RUN * ACTIVATION_BYTES
         if not self.packed:
             return 0
         weights = min(2 * columns * (-(-inputs // 32) * 32), _PACKED)

@@ -1,14 +1,14 @@
 """The library of C kernels: whether there is one, its processor level, and how it is called.
 
-`native.c` is built with the package where there is a C compiler; without it the same products
-are computed by PyTorch. The library is called through ctypes and knows neither Python nor torch.
+It is built with the package where there is a C compiler. Without it PyTorch computes the products
+of dense weights, and weights in blocks are dequantized. The library is called through ctypes and
+knows neither Python nor torch.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 from llmcli.errors import UsageError, first_line
 
 VARIABLE = "LLMCLI_KERNELS"
-LEVELS = ("portable", "avx2", "avx512")  # `enum level` in native.c
+LEVELS = ("portable", "avx2", "avx512", "vnni", "dotprod")  # `enum level` in common.h
+_KEPT: list[Any] = []  # memory whose address the library has
 _LIBRARY = Path(__file__).with_name("_native.abi3.so")
-_VERSION = 1  # `llmcli_native_version` in native.c
+_VERSION = 4  # `llmcli_native_version` in levels.c
 
 
 def check() -> None:
@@ -67,24 +68,6 @@ def level() -> str | None:
     return wanted or available[-1]
 
 
-def product_bf16(
-    x: tuple[int, int], w: tuple[int, int], out: tuple[int, int], shape: tuple[int, int, int],
-    threads: int,
-) -> None:  # fmt: skip
-    """`out[m, n] = Σ_k x[m, k] w[n, k]` of bfloat16 numbers, with sums and results in float32.
-
-    `x` `[M, K]`, `w` `[N, K]` and `out` `[M, N]` are each the address of the first number and
-    the distance of rows in elements; within a row the numbers lie together. `shape` is
-    (M, N, K). Results are equal bit for bit over M, `threads` and levels. The threads are
-    PyTorch's own OpenMP team; where its library has none that can be called (`GOMP_parallel`),
-    the product runs on the calling thread alone. Only where `level()` is not None; raises
-    MemoryError without memory for x in float32.
-    """
-    call, code, team = _product()
-    if call(*x, *w, *out, *shape, code, team, threads):
-        raise MemoryError(f"no memory for {shape[0]} rows of {shape[2]} float32 numbers")
-
-
 def _wanted() -> str:
     return os.environ.get(VARIABLE, "")
 
@@ -106,20 +89,39 @@ def _library() -> Any:
     return library
 
 
-@cache
-def _product() -> tuple[Callable[..., int], int, int | None]:
-    """The function, the number of the level, and the address of `GOMP_parallel`."""
-    import ctypes
-
+def level_number() -> int:
+    """Of `enum level`; only where `level()` is not None."""
     name = level()
     assert name is not None
-    call = _library().llmcli_product_bf16
-    address, number = ctypes.c_void_p, ctypes.c_int64
-    matrices, sizes = [address, number] * 3, [number] * 3
-    call.argtypes = [*matrices, *sizes, ctypes.c_int, address, ctypes.c_uint]
-    return call, LEVELS.index(name), _team()
+    return LEVELS.index(name)
 
 
+def function(name: str, arguments: str, *, returns: bool = False) -> Any:
+    """An exported function; only where `level()` is not None.
+
+    Its arguments are `p` pointers, as addresses, `n` 64-bit integers, as is what it `returns`, and
+    `d` float64 numbers.
+    """
+    import ctypes
+
+    call = getattr(_library(), name)
+    kinds = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
+    call.argtypes = [kinds[kind] for kind in arguments]
+    call.restype = ctypes.c_int64 if returns else None
+    return call
+
+
+@cache
+def team(threads: int) -> int:
+    """The address of a `struct team` (common.h) of PyTorch's OpenMP threads at our level."""
+    import ctypes
+
+    numbers = (ctypes.c_int64 * 3)(level_number(), _team() or 0, threads)
+    _KEPT.append(numbers)
+    return ctypes.addressof(numbers)
+
+
+@cache
 def _team() -> int | None:
     """The address of `GOMP_parallel` in the OpenMP library that PyTorch itself is linked with.
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.measure.cpu_caches import cpu_caches
 from llmcli.measure.rates import CACHE, matrix_rate, most_bytes, read_rate, start_seconds
 from llmcli.reports.ceilings import MEMORY, Ceilings, ReadRate
@@ -28,16 +29,17 @@ _BLOCK = 1 << 20  # of random bytes, repeated: GPUs are faster with zeros
 
 def measure_ceilings(
     device: torch.device,
-    dtype: torch.dtype,
+    numbers: Arithmetic,
     *,
     threads: int,
     working_set: int | None = None,
     seconds: float = 1.0,
     progress: Progress | None = None,
 ) -> Ceilings:
-    """Read rates by working set, and the matrix rates of `dtype` and bfloat16, in `seconds`.
+    """Read rates by working set, and the rates of matrix products, in `seconds`.
 
-    And what starting an operation in `dtype` takes.
+    Of products as in `numbers`, in its dtype, and in bfloat16. And what starting an operation in
+    its dtype takes.
 
     Sets of half and all of each cache that the `threads` have together, of `working_set` bytes
     (what a run reads again and again), and of so much that no cache holds it. No larger set reads
@@ -48,7 +50,7 @@ def measure_ceilings(
     report = progress or (lambda what, done, total: None)
     with _threads(device, threads):
         sizes = _working_sets(device, caches, working_set)
-        dtypes = list(dict.fromkeys((dtype, torch.bfloat16)))
+        dtypes = list(dict.fromkeys((numbers.products, numbers.dtype, "bfloat16")))
         what, steps = "measuring what this machine can do", len(sizes) + len(dtypes)
         buffer = _filled(max(sizes), device)
         rates: list[float] = []
@@ -61,7 +63,7 @@ def measure_ceilings(
         for done, one in enumerate(dtypes, len(sizes)):
             report(what, done, steps)
             products.append(matrix_rate(device, one, 0.4 * seconds / len(dtypes)))
-        start_s = start_seconds(device, dtype)
+        start_s = start_seconds(device, devices.DTYPES[numbers.dtype])
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the run that is looked at finds the memory as it was
     return Ceilings(

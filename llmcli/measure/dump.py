@@ -119,7 +119,7 @@ class _Dump:
         model = self.model
         kept = plan_dump(
             model.config, self._uses, tokens=len(self.ids), generate=generate,
-            dtype=dtype_name(model.dtype),
+            dtype=dtype_name(model.dtype), cache=dtype_name(model.decoder.cache_dtype),
         )  # fmt: skip
         by_layer: dict[int | None, int] = {}
         for one in kept:

@@ -22,18 +22,25 @@ MATRICES = ("scores", "pattern")
 
 
 def plan_dump(
-    config: ModelConfig, names: Iterable[str], *, tokens: int, generate: int, dtype: str
+    config: ModelConfig,
+    names: Iterable[str],
+    *,
+    tokens: int,
+    generate: int,
+    dtype: str,
+    cache: str | None = None,
 ) -> tuple[DumpPlan, ...]:
     """The tensors of `names` in execution order, for `tokens` of a prompt and `generate` new ones.
 
-    `dtype`: the model's.
+    `dtype`: the model's; `cache`: of keys and values, where it is another. Parameters in blocks are
+    dequantized.
     """
     whole, wanted = tokens + generate, set(names)
-    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype)
+    call = Call(batch=1, tokens=whole, past=0, phase="prefill", dtype=dtype, cache=cache)
     specs = [
         *anatomy.parameters(config, dtype=dtype),
         *anatomy.plan(config, call).tensors,
-        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype),
+        *anatomy.states(config, batch=1, capacity=whole, dtype=dtype, cache=cache),
     ]
     by_name = {spec.name: spec for spec in specs}
     found = []

@@ -16,7 +16,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.ops import HeadShare
 from llmcli.measure.cache import cache_check, filled, remembered
-from llmcli.measure.parts import parts, squares
+from llmcli.measure.parts import AT_ONCE, parts, squares
 from llmcli.measure.statistics import Statistics
 from llmcli.model import Model
 from llmcli.nn.state import State
@@ -35,8 +35,7 @@ class Written:
     def numbers(self, one: DumpPlan, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """The shape without a batch axis, for so many tokens, and the numbers in parts."""
         if one.kind == "parameter":
-            stored = self._model.decoder.weight(one.name).dense()
-            whole = stored.mT if self._graph.parameters[one.name].turned else stored
+            return one.shape, self._parameter(one.name)
         elif one.kind == "state":
             whole = self._cached(one.name, tokens)
         elif not self._graph.written(one.name):
@@ -45,21 +44,34 @@ class Written:
             whole = self.kept[one.name][0]
         return tuple(whole.shape), parts(whole)
 
+    def _parameter(self, name: str) -> Iterator[Tensor]:
+        """Of a table that is kept in blocks no more than a part is dequantized at a time."""
+        weight = self._model.decoder.weight(name)
+        if self._graph.parameters[name].turned:
+            return parts(weight.dense().mT)
+        rows = max(1, AT_ONCE * weight.shape[0] // weight.count)
+        firsts = range(0, weight.shape[0], rows)
+        return (weight.dense(rows=slice(first, first + rows)) for first in firsts)
+
     def _derived(self, name: str, tokens: int) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         """What the kernel never writes, head by head."""
         mixer = mixer_of(self._model, name)
         emitted = {one: self.kept[one] for one in self._graph.sources(name)}
         node = self._graph[name]
-        if isinstance(node.op, HeadShare):
-            z = emitted[node.op.source]
-            shape = (*z.shape[1:3], self._model.config.width)
-            shares = (mixer.head_share(z, head)[0] for head in range(shape[0]))
-            return shape, chain.from_iterable(map(parts, shares))
         heads = self._graph.sizes(node.layer)["H"]
 
         def rows(head: int, first: int, stop: int) -> Tensor:
             return mixer.derive(name, emitted, first, stop, heads=slice(head, head + 1))[0, 0]
 
+        if isinstance(node.op, HeadShare):
+            width = self._model.config.width
+            # several heads at a time, for every call dequantizes the matrix
+            most = max(1, AT_ONCE // (tokens * width))
+            whole = (
+                mixer.derive(name, emitted, 0, tokens, heads=slice(head, head + most))[0]
+                for head in range(0, heads, most)
+            )
+            return (heads, tokens, width), chain.from_iterable(map(parts, whole))
         return (heads, tokens, tokens), squares(rows, heads, tokens)
 
     def _cached(self, name: str, tokens: int) -> Tensor:

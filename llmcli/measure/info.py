@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmcli.anatomy import parameters
+from llmcli.anatomy.arithmetic import Arithmetic, arithmetic, matrices
 from llmcli.anatomy.counts import count_parameters, layer_types, longest_context, memory_need
 from llmcli.anatomy.work import total_work
+from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Plan, Rule, families, find, parts_to_fill, plan, translate
+from llmcli.families import Plan, families, find, parts_to_fill, plan, translate
 from llmcli.families.read import gguf_ignored
+from llmcli.graph.blocks import PACKED, ROWS, packed_bytes
 from llmcli.graph.spec import DTYPE_BYTES, Call
+from llmcli.kernels import native
 from llmcli.measure.about import about
-from llmcli.measure.memory import dtype_on
 from llmcli.measure.shapes import difference
 from llmcli.measure.stored import unscaled
 from llmcli.reports.checks import ViewCheck
@@ -44,14 +48,16 @@ def measure_info(
     devices: Sequence[Device],
     *,
     dtype: str = "auto",
+    quantize: str = "auto",
     batch: int = 1,
     context: int | None = None,
 ) -> InfoReport:
-    """What the headers say, and what `batch` sequences of `context` tokens take in `dtype`.
+    """What the headers say, and what `batch` sequences of `context` tokens take.
 
-    `context` None: the model's own. A configuration that is missing or of a kind that we do not
-    know leaves `model` None, as a tokenizer of an unknown kind leaves `tokenizer`; one that
-    contradicts itself raises CheckpointError.
+    In what `dtype` and `quantize` are on each device. `context` None: the model's own. A
+    configuration that is missing or of a kind that we do not know leaves `model` None, as a
+    tokenizer of an unknown kind leaves `tokenizer`; one that contradicts itself raises
+    CheckpointError.
     """
     unknown: list[str] = []
     loaded, untold = None, None
@@ -67,9 +73,17 @@ def measure_info(
     else:
         try:
             config, rules = translate(checkpoint)
-            entries = 0 if loaded is None else loaded.vocab_size
-            model = _model(config, checkpoint, devices, dtype, batch, context, entries)
-            checks = _checks(checkpoint, config, rules)
+            todo = plan(checkpoint.tensors, rules, config)
+            numbers = [
+                (device, chosen_arithmetic(checkpoint, config, todo, device, dtype, quantize))
+                for device in devices
+            ]
+            run = _Run(
+                batch=batch, context=context or config.context,
+                entries=0 if loaded is None else loaded.vocab_size,
+            )  # fmt: skip
+            model = _model(config, checkpoint, numbers, run)
+            checks = _checks(checkpoint, config, todo)
             if checkpoint.kind == "gguf":
                 ignored = gguf_ignored(checkpoint.metadata, config.model_type)
         except UnsupportedModel as error:
@@ -88,7 +102,24 @@ def measure_info(
     )
 
 
-def best_fitting(device: Device, *, dtype: str, context: int) -> CatalogEntry | None:
+def chosen_arithmetic(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    todo: Plan | None,
+    device: Device,
+    dtype: str,
+    quantize: str,
+) -> Arithmetic:
+    """See `arithmetic_of`."""
+    return arithmetic_of(
+        checkpoint, config, todo, dtype=dtype, quantize=quantize, device=device.device,
+        bfloat16=device.bfloat16,
+    )  # fmt: skip
+
+
+def best_fitting(
+    device: Device, *, dtype: str, quantize: str, context: int
+) -> CatalogEntry | None:
     """The best model of the catalog that is better than the default and fits there.
 
     None where none does, and where the free memory of the device is not known. Nothing is read.
@@ -96,10 +127,25 @@ def best_fitting(device: Device, *, dtype: str, context: int) -> CatalogEntry | 
     for entry in reversed(CATALOG.values()):
         if entry.config:
             config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
-            arithmetic = dtype_on(device, dtype, {"Q8_0"})  # all of them are GGUF files of blocks
-            if _fit(config, device, arithmetic, 1, context, config.vocab).fits:
+            numbers = arithmetic(
+                config, dtype=dtype, quantize=quantize, device=device.device.partition(":")[0],
+                stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.level() is not None,
+                packable=_blocks(config, entry.size),
+            )  # fmt: skip
+            run = _Run(batch=1, context=context, entries=config.vocab)
+            if _fit(config, device, numbers, run).fits:
                 return entry
     return None
+
+
+def _blocks(config: ModelConfig, nbytes: int) -> dict[str, str]:
+    """All matrices in one format, the smallest in which they take at least the bytes of a file."""
+    found: dict[str, str] = {}
+    for name in sorted(PACKED, key=lambda name: packed_bytes(name, ROWS, 256)):
+        found = dict.fromkeys(matrices(config), name)
+        if sum(spec.bytes or 0 for spec in parameters(config, formats=found)) >= nbytes:
+            break
+    return found
 
 
 def supported_families() -> tuple[FamilyFacts, ...]:
@@ -115,21 +161,22 @@ def supported_families() -> tuple[FamilyFacts, ...]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """`batch` sequences of `context` tokens, with a tokenizer of so many `entries`."""
+
+    batch: int
+    context: int
+    entries: int
+
+
 def _model(
     config: ModelConfig,
     checkpoint: Checkpoint,
-    devices: Iterable[Device],
-    dtype: str,
-    batch: int,
-    context: int | None,
-    entries: int,
+    numbers: Iterable[tuple[Device, Arithmetic]],
+    run: _Run,
 ) -> ModelFacts:
-    stored = {info.format for info in checkpoint.tensors.values()}
-    fits = [
-        _fit(config, device, dtype_on(device, dtype, stored), batch,
-             context or config.context, entries)
-        for device in devices
-    ]  # fmt: skip
+    fits = [_fit(config, device, chosen, run) for device, chosen in numbers]
     counts = count_parameters(config)
     return ModelFacts(
         family=config.family,
@@ -141,7 +188,7 @@ def _model(
         tied=config.head.tied,
         counts=counts,
         layers=layer_types(config),
-        flops=flops_need(config, context or config.context),
+        flops=flops_need(config, run.context),
         fits=tuple(fits),
         declared=_declared(checkpoint, counts.total),
     )
@@ -162,7 +209,7 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
 
     def work(tokens: int, past: int) -> PartWork:
         call = Call(batch=1, tokens=tokens, past=past, phase="decode" if past else "prefill")
-        return total_work(config, call, dtype="float32", logits="last")
+        return total_work(config, call, numbers=Arithmetic.of("float32"), logits="last")
 
     prompt = work(context, 0)
     return FlopsNeed(
@@ -174,34 +221,33 @@ def flops_need(config: ModelConfig, context: int) -> FlopsNeed:
     )
 
 
-def _fit(
-    config: ModelConfig, device: Device, dtype: str, batch: int, context: int, entries: int
-) -> DeviceFit:
+def _fit(config: ModelConfig, device: Device, numbers: Arithmetic, run: _Run) -> DeviceFit:
     cuda = device.device.startswith("cuda")
-    native = dtype == "bfloat16" and device.bfloat16
+    multiplies = numbers.dtype == "bfloat16" and device.bfloat16
     need = memory_need(
-        config, dtype=dtype, batch=batch, context=context, cuda=cuda, native=native,
-        tokenizer=entries,
+        config, numbers, batch=run.batch, context=run.context, cuda=cuda, native=multiplies,
+        tokenizer=run.entries,
     )  # fmt: skip
-    last = Call(batch=batch, tokens=1, past=context - 1, phase="decode")
-    token = total_work(config, last, dtype=dtype)
+    last = Call(batch=run.batch, tokens=1, past=run.context - 1, phase="decode")
+    token = total_work(config, last, numbers=numbers)
     free = device.free_bytes
     if free is None or not device.usable:
         return DeviceFit(device=device, need=need, token=token, fits=None, longest=None)
-    most = config.embedding.positions or max(context, config.context)
-    longest = longest_context(config, need, free=free, most=most, cuda=cuda, native=native)
+    most = config.embedding.positions or max(run.context, config.context)
+    longest = longest_context(
+        config, numbers, need, free=free, most=most, cuda=cuda, native=multiplies
+    )
     return DeviceFit(
         device=device, need=need, token=token, fits=need.total <= free, longest=longest
     )
 
 
 def _checks(
-    checkpoint: Checkpoint, config: ModelConfig, rules: Sequence[Rule]
+    checkpoint: Checkpoint, config: ModelConfig, todo: Plan
 ) -> tuple[ViewCheck, ...]:
     """That the file has what the configuration describes; none where it has no tensors at all."""
     if not checkpoint.tensors:
         return ()
-    todo = plan(checkpoint.tensors, rules, config)
     used = {load.source for load in todo.loads}
     held = sum(math.prod(checkpoint.tensors[name].shape) for name in used)
     shapes = {spec.name: spec.stored_shape or spec.shape for spec in parameters(config)}

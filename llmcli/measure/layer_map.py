@@ -17,7 +17,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
-from llmcli.graph.ops import Mix, Project, Score, Softmax
+from llmcli.graph.ops import Mix, Project
 from llmcli.model import Model
 from llmcli.parts.attention.forward import Attention
 from llmcli.parts.registry import part_of
@@ -40,9 +40,7 @@ class LayerMap:
         self.window, self.group = node.op.window, node.op.group
         self.heads = self._graph.sizes(number)["H"]
         self.sources = self._graph.sources(self.pattern)
-        above = self._graph[self.pattern].op
-        score = self._graph[above.source].op if isinstance(above, Softmax) else None
-        self.score = score if isinstance(score, Score) else None
+        self.score = self._graph.score(node.op)
 
     @cached_property
     def _branch(self) -> BranchNames:

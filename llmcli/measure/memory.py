@@ -1,4 +1,4 @@
-"""What memory this machine has, and in which arithmetic a model would run there. No torch.
+"""What memory this machine has. No torch.
 
 PyTorch is asked nothing: importing it takes longer than everything here, and a driver context
 on a GPU takes memory itself. `devices` answers the same questions where torch is at hand.
@@ -11,11 +11,10 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llmcli.anatomy.arithmetic import auto_dtype
 from llmcli.measure.environment import environment, memory_bytes, torch_version
 from llmcli.reports.info import Device
 
@@ -87,13 +86,6 @@ def nvidia_gpus(environ: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
         )
         for number, row in enumerate(rows)
     )
-
-
-def dtype_on(device: Device, asked: str, stored: Set[str]) -> str:
-    """The arithmetic that `--dtype` is there for weights stored in those formats."""
-    if asked != "auto":
-        return asked
-    return auto_dtype(device.device.partition(":")[0], stored, bfloat16=device.bfloat16)
 
 
 def _visible(rows: list[list[str]], chosen: str | None) -> list[list[str]]:

@@ -18,6 +18,8 @@ from llmcli.anatomy import TensorSpec
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
 from llmcli.explain.kernel import mixer_of
+from llmcli.formats.packed import Packed
+from llmcli.formats.weight import Weight
 from llmcli.graph.spec import Phase
 from llmcli.measure.shapes import Calls, difference
 from llmcli.model import Ledger, LedgerEntry, Model, dtype_name
@@ -70,7 +72,9 @@ def run_checks(model: Model, ids: Sequence[int], batch: int) -> tuple[ViewCheck,
 
     Raises OutOfMemory where cache and logits do not fit.
     """
-    calls = Calls(config=model.config, batch=batch, tokens=len(ids), dtype=dtype_name(model.dtype))
+    calls = Calls(
+        config=model.config, batch=batch, tokens=len(ids), numbers=model.arithmetic
+    )
     ran = _run(model, ids, batch)
     plans = {phase: calls.plan(phase) for phase in PHASES}
     written = {phase: plan.written for phase, plan in plans.items()}
@@ -192,16 +196,22 @@ def _copies_check(specs: Sequence[TensorSpec], ran: Ran) -> ViewCheck:
 
 def _parameters_check(specs: Sequence[TensorSpec], model: Model) -> ViewCheck:
     weights = {name: model.decoder.weight(name) for name in model.decoder.weight_names}
-    found = {name: (weight.shape, weight.format) for name, weight in weights.items()}
+    found = {name: (one.shape, one.format, one.nbytes) for name, one in weights.items()}
     wrong = [
         spec.name
         for spec in specs
-        if found.get(spec.name) != (spec.stored_shape or spec.shape, spec.dtype)
+        if found.get(spec.name) != (spec.stored_shape or spec.shape, spec.dtype, spec.bytes)
     ]
     if not wrong:
-        storages = [weights[spec.name].dense().untyped_storage().data_ptr() for spec in specs]
+        storages = [_address(weights[spec.name]) for spec in specs]
         wrong = _unlike(specs, storages)
     return difference("ran_parameters", f"the {len(specs)} parameters lie in memory so", wrong)
+
+
+def _address(weight: Weight) -> int:
+    """Of the memory that it lies in."""
+    tensor = weight.data if isinstance(weight, Packed) else weight.dense()
+    return tensor.untyped_storage().data_ptr()
 
 
 def sources_check(ledger: Ledger, stored: Mapping[str, Stored]) -> tuple[ViewCheck, ...]:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
-from llmcli.model import dtype_name
+from llmcli.formats.packed import Packed
+from llmcli.kernels import native
+from llmcli.ops.quant import quantize
 from llmcli.reports.ceilings import MatrixRate
 
 CACHE = 64 << 20  # taken for the last cache where the system names none
@@ -70,18 +72,39 @@ def _multiplying(numbers: Tensor, times: int) -> Call:
     return lambda: torch.dot(left, right)
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> MatrixRate:
-    """FLOPs per second of a product of two square matrices, directly or through float32."""
-    ways = [("direct", _product(dtype, None))]
-    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-        # processors without such instructions are many times slower than in float32
-        ways.append(("through float32", _product(dtype, torch.float32)))
-    best, name = 0.0, ""
+def matrix_rate(device: torch.device, name: str, seconds: float) -> MatrixRate:
+    """FLOPs per second of a product of two square matrices, directly or through float32.
+
+    `name` is a dtype's; `int8` is that of packed weights: by our kernel, or by PyTorch's product.
+    """
+    ways: list[tuple[str, Callable[[Tensor], Call]]]
+    if name == "int8":
+        ways = [(f"llmcli {native.level()}", _packed), ("PyTorch", _whole)]
+    else:
+        dtype = devices.DTYPES[name]
+        ways = [("direct", _product(dtype, None))]
+        if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            # processors without such instructions are many times slower than in float32
+            ways.append(("through float32", _product(dtype, torch.float32)))
+    best, fastest = 0.0, ""
     for way, product in ways:
         rate = _fastest_product(product, device, seconds / len(ways))
         if rate > best:
-            best, name = rate, way
-    return MatrixRate(dtype=dtype_name(dtype), flops_per_s=best, way=name)
+            best, fastest = rate, way
+    return MatrixRate(dtype=name, flops_per_s=best, way=fastest)
+
+
+def _packed(square: Tensor) -> Call:
+    """What multiplies a float32 matrix with itself in blocks of 8 bits."""
+    weight = Packed("Q8_0", *square.shape, device=square.device)
+    weight.write(torch.arange(len(square)), quantize(square, "Q8_0"))
+    return lambda: weight.matmul(square)
+
+
+def _whole(square: Tensor) -> Call:
+    """The same in whole numbers of 8 bits, without scales."""
+    narrow = (square * 32).clamp(-127, 127).to(torch.int8)
+    return lambda: torch._int_mm(narrow, narrow.t())
 
 
 def _product(dtype: torch.dtype, through: torch.dtype | None) -> Callable[[Tensor], Call]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import Works
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.work import PartWork
@@ -39,15 +40,18 @@ class Least:
         return self.level if self.moving >= self.computing else COMPUTE
 
 
-def least(work: PartWork, calls: int, ceilings: Ceilings, *, dtype: str, working_set: int) -> Least:
-    """Of one part that is computed `calls` times, in `dtype`.
+def least(
+    work: PartWork, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
+) -> Least:
+    """Of one part that is computed `calls` times, in `numbers`.
 
-    `working_set`: bytes that a whole step streams, weights and cache. Where the rate of products
-    in that dtype was not measured, computing takes no time.
+    `working_set`: bytes that a whole step streams, weights and cache. Products with weights may
+    have another rate than those of attention; where it was not measured, computing takes no time.
     """
     streamed = ceilings.read(working_set)
     own = ceilings.read(work.activations // max(1, calls))
-    matrix = ceilings.matrix(dtype)
+    weighted = work.gemv or work.gemm
+    matrix = ceilings.matrix(numbers.products if weighted else numbers.dtype)
     streaming = (work.weights + work.cache) / streamed.bytes_per_s
     passing = work.activations / own.bytes_per_s
     return Least(
@@ -58,15 +62,15 @@ def least(work: PartWork, calls: int, ceilings: Ceilings, *, dtype: str, working
 
 
 def least_seconds(
-    works: Works, calls: int, ceilings: Ceilings, *, dtype: str, working_set: int
+    works: Works, calls: int, ceilings: Ceilings, *, numbers: Arithmetic, working_set: int
 ) -> float | None:
     """Of all parts one after the other: `works` is the sum over `calls` forward calls.
 
-    None where the rate of products in that dtype was not measured.
+    None where the rate of such products was not measured.
     """
-    if ceilings.matrix(dtype) is None:
+    if None in (ceilings.matrix(numbers.products), ceilings.matrix(numbers.dtype)):
         return None
     return sum(
-        least(work, calls, ceilings, dtype=dtype, working_set=working_set).seconds
+        least(work, calls, ceilings, numbers=numbers, working_set=working_set).seconds
         for *_, work in works
     )

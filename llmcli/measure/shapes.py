@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from llmcli.anatomy import Plan, TensorSpec, parameters, plan, states
+from llmcli.anatomy import Plan, TensorSpec, plan
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.fold import Folded, Phases, fold_kinds, numbered, unfold
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.anatomy.letters import Letters
@@ -52,7 +53,7 @@ class Calls:
     config: ModelConfig
     batch: int
     tokens: int
-    dtype: str
+    numbers: Arithmetic
 
     def letters(self, phase: Phase) -> Letters:
         """The sizes of that phase's axes."""
@@ -69,22 +70,19 @@ class Calls:
     def plan(self, phase: Phase) -> Plan:
         """The activations of that phase."""
         of = self.letters(phase)
-        call = Call(
-            batch=of.batch, tokens=of.tokens, past=of.past, phase=phase, dtype=self.dtype
-        )
-        return plan(self.config, call)
+        call = Call(batch=of.batch, tokens=of.tokens, past=of.past, phase=phase)
+        return plan(self.config, self.numbers.call(call))
 
     def states(self, phase: Phase) -> tuple[TensorSpec, ...]:
         """What is kept after that phase, as large as it has to be then."""
         call = self.letters(phase)
-        kept = states(
-            self.config, batch=call.batch, capacity=call.past + call.tokens, dtype=self.dtype
-        )
+        capacity = call.past + call.tokens
+        kept = self.numbers.states(self.config, batch=call.batch, capacity=capacity)
         return tuple(replace(spec, phase=phase) for spec in kept)
 
     def parameters(self) -> tuple[TensorSpec, ...]:
         """The weights as they lie in memory."""
-        return parameters(self.config, dtype=self.dtype)
+        return self.numbers.parameters(self.config)
 
     def tensors(self, phases: Sequence[Phase]) -> list[Phases]:
         """Every tensor once, with its spec in each phase; parameters have one of all phases."""
@@ -118,7 +116,7 @@ def model_shapes(
     weights = [item[0] for item in every if item[0].kind == "parameter"]
     known = sum(item.bytes for item in stored.values())
     return ShapesReport(
-        dtype=calls.dtype,
+        weight_format=calls.numbers.weight_format(calls.config),
         batch=calls.batch,
         tokens=calls.tokens,
         phases=tuple(phases),
@@ -182,7 +180,7 @@ def _tensor(spec: TensorSpec, calls: Calls, stored: Stored | None) -> ShapeTenso
         axes=spec.axes,
         documents=letters.documented(spec.axes, spec.layer),
         shape=spec.shape,
-        dtype=spec.dtype or calls.dtype,
+        dtype=spec.dtype or calls.numbers.dtype,
         bytes=spec.bytes or 0,
         flops=spec.flops - spec.masked_flops,
         flops_full=spec.flops,
@@ -272,9 +270,7 @@ def _flops(phase: Phase, specs: Sequence[TensorSpec]) -> CallFlops:
 def _growth(calls: Calls) -> CacheGrowth:
     grown = {layer: 0 for layer in range(len(calls.config.layers))}  # some do not grow
     for capacity, sign in ((1, 1), (0, -1)):
-        for spec in states(
-            calls.config, batch=calls.batch, capacity=capacity, dtype=calls.dtype
-        ):
+        for spec in calls.numbers.states(calls.config, batch=calls.batch, capacity=capacity):
             assert spec.layer is not None
             grown[spec.layer] += sign * (spec.bytes or 0)
     return CacheGrowth(

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from llmcli.formats.packed import Packed
+from llmcli.graph.evaluation.rule import settled
 from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 from llmcli.parts.norm.config import NormConfig
@@ -32,12 +34,20 @@ _BLOCK = 1 << 22  # numbers of the head's matrix that are converted at a time
 
 
 def unembed(model: Model, h_ND: Tensor) -> Tensor:
-    """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics."""
+    """`Norm_f(h) W_Uᵀ + b_U`, `[N, V]` in at least float32, with every row's own statistics.
+
+    A matrix in blocks reads its input in 8 bits. Where a number of the formula's norm and of the
+    model's are as good as equal, they are rounded as the model's is.
+    """
     weight, config = model.decoder.weight, model.config
     bias = weight("ln_final.b").dense() if config.final_norm.bias else None
     norm_D = weight("ln_final.w").dense()
     x_ND = normalized(at_least_float32(h_ND), config.final_norm, norm_D, bias)
     head = weight("head.W")
+    if isinstance(head, Packed):
+        own_ND = model.decoder.ln_final(h_ND)
+        off_N1 = ROUNDINGS * torch.finfo(own_ND.dtype).eps * x_ND.abs().amax(-1, keepdim=True)
+        x_ND = settled(x_ND, head.seen(x_ND), head.seen(own_ND), off_N1)
     rows, columns = head.shape
     logits_NV = x_ND.new_empty(len(x_ND), rows)
     step = max(1, _BLOCK // columns)

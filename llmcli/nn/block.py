@@ -17,6 +17,7 @@ from llmcli.config import LayerConfig
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import Beside, LayerState
 from llmcli.nn.step import Step
+from llmcli.ops.elements import add, scale
 from llmcli.parts.norm.forward import Norm
 from llmcli.parts.registry import forward_of, part_of
 
@@ -51,10 +52,6 @@ class Mixer(Protocol):
         """
         ...
 
-    def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
-        """What one head adds to the output: `[B, T, D]`."""
-        ...
-
 
 class FeedForward(Protocol):
     """What is applied to every token alone."""
@@ -87,7 +84,7 @@ class Branch:
         if self.post_norm is not None:
             out = self.post_norm.observed(out, step)
         if multiplier != 1:
-            out = out * multiplier
+            out = scale(out, multiplier)
         return step.emit(names.adds, out)
 
 
@@ -137,8 +134,8 @@ class Block:
                 elif not branch.names.config.shares_norm:
                     reads = x_BTD.to(self.dtype)
                 own = None if branch.mixer is None or state is None else next(states)
-                out_BTD = out_BTD + branch(reads, own, step)
+                out_BTD = add(out_BTD, branch(reads, own, step))
             if self.scale != 1 and names is self.sublayers[-1][0]:
-                out_BTD = out_BTD * self.scale
+                out_BTD = scale(out_BTD, self.scale)
             x_BTD = step.emit(names.leaves, out_BTD)
         return x_BTD

@@ -5,25 +5,29 @@ Axes: B batch, T new tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from llmcli import anatomy
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
+from llmcli.kernels import native
 from llmcli.nn.block import Block
 from llmcli.nn.parameters import Parameters
+from llmcli.nn.replay import Replay
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.rope import depends_on_length
 from llmcli.parts.norm.forward import Norm
+
+_DENSE: Mapping[str, str] = {}
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -49,17 +53,29 @@ class Decoder:
     """A causal language model with uninitialized parameters; `weight(name)` is each of them.
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
-    Works on any device, the meta device included, where only shapes are computed.
+    Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed.
+    Keys and values are kept in `cache_dtype` (None: in `dtype`). Works on any device, the meta
+    device included, where only shapes are computed.
     """
 
     def __init__(
-        self, config: ModelConfig, *, device: torch.device | str, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        formats: Mapping[str, str] = _DENSE,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.config = config
         self.device = torch.device(device)
         self.dtype = dtype
-        specs = anatomy.parameters(config, dtype=str(dtype).removeprefix("torch."))
-        parameters = Parameters(specs, device=self.device, dtype=dtype)
+        self.formats = formats
+        self.cache_dtype = cache_dtype or dtype
+        specs = self.arithmetic.parameters(config)
+        parameters = Parameters(
+            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype
+        )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")
         self.pos_embed: Weight | None = None
@@ -84,7 +100,17 @@ class Decoder:
         dynamic = any(map(depends_on_length, rotations))
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         tables = torch.float64 if dtype == torch.float64 else torch.float32
+        # Whether a decode step is recorded and replayed; False once it is known not to be possible.
+        packed = bool(formats) and dtype == torch.float32 and native.level() is not None
+        self._replays = packed and self.device.type == "cpu" and not dynamic
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What it computes in, without torch."""
+        return Arithmetic(
+            dtype=_name(self.dtype), cache=_name(self.cache_dtype), formats=self.formats
+        )
 
     def weight(self, name: str) -> Weight:
         """The parameter of that name; `head.W` of a tied head is `embed.W`. Raises KeyError."""
@@ -92,8 +118,7 @@ class Decoder:
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        specs = anatomy.states(self.config, batch=batch, capacity=capacity, dtype=dtype)
+        specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
         return sum(spec.bytes or 0 for spec in specs)
 
     def new_state(self, batch: int, capacity: int) -> State:
@@ -134,7 +159,26 @@ class Decoder:
         not fit the state or the table of learned positions, UsageError where an edit names what
         cannot be edited.
         """
+        watched = tap is not None or edits or clock is not None or until is not None
+        if state is not None and ids_BT.shape[1] == 1 and lengths is None and not watched:
+            replayed = self._replayed(ids_BT, state)
+            if replayed is not None:
+                return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
+        out = self._pass(ids_BT, state, step, logits, until)
+        if state is not None:  # last, so that a tap finds the lengths before the call
+            state.advance(step.lengths)
+        return out
+
+    def _pass(
+        self,
+        ids_BT: Tensor,
+        state: State | None,
+        step: Step,
+        logits: Literal["all", "last"],
+        until: int | None,
+    ) -> Tensor:
+        """What `__call__` computes; the lengths of the state stay."""
         step.mark("step")
         x_BTD = self._embed(ids_BT, step)
         for i, block in enumerate(self.blocks):
@@ -143,9 +187,52 @@ class Decoder:
                 break
         if until is None:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
-        if state is not None:  # last, so that a tap finds the lengths before the call
-            state.advance(step.lengths)
         return x_BTD
+
+    def _replayed(self, ids_B1: Tensor, state: State) -> Tensor | None:
+        """The same for one token of each sequence, replayed; None where it has to be computed.
+
+        The first step of a state is not recorded: it may be the only one. Nor is a state that
+        cannot be rewound, since what could not be recorded is computed again.
+        """
+        if not self._replays or not state.rewinds or torch.compiler.is_compiling():
+            return None
+        if state.steps == 0:
+            state.steps = 1
+            return None
+        self._check_room(state.lengths, 1, state)
+        ids, starts = ids_B1[:, 0].tolist(), state.lengths
+        if state.replay is not None:
+            logits = state.replay.run(ids, starts)
+            state.advance([1] * len(ids))
+            return logits
+
+        def run(ids_B1: Tensor, starts_B: Tensor) -> Tensor:
+            step = Step(
+                starts, 1, [1] * len(ids), self._ropes, device=self.device,
+                fixed=(starts_B, state.capacity), recorded=True,
+            )  # fmt: skip
+            return self._pass(ids_B1, state, step, "all", None)
+
+        tables = [one for rope in self._ropes.values() for one in rope.upto(state.capacity)]
+        weights = [one for weight in self._weights.values() for one in weight.memory()]
+        caches = list(state.tensors().values())
+        replay = Replay(run, ids, starts, weights=[*weights, *tables], caches=caches)
+        if not replay.complete:
+            self._replays = False
+            return None
+        state.replay = replay
+        state.advance([1] * len(ids))
+        return replay.logits.clone()
+
+    def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
+        """Raises ValueError where the tokens do not fit the state or the learned positions."""
+        longest = max(starts) + tokens
+        if state is not None and longest > state.capacity:
+            raise ValueError(f"{longest} tokens do not fit a state of {state.capacity}")
+        positions = self.config.embedding.positions
+        if positions is not None and longest > positions:
+            raise ValueError(f"{longest} tokens do not fit {positions} learned positions")
 
     def _step(
         self,
@@ -162,12 +249,7 @@ class Decoder:
         starts = [0] * batch if state is None else state.lengths
         if len(starts) != batch:
             raise ValueError(f"a batch of {batch} does not fit a state of {len(starts)}")
-        longest = max(starts) + tokens
-        if state is not None and longest > state.capacity:
-            raise ValueError(f"{longest} tokens do not fit a state of {state.capacity}")
-        positions = self.config.embedding.positions
-        if positions is not None and longest > positions:
-            raise ValueError(f"{longest} tokens do not fit {positions} learned positions")
+        self._check_room(starts, tokens, state)
         lengths = [tokens] * batch if lengths is None else lengths
         fixed = None
         if state is not None and state.lengths_B is not None and set(lengths) == {1} == {tokens}:
@@ -205,6 +287,10 @@ class Decoder:
         Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
         """
         return self.head.matmul_float32(x, self.head_bias)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _last(x_BTD: Tensor, step: Step) -> Tensor:

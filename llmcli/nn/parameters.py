@@ -14,24 +14,38 @@ from torch import Tensor
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense
+from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.weight import Weight
+from llmcli.graph.blocks import PACKED
 
 
 class Parameters:
     """Creates weights by spec on `device`; `weights` maps each name to its own.
 
-    Each in its spec's dtype, where it has one, else in `dtype`. The contents are not initialized:
-    a loader fills every weight. On the meta device nothing is allocated.
+    Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
+    will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight.
+    On the meta device nothing is allocated.
     """
 
     def __init__(
-        self, specs: Sequence[TensorSpec], *, device: torch.device, dtype: torch.dtype
+        self,
+        specs: Sequence[TensorSpec],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.device = device
         self.dtype = dtype
+        self.cache_dtype = cache_dtype or dtype
         self.weights: dict[str, Weight] = {}
         self._shapes = {spec.name: spec.stored_shape or spec.shape for spec in specs}
-        self._dtypes = {spec.name: DTYPES[spec.dtype] if spec.dtype else dtype for spec in specs}
+        self._packed = {spec.name: spec.dtype for spec in specs if spec.dtype in PACKED}
+        self._dtypes = {
+            spec.name: DTYPES[spec.dtype]
+            for spec in specs
+            if spec.dtype is not None and spec.dtype not in PACKED
+        }
 
     def vector(self, names: Sequence[str]) -> Tensor:
         """Vectors one after the other in one tensor: norm weights, biases.
@@ -43,16 +57,37 @@ class Parameters:
 
     def table(self, name: str) -> Weight:
         """A matrix `[rows, columns]` whose rows are looked up, and no more."""
-        return self._stacked((name,))
+        return self._pieces((name,))[0] if name in self._packed else self._stacked((name,))
 
     def matrix(self, names: Sequence[str]) -> Weight:
         """Matrices of equal width as one `[rows, columns]` that is multiplied with.
 
-        Row after row in the order given. Raises ValueError where they have not one dtype.
+        Row after row in the order given. Where they have several formats, each is a piece.
         """
+        dtypes = {self._dtypes.get(name, self.dtype) for name in names}
+        if any(name in self._packed for name in names) or len(dtypes) > 1:
+            pieces = self._pieces(names)
+            return pieces[0] if len(pieces) == 1 else SideBySide(pieces)
         rows, columns = self._stacked_shape(names)
-        whole = Dense.for_products(rows, columns, device=self.device, dtype=self._dtype(names))
+        whole = Dense.for_products(
+            rows, columns, device=self.device, dtype=self._dtype(names), inputs=self.dtype
+        )
         return self._claim(names, whole)
+
+    def _pieces(self, names: Sequence[str]) -> list[Weight]:
+        """A weight of its own each, packed or dense."""
+        pieces: list[Weight] = []
+        for name in names:
+            rows, columns = self._shapes[name]
+            format = self._packed.get(name)
+            if format is None:
+                dtype = self._dtypes.get(name, self.dtype)
+                tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
+                pieces.append(Dense(tensor, self.dtype))
+            else:
+                pieces.append(Packed(format, rows, columns, device=self.device))
+        self.weights.update(zip(names, pieces, strict=True))
+        return pieces
 
     def _stacked(self, names: Sequence[str]) -> Dense:
         shape = self._stacked_shape(names)
@@ -60,7 +95,7 @@ class Parameters:
         return self._claim(names, Dense(tensor))
 
     def _dtype(self, names: Sequence[str]) -> torch.dtype:
-        found = {self._dtypes[name] for name in names}
+        found = {self._dtypes.get(name, self.dtype) for name in names}
         if len(found) > 1:
             raise ValueError(f"{', '.join(names)} lie in one tensor and have several dtypes")
         return found.pop()

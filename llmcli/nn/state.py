@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.nn.replay import Replay
+
 
 class LayerState(ABC):
     """What the mixer of one layer remembers of B sequences; the mixer makes it (`new_state`).
@@ -199,6 +201,8 @@ class State:
         self.lengths = lengths
         self.capacity = capacity
         self.lengths_B = lengths_B
+        self.replay: Replay | None = None  # of one decode step, into this memory
+        self.steps = 0  # that could have been recorded
 
     @property
     def batch(self) -> int:
@@ -229,6 +233,7 @@ class State:
             for layer in self.layers:
                 layer.grow(capacity)
             self.capacity = capacity
+            self.replay = None
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of those sequences: to fork samples or drop finished ones."""

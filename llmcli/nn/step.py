@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from llmcli.kernels import native
 from llmcli.nn.state import KVCache
-from llmcli.ops import rope
+from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention.config import RopeConfig
 
@@ -79,7 +80,8 @@ class Step:
     `totals[b]` is how long it will be once its whole prompt is in (default: after this call).
     `fixed`: the starts `[B]` on the device and the capacity. One token of each sequence then sees
     all slots under a mask, and no shape and no number from the host depends on the position: the
-    call can be captured as a CUDA graph and replayed for the next tokens.
+    call can be captured as a CUDA graph and replayed for the next tokens. `recorded`: our kernels
+    compute it while they are recorded, which is the same on a CPU.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Step:
         totals: Sequence[int] | None = None,
         device: torch.device,
         fixed: tuple[Tensor, int] | None = None,
+        recorded: bool = False,
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
@@ -111,10 +114,13 @@ class Step:
         self.uniform = len(set(starts)) == 1
         self.keys = max(starts) + tokens
         self._positions: Tensor | None = None
+        self._starts: Tensor | None = None
+        self._fixed = fixed is not None
+        self.recorded = recorded
         if fixed is not None:
             starts_B, self.keys = fixed
             self.uniform = False
-            self._positions = starts_B.unsqueeze(1)
+            self._starts, self._positions = starts_B, starts_B.unsqueeze(1)
         self._ropes = ropes
         self._visible: dict[int | None, tuple[Visible, ...]] = {}
         self._tables: dict[RopeConfig, tuple[Tensor, Tensor]] = {}
@@ -176,6 +182,17 @@ class Step:
                 starts = torch.tensor(self.starts, device=self.device)
                 self._positions = starts.unsqueeze(1) + offsets
         return self._positions
+
+    @property
+    def starts_B(self) -> Tensor:
+        """The starts on the device, or one for all where they agree."""
+        if self._fixed and self._starts is not None:
+            return self._starts
+        return torch.tensor(self.starts[:1] if self.uniform else self.starts)
+
+    def rotate(self, x_BTNd: Tensor, config: RopeConfig) -> Tensor:
+        """Queries and keys of a recorded step by the positions of their tokens."""
+        return compiled.rotate(x_BTNd, *self._ropes[config].upto(self.keys), self.starts_B)
 
     def rope(self, config: RopeConfig) -> tuple[Tensor, Tensor]:
         """cos and sin of the new tokens, `[T, 1, R]` or `[B, T, 1, R]`: the same for all heads."""
@@ -240,7 +257,12 @@ class Step:
 
         Padding lands in the slots after a sequence's last token, where the next one goes.
         """
-        if self.uniform:
+        same = (k_BKTd.dtype, v_BKTe.dtype) == (cache.k.dtype, cache.v.dtype)
+        if self.tokens == 1 and same and k_BKTd.is_cpu and native.level() is not None:
+            starts_B = self.starts_B
+            compiled.store(k_BKTd, cache.k, starts_B)
+            compiled.store(v_BKTe, cache.v, starts_B)
+        elif self.uniform:
             slots = slice(self.starts[0], self.keys)
             cache.k[:, :, slots] = k_BKTd
             cache.v[:, :, slots] = v_BKTe

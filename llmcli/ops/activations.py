@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.ops import compiled
 from llmcli.ops.norm import at_least_float32
 from llmcli.parts.mlp.config import Activation
 
@@ -42,4 +43,9 @@ def activation(name: Activation) -> Callable[[Tensor], Tensor]:
         "gelu_tanh": gelu_tanh,
         "relu": F.relu,
     }
-    return functions[name]
+    plain = functions[name]
+
+    def act(x: Tensor) -> Tensor:
+        return compiled.activate(x, name) if compiled.takes(x) else plain(x)
+
+    return act

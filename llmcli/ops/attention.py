@@ -24,10 +24,13 @@ def attend(
 ) -> Tensor:
     """`softmax(scale · Q Kᵀ + M) V` → `[B, H, T, e]`, with PyTorch's fused kernel.
 
+    In the dtype of the queries, to which keys and values are widened where they are narrower.
+
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
     """
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
+    k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # under a mask the processor's kernel takes grouped heads itself, CUDA's fused ones do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
         return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)

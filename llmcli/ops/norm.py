@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.ops import compiled
+
 
 def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """`x / sqrt(mean(x²) + eps) ∘ w` (Zhang & Sennrich 2019, arXiv 1910.07467) in `dtype`.
@@ -19,6 +21,8 @@ def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None =
     """
     dtype = dtype or x_BTD.dtype
     x_BTD = at_least_float32(x_BTD)
+    if compiled.takes(x_BTD):
+        return compiled.normalize(x_BTD, w_D.float(), None, eps, centred=False).to(dtype)
     if x_BTD.is_cuda:
         return F.rms_norm(x_BTD, w_D.shape, w_D.to(x_BTD.dtype), eps).to(dtype)
     size = x_BTD.shape[-1]
@@ -47,6 +51,8 @@ def layer_norm(
     dtype = dtype or x_BTD.dtype
     x_BTD = at_least_float32(x_BTD)
     wide_b_D = None if b_D is None else b_D.to(x_BTD.dtype)
+    if compiled.takes(x_BTD):
+        return compiled.normalize(x_BTD, w_D.float(), wide_b_D, eps, centred=True).to(dtype)
     return F.layer_norm(x_BTD, w_D.shape, w_D.to(x_BTD.dtype), wide_b_D, eps).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Products of 16-bit numbers whose results are not rounded to 16 bits.
+"""Products with 16-bit weights whose results are not rounded to 16 bits.
 
 Axes: M rows of the input, K columns of it, N outputs.
 """
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.counts import HEAD_NUMBERS
-from llmcli.kernels import native
+from llmcli.kernels import native, program
 
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
@@ -20,17 +20,17 @@ _FEW_ROWS = 24
 def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """`X Wᵀ + b` in float32: `[…, K]` → `[…, N]`; in float64 where x and W are.
 
-    x and W have one dtype; b may be wider. The sums are float32 or wider on every device, and
-    nothing is rounded to the 16 bits of x: two logits differ if their sums do. W may lie in
-    memory by rows or by columns.
+    x and W have one dtype, or W is bfloat16 and x float32; b may be wider. The sums are float32 or
+    wider on every device, and nothing is rounded to the 16 bits of x: two logits differ if their
+    sums do. W may lie in memory by rows or by columns.
     """
-    if x.dtype in (torch.float32, torch.float64):
+    if x.dtype == w_NK.dtype and x.dtype in (torch.float32, torch.float64):
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.is_meta:
-        out_MN = F.linear(x_MK, w_NK).float()
+        out_MN = F.linear(x_MK.to(w_NK.dtype), w_NK).float()
     elif x.is_cuda:
         out_MN = torch.mm(x_MK, w_NK.t(), out_dtype=torch.float32)
     else:
@@ -39,10 +39,11 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
-    """Whether the product is one for our kernel: few bfloat16 rows on a CPU."""
+    """Whether the product is one for our kernel: few rows and bfloat16 weights on a CPU."""
     return (
         x.numel() <= _FEW_ROWS * x.shape[-1]
-        and x.dtype == w_NK.dtype == torch.bfloat16
+        and x.dtype in (torch.bfloat16, torch.float32)
+        and w_NK.dtype == torch.bfloat16
         and x.is_cpu
         and w_NK.stride(1) == 1
         and type(x) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
@@ -55,15 +56,21 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.stride(1) != 1:
         x_MK = x_MK.contiguous()
-    out_MN = x_MK.new_empty(len(x_MK), len(w_NK), dtype=torch.float32)
-    native.product_bf16(
-        (x_MK.data_ptr(), x_MK.stride(0)),
-        (w_NK.data_ptr(), w_NK.stride(0)),
-        (out_MN.data_ptr(), len(w_NK)),
-        (len(x_MK), *w_NK.shape),
+    if b_N is not None:
+        b_N = b_N.float().contiguous()
+    (rows, columns), outputs = x_MK.shape, len(w_NK)
+    out_MN = torch.empty(rows, outputs)
+    wide = torch.empty(rows, -(-columns // 32) * 32)
+    program.run(
         torch.get_num_threads(),
-    )
-    return _finished(out_MN, b_N, x)
+        (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
+         x_MK.dtype == torch.float32),
+        (program.MULTIPLY_BFLOAT16, wide.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
+         out_MN.data_ptr(), outputs, rows, outputs, columns,
+         0 if b_N is None else b_N.data_ptr()),
+        reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
+    )  # fmt: skip
+    return out_MN.view(*x.shape[:-1], outputs)
 
 
 def _finished(out_MN: Tensor, b_N: Tensor | None, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from llmcli.ops import compiled
 from llmcli.parts.attention.config import (
     DynamicScaling,
     FrequencyFactors,
@@ -70,6 +71,11 @@ def rotate(x_BTHd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Computed in the tables' dtype (at least float32) and returned in that of `x`.
     """
+    if compiled.takes(x_BTHd) and compiled.takes(cos):
+        cosines, sines = (table.reshape(-1, table.shape[-1]) for table in (cos, sin))
+        each = x_BTHd.shape[1] if cos.ndim == 4 else 0  # rows of the tables for each sequence
+        starts_B = torch.arange(x_BTHd.shape[0] if each else 1) * each
+        return compiled.rotate(x_BTHd, cosines, sines, starts_B)
     rotated = cos.shape[-1]
     whole = rotated == x_BTHd.shape[-1]
     head = (x_BTHd if whole else x_BTHd[..., :rotated]).to(cos.dtype)

@@ -46,6 +46,7 @@ _WORDS = {
     "tokenizer": "tokenizer",
     "build": "make room",
     "read": "read",
+    "pack": "pack",
     "convert": "convert",
     "scan": "look at the numbers",
 }
@@ -122,8 +123,11 @@ def _done(line: LedgerLine, dtype: str | None) -> str:
     if not line.parameter:
         return line.reason
     done = ("dequantized", *line.operations) if line.dequantized else line.operations
-    same = dtype is None or SHORT.get(dtype, "F32") == line.stored
-    return ", ".join(done) or ("as it is" if same else f"to {dtype}")
+    if dtype is None or line.stored in (dtype, SHORT.get(dtype)):
+        return ", ".join(done) or "as it is"
+    if dtype not in SHORT:  # a block format
+        return ", ".join((*done, f"quantized to {dtype}"))
+    return ", ".join(done) or f"to {dtype}"
 
 
 def _statistics(numbers: Numbers) -> list[str]:

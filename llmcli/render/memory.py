@@ -24,6 +24,7 @@ def render_memory(fits: Sequence[DeviceFit]) -> list[RenderableType]:
     heading = f"\nmemory for {need.context:,} tokens{sequences}"
     names = [
         f"{fit.device.device}: {one_line(fit.device.name)}, {_size(fit.device.total_bytes)}"
+        f"{_rounding(fit)}"
         for fit in fits
     ]
     if not all(fit.device.usable for fit in fits):
@@ -48,7 +49,7 @@ class MemoryTable:
             *(Column(fit.device.device) for fit in fits),
             Column("", right=False, cut=True, first_to_go=1),
         ]
-        rows = [("dtype", [fit.need.dtype for fit in fits], "")]
+        rows = [("format", [fit.need.formats["weight_format"] for fit in fits], "of the weights")]
         parts = [
             ("weights", [fit.need.weights for fit in fits], ""),
             ("cache", [fit.need.cache for fit in fits], "keys and values of every token"),
@@ -94,6 +95,17 @@ def _fits(fit: DeviceFit) -> Text:
     if fit.fits is None:
         return Text("unknown", style=FAINT)
     return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
+
+
+def _rounding(fit: DeviceFit) -> str:
+    """What is rounded otherwise than the weights, where there is anything."""
+    used = fit.need.formats
+    if len({*used.values()}) == 1:
+        return ""
+    return (
+        f", {used['product_format']} products, {used['activation_format']} activations, "
+        f"{used['cache_format']} cache"
+    )
 
 
 def _size(nbytes: int | None) -> str:

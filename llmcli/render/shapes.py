@@ -185,7 +185,7 @@ def _below(kind: str, rows: Sequence[ShapeRow], report: ShapesReport) -> Iterato
     if kind == "parameter":
         parts = [
             f"the whole model: {report.parameters:,} numbers",
-            f"{size(report.weight_bytes)} in {report.dtype}",
+            f"{size(report.weight_bytes)} in {report.weight_format}",
         ]
         if report.stored_bytes is not None:
             parts.append(f"{size(report.stored_bytes)} of tensors in the file")

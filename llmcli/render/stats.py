@@ -15,15 +15,18 @@ from llmcli.reports.environment import Environment
 from llmcli.reports.text import NearTie, Timings
 
 MOST_TIES = 8  # near ties that are listed one by one
-SHORT = {"bfloat16": "BF16", "float16": "F16", "float64": "F64"}
+SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 
 
-def short_stats(timings: Timings, dtype: str, seed: int | None, width: int) -> Text:
-    """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed."""
+def short_stats(timings: Timings, format: str, seed: int | None, width: int) -> Text:
+    """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed.
+
+    `format`: that of the weights.
+    """
     parts = [
         f"prompt {_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}",
         f"generated {_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
-        dtype,
+        format,
     ]
     if timings.first_token_s is not None:
         parts.insert(1, f"first token {duration(timings.first_token_s)}")
@@ -101,11 +104,19 @@ def _peaks(timings: Timings) -> Iterator[tuple[str, str]]:
 
 
 def model_line(model: Mapping[str, Any]) -> str:
-    """`smollm2 (Q4_1, Q8_0 → float32 on cpu)` from the `model` object of the JSON documents."""
-    used = model["weight_format"]
-    stored = [name for name in model["stored_formats"] if name not in ("F32", SHORT.get(used))]
+    """`smollm2 (Q4_1, Q8_0 → float32 on cpu)` from the `model` object of the JSON documents.
+
+    Of packed weights what else is rounded, too: `(Q4_1 + Q8_0 on cpu: int8 products, …)`.
+    """
+    used, activations = model["weight_format"], model["activation_format"]
+    held = ("F32", SHORT.get(used), *used.split(" + "))
+    stored = [name for name in model["stored_formats"] if name not in held]
     formats = f"{', '.join(stored)} → {used}" if stored else used
-    return f"{model['name']} ({formats} on {model['device']})"
+    how = ""
+    if model["product_format"] != activations:
+        how = (f": {model['product_format']} products, {activations} activations, "
+               f"{model['cache_format']} cache")  # fmt: skip
+    return f"{model['name']} ({formats} on {model['device']}{how})"
 
 
 def confidence_legend(*, ties: bool = False) -> Text:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.checks import ViewCheck
+from llmcli.reports.llama_words import CACHE_OF
 from llmcli.reports.machine_load import MachineLoad
 from llmcli.reports.text import PhasePeak
 from llmcli.reports.work import PartWork
@@ -74,7 +75,9 @@ class Settings:
 class Ran:
     """What the engine says of itself and of the model that it has loaded.
 
-    `type_k`, `backend`, `device` are those in force. `model_size` are bytes of the weights as
+    `type_k`, `backend`, `device` are those in force. `dtype` is that of the activations,
+    `weight_format` and `product_format` are those of weights and of what they are multiplied with;
+    another engine may call them as its file does. `model_size` are bytes of the weights as
     they are computed with, `bits_per_weight` of the same. `load_s` is None where nothing was
     loaded (then all this is known from the model's headers) or where loading it was no reading
     of a file. `base_bytes` were resident before it was loaded, `load_peak` the most during it.
@@ -88,12 +91,24 @@ class Ran:
     backend: str
     device: str
     dtype: str
+    weight_format: str
+    product_format: str
     type_k: str
     n_gpu_layers: int
     load_s: float | None
     bits_per_weight: float
     base_bytes: int | None = None
     load_peak: PhasePeak | None = None
+
+    @property
+    def formats(self) -> str:
+        """`float32`, or `Q4_1 + Q8_0, int8 products, float32 activations, bf16 cache`."""
+        found = [self.weight_format]
+        if self.product_format != self.weight_format:
+            found += [f"{self.product_format} products", f"{self.dtype} activations"]
+        if CACHE_OF.get(self.weight_format) != self.type_k:
+            found.append(f"{self.type_k} cache")
+        return ", ".join(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +208,7 @@ class Against:
 class BenchReport:
     """All rows in the order in which they were measured.
 
-    `ceilings`: one for each device, number of threads and dtype. `checks`: whether the two
+    `ceilings`: one for each device, number of threads and arithmetic. `checks`: whether the two
     engines of a comparison compute the same model. `machine_load`: what other programs took.
     """
 

@@ -167,6 +167,8 @@ OURS: tuple[Field, ...] = (
     Field("engine_version", "text", lambda row, by: row.ran.version if row.ran else None),
     Field("device", "text", lambda row, by: (row.ran or row.settings).device),
     Field("dtype", "text", lambda row, by: (row.ran or row.settings).dtype),
+    Field("weight_format", "text", lambda row, by: row.ran.weight_format if row.ran else None),
+    Field("product_format", "text", lambda row, by: row.ran.product_format if row.ran else None),
     Field("gpu_layers", "integer", lambda row, by: row.ran.n_gpu_layers if row.ran else None),
     Field("bits_per_weight", "real", lambda row, by: row.ran.bits_per_weight if row.ran else None),
     Field("load_s", "real", lambda row, by: row.ran.load_s if row.ran else None),

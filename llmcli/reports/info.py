@@ -9,6 +9,11 @@ from typing import Any, Literal
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.work import PartWork
 
+# The formats of a model of which no weights are used, by the names that all documents have.
+NO_FORMATS: dict[str, None] = dict.fromkeys(
+    ("weight_format", "activation_format", "cache_format", "product_format")
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class About:
@@ -121,13 +126,14 @@ class Device:
 class MemoryNeed:
     """Bytes that a run takes at one length of context.
 
+    `formats`: of weights, activations, cache and products, by the names that documents have.
     `copies`: of the caches of the others, which a batch makes when one of its sequences ends.
     `activations` is the peak of reading a prompt of that length, an estimate of the tensors alone.
     `runtime` is an estimate of what the libraries take once they compute, beyond PyTorch as it is
     imported, and of the tokenizer's tables. The others are exact.
     """
 
-    dtype: str
+    formats: dict[str, str]
     batch: int
     context: int
     weights: int

@@ -76,8 +76,8 @@ class LedgerLine:
     `parameter` is empty where it fills none: `reason` says why, and is empty where no model is
     known. `bytes` are those of the file that it takes, `operations` what was done to the stored
     numbers, in order. `numbers`: of the parameter as it was loaded, or of the whole tensor as it
-    is stored where nothing was loaded; None where they were not looked at. `dtype` is that of the
-    parameter, None where nothing was loaded. A line in which
+    is stored where nothing was loaded; None where they were not looked at. `dtype` is the dtype or
+    block format of the parameter, None where nothing was loaded. A line in which
     layers are folded stands for so many `tensors`.
     """
 

@@ -115,11 +115,11 @@ class ShapesReport:
     """All that was asked for; `tensors` one by one, `rows` the same folded.
 
     `ran`: the shapes were compared with a real run of the model, else the specs with themselves
-    and with the headers. `weight_bytes`: of all parameters in `dtype`; `parameters`: how many.
-    `prompt`: the (id, text) of what ran; `example`: nobody said how many tokens there are.
+    and with the headers. `weight_bytes`: of all parameters in `weight_format`; `parameters`: how
+    many. `prompt`: the (id, text) of what ran; `example`: the number of tokens is an example.
     """
 
-    dtype: str
+    weight_format: str
     batch: int
     tokens: int
     phases: tuple[str, ...]

@@ -6,11 +6,12 @@ from inspect import signature
 import pytest
 import torch
 from anatomy_configs import models
-from decoder_parameters import parameters_of
+from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
+from llmcli.anatomy.arithmetic import Arithmetic, matrices
 from llmcli.anatomy.counts import (
     PROMPT_CHUNK,
     count_parameters,
@@ -21,6 +22,7 @@ from llmcli.anatomy.counts import (
 )
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.engine.session import Session
+from llmcli.graph.blocks import RUN
 from llmcli.nn.decoder import Decoder
 from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
@@ -30,6 +32,7 @@ from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
 RMS = NormConfig(kind="rms", eps=1e-5)
+FLOAT32 = Arithmetic.of("float32")
 
 
 @given(models())
@@ -52,10 +55,14 @@ def test_parameters_are_those_that_the_decoder_has(config):
 
 @given(models(), st.integers(1, 3), st.integers(1, 40))
 def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, context):
-    for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
-        decoder = Decoder(config, device="cpu", dtype=dtype)
-        need = memory_need(config, dtype=name, batch=batch, context=context)
-        assert need.weights == sum(slot.nbytes for slot in parameters_of(decoder).values())
+    whole = {name: columns for name, columns in matrices(config).items() if columns % RUN == 0}
+    formats = {name: "Q8_0" for name in whole}
+    packed = Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
+    for numbers in (FLOAT32, Arithmetic.of("bfloat16"), packed):
+        decoder = decoder_in(config, numbers, "meta")
+        need = memory_need(config, numbers, batch=batch, context=context)
+        weights = (decoder.weight(name) for name in decoder.weight_names)
+        assert need.weights == sum(weight.nbytes for weight in weights)
         state = decoder.new_state(batch, context)
         assert need.cache == state.nbytes
         assert need.cache_per_token * context == need.cache
@@ -68,15 +75,15 @@ def test_weights_and_cache_take_the_bytes_that_are_allocated(config, batch, cont
 
 @given(models(), st.integers(0, 400_000), st.integers(1, 2))
 def test_the_longest_context_is_the_last_that_fits(config, free, batch):
-    need = memory_need(config, dtype="float32", batch=batch, context=7)
+    need = memory_need(config, FLOAT32, batch=batch, context=7)
     free += need.runtime
 
     def total(tokens):
-        return memory_need(config, dtype="float32", batch=batch, context=tokens).total
+        return memory_need(config, FLOAT32, batch=batch, context=tokens).total
 
     fitting = [tokens for tokens in range(1, 33) if total(tokens) <= free]
     assert fitting == list(range(1, len(fitting) + 1))
-    assert longest_context(config, need, free=free, most=32) == len(fitting)
+    assert longest_context(config, FLOAT32, need, free=free, most=32) == len(fitting)
 
 
 @given(models())
@@ -130,11 +137,9 @@ def small(*, kv=2, hidden=704, gated=True, qk_norm=False, window=None, layers=2,
     )
 
 
-def allocated(config, batch, tokens, past, dtype):
+def allocated(config, batch, tokens, past, numbers):
     """The most bytes that one call had allocated at once, by the allocator's own record."""
-    decoder = Decoder(config, device="cpu", dtype=dtype)
-    for slot in parameters_of(decoder).values():
-        slot.fill_(0.01)
+    decoder = decoder_in(config, numbers)
     state = decoder.new_state(batch, past + tokens)
     state.lengths = [past] * batch
     ids = torch.zeros(batch, tokens, dtype=torch.long)
@@ -153,7 +158,12 @@ def allocated(config, batch, tokens, past, dtype):
     return most
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+every_arithmetic = pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float64", "packed"]
+)
+
+
+@every_arithmetic
 @pytest.mark.parametrize(
     "variant",
     [
@@ -171,17 +181,19 @@ def test_the_peak_of_a_prompt_is_what_is_allocated_or_somewhat_more(variant, dty
 
 
 def check_peak(config, dtype):
-    most = 2 if dtype.itemsize >= 4 else 4  # with instructions for 16 bits, products copy nothing
+    numbers = packed_in(config) if dtype == "packed" else Arithmetic.of(dtype)
+    narrow = dtype == "bfloat16"
+    most = 4 if narrow else 2  # with instructions for 16 bits, products copy nothing
     for batch, past in ((1, 0), (2, 1500)):
-        real = allocated(config, batch, PROMPT_CHUNK, past, dtype)
-        guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize)
+        real = allocated(config, batch, PROMPT_CHUNK, past, numbers)
+        guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past)
         assert real <= guess <= most * real, f"{guess / real:.2f} at {past}"
-        if dtype.itemsize < 4 and processor.has_bfloat16():
-            guess = prefill_peak(config, batch, PROMPT_CHUNK + past, dtype.itemsize, native=True)
+        if narrow and processor.has_bfloat16():
+            guess = prefill_peak(config, numbers, batch, PROMPT_CHUNK + past, native=True)
             assert real <= guess <= 2 * real, f"{guess / real:.2f} at {past}, native"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@every_arithmetic
 @pytest.mark.parametrize("kind", ["convolutions", "norms after", "parallel"])
 def test_the_peak_of_other_blocks(kind, dtype):
     config = small(hidden=64 if kind == "convolutions" else 512)
@@ -204,7 +216,7 @@ def test_a_prompt_is_read_in_the_pieces_that_are_counted():
 
 def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_device():
     def runtime(dtype="float32", **where):
-        return memory_need(small(), dtype=dtype, batch=1, context=64, **where).runtime
+        return memory_need(small(), Arithmetic.of(dtype), batch=1, context=64, **where).runtime
 
     assert runtime() == runtime("float64") < runtime("bfloat16") == runtime("float16")
     small_one, large = (runtime(tokenizer=entries) for entries in (1000, 50_000))
@@ -215,7 +227,7 @@ def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_
 
 def test_masked_shared_keys_cost_more_on_a_gpu():
     config, own = small(), small(kv=8)
-    args = {"dtype": "bfloat16", "batch": 1}
+    args = {"numbers": Arithmetic.of("bfloat16"), "batch": 1}
     for context, more in ((PROMPT_CHUNK, False), (PROMPT_CHUNK + 2000, True)):
         gpu = memory_need(config, **args, context=context, cuda=True).activations
         alone = memory_need(own, **args, context=context, cuda=True).activations

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from anatomy_configs import models
-from decoder_parameters import parameters_of
+from decoder_parameters import decoder_in, packed_in, parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from work_families import FAMILIES, by_hand, family, without_window
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.work import (
@@ -28,6 +29,9 @@ from llmcli.graph.spec import Call
 from llmcli.ladder.count import count
 from llmcli.nn.decoder import Decoder
 from llmcli.reports.work import PartWork
+
+FLOAT32 = Arithmetic.of("float32")
+BFLOAT16 = Arithmetic.of("bfloat16")
 
 CALLS = [(1, 9, 0), (2, 5, 11), (1, 1, 0), (1, 1, 12), (3, 1, 20), (1, 3, 6)]
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -59,7 +63,7 @@ def counted(config, batch, tokens, past, device="meta", logits="last"):
 @every_family
 def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens, past, logits):
     call = a_call(batch, tokens, past)
-    work = total_work(family(name), call, dtype="float32", logits=logits)
+    work = total_work(family(name), call, numbers=FLOAT32, logits=logits)
     heads = tokens if logits == "all" else 1
     assert (work.flops, work.flops_full) == by_hand(name).flops(batch, tokens, past, heads)
 
@@ -68,7 +72,7 @@ def test_flops_are_those_of_the_formula_in_both_conventions(name, batch, tokens,
 @every_family
 def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
     config = family(name)
-    work = total_work(config, a_call(batch, tokens, past), dtype="float32")
+    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
     assert work.flops_full == counted(without_window(config), batch, tokens, past)
     # under a window the rows and keys that nobody sees are left out by the decoder, too
     assert work.flops <= counted(config, batch, tokens, past) <= work.flops_full
@@ -81,19 +85,19 @@ def test_a_prompt_in_pieces_and_the_steps_after_it_are_what_pytorch_counts(name)
     session = Session(decoder, 2, 40)
     with FlopCounterMode(display=False) as counter:
         session.prefill([[0] * 17] * 2, chunk=5)
-    read = added(prompt_work(config, batch=2, tokens=17, chunk=5, dtype="float32"))
+    read = added(prompt_work(config, batch=2, tokens=17, chunk=5, numbers=FLOAT32))
     assert read.flops_full == counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
         for _ in range(6):
             session.extend(torch.zeros(2, 1, dtype=torch.long, device="meta"))
-    written = added(decode_work(config, batch=2, tokens=6, past=17, dtype="float32"))
+    written = added(decode_work(config, batch=2, tokens=6, past=17, numbers=FLOAT32))
     assert written.flops_full == counter.get_total_flops()
 
 
 @every_family
 def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     config = family(name)
-    sizes = dict(batch=2, tokens=17, dtype="float32")
+    sizes = dict(batch=2, tokens=17, numbers=FLOAT32)
     whole, pieces = (dict_of(prompt_work(config, chunk=n, **sizes)) for n in (17, 5))
     for place in (("norm", None), ("head", None)):
         assert pieces[place] == whole[place] != PartWork()
@@ -103,7 +107,7 @@ def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
     calls = list(prompt_calls(batch=2, tokens=17, past=3, chunk=5))
     assert [(call.past, call.tokens) for call, _ in calls] == [(3, 5), (8, 5), (13, 5), (18, 2)]
     assert [logits for _, logits in calls] == ["none", "none", "none", "last"]
-    before = calls_work(config, calls[:-1], dtype="float32")
+    before = calls_work(config, calls[:-1], numbers=FLOAT32)
     assert {part for part, layer, _ in before if layer is None} == {"embed"}
 
 
@@ -111,7 +115,7 @@ def test_only_the_last_call_of_a_prompt_has_final_norm_and_head(name):
 def test_flops_do_not_change_with_the_kernel(name):
     """PyTorch's counter does: it sees nothing of the fused kernel on a CPU."""
     config, shape = without_window(family(name)), (1, 9, 0)
-    parts = part_work(config, a_call(*shape), dtype="float32")
+    parts = part_work(config, a_call(*shape), numbers=FLOAT32)
     attention = sum(work.flops_full for part, _, work in parts if part == "attention")
     assert counted(config, *shape, device="cpu") == added(parts).flops_full - attention
     with sdpa_kernel(SDPBackend.MATH):
@@ -124,7 +128,7 @@ def test_products_with_weights_are_the_kernels_that_run(name, batch, tokens, pas
     config = family(name)
     decoder, state, ids = ready(config, batch, tokens, past)
     ran = count(lambda: decoder(ids, state, logits="last"))
-    work = total_work(config, a_call(batch, tokens, past), dtype="float32")
+    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
     # beside them each layer has one attention: a group's heads are rows of a single query
     mixer, layers = config.layers[0].attention, len(config.layers)
     single = (mixer.heads // mixer.kv_heads if tokens == 1 else tokens) == 1
@@ -142,30 +146,36 @@ def test_a_token_reads_the_weights_as_they_lie_in_memory_and_the_cache(name, dty
     not_read = 0 if config.head.tied else slots["embed.W"] * (config.vocab - 1) // config.vocab
     if name == "gpt2":
         not_read += slots["pos_embed.W"] * (config.context - 1) // config.context
-    work = total_work(config, a_call(1, 1, past), dtype=dtype)
+    work = total_work(config, a_call(1, 1, past), numbers=Arithmetic.of(dtype))
     assert work.weights == sum(slots.values()) - not_read
     window = by_hand(name).W or config.context
     kept = decoder.new_state(1, min(past + 1, window)).nbytes
     assert work.cache == kept
-    assert total_work(config, a_call(1, 1, past), dtype=dtype, weight_bytes=slots) == work
 
 
 @every_family
-def test_weights_of_sizes_of_their_own(name):
-    """Quantized ones will differ from matrix to matrix, and from layer to layer."""
-    config = family(name)
-    decoder = Decoder(config, device="meta", dtype=torch.float32)
-    names = parameters_of(decoder)
-    sizes = {name: config.vocab * config.context * (7 + i) for i, name in enumerate(names)}
-    parts = part_work(config, a_call(1, 1, 3), dtype="float32", weight_bytes=sizes)
+def test_packed_weights_are_read_in_their_blocks_and_keys_as_they_are_kept(name):
+    config, past = family(name), 20
+    numbers = packed_in(config, "Q8_0")
+    mixed = dict(numbers.formats) | {"blocks.0.mlp.W_down": "Q4_1"}
+    numbers = replace(numbers, formats=mixed)
+    decoder = decoder_in(config, numbers, "meta")
+    held = {name: decoder.weight(name).nbytes for name in decoder.weight_names}
+    parts = part_work(config, a_call(1, 1, past), numbers=numbers)
     found = {(part, layer): work.weights for part, layer, work in parts}
-    qkv = sum(sizes[key] for key in sizes if key.startswith("blocks.1.attn.") and key[-1] in "qkv")
-    assert found["qkv", 1] == qkv != found["qkv", 0]
-    looked_up = 0 if config.head.tied else sizes["embed.W"] // config.vocab
+    ends = ("W_q", "W_k", "W_v", "b_q", "b_k", "b_v")
+    qkv = (held[key] for key in held if key.startswith("blocks.1.attn.") and key.endswith(ends))
+    assert found["qkv", 1] == sum(qkv)
+    assert found["ffn_down", 0] < found["ffn_down", 1]
+    looked_up = 0 if config.head.tied else held["embed.W"] // config.vocab
     if name == "gpt2":
-        looked_up += sizes["pos_embed.W"] // config.context
+        looked_up += held["pos_embed.W"] // config.context
     assert found["embed", None] == looked_up
-    assert found["head", None] == sizes["embed.W" if config.head.tied else "head.W"]
+    assert found["head", None] == held["embed.W" if config.head.tied else "head.W"]
+    dense = total_work(config, a_call(1, 1, past), numbers=FLOAT32)
+    narrow = total_work(config, a_call(1, 1, past), numbers=numbers)
+    assert 2 * narrow.cache == dense.cache
+    assert (narrow.flops, narrow.gemv) == (dense.flops, dense.gemv)
 
 
 def test_a_tied_head_counts_once_among_the_parameters_and_once_in_what_is_computed():
@@ -173,7 +183,7 @@ def test_a_tied_head_counts_once_among_the_parameters_and_once_in_what_is_comput
     apart = replace(tied, head=replace(tied.head, tied=False))
     table = tied.vocab * tied.width
     assert count_parameters(apart).total - count_parameters(tied).total == table
-    works = [dict_of(part_work(c, a_call(1, 1, 5), dtype="float32")) for c in (tied, apart)]
+    works = [dict_of(part_work(c, a_call(1, 1, 5), numbers=FLOAT32)) for c in (tied, apart)]
     for work in works:
         assert work["head", None].flops == 2 * table
         assert work["head", None].weights == 4 * table
@@ -193,7 +203,7 @@ def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
     for (batch, tokens, past), keys in {
         (1, 1, 3): 4, (1, 1, 6): 7, (1, 1, 50): 7, (2, 3, 50): 9, (1, 20, 0): 20, (1, 5, 4): 9,
     }.items():  # fmt: skip
-        parts = dict_of(part_work(config, a_call(batch, tokens, past), dtype="float32"))
+        parts = dict_of(part_work(config, a_call(batch, tokens, past), numbers=FLOAT32))
         assert parts["attention", 1].cache == batch * keys * layer
     assert sum(work.cache for (part, _), work in parts.items() if part != "attention") == 0
 
@@ -201,7 +211,7 @@ def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
 def test_activations_are_written_once_and_read_where_they_are_needed():
     rows, s, w = 2 * 5, 2, 4  # B · T, bytes of a number, and of one of the stream
     config = family("qwen3")
-    parts = dict_of(part_work(config, a_call(2, 5, 11), dtype="bfloat16"))
+    parts = dict_of(part_work(config, a_call(2, 5, 11), numbers=BFLOAT16))
     D, F, V, heads, kv, dh = 48, 88, 211, 6, 2, 16
     qk, v = rows * (heads + kv) * dh, rows * kv * dh
     in_each = {
@@ -222,11 +232,11 @@ def test_activations_are_written_once_and_read_where_they_are_needed():
     assert parts["embed", None].activations == (w + s) * rows * D + 8 * rows
     assert len(parts) == 2 * len(in_each) + 3
 
-    positions = dict_of(part_work(family("gpt2"), a_call(2, 5, 11), dtype="float32"))
+    positions = dict_of(part_work(family("gpt2"), a_call(2, 5, 11), numbers=FLOAT32))
     # looked up: a row for each token, one for each position; both are added
     assert positions["embed", None].activations == 4 * (4 * rows * D + 2 * 5 * D) + 8 * rows
     assert positions["embed", None].weights == 4 * 5 * D
-    apart = dict_of(part_work(family("llama"), a_call(2, 5, 11), dtype="float32"))
+    apart = dict_of(part_work(family("llama"), a_call(2, 5, 11), numbers=FLOAT32))
     assert apart["embed", None].weights == 4 * rows * D  # and the head's matrix is another one
     assert apart["embed", None].activations == 4 * rows * D + 8 * rows
     assert positions["ffn_act", 0].activations == 4 * 2 * rows * 4 * D
@@ -245,7 +255,7 @@ def test_parts_come_in_the_order_in_which_a_clock_hears_of_them(config, shape, l
     model = graph(config)
     places = dict.fromkeys(model.place(name) for name in heard if name != "step")
     expected = [place for place in places if place[0] != "gaps"]
-    parts = part_work(config, a_call(*shape), dtype="float32", logits=logits)
+    parts = part_work(config, a_call(*shape), numbers=FLOAT32, logits=logits)
     assert [(part, layer) for part, layer, _ in parts] == expected
     assert {part for part, _ in places} <= {*model.groups, "gaps"}
     assert all(work.bytes for *_, work in parts)
@@ -258,7 +268,7 @@ def test_a_phase_is_the_sum_of_its_calls(config, batch, tokens, past, chunk):
         sums = {}
         for *call, logits in calls:
             for part, layer, work in part_work(
-                config, a_call(*call), dtype="float32", logits=logits
+                config, a_call(*call), numbers=FLOAT32, logits=logits
             ):
                 place = part, layer
                 sums[place] = sums[place] + work if place in sums else work
@@ -269,10 +279,10 @@ def test_a_phase_is_the_sum_of_its_calls(config, batch, tokens, past, chunk):
         for start in range(0, tokens, chunk)
     ]
     pieces[-1] = (*pieces[-1][:3], "last")
-    read = prompt_work(config, batch=batch, tokens=tokens, past=past, chunk=chunk, dtype="float32")
+    read = prompt_work(config, batch=batch, tokens=tokens, past=past, chunk=chunk, numbers=FLOAT32)
     assert dict_of(read) == summed(pieces)
     steps = [(batch, 1, past + later, "last") for later in range(tokens)]
-    written = decode_work(config, batch=batch, tokens=tokens, past=past, dtype="float32")
+    written = decode_work(config, batch=batch, tokens=tokens, past=past, numbers=FLOAT32)
     assert dict_of(written) == summed(steps)
 
 

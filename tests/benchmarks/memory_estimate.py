@@ -78,7 +78,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", default="64,512,2048")
     parser.add_argument("--batches", default="1,4")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--dtypes", default="auto,float32,bfloat16")
     parser.add_argument("--models", default="smollm2,tiny,half")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")

@@ -20,6 +20,7 @@ import llmcli
 from llmcli.cli.bench import build
 from llmcli.cli.bench.streams import Status
 from llmcli.cli.output import Output
+from llmcli.kernels import native
 from llmcli.measure.bench.ours import Ours
 from llmcli.reports.bench_fields import FIELDS, OUR_SAMPLES, OURS, SAMPLES
 
@@ -323,7 +324,22 @@ def test_the_weight_format_that_there_is(bench: Callable[..., Any]) -> None:
     assert bench("--quantize", "none", "-o", "none").code == 0
     wrong = bench("--quantize", "int8", "-o", "none")
     assert (wrong.code, wrong.out) == (2, "")
-    assert wrong.err.startswith("error: there are no kernels for `--quantize int8` yet\n")
+    both = "`--quantize int8` and `--dtype float32` contradict each other"
+    assert wrong.err.startswith(f"error: {both}\n")
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_packed_weights_say_what_is_multiplied_and_kept(bench: Callable[..., Any]) -> None:
+    packed = bench("--quantize", "int8", "--dtype", "auto", "-o", "json")
+    for row in rows(packed):
+        assert row["weight_format"].startswith("Q8_0")
+        assert (row["product_format"], row["dtype"]) == ("int8", "float32")
+        assert (row["type_k"], row["type_v"]) == ("bf16", "bf16")
+        assert row["bits_per_weight"] < 16
+        assert " Q8_0" in row["model_type"]
+    (dense, *_) = rows(bench("-o", "json"))
+    assert (dense["weight_format"], dense["product_format"]) == ("float32", "float32")
+    assert rows(packed)[0]["model_size"] < dense["model_size"] / 2
 
 
 def test_a_revision_is_one_of_the_hub(

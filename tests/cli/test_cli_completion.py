@@ -84,7 +84,7 @@ def test_bash_offers_models_that_work(models, word, expected):
         (["llmcli", "tokens", "-f", "llmcli.b"], ["llmcli.bash"]),
         (["llmcli", "env", "--temp"], []),
         (["llmcli", "generate", "--stats", "f"], ["full"]),
-        (["llmcli", "generate", "--quantize", ""], ["auto", "none"]),
+        (["llmcli", "generate", "--quantize", ""], ["auto", "none", "int8", "int4"]),
         (["llmcli", "bench", "com"], ["compare"]),
         (["llmcli", "bench", "-ng"], ["-ngl"]),
         (["llmcli", "bench", "-fa", "o"], ["on", "off"]),

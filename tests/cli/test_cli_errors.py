@@ -64,7 +64,10 @@ from llmcli.errors import (
         (["generate", "x", "--repetition-penalty", "0"], "must be greater than 0", None),
         (["generate", "x", "--seed", "-3"], "`--seed` must be between", None),
         (["generate", "x", "--dtype", "float23"], "no choice `float23`", "did you mean `float32`?"),
-        (["generate", "x", "--quantize", "int4"], "no kernels for `--quantize int4`", "bfloat16"),
+        (
+            ["generate", "x", "--quantize", "int4", "--dtype", "float32"],
+            "`--quantize int4` and `--dtype float32` contradict each other", "one of them",
+        ),
         (["generate", "x", "--greedy", "-t", "1"], "exclude each other", None),
         (["generate", "x", "--chat", "--raw"], "`--chat` and `--raw` exclude each other", None),
         (["generate", "x", "--system", "s", "--raw"], "`--system` is for the chat", None),

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from cli_tiny import write_tiny
 from rich.cells import cell_len
 from safetensors.numpy import load_file, save_file
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import CATALOG
 from llmcli.cli.batch import groups, read_batch
 from llmcli.cli.output import Screen
@@ -22,7 +22,6 @@ from llmcli.cli.sampling import DEFAULTS, SamplingOptions, resolve
 from llmcli.errors import UsageError
 from llmcli.families import find
 from llmcli.kernels import native
-from llmcli.loading import weight_bytes
 from llmcli.measure import peaks as marks
 
 LONG = ("--ignore-eos", "-n", "12")
@@ -406,14 +405,14 @@ def on_a_terminal(cli, monkeypatch, tmp_path):
     for name in ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*argv, terminals=("out", "err")):
+    def run(*argv, terminals=("out", "err"), dtype="float32"):
         def of(stream, environ):
             there = ("out" if stream is sys.stdout else "err") in terminals
             return Screen(terminal=there, animate=False, colour=False, width=200)
 
         with monkeypatch.context() as patch:
             patch.setattr(Screen, "of", of)
-            return cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", "float32", *argv)
+            return cli("generate", "x", "--seed", "1", "-n", "1", "--dtype", dtype, *argv)
 
     return run
 
@@ -461,17 +460,26 @@ def test_a_cache_that_cannot_be_written_is_no_matter(on_a_terminal, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free", "named"),
-    [(4 << 30, "smollm2-360m"), (10 << 30, "smollm2-1.7b"), (24 << 30, "qwen3-4b"), (1 << 30, "")],
-)
-def test_what_is_named_fits_the_memory_that_is_free(on_a_terminal, monkeypatch, free, named):
-    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: free)
-    said = re.search(r"`-m (\S+)`", on_a_terminal().err)
+    ("level", "free", "named"),
+    [
+        (None, 4, "smollm2-360m"), (None, 10, "smollm2-1.7b"), (None, 24, "qwen3-4b"),
+        (None, 1, ""), ("avx2", 4, "qwen3-4b"), ("avx2", 2, "smollm2-1.7b"),
+        ("avx2", 1, "smollm2-360m"), ("avx2", 0.25, ""),
+    ],
+)  # fmt: skip
+def test_what_is_named_fits_the_memory_that_is_free(
+    on_a_terminal, monkeypatch, level, free, named
+):
+    monkeypatch.setattr("llmcli.measure.memory.free_memory", lambda: int(free * 2**30))
+    monkeypatch.setattr(native, "level", lambda: level)
+    dtype = "float32" if level is None else "auto"
+    said = re.search(r"`-m (\S+)`", on_a_terminal(dtype=dtype).err)
     assert (said[1] if said else "") == named
     if named:  # as `info` judges the whole of it
         entry = CATALOG[named]
         config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
-        assert weight_bytes(config, torch.float32) < free
+        weights = Arithmetic.of("float32").weight_bytes(config) if level is None else entry.size
+        assert weights < free * 2**30
 
 
 def test_a_terminal_is_told_of_the_chat_template(run_tiny, monkeypatch):

@@ -24,6 +24,7 @@ import llmcli.measure.ceilings
 import llmcli.measure.timing.checks
 import llmcli.measure.timing.phase
 import llmcli.measure.timing.report
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import step_bytes
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.options import OutputOptions
@@ -216,7 +217,7 @@ def test_the_working_set_is_known_before_the_model(document, path):
     """From the headers: what a step reads, within what a guess of the tokens may be off."""
     said = document()
     config, _ = translate(open_checkpoint(Path(path)))
-    guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, dtype="float32")
+    guessed = step_bytes(config, prompt_tokens(Prompt(TEXT)) + 3, numbers=Arithmetic.of("float32"))
     assert guessed == pytest.approx(said["working_set"], rel=0.1)
     assert prompt_tokens(Prompt(None, (1, 2, 3))) == 3
 

@@ -120,12 +120,17 @@ def _drawn(config: ModelConfig, dtype: torch.dtype, deviation: float) -> Model:
 
 
 def make(name: str, folder, dtype: str) -> Model:
-    """The model of that name; written into `folder` where a checkpoint has to be."""
+    """The model of that name; written into `folder` where a checkpoint has to be.
+
+    `packed`: what has rows of whole blocks is in 8 bits. Not of `odd`.
+    """
     if name == "odd":
         return odd_model(getattr(torch, dtype))
     path = folder / name
     if not path.exists():
         WRITERS[name](path)
+    if dtype == "packed":
+        return load(str(path), quantize="int8")
     return load(str(path), dtype=dtype)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocks import ffn_of, norm_of
-from decoder_parameters import parameters_of
+from decoder_parameters import Times, parameters_of
 from explain_models import IDS, explained
 
 import llmcli.nn.block
@@ -14,8 +14,10 @@ import llmcli.nn.decoder
 import llmcli.ops.rope
 import llmcli.parts.attention.forward
 from llmcli.errors import NotFinite
-from llmcli.formats.dense import Dense
+from llmcli.kernels import native
 from llmcli.nn.step import Step
+
+HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 
 
 def attention(decoder, **changes):
@@ -131,7 +133,7 @@ def wrong_kv_head(decoder, monkeypatch):
 def another_weight(decoder, monkeypatch):
     """The fused matrix that is multiplied with is no longer what the weights by name say."""
     qkv = decoder.blocks[0].mixers[0].qkv
-    qkv.weight = Dense(qkv.weight.dense() * 1.001)
+    qkv.weight = Times(qkv.weight, 1.001)
 
 
 BOTH = (
@@ -154,7 +156,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", pytest.param("packed", marks=HAS)])
 @pytest.mark.parametrize(("name", "fault"), FAULTS)
 def test_faults_are_found(name, fault, dtype, model, monkeypatch):
     broken = model(name, dtype)

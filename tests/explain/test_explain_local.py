@@ -16,6 +16,7 @@ from llmcli.explain.names import names
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Values
 from llmcli.formats.dense import Dense
+from llmcli.kernels import native
 from llmcli.loading import load
 
 
@@ -23,8 +24,14 @@ def values_of(model):
     return Values(model, rules(model.config), IDS, TEXTS, target="logits", depth=None)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", NAMES)
+HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+PACKED = [pytest.param(name, "packed", marks=HAS) for name in NAMES if name != "odd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, dtype) for name in NAMES for dtype in ("float32", "float64")), *PACKED],
+)
 def test_a_number_alone_and_all_of_them_are_allowed_the_same(name, dtype, model):
     model = model(name, dtype)
     own = values_of(model).own()

@@ -11,14 +11,13 @@ import pytest
 import torch
 from decoder_parameters import parameters_of
 from explain_models import IDS, NAMES, explained
-from small_models import random_decoder
+from small_models import random_model
 from zoo import BLOCKS
 
 from llmcli.errors import OutOfMemory
 from llmcli.explain.names import names
 from llmcli.explain.rules import rules
 from llmcli.explain.values import needed_bytes
-from llmcli.model import Model
 
 
 def emitted(model):
@@ -380,11 +379,7 @@ def test_numbers_that_a_kernel_takes_for_0_are_not_wrong(name, scaled, tmp_path)
 @pytest.mark.parametrize("token", range(4))
 def test_the_letters_of_a_convolution_give_its_sum(token):
     """Also at the first tokens, which see less than the filter is long."""
-    decoder = random_decoder(BLOCKS["short convolutions"])
-    model = Model(
-        name="small", config=decoder.config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=0,
-    )  # fmt: skip
+    model = random_model(BLOCKS["short convolutions"])
     layer = next(i for i, one in enumerate(model.config.layers) if one.attention is None)
     step = explained(model, f"blocks.{layer}.conv.conv", (token, 3), depth=1).steps[0]
     assert step.sum is not None

@@ -14,14 +14,17 @@ from decoder_parameters import parameters_of
 from fake_model import fake_model
 from test_real_decoder import VOCAB, real_model
 
-from llmcli.anatomy.arithmetic import stream_noise
+from llmcli.anatomy.arithmetic import Arithmetic, matrices, stream_noise
 from llmcli.checkpoints import locate, open_checkpoint
 from llmcli.generation import Sampling, engine, stream
 from llmcli.generation.sampling import penalized
 from llmcli.generation.ties import NearTies
+from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
+from llmcli.model import Model
 from llmcli.ops.norm import at_least_float32
 
+HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 GREEDY = Sampling(temperature=0)
 PENALIZED = Sampling(temperature=0, repetition_penalty=1.3, frequency_penalty=0.2)
 PROMPT = [5, 6, 7, 8]
@@ -138,7 +141,8 @@ def test_the_estimate_comes_from_the_arithmetic_in_use():
         for stored in ("BF16", "Q4_1")
     }
     config = model_of(torch.float32).config
-    assert noise["torch.float64", "BF16"] == stream_noise(config, "float64", ()) > 0
+    wide, narrow = (Arithmetic.of(dtype) for dtype in ("float64", "bfloat16"))
+    assert noise["torch.float64", "BF16"] == stream_noise(config, wide, ()) > 0
     for stored in ("BF16", "Q4_1"):
         assert noise["torch.float32", stored] == pytest.approx(
             2.0**29 * noise["torch.float64", stored]
@@ -148,8 +152,22 @@ def test_the_estimate_comes_from_the_arithmetic_in_use():
     # matrices that 16 bits do not hold are rounded, too, when they are loaded
     assert noise["torch.bfloat16", "Q4_1"] > 1.1 * noise["torch.bfloat16", "BF16"]
     deeper = config.__class__(**{**vars(config), "layers": config.layers * 8})
-    grown = stream_noise(deeper, "bfloat16", ()) / stream_noise(config, "bfloat16", ())
+    grown = stream_noise(deeper, narrow, ()) / stream_noise(config, narrow, ())
     assert grown == pytest.approx(math.sqrt(8), rel=0.1)
+    # products with blocks read 8 bits; one more of what they read, or of what is cached, counts
+    packed = {name: "Q8_0" for name in matrices(config)}
+    all_but_q = {name: format for name, format in packed.items() if not name.endswith("q")}
+    squares = {
+        key: stream_noise(config, Arithmetic(dtype="float32", cache=cache, formats=of), ()) ** 2
+        for key, cache, of in (
+            ("none", "float32", {}), ("cache", "bfloat16", {}), ("all", "float32", packed),
+            ("q dense", "float32", all_but_q),
+        )
+    }  # fmt: skip
+    layers = len(config.layers)
+    assert squares["all"] - squares["none"] == pytest.approx((4 * layers + 1) * 32 / 127**2 / 12)
+    assert squares["all"] == squares["q dense"]  # k and v read the same
+    assert squares["cache"] - squares["none"] == pytest.approx(2 * layers * 2**-14 / 12, rel=1e-3)
 
 
 def flips_and_marks(path: Path, texts: Sequence[Sequence[int]], first: Sequence[int]) -> Any:
@@ -178,16 +196,29 @@ def flips_and_marks(path: Path, texts: Sequence[Sequence[int]], first: Sequence[
     return total, flips, marked_flips, marked
 
 
+def dequantized(model: Model) -> Model:
+    """The same numbers, in float32 throughout."""
+    exact = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype="float32")
+    for name, slot in parameters_of(exact.decoder).items():
+        slot.copy_(model.decoder.weight(name).dense())
+    return exact
+
+
 @pytest.mark.parametrize(
-    ("narrow", "wide"), [("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32")]
-)
+    ("narrow", "wide"),
+    [
+        ("float32", "float64"), ("float16", "float32"), ("bfloat16", "float32"),
+        pytest.param("int8", None, marks=HAS), pytest.param("int4", None, marks=HAS),
+    ],
+)  # fmt: skip
 def test_the_estimate_is_not_far_from_what_rounding_does(narrow, wide):
     """On tiny, against the same weights with more digits."""
-    path = locate("tiny")
-    own, exact = (
-        load_checkpoint(open_checkpoint(path), device="cpu", dtype=dtype)
-        for dtype in (narrow, wide)
-    )
+    packed = {"quantize": narrow} if wide is None else {"dtype": narrow}
+    own = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", **packed)
+    if wide is None:
+        exact = dequantized(own)
+    else:
+        exact = load_checkpoint(open_checkpoint(locate("tiny")), device="cpu", dtype=wide)
     text = (Path(__file__).parents[1] / "assets" / "held_out.txt").read_text()
     ids = torch.tensor([own.tokenizer.encode(text)[:250]])
     own_TV, exact_TV = (model.decoder(ids)[0].double() for model in (own, exact))

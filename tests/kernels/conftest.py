@@ -1,9 +1,12 @@
-"""The kernels as the source tree has them, whatever is installed."""
+"""The kernels as the source tree has them, whatever is installed, in several builds."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shlex
 import shutil
+import sys
 import sysconfig
 import tomllib
 from pathlib import Path
@@ -11,24 +14,79 @@ from pathlib import Path
 import children
 import pytest
 
-from llmcli.kernels import native
+from llmcli.formats import packed
+from llmcli.kernels import native, program
+
+if sys.platform != "win32":
+    import fcntl
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+(EXTENSION,) = PROJECT["tool"]["setuptools"]["ext-modules"]
+FLAGS = [*EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror"]
+SOURCES = [str(ROOT / source) for source in EXTENSION["sources"]]
+COMPILER = shlex.split(sysconfig.get_config_var("CC") or "cc")
+
+
+def needs(*programs):
+    for name in programs:
+        if shutil.which(name) is None:
+            pytest.skip(f"there is no {name}")
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """The library, built with the flags of the package; skips where there is no C compiler."""
-    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
-    if shutil.which(compiler[0]) is None:
-        pytest.skip("there is no C compiler")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (extension,) = project["tool"]["setuptools"]["ext-modules"]
-    path = tmp_path_factory.mktemp("kernels") / "_native.abi3.so"
-    flags = [*extension["extra-compile-args"], "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    sources = [str(ROOT / source) for source in extension["sources"]]
-    children.run([*compiler, *flags, *sources, "-o", str(path)], check=True)
-    return path
+def built(tmp_path_factory):
+    """`built(name, command)`: the file that a compiler makes, once for all workers of pytest."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+
+    def build(name, command):
+        path = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            if sys.platform != "win32":
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                part = folder / f"{name}.part"
+                children.run([*command, "-o", str(part)], check=True)
+                part.rename(path)
+        return path
+
+    return build
+
+
+def levels_of(library):
+    """Bit i: the processor has the level i."""
+    return ctypes.CDLL(str(library)).llmcli_native_levels()
+
+
+@pytest.fixture(scope="session", params=["cc", "clang", "emulated"])
+def library(request, built):
+    """The library as the package builds it, by Clang, or with AVX-512 emulated; or skips."""
+    if request.param == "clang":
+        needs("clang")
+        return built("clang.so", ["clang", *FLAGS, "-shared", "-fPIC", *SOURCES])
+    needs(COMPILER[0])
+    ours = built("cc.so", [*COMPILER, *FLAGS, "-shared", "-fPIC", *SOURCES])
+    return ours if request.param == "cc" else emulated(built, ours)
+
+
+def emulated(built, ours):
+    """The library at all levels, those that this processor lacks computed by SIMDe."""
+    if not levels_of(ours) >> native.LEVELS.index("avx2") & 1:
+        pytest.skip("this processor has no AVX2")
+    if levels_of(ours) >> native.LEVELS.index("vnni") & 1:
+        pytest.skip("this processor has AVX-512 itself")
+    probe = children.run([*COMPILER, "-E", "-include", "simde/x86/avx512.h", "-xc", os.devnull],
+                         capture_output=True)  # fmt: skip
+    if probe.returncode:
+        pytest.skip("there is no SIMDe (libsimde-dev)")
+    numbers = [f"-DVERSION={native._VERSION}", "-DLEVELS=15"]  # up to vnni
+    sources = [source for source in SOURCES if not source.endswith("levels.c")]
+    flags = ["-std=c11", "-O0", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"]
+    wrapped = ["-include", str(HERE / "emulated.h"), *sources, str(HERE / "emulated.c"), *numbers]
+    return built("emulated.so", [*COMPILER, *flags, "-shared", "-fPIC", *wrapped])
 
 
 @pytest.fixture
@@ -36,7 +94,10 @@ def use(monkeypatch):
     """`use(library, level)`: that library, and `level` as $LLMCLI_KERNELS; "" unsets it."""
 
     def forget():
-        for cached in (native.level, native._library, native._product):
+        for cached in (
+            native.level, native._library, native._team, native.team, program._call,
+            packed.functions,
+        ):  # fmt: skip
             cached.cache_clear()
 
     def chosen(path, level=""):

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from conftest import EXTENSION, ROOT, SOURCES
 
 from llmcli.errors import UsageError
-from llmcli.kernels import native
+from llmcli.kernels import native, program
 from llmcli.ops import product
 
 COLUMNS = (1, 7, 31, 32, 33, 64, 65, 576, 577)
@@ -25,9 +26,8 @@ SPECIAL = (
 
 def levels(library, use):
     """Those that this processor has, each in use when it is yielded."""
-    use(library)
-    best = native.level()
-    for level in native.LEVELS[: native.LEVELS.index(best) + 1]:
+    bits = ctypes.CDLL(str(library)).llmcli_native_levels()
+    for level in (name for bit, name in enumerate(native.LEVELS) if bits >> bit & 1):
         use(library, level)
         yield level
 
@@ -39,11 +39,23 @@ def numbers(*shape, seed=0):
 def computed(x, w, threads=1):
     """The kernel's product of two matrices whose rows are contiguous."""
     out = torch.full((len(x), len(w)), math.nan)
-    native.product_bf16(
+    multiply(
         (x.data_ptr(), x.stride(0)), (w.data_ptr(), w.stride(0)), (out.data_ptr(), len(w)),
-        (len(x), len(w), x.shape[1]), threads,
+        (len(x), len(w), x.shape[1]), threads, from_float32=x.dtype == torch.float32,
     )  # fmt: skip
     return out
+
+
+def multiply(x, w, out, shape, threads, *, from_float32=False):
+    """Addresses and distances of rows, and (M, N, K)."""
+    rows, _, columns = shape
+    wide = torch.empty(rows, -(-columns // 32) * 32)
+    program.run(
+        threads,
+        (program.WIDEN, *x, wide.data_ptr(), rows, columns, from_float32),
+        (program.MULTIPLY_BFLOAT16, wide.data_ptr(), *w, *out, *shape, 0),
+        reads=(), writes=(),
+    )
 
 
 def twin(x, w):
@@ -153,7 +165,7 @@ def test_numbers_may_begin_at_an_odd_address(library, use):
         places.append((address, 97))
     for _ in levels(library, use):
         out = torch.empty(3, 7)
-        native.product_bf16(*places, (out.data_ptr(), 7), (3, 7, 97), 1)
+        multiply(*places, (out.data_ptr(), 7), (3, 7, 97), 1)
         same(out, expected)
 
 
@@ -165,7 +177,7 @@ def test_nothing_beyond_the_matrices_is_written_or_counts(library, use):
     for _ in levels(library, use):
         frame = torch.full((7, 12), 5.0)
         out = frame[1:6, 2:9]
-        native.product_bf16(
+        multiply(
             (x.data_ptr(), 110), (w.data_ptr(), 110), (out.data_ptr(), 12), (5, 7, 97), 1
         )
         same(out.contiguous(), twin(x, w))
@@ -284,3 +296,13 @@ def test_a_library_of_another_version_is_not_called(library, use, monkeypatch):
     monkeypatch.setattr(native, "_VERSION", 0)
     assert native.status().startswith("stale (")
     assert native.level() is None
+
+
+def test_the_package_names_all_sources_and_headers():
+    """What is not named is not in an sdist, and a change of it would not build them again."""
+    folder = ROOT / "llmcli" / "kernels"
+    assert sorted(SOURCES) == sorted(str(path) for path in folder.glob("*.c"))
+    headers = sorted(str(path.relative_to(ROOT)) for path in folder.glob("*.h"))
+    assert sorted(EXTENSION["depends"]) == headers
+    assert EXTENSION["optional"]
+    assert "-ffp-contract=off" in EXTENSION["extra-compile-args"]

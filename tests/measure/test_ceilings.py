@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.kernels import native
 from llmcli.measure import ceilings as module
 from llmcli.measure import cpu_caches as caches_module
 from llmcli.measure import rates
@@ -64,7 +66,7 @@ def test_ceilings_of_this_processor(monkeypatch):
     before, threads = resident_bytes(), torch.get_num_threads()
     with Peak() as peak:
         found = measure_ceilings(
-            CPU, torch.float32, threads=1, working_set=20 * MIB + 1, seconds=0.1,
+            CPU, Arithmetic.of("float32"), threads=1, working_set=20 * MIB + 1, seconds=0.1,
             progress=lambda *step: steps.append(step),
         )  # fmt: skip
     assert torch.get_num_threads() == threads
@@ -88,7 +90,7 @@ def test_rates_are_those_of_a_processor():
     """Of several tries one that had the processor now and then."""
 
     def plausible():
-        found = measure_ceilings(CPU, torch.float32, threads=1, seconds=0.1)
+        found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, seconds=0.1)
         rates = [found.reads[-1].bytes_per_s, *(rate.flops_per_s for rate in found.matrices)]
         return min(rates) > 1e8 and found.start_s < 1e-4
 
@@ -125,10 +127,20 @@ def ceilings(reads):
 
 
 def test_a_dtype_is_measured_once_and_float64_never_through_float32():
-    one = measure_ceilings(CPU, torch.bfloat16, threads=1, working_set=MIB, seconds=0.05)
+    narrow = Arithmetic.of("bfloat16")
+    one = measure_ceilings(CPU, narrow, threads=1, working_set=MIB, seconds=0.05)
     assert [rate.dtype for rate in one.matrices] == ["bfloat16"]
-    exact = rates.matrix_rate(CPU, torch.float64, 0.02)
+    exact = rates.matrix_rate(CPU, "float64", 0.02)
     assert (exact.dtype, exact.way) == ("float64", "direct")
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_products_with_packed_weights_have_a_rate_of_their_own():
+    packed = Arithmetic(dtype="float32", cache="bfloat16", formats={"head.W": "Q8_0"})
+    found = measure_ceilings(CPU, packed, threads=1, working_set=MIB, seconds=0.05)
+    assert [rate.dtype for rate in found.matrices] == ["int8", "float32", "bfloat16"]
+    assert found.matrices[0].way in (f"llmcli {native.level()}", "PyTorch")
+    assert found.matrices[0].flops_per_s > 0
 
 
 def test_no_more_than_an_eighth_of_the_free_memory_is_taken(monkeypatch):
@@ -181,7 +193,7 @@ def test_no_larger_set_is_said_to_be_read_faster_than_a_smaller_one(monkeypatch)
     monkeypatch.setattr(module, "read_rate", rate)
     monkeypatch.setattr(module, "cpu_caches", lambda threads: (("L3", 2 * MIB),))
     monkeypatch.setattr(module, "_working_sets", lambda *args: [MIB * n for n in (1, 2, 3, 4)])
-    found = measure_ceilings(CPU, torch.float32, threads=1, seconds=0.02)
+    found = measure_ceilings(CPU, Arithmetic.of("float32"), threads=1, seconds=0.02)
     assert [rate.bytes_per_s for rate in found.reads] == [7.0, 7.0, 3.0, 3.0]
     assert cached == [True, True, False, False]
 
@@ -201,7 +213,7 @@ def test_the_faster_way_of_a_16_bit_product_is_found_and_named(monkeypatch, narr
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr(rates, "best_seconds", seconds)
-    found = rates.matrix_rate(CPU, torch.bfloat16, 0.02)
+    found = rates.matrix_rate(CPU, "bfloat16", 0.02)
     assert found.way == way
     assert found.flops_per_s == 2 * 256**3 / min(narrow, 1.0)
 
@@ -305,7 +317,7 @@ def test_on_a_gpu_events_around_several_calls_count_and_the_cache_is_its_own(mon
 def test_ceilings_of_a_real_gpu():
     device = torch.device("cuda:0")
     held = torch.cuda.memory_allocated(device)
-    found = measure_ceilings(device, torch.bfloat16, threads=1)
+    found = measure_ceilings(device, Arithmetic.of("bfloat16"), threads=1)
     assert torch.cuda.memory_allocated(device) - held < 64 * MIB  # cuBLAS keeps its workspace
     assert [rate.level for rate in found.reads] == ["L2", "L2", "memory"]
     assert found.reads[-1].bytes_per_s > 5e10

@@ -10,6 +10,7 @@ from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
 import llmcli.measure.chunks as chunks
 from llmcli.engine.session import Session
 from llmcli.errors import OutOfMemory
+from llmcli.kernels import native
 from llmcli.loading import load
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.chunks import Edges, chunk_checks
@@ -44,8 +45,14 @@ def short(monkeypatch):
     monkeypatch.setattr(chunks, "PROMPT_CHUNK", 4)
 
 
+HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+ARITHMETIC = ["float32", pytest.param("packed", marks=HAS)]
+
+
 def make(name, path, dtype="float32"):
-    return load(str(WRITERS[name](path / name)), dtype=dtype)
+    """`packed`: what rows of whole blocks there are, in 8 bits."""
+    path = str(WRITERS[name](path / name))
+    return load(path, quantize="int8") if dtype == "packed" else load(path, dtype=dtype)
 
 
 def chunk_checks_of(model, ids):
@@ -54,7 +61,7 @@ def chunk_checks_of(model, ids):
     return chunk_checks(model, ids, edges)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", *ARITHMETIC, "bfloat16", "float16"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_chunk_is_what_the_formulas_make_of_it(name, dtype, tmp_path):
     model = make(name, tmp_path, dtype)
@@ -202,8 +209,9 @@ def lens(model, **options):
 
 def dump(model):
     plan = plan_dump(
-        model.config, ["blocks.0.attn.z"], tokens=len(IDS), generate=0, dtype="float32"
-    )
+        model.config, ["blocks.0.attn.z"], tokens=len(IDS), generate=0, dtype="float32",
+        cache=model.decoder.arithmetic.cache,
+    )  # fmt: skip
     return measure_dump(model, IDS, plan, texts=lambda ids: tuple((id, "") for id in ids)).checks
 
 
@@ -211,10 +219,11 @@ def red(checks):
     return {check.name for check in checks if not check.ok}
 
 
+@pytest.mark.parametrize("dtype", ARITHMETIC)
 @pytest.mark.parametrize("begin", [0, 4, 8])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_any_chunk_turns_every_footer_red(fault, begin, tmp_path, monkeypatch):
-    model = make("llama", tmp_path)
+def test_a_fault_in_any_chunk_turns_every_footer_red(fault, begin, dtype, tmp_path, monkeypatch):
+    model = make("llama", tmp_path, dtype)
     for view in (attention, lens, dump):
         assert red(view(model)) == set(), "a sound model is green in every view"
     fault(Fault(monkeypatch, begin))
@@ -236,15 +245,19 @@ def test_learned_positions_of_another_chunk_turn_every_footer_red(begin, tmp_pat
     assert "chunks" in red(dump(model))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "check"), [("float32", "chunks_stream"), pytest.param("packed", "chunks", marks=HAS)]
+)
 @pytest.mark.parametrize("begin", [0, 4, 8])
-def test_what_no_proof_is_about_is_seen_by_comparing_the_passes(begin, tmp_path, monkeypatch):
-    model = make("llama", tmp_path)
+def test_what_no_proof_of_attention_is_about_is_seen(begin, dtype, check, tmp_path, monkeypatch):
+    """By comparing the passes; in blocks by proving all of a layer."""
+    model = make("llama", tmp_path, dtype)
 
     def block(plain, own, *given):
         return plain(own, *given) * 1.001
 
     Fault(monkeypatch, begin).wrap(Block, "__call__", block)
-    assert red(attention(model)) == {"chunks_stream"}
+    assert red(attention(model)) == {check}
 
 
 def test_a_prompt_whose_cache_does_not_fit_is_observed_without(tmp_path, monkeypatch):

@@ -14,7 +14,10 @@ import llmcli.measure.load.run as run_module
 from llmcli.anatomy import parameters
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families import translate
+from llmcli.kernels import native
 from llmcli.measure.load.fold import folded
+from llmcli.measure.load.run import measure_load
+from llmcli.model import Stages
 from llmcli.reports.load import LedgerLine
 
 
@@ -50,6 +53,29 @@ def test_what_was_done_is_told(tmp_path):
     assert (query.source, query.stored, query.dequantized) == ("blk.1.attn_q.weight", "Q8_0", True)
     assert query.operations == ("unpaired rows of 4 heads",)
     assert query.bytes == 32 * 34
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_blocks_are_told_as_kept_or_as_dequantized(tmp_path, monkeypatch, kept):
+    if native.level() is None and kept:
+        pytest.skip("there are no kernels here")
+    if not kept:
+        monkeypatch.setattr(native, "level", lambda: None)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
+    dtype = "auto" if kept else "float32"
+    model, report = measure_load(checkpoint, Stages(), device="cpu", dtype=dtype, quantize="auto")
+    assert report.ok, report
+    query = next(line for line in report.lines if line.parameter == "blocks.1.attn.W_q")
+    norm = next(line for line in report.lines if line.parameter == "blocks.1.ln1.w")
+    assert (query.dtype, query.dequantized) == (("Q8_0", False) if kept else ("float32", True))
+    assert (norm.dtype, norm.dequantized) == ("float32", False)
+    stages = {stage.name: stage.bytes for stage in report.stages}
+    packed = sum(
+        model.decoder.weight(line.parameter).nbytes
+        for line in report.lines if line.dtype == "Q8_0"
+    )
+    assert stages.get("pack") == (packed if kept else None)
+    assert stages["convert"] == report.weight_bytes - packed
 
 
 def test_a_dropped_tensor_has_its_reason(tmp_path):

@@ -9,14 +9,16 @@ import gguf_bytes as g
 import pytest
 import torch
 from decoder_parameters import parameters_of
+from load_files import write_gguf
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.checkpoints.catalog import CATALOG
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import families
+from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
@@ -103,11 +105,49 @@ def test_each_device_has_its_own_arithmetic_and_answer(tmp_path):
     absent = replace(GPU, usable=False)
     report = measure_info(checkpoint, [CPU, GPU, blind, absent], context=10)
     cpu, gpu, unknown, unusable = report.model.fits
-    assert [fit.need.dtype for fit in (cpu, gpu, unknown)] == ["float32", "bfloat16", "float32"]
+    formats = [fit.need.formats["weight_format"] for fit in (cpu, gpu, unknown)]
+    assert formats == ["float32", "bfloat16", "float32"]
     assert (cpu.fits, cpu.longest) == (True, 64)
     assert (gpu.fits, gpu.longest) == (False, 0)
     assert (unknown.fits, unknown.longest) == (None, None)
     assert (unusable.fits, unusable.longest) == (None, None)
+
+
+@pytest.mark.parametrize("level", ["portable", None])
+def test_blocks_are_kept_where_there_are_kernels_for_them(tmp_path, monkeypatch, level):
+    monkeypatch.setattr(native, "level", lambda: level)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
+    cpu, gpu = measure_info(checkpoint, [CPU, GPU], context=10).model.fits
+    (dense,) = measure_info(checkpoint, [CPU], quantize="none", context=10).model.fits
+    (exact,) = measure_info(checkpoint, [CPU], dtype="float32", context=10).model.fits
+    assert set(gpu.need.formats.values()) == {"bfloat16"}
+    assert set(dense.need.formats.values()) == set(exact.need.formats.values()) == {"float32"}
+    if level is None:
+        assert cpu.need == dense.need
+        return
+    assert cpu.need.formats == {
+        "weight_format": "Q8_0", "activation_format": "float32", "cache_format": "bfloat16",
+        "product_format": "int8",
+    }  # fmt: skip
+    assert 2 * cpu.need.cache == dense.need.cache
+    assert cpu.need.weights < dense.need.weights / 3
+    assert cpu.token.weights < dense.token.weights / 3
+
+
+@pytest.mark.parametrize(
+    ("quantize", "formats"), [("int8", {"Q8_0"}), ("int4", {"Q8_0", "Q4_1"})]
+)
+def test_what_a_dense_checkpoint_takes_quantized(tmp_path, monkeypatch, quantize, formats):
+    monkeypatch.setattr(native, "level", lambda: "portable")
+    checkpoint = open_checkpoint(write_llama(tmp_path / "m"))
+    (fit,) = measure_info(checkpoint, [CPU], quantize=quantize, context=10).model.fits
+    found = fit.need.formats["weight_format"].split(" + ")
+    assert set(found) == formats | {"float32"}  # 48 columns are no whole blocks
+    with pytest.raises(UsageError, match="contradict each other"):
+        measure_info(checkpoint, [CPU], quantize=quantize, dtype="float32")
+    monkeypatch.setattr(native, "level", lambda: None)
+    with pytest.raises(UsageError, match="there are no kernels"):
+        measure_info(checkpoint, [CPU], quantize=quantize)
 
 
 def test_it_fits_to_the_byte(tmp_path):

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from load_files import write_gguf
 
 from llmcli import devices
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import UsageError
+from llmcli.families import plan, translate
+from llmcli.kernels import native
+from llmcli.loading import arithmetic_on
 from llmcli.measure import memory
-from llmcli.measure.memory import cpu, dtype_on, free_memory, machine_devices, nvidia_gpus
-from llmcli.model import dtype_name
+from llmcli.measure.info import chosen_arithmetic
+from llmcli.measure.memory import cpu, free_memory, machine_devices, nvidia_gpus
 from llmcli.ops import processor
 from llmcli.reports.info import Device
 
@@ -24,16 +32,33 @@ def device(name, bfloat16):
     return Device(device=name, name="x", total_bytes=1, free_bytes=1, bfloat16=bfloat16)
 
 
+def stub(formats):
+    return SimpleNamespace(tensors={one: SimpleNamespace(format=one) for one in formats})
+
+
 @pytest.mark.parametrize("bfloat16", [True, False])
-def test_auto_is_the_arithmetic_that_a_run_would_choose(monkeypatch, bfloat16):
+@pytest.mark.parametrize("level", ["avx2", None])
+def test_headers_give_the_arithmetic_that_a_run_would_choose(
+    tmp_path, monkeypatch, bfloat16, level
+):
     monkeypatch.setattr(processor, "has_bfloat16", lambda: bfloat16)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bfloat16)
-    for kind, stored in itertools.product(("cpu", "cuda", "mps"), STORED):
+    monkeypatch.setattr(native, "level", lambda: level)
+    file = open_checkpoint(write_gguf(tmp_path / "m.gguf"))
+    config, rules = translate(file)
+    some = [(stub(stored), config, None) for stored in STORED]
+    some.append((file, config, plan(file.tensors, rules, config)))
+    for kind, asked in itertools.product(("cpu", "cuda", "mps"), some):
         on = torch.device(kind)
-        chosen = dtype_name(devices.resolve_dtype("auto", on, stored))
         ours = device("cuda:0" if kind == "cuda" else kind, bfloat16 or kind == "mps")
-        assert dtype_on(ours, "float64", stored) == "float64"
-        assert dtype_on(ours, "auto", stored) == chosen, (kind, stored)
+        for dtype, quantize in itertools.product(("auto", "float16"), ("auto", "none", "int4")):
+            try:
+                chosen = arithmetic_on(on, *asked, dtype=dtype, quantize=quantize)
+            except UsageError as error:
+                with pytest.raises(UsageError, match=re.escape(error.message)):
+                    chosen_arithmetic(*asked, ours, dtype, quantize)
+            else:
+                assert chosen_arithmetic(*asked, ours, dtype, quantize) == chosen
 
 
 def test_the_processor_is_the_one_that_runs_see():

@@ -16,6 +16,7 @@ from tiny_checkpoints import write_gpt2, write_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llmcli.anatomy import fold, plan
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.config import ModelConfig, sequential
 from llmcli.families import translate
 from llmcli.graph.spec import Call
@@ -42,6 +43,9 @@ from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.forward import Norm
 from llmcli.weights import randomize
+
+FLOAT32 = Arithmetic.of("float32")
+BFLOAT16 = Arithmetic.of("bfloat16")
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16")}
 RMS = NormConfig(kind="rms", eps=1e-5)
@@ -169,7 +173,7 @@ def test_every_row_is_what_an_independent_hook_saw(config, call):
     """In both phases each tensor that is shown came, as it is described, from an operation."""
     batch, tokens, dtype = call
     model = model_of(config, dtype)
-    said = Calls(config=config, batch=batch, tokens=tokens, dtype=dtype)
+    said = Calls(config=config, batch=batch, tokens=tokens, numbers=Arithmetic.of(dtype))
     report = model_shapes(said, ("prefill", "decode"), Asked(), {})
     state = model.decoder.new_state(batch, tokens + 1)
     for phase, new in (("prefill", tokens), ("decode", 1)):
@@ -315,7 +319,7 @@ def test_a_fault_in_the_specs_turns_its_check_red(fault, monkeypatch):
 
 
 def test_wrong_letters_and_wrong_rows_are_seen():
-    said = Calls(config=llama(), batch=1, tokens=5, dtype="float32")
+    said = Calls(config=llama(), batch=1, tokens=5, numbers=FLOAT32)
     tensors = said.tensors(("prefill", "decode"))
     rows = shapes.fold_kinds(tensors, said.config, lambda spec: None)
     assert symbols_check(tensors, said).ok
@@ -332,7 +336,7 @@ def test_wrong_letters_and_wrong_rows_are_seen():
 
 def test_equal_sizes_keep_their_own_letters():
     """T = D = 12 and H = Hk: a shape is what its letters say, not what has the same size."""
-    said = Calls(config=llama(kv_heads=4), batch=12, tokens=12, dtype="float32")
+    said = Calls(config=llama(kv_heads=4), batch=12, tokens=12, numbers=FLOAT32)
     report = model_shapes(said, ("prefill", "decode"), Asked(), {})
     rows = {row.name: row for row in report.rows}
     assert rows["embed"].first.axes == ("B", "T", "D")
@@ -343,7 +347,7 @@ def test_equal_sizes_keep_their_own_letters():
 
 def test_the_cache_grows_by_what_a_state_takes_more():
     config = llama(layers=3, window=4)
-    said = Calls(config=config, batch=2, tokens=9, dtype="bfloat16")
+    said = Calls(config=config, batch=2, tokens=9, numbers=BFLOAT16)
     growth = model_shapes(said, ("prefill",), Asked(), {}).growth
     decoder = Decoder(config, device="meta", dtype=torch.bfloat16)
     sizes = [decoder.new_state(2, capacity).nbytes for capacity in (9, 10)]
@@ -352,7 +356,7 @@ def test_the_cache_grows_by_what_a_state_takes_more():
 
 
 def test_what_is_asked_for_is_what_is_shown():
-    said = Calls(config=llama(layers=4), batch=1, tokens=3, dtype="float32")
+    said = Calls(config=llama(layers=4), batch=1, tokens=3, numbers=FLOAT32)
     asked = Asked(kinds=("activation",), layers=(1, 3), names=None)
     report = model_shapes(said, ("decode",), asked, {})
     assert {tensor.layer for tensor in report.tensors} == {1, 3}
@@ -378,7 +382,7 @@ def test_a_checkpoint_names_its_tensors_and_a_lie_is_seen():
 
 
 def test_names_have_one_row_each_and_their_aliases():
-    said = Calls(config=llama(layers=12), batch=1, tokens=3, dtype="float32")
+    said = Calls(config=llama(layers=12), batch=1, tokens=3, numbers=FLOAT32)
     rows = {row.name: row for row in name_rows(said, Asked())}
     row = rows["blocks.{0-11}.attn.pattern"]
     assert "blocks.{i}.attn.hook_pattern" in row.aliases
@@ -400,7 +404,7 @@ def test_eighty_layers_are_looked_at_once(monkeypatch):
     ffn = replace(config.layers[0].parts[-1], hidden=28672)
     layer = sequential(mixer, ffn, norm=config.final_norm)
     config = replace(config, layers=(layer,) * 80)
-    said = Calls(config=config, batch=1, tokens=8192, dtype="bfloat16")
+    said = Calls(config=config, batch=1, tokens=8192, numbers=BFLOAT16)
     report = model_shapes(said, ("prefill", "decode"), Asked(), {})
     assert report.parameters == 70_553_706_496
     assert report.growth.per_token == 80 * 2 * 8 * 128 * 2
@@ -422,7 +426,7 @@ def test_every_family_is_what_it_says_and_as_it_is_stored(write, dtype, tmp_path
     model = load(str(write(tmp_path / "m")), dtype=dtype, device="cpu")
     config, rules = translate(model.checkpoint)
     stored = stored_tensors(model.checkpoint, rules, config)
-    said = Calls(config=config, batch=2, tokens=4, dtype=dtype)
+    said = Calls(config=config, batch=2, tokens=4, numbers=Arithmetic.of(dtype))
     checks = (
         *run_checks(model, [5, 1, 3, 1], 2),
         *sources_check(model.ledger, stored),
@@ -442,7 +446,7 @@ def test_smollm2_is_what_it_says(smollm2_path):
     assert [check.name for check in checks if not check.ok] == []
     config, rules = translate(model.checkpoint)
     stored = stored_tensors(model.checkpoint, rules, config)
-    said = Calls(config=config, batch=1, tokens=4, dtype="float32")
+    said = Calls(config=config, batch=1, tokens=4, numbers=FLOAT32)
     report = model_shapes(said, ("prefill", "decode"), Asked(), stored, checks, ran=True)
     assert report.parameters == 134_515_008
     assert {len(row.layers) for row in report.rows} == {0, 1, 29, 30}

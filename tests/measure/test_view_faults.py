@@ -7,10 +7,11 @@ import pytest
 import torch
 from blocks import ffn_of, norm_of
 from decoder_faults import FAULTS, model
+from decoder_parameters import Times
 from small_models import ids
 
 from llmcli.anatomy.names import select
-from llmcli.formats.dense import Dense
+from llmcli.kernels import native
 from llmcli.measure.attention import measure_attention
 from llmcli.measure.dump import measure_dump
 from llmcli.measure.dump_plan import plan_dump
@@ -18,6 +19,10 @@ from llmcli.measure.lens import Places, measure_lens
 from llmcli.model import Model
 from llmcli.parts.attention import forward as nn_attention
 
+HAS = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+ARITHMETIC = [
+    torch.float32, torch.float16, torch.bfloat16, pytest.param("packed", marks=HAS)
+]  # fmt: skip
 PROMPT = tuple(ids(1, 9)[0].tolist())
 # what only a view of the whole model can see: `attention` shows the way from a layer's norm to
 # what it adds to the stream, `lens` the stream and what is made of it, `dump` what it is asked for
@@ -59,7 +64,7 @@ def lens(of):
 def dump(of, generate=0):
     plan = plan_dump(
         of.config, select("*", of.config), tokens=len(PROMPT), generate=generate,
-        dtype=str(of.dtype).removeprefix("torch."),
+        dtype=of.decoder.arithmetic.dtype, cache=of.decoder.arithmetic.cache,
     )  # fmt: skip
     return measure_dump(of, PROMPT, plan, texts=texts, generate=generate).checks
 
@@ -76,7 +81,7 @@ def red(of):
     return {view.__name__ for view in VIEWS if not all(check.ok for check in view(of))}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, *ARITHMETIC])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):
     config, plant = FAULTS[name]
@@ -114,12 +119,12 @@ def one_head(monkeypatch, of, by):
 
 def projection(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixers[0].qkv
-    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
+    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
 
 
 def output(monkeypatch, of, by):
     linear = of.decoder.blocks[-1].mixers[0].out
-    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
+    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
 
 
 def first_norm(monkeypatch, of, by):
@@ -129,15 +134,15 @@ def first_norm(monkeypatch, of, by):
 
 def feed_forward(monkeypatch, of, by):
     linear = ffn_of(of.decoder.blocks[-1]).down
-    monkeypatch.setattr(linear, "weight", Dense(linear.weight.dense() * by))
+    monkeypatch.setattr(linear, "weight", Times(linear.weight, by))
 
 
 # how far a factor may be off before it is seen: what is next to 1 in bfloat16 is 1.0078
-SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01}
+SMALL = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 0.01, "packed": 1e-3}
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("dtype", ARITHMETIC)
 @pytest.mark.parametrize("config", ["gpt2", "llama", "keys of their own", "qk norm", "window"])
 @pytest.mark.parametrize("plant", [scaled, one_head, projection, output, first_norm, feed_forward])
 def test_a_small_fault_turns_a_footer_red(plant, config, dtype, sign, monkeypatch):

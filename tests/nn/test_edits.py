@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import random_decoder
+from small_models import random_model
 from zoo import MODELS, attending
 
 from llmcli.anatomy.graph import graph
@@ -11,7 +11,6 @@ from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.explain.formulas import formula_checks
 from llmcli.graph.spec import Call
-from llmcli.model import Model
 from llmcli.nn.step import Edit, Step
 from llmcli.parts.attention import forward as attention
 
@@ -19,11 +18,7 @@ TOKENS = torch.tensor([[5, 17, 3, 17, 42, 8, 30]])
 
 
 def small(name, dtype=torch.float64):
-    config = MODELS[name]
-    return Model(
-        name=name, config=config, decoder=random_decoder(config, dtype), tokenizer=None,
-        checkpoint=None, eos_ids=frozenset(),
-    )  # fmt: skip
+    return random_model(MODELS[name], dtype)
 
 
 @pytest.fixture(params=MODELS, scope="module")

@@ -8,6 +8,7 @@ from itertools import product
 import torch
 
 from llmcli.graph import ops
+from llmcli.graph.evaluation.rule import concatenated
 from llmcli.graph.evaluation.rules import RULES
 from llmcli.graph.node import Node
 
@@ -34,6 +35,22 @@ class Given:
         return self.weights[name]
 
     vector = weight
+
+    def read(self, name, weight):
+        """A product's input as its weight reads it: as it is, heads side by side."""
+        return concatenated(self[name])
+
+    def in_8_bits(self, weight):
+        return False
+
+    def size(self, name):
+        return tuple(self.weights[name].shape)
+
+    def columns(self, name, which):
+        return self.weights[name][:, which]
+
+    def table_rows(self, name, rows):
+        return self.weights[name][list(rows)]
 
     def length(self, position):
         return self.sequence

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmcli.kernels import native
+from llmcli.kernels import native, program
 from llmcli.ops import product
 from llmcli.ops.product import product_float32
 
@@ -59,15 +59,20 @@ def test_shapes_and_flops_without_numbers():
 def test_the_kernel_computes_few_bfloat16_rows_that_lie_by_rows(monkeypatch):
     seen = []
     monkeypatch.setattr(native, "level", lambda: "portable")
-    monkeypatch.setattr(native, "product_bf16", lambda x, w, out, shape, _: seen.append(shape))
+
+    def run(threads, widen, multiply, **memory):
+        seen.append(multiply[6:9])
+
+    monkeypatch.setattr(program, "run", run)
     w = numbers(30, 40)
     product_float32(numbers(2, 3, 40), w)
     product_float32(numbers(40, 2).t(), w)  # rows that do not lie together are made to
-    assert seen == [(6, 30, 40), (2, 30, 40)]
+    product_float32(numbers(3, 40).float(), w)
+    assert seen == [(6, 30, 40), (2, 30, 40), (3, 30, 40)]
     product_float32(numbers(4, 40), by_columns(w))
     product_float32(numbers(product._FEW_ROWS + 1, 40), w)
     product_float32(numbers(4, 40, dtype=torch.float16), w.half())
-    assert len(seen) == 2
+    assert len(seen) == 3
     monkeypatch.setattr(native, "level", lambda: None)
     product_float32(numbers(4, 40), w)
-    assert len(seen) == 2
+    assert len(seen) == 3

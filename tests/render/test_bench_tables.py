@@ -25,6 +25,7 @@ DEFAULT = Settings(
 RAN = Ran(
     engine="llmcli", version="0.1", model_type="llama 7B Q4_0", model_size=3_825_517_568,
     model_n_params=6_738_415_616, backend="CUDA", device="cuda:0", dtype="bfloat16",
+    weight_format="bfloat16", product_format="bfloat16",
     type_k="bf16", n_gpu_layers=33, load_s=1.5, bits_per_weight=4.5,
 )  # fmt: skip
 PROMPT = BenchRow(

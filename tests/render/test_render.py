@@ -13,6 +13,7 @@ from rich.text import Text
 from llmcli.render import stats, theme, tokens
 from llmcli.render.environment import Settings, render_environment
 from llmcli.reports.environment import Environment, EnvironmentReport, Setting
+from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import (
     Comparison,
     PhasePeak,
@@ -275,7 +276,21 @@ def test_comparison_with_itself():
     ],
 )
 def test_the_line_of_a_model_says_what_became_of_its_weights(stored, used, line):
-    model = {"name": "m", "stored_formats": stored, "weight_format": used, "device": "cpu"}
+    formats = dict.fromkeys(NO_FORMATS, used)
+    model = {"name": "m", "stored_formats": stored, "device": "cpu", **formats}
+    assert stats.model_line(model) == line
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [(["F32", "Q4_1", "Q8_0"], "Q4_1 + Q8_0"), (["BF16"], "BF16 → Q4_1 + Q8_0")],
+)
+def test_the_line_of_a_packed_model_says_what_is_rounded(stored, words):
+    model = {
+        "name": "m", "stored_formats": stored, "device": "cpu", "weight_format": "Q4_1 + Q8_0",
+        "activation_format": "float32", "cache_format": "bfloat16", "product_format": "int8",
+    }  # fmt: skip
+    line = f"m ({words} on cpu: int8 products, float32 activations, bfloat16 cache)"
     assert stats.model_line(model) == line
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from llmcli.render.info import render_families, render_info
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.info import (
+    NO_FORMATS,
     About,
     Device,
     DeviceFit,
@@ -29,7 +30,7 @@ from llmcli.reports.info import (
 from llmcli.reports.work import PartWork
 
 NEED = MemoryNeed(
-    dtype="bfloat16",
+    formats=dict.fromkeys(NO_FORMATS, "bfloat16"),
     batch=2,
     context=8192,
     weights=3 << 30,
@@ -145,7 +146,7 @@ def test_what_is_said_at_eighty_columns():
         "memory for 8,192 tokens, 2 sequences",
         "                 cpu",
         "──────────────────────────────────────────────────────────────────",
-        "dtype       bfloat16",
+        "format      bfloat16   of the weights",
         "weights        3 GiB",
         "cache          1 GiB   keys and values of every token",
         "  a token    128 KiB",

@@ -97,7 +97,7 @@ KEPT = ShapeRow(
     source="",
 )
 REPORT = ShapesReport(
-    dtype="float32",
+    weight_format="float32",
     batch=1,
     tokens=12,
     phases=("prefill", "decode"),

@@ -46,7 +46,7 @@ def shown(report=None, width=200, layers=False, title=TITLE, **console):
 
 def opening(report, title):
     return render_opening(
-        title, MACHINE, report.stages, weight_bytes=report.weight_bytes, dtype=report.dtype
+        title, MACHINE, report.stages, weight_bytes=report.weight_bytes, format=report.dtype
     )
 
 

@@ -18,7 +18,7 @@ from llmcli.reports.bench import Ran, Settings
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint
-    from llmcli.measure.bench.engine import Engine
+    from llmcli.measure.bench.engine import Counted, Engine
     from llmcli.measure.bench.loader import Loader
     from llmcli.reports.ceilings import Ceilings
     from llmcli.reports.checks import ViewCheck
@@ -67,18 +67,19 @@ class Suppliers:
         if self._loader is None:
             drawn = self._options.seed if self._options.random_weights else None
             self._loader = Loader(
-                self._open, headers=self._headers, random_weights=drawn, progress=self._status
-            )
+                self._open, headers=self._headers, quantize=self._options.quantize,
+                random_weights=drawn, progress=self._status,
+            )  # fmt: skip
         engine = self._loader(settings)
         SIGNALS.check()  # a signal's exception may have got lost in a library
         model = self._loader.model
-        key = (settings.model, engine.ran.device, engine.ran.dtype)
+        key = (settings.model, engine.ran.device, engine.ran.weight_format)
         if model is not None and key not in self.models:
             if model.config.embedding.positions is None:  # beyond learned ones nothing runs
                 self._note_length(settings.model, model.config.context)
             self.models[key] = model.describe()
             self._tell(f"loaded {settings.model} in {engine.ran.load_s or 0:.3g} s: "
-                       f"{engine.ran.dtype} on {engine.ran.device}")  # fmt: skip
+                       f"{engine.ran.formats} on {engine.ran.device}")  # fmt: skip
         return engine
 
     def known(self, settings: Settings) -> Ran | None:
@@ -88,13 +89,13 @@ class Suppliers:
     def peer(self, settings: Settings) -> Engine:
         """The engine of `--against` with the same weights, compared with ours once."""
         from llmcli.measure.bench.peers import compare, open_peer
-        from llmcli.model import dtype_name
 
         model = None if self._loader is None else self._loader.model_for(settings)
         if model is None or self._options.against is None:
             raise LlmcliError("the model could not be loaded")
         engine = open_peer(self._options.against, model, settings)
-        key = (settings.model, engine.ran.device, dtype_name(model.dtype))
+        weights = model.arithmetic.weight_format(model.config)
+        key = (settings.model, engine.ran.device, weights)
         if key not in self._same:
             same = compare(model, engine, threads=settings.n_threads, seed=self._options.seed)
             if self._same:  # the names of a document's checks differ
@@ -111,10 +112,10 @@ class Suppliers:
 
     @property
     def checks(self) -> tuple[ViewCheck, ...]:
-        """Whether the two engines compute the same, once for each model, device and dtype."""
+        """Whether the two engines compute the same: each model, device and weight format once."""
         return tuple(self._same.values())
 
-    def ceilings(self, engine: Engine, working_set: int) -> Ceilings | None:
+    def ceilings(self, engine: Counted, working_set: int) -> Ceilings | None:
         """What the machine can do at most with the threads and numbers of `engine`.
 
         `working_set`: bytes that a step of its longest test reads again and again.
@@ -124,19 +125,19 @@ class Suppliers:
             return None
         import torch
 
-        from llmcli.devices import DTYPES, resolve_device
+        from llmcli.devices import resolve_device
         from llmcli.measure.ceilings import measure_ceilings
         from llmcli.render.timing.machine import ceiling_words
 
         meta = engine.ran.device == "meta"
         found = measure_ceilings(
             resolve_device("auto" if meta else engine.ran.device),
-            DTYPES[engine.ran.dtype],
+            engine.numbers,
             threads=torch.get_num_threads(),
             working_set=working_set,
             progress=self._status,
         )
-        where = f"{found.device}, {engine.ran.dtype}"
+        where = f"{found.device}, {engine.numbers.products}"
         self._tell(f"ceilings ({where}): {', '.join(ceiling_words(found))}")
         return found
 

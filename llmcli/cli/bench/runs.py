@@ -104,7 +104,10 @@ class OurOptions:
     ] = None
     quantize: Annotated[
         Literal["auto", "none", "int8", "int4"],
-        option(OURS, "--quantize", metavar="FORMAT", help="Weight format: auto or none."),
+        option(
+            OURS, "--quantize", metavar="FORMAT",
+            help="Weight format: auto (the file's), none, int8 or int4.",
+        ),
     ] = "auto"
     offline: Annotated[
         bool, option(OURS, "--offline", help="Use only what is on this machine.")

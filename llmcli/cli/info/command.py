@@ -84,6 +84,7 @@ def command(info: InfoOptions, model: ModelOptions, output: OutputOptions) -> No
             checkpoint,
             devices,
             dtype=model.dtype,
+            quantize=model.quantize,
             batch=info.batch,
             context=model.context_length,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmcli.reports.checks import checks_document
-from llmcli.reports.info import About, InfoReport, ModelFacts
+from llmcli.reports.info import NO_FORMATS, About, InfoReport, ModelFacts
 
 _WHOLE_LIST = 16  # entries of metadata that are written in full
 
@@ -20,15 +20,14 @@ def model_object(report: InfoReport) -> dict[str, Any]:
         "stored_formats": sorted(stored.format for stored in report.file.formats),
     }
     if model is None:
-        return about | {"family": None, "weight_format": None, "activation_format": None}
+        return {**about, **NO_FORMATS, "family": None}
     first = model.fits[0]
     return about | {
         "family": model.family,
         "model_type": model.model_type,
         "parameters": model.counts.total,
         "context": model.context,
-        "weight_format": first.need.dtype,
-        "activation_format": first.need.dtype,
+        **first.need.formats,
         "weight_bytes": first.need.weights,
         "device": first.device.device,
     }
@@ -70,8 +69,10 @@ def _memory(model: ModelFacts) -> list[dict[str, Any]]:
     """One object a device: what it has, what a run takes there, and whether that fits."""
     return [
         vars(fit.device)
-        | {name: size for name, size in vars(fit.need).items() if name in ("dtype", "batch")}
+        | fit.need.formats
         | {
+            "dtype": fit.need.formats["activation_format"],
+            "batch": fit.need.batch,
             "context": fit.need.context,
             "weights_bytes": fit.need.weights,
             "cache_bytes": fit.need.cache,

@@ -17,6 +17,7 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of, need_directory
 from llmcli.errors import CheckpointError, NotFinite, WeightMismatch
 from llmcli.measure.environment import environment
+from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.load import LoadReport
 
 if TYPE_CHECKING:
@@ -153,8 +154,7 @@ def _about(checkpoint: Checkpoint) -> dict[str, Any]:
         "name": checkpoint.name,
         "path": str(checkpoint.path),
         "stored_formats": sorted({info.format for info in checkpoint.tensors.values()}),
-        "weight_format": None,
-        "activation_format": None,
+        **NO_FORMATS,
     }
 
 

@@ -37,8 +37,7 @@ def load_document(report: LoadReport, lines: Sequence[LedgerLine]) -> dict[str, 
 
 
 def _line(line: LedgerLine) -> dict[str, Any]:
-    left = ("tensors", "dtype")
-    fields = {name: value for name, value in vars(line).items() if name not in left}
+    fields = {name: value for name, value in vars(line).items() if name != "tensors"}
     numbers = line.numbers
     told = {"low": "min", "high": "max", "infinite": "inf", "negative": "negative_inf"}
     return fields | {

@@ -14,6 +14,7 @@ from llmcli.cli.shapes.document import shapes_document, stored_tensor
 from llmcli.cli.shapes.options import TOKENS, CallOptions, ChoiceOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
+from llmcli.reports.info import NO_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +80,9 @@ def _show_headers(
     call: CallOptions, choice: ChoiceOptions, options: ModelOptions, out: Output
 ) -> None:
     """What the configuration and the headers of the files say."""
-    from llmcli.families import translate
-    from llmcli.measure.memory import cpu, dtype_on, machine_devices
+    from llmcli.families import plan, translate
+    from llmcli.measure.info import chosen_arithmetic
+    from llmcli.measure.memory import cpu, machine_devices
     from llmcli.measure.shapes import Calls, model_shapes
     from llmcli.measure.stored import stored_check, stored_tensors
 
@@ -93,8 +95,12 @@ def _show_headers(
             return
         config, rules = translate(checkpoint)
         formats = {info.format for info in checkpoint.tensors.values()}
-        dtype = dtype_on(device, options.dtype, formats)
-        calls = Calls(config=config, batch=call.batch, tokens=call.tokens or TOKENS, dtype=dtype)
+        todo = plan(checkpoint.tensors, rules, config)
+        numbers = chosen_arithmetic(
+            checkpoint, config, todo, device, options.dtype, options.quantize
+        )
+        tokens = call.tokens or TOKENS
+        calls = Calls(config=config, batch=call.batch, tokens=tokens, numbers=numbers)
         _check_positions(calls)
         asked = choice.asked(config)
         about = _about(calls, checkpoint.name, place, formats, device.device)
@@ -134,8 +140,7 @@ def _about(calls: Calls, name: str, place: str, formats: set[str], device: str) 
         "parameters": sum(spec.count for spec in weights),
         "context": calls.config.context,
         "stored_formats": sorted(formats),
-        "weight_format": calls.dtype,
-        "activation_format": calls.dtype,
+        **calls.numbers.describe(calls.config),
         "weight_bytes": sum(spec.bytes or 0 for spec in weights),
         "device": device,
         "random_weights_seed": None,
@@ -170,10 +175,9 @@ def _show_run(
     list(check_fits([encoded], 1, room, largest=config.embedding.positions))
 
     from llmcli.measure.ran import run_checks, sources_check
-    from llmcli.model import dtype_name
 
-    dtype = dtype_name(model.dtype)
-    calls = Calls(config=config, batch=call.batch, tokens=len(encoded.ids), dtype=dtype)
+    tokens, numbers = len(encoded.ids), model.arithmetic
+    calls = Calls(config=config, batch=call.batch, tokens=tokens, numbers=numbers)
     _check_positions(calls)
     stored = stored_tensors(model.checkpoint, translate(model.checkpoint)[1], config)
     checks = (
@@ -228,12 +232,7 @@ def _show_stored(checkpoint: Checkpoint, choice: ChoiceOptions, out: Output) -> 
 
     tensors = choice.chosen(file_tensors(checkpoint))
     if out.json:
-        about = {
-            "name": checkpoint.name,
-            "path": checkpoint.path,
-            "weight_format": None,
-            "activation_format": None,
-        }
+        about = {"name": checkpoint.name, "path": checkpoint.path, **NO_FORMATS}
         body = {"tensors": [stored_tensor(tensor) for tensor in tensors], "checks": {}}
         out.document(body, model=about, environment=environment())
         return

@@ -49,24 +49,28 @@ def measuring(
         import torch
 
         from llmcli import devices
-        from llmcli.families import translate
+        from llmcli.families import plan, translate
+        from llmcli.loading import arithmetic_on
         from llmcli.measure.ceilings import measure_ceilings
         from llmcli.measure.peaks import resident_bytes
-        from llmcli.model import dtype_name
 
-        config, _ = translate(checkpoint)
+        config, rules = translate(checkpoint)
         device = devices.resolve_device(options.device)
-        formats = {info.format for info in checkpoint.tensors.values()}
-        dtype = devices.resolve_dtype(options.dtype, device, formats)
+        drawn = options.weights_seed is not None
+        numbers = arithmetic_on(
+            device, checkpoint, config,
+            None if drawn else plan(checkpoint.tensors, rules, config),
+            dtype=options.dtype, quantize=options.quantize,
+        )  # fmt: skip
         room = options.context_length or config.context
         tokens = min(room, prompt_tokens(given) + new_tokens)
         held = resident_bytes()
         with Progress(out) as progress:
             ceilings = measure_ceilings(
                 device,
-                dtype,
+                numbers,
                 threads=torch.get_num_threads(),
-                working_set=step_bytes(config, tokens, dtype=dtype_name(dtype)),
+                working_set=step_bytes(config, tokens, numbers=numbers),
                 progress=progress,
             )
         base: int | None = 0
@@ -74,7 +78,7 @@ def measuring(
             base = None
         elif device.type != "cuda":
             # `runtime` without a tokenizer: the libraries' code
-            code = memory_need(config, dtype=dtype_name(dtype), batch=1, context=1).runtime
+            code = memory_need(config, numbers, batch=1, context=1).runtime
             base = base_bytes(held, resident_bytes(), code)
         found.append(Before(ceilings=ceilings, base=base))
 

@@ -134,13 +134,13 @@ def _open(model: Model, stages: Sequence[Stage], out: Output) -> None:
     """What is known before the runs, so that it is there if they are cut short."""
     if out.json:
         return
-    from llmcli.model import dtype_name
     from llmcli.render.timing.view import render_opening
 
+    about = model.describe()
     out.show(
         render_opening(
-            _title(model), environment(kernels=kernels_of(model.describe())), stages,
-            weight_bytes=model.weight_bytes, dtype=dtype_name(model.dtype),
+            _title(model), environment(kernels=kernels_of(about)), stages,
+            weight_bytes=model.weight_bytes, format=about["weight_format"],
         )
     )  # fmt: skip
 

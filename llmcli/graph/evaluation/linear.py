@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from llmcli.graph import ops
+from llmcli.graph.blocks import RUN
 from llmcli.graph.evaluation.rule import (
     Element,
     Numbers,
     Rule,
+    concatenated,
     dot,
-    exact,
     largest,
     products,
     size,
@@ -22,7 +24,7 @@ from llmcli.graph.evaluation.rule import (
 )
 from llmcli.reports.explanation import Fact, Term
 
-_COLUMNS = 8192  # of a head with 128k columns a copy in float64 would be gigabytes
+_NUMBERS = 1 << 22  # of a matrix that are copied in float64 at a time: 32 MiB
 
 
 class LookUp(Rule[ops.LookUp]):
@@ -31,8 +33,7 @@ class LookUp(Rule[ops.LookUp]):
     def tensor(self, values: Numbers) -> Tensor:
         """The rows, one after the other."""
         rows = [at if self.op.by_position else values.ids[at] for at in values.positions]
-        weight_VD = values.weight(self.op.table)
-        return exact(weight_VD[torch.tensor(rows, device=weight_VD.device)])
+        return values.table_rows(self.op.table, rows)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """None: a copy."""
@@ -46,7 +47,7 @@ class LookUp(Rule[ops.LookUp]):
         """One number of the table."""
         token, i = index
         row = token if self.op.by_position else values.ids[token]
-        value = float(values.weight(self.op.table)[row, i])
+        value = float(values.table_rows(self.op.table, [row])[0, i])
         table = self.letter_of(self.op.table)
         which = (
             f"token {token} stands at position {row}"
@@ -115,15 +116,14 @@ class Project(Rule[ops.Project]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """All rows times all columns."""
-        out_TN = _product(_concatenated(values[self.op.source]), values.weight(self.op.weight))
+        out_TN = _product(values, self.op)
         if self.op.bias is not None:
             out_TN = out_TN + values.vector(self.op.bias)
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Absolute values of all rows times those of all columns."""
-        x_TK = _concatenated(values[self.op.source]).abs()
-        out_TN = _product(x_TK, values.weight(self.op.weight), absolute=True)
+        out_TN = _product(values, self.op, absolute=True)
         if self.op.bias is not None:
             out_TN = out_TN + values.vector(self.op.bias).abs()
         return _split(out_TN, self.op.heads) if self.op.heads else out_TN
@@ -133,14 +133,36 @@ class Project(Rule[ops.Project]):
         found = super().halves(values, result)
         return found + self.magnitudes(values) if self.rules[self.op.source].node.wide else found
 
+    def _rounding(self, values: Numbers, token: int, at: int) -> tuple[Fact, ...]:
+        """How the product reads a number of its input, where that is not the number itself."""
+        if not values.in_8_bits(self.op.weight):
+            return ()
+        row_K = concatenated(values[self.op.source])[token]
+        first, x = at - at % RUN, float(row_K[at])
+        largest_x = float(row_K[first : first + RUN].abs().max())
+        seen = float(values.read(self.op.source, self.op.weight)[token, at])
+        d = largest_x / 127
+        integer = round(seen / d) if d else 0
+        row, run = self.cell(self.op.source, token, "i"), f"i = {first} … {first + RUN - 1}"
+        step = Fact(
+            formula=f"d = max |{row}| / 127 over {run} = {{}} / 127",
+            parts=(largest_x,),
+            value=d,
+        )
+        read = Fact(
+            formula=f"{self.cell(self.op.source, token, at)} in 8 bits: "
+            f"{{}} / d = {{}} is rounded, {{}} · d",
+            parts=(x, x / d if d else 0.0, float(integer)),
+            value=seen,
+        )
+        return step, read
+
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """A dot product, its terms those of the row and the column."""
-        x = values[self.op.source]
-        weight_KN = values.weight(self.op.weight)
         token = index[1] if self.op.heads else index[0]
-        wide = weight_KN.shape[1] // max(self.op.heads, 1)
+        wide = values.size(self.op.weight)[1] // max(self.op.heads, 1)
         column = index[0] * wide + index[2] if self.op.heads else index[1]
-        element = self._dot(values, x, weight_KN[:, column], token, column)
+        element = self._dot(values, token, column)
         if not self.op.heads:
             return element
         head, _, i = index
@@ -148,12 +170,15 @@ class Project(Rule[ops.Project]):
         note = f"{self.letter_of(self.op.weight)}: column {column} = {head} · {wide} + {i} {which}"
         return replace(element, note=note)
 
-    def _dot(
-        self, values: Numbers, x: Tensor, column_K: Tensor, token: int, column: int
-    ) -> Element:
-        terms = products(_concatenated(x)[token].tolist(), exact(column_K).tolist())
+    def _dot(self, values: Numbers, token: int, column: int) -> Element:
+        column_K = values.columns(self.op.weight, slice(column, column + 1))[:, 0]
+        x_K = values.read(self.op.source, self.op.weight)[token]
+        terms = products(x_K.tolist(), column_K.tolist())
         summed = total(terms)
-        columns = (self.cell(self.op.source, token, "i"), self.cell(self.op.weight, "i", column))
+        cell_i = self.cell(self.op.source, token, "i")
+        if values.in_8_bits(self.op.weight):
+            cell_i += " in 8 bits"
+        columns = (cell_i, self.cell(self.op.weight, "i", column))
         value, b, after = summed, 0.0, []
         if self.op.bias is not None:
             b = float(values.weight(self.op.bias)[column])
@@ -167,7 +192,7 @@ class Project(Rule[ops.Project]):
             ]
         at = largest(terms).at
         cell: tuple[int, ...] = (token, at)
-        note = ""
+        note, x = "", values[self.op.source]
         if x.ndim == 3:
             wide = x.shape[2]
             head, i = divmod(at, wide)
@@ -181,6 +206,7 @@ class Project(Rule[ops.Project]):
             value=value,
             magnitude=size(terms) + abs(b),
             note=note,
+            before=self._rounding(values, token, at),
             sum=dot(columns, summed),
             terms=terms,
             after=tuple(after),
@@ -193,25 +219,38 @@ class HeadShare(Rule[ops.HeadShare]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Every head times its own rows of the matrix."""
-        z_HTe = values[self.op.source]
-        w_HeD = exact(values.weight(self.op.weight)).reshape(len(z_HTe), z_HTe.shape[2], -1)
-        return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
+        return self._shares(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """The same of the absolute values."""
-        z_HTe = values[self.op.source].abs()
-        w_HeD = exact(values.weight(self.op.weight)).abs_().reshape(len(z_HTe), z_HTe.shape[2], -1)
-        return torch.einsum("hte,hed->htd", z_HTe, w_HeD)
+        return self._shares(values, absolute=True)
+
+    def _shares(self, values: Numbers, *, absolute: bool = False) -> Tensor:
+        z_THe = self._read(values)
+        parts = []
+        for w_KD in _blocks(values, self.op.weight, absolute):
+            w_HeD = w_KD.view(*z_THe.shape[1:], -1)
+            z = z_THe.abs() if absolute else z_THe
+            parts.append(torch.einsum("the,hed->htd", z, w_HeD))
+        return torch.cat(parts, dim=-1)
+
+    def _read(self, values: Numbers) -> Tensor:
+        """The heads' results as the product reads them, `[T, H, e]`."""
+        z_TK = values.read(self.op.source, self.op.weight)
+        return z_TK.view(len(z_TK), len(values[self.op.source]), -1)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """A dot product over the numbers of the head."""
         head, token, i = index
-        z_Te = values[self.op.source][head]
-        first = head * z_Te.shape[1]
-        column_e = values.weight(self.op.weight)[first : first + z_Te.shape[1], i]
-        terms = products(z_Te[token].tolist(), exact(column_e).tolist())
+        z_e = self._read(values)[token, head]
+        first = head * len(z_e)
+        column_K = values.columns(self.op.weight, slice(i, i + 1))[:, 0]
+        terms = products(z_e.tolist(), column_K[first : first + len(z_e)].tolist())
         row = f"{first}+i" if first else "i"
-        columns = (self.cell(self.op.source, head, token, "i"), self.cell(self.op.weight, row, i))
+        cell_i = self.cell(self.op.source, head, token, "i")
+        if values.in_8_bits(self.op.weight):
+            cell_i += " in 8 bits"
+        columns = (cell_i, self.cell(self.op.weight, row, i))
         value = total(terms)
         return Element(
             value=value,
@@ -222,18 +261,23 @@ class HeadShare(Rule[ops.HeadShare]):
         )
 
 
-def _product(x_TK: Tensor, weight_KN: Tensor, *, absolute: bool = False) -> Tensor:
-    """Rows times columns, or times their absolute values; so many columns in float64 at a time."""
-    parts = []
-    for first in range(0, weight_KN.shape[1], _COLUMNS):
-        wide_KN = exact(weight_KN[:, first : first + _COLUMNS])
-        parts.append(torch.einsum("tk,kn->tn", x_TK, wide_KN.abs_() if absolute else wide_KN))
+def _product(values: Numbers, op: ops.Project, *, absolute: bool = False) -> Tensor:
+    """Rows times columns, or the absolute values of both."""
+    x_TK = values.read(op.source, op.weight)
+    x_TK = x_TK.abs() if absolute else x_TK
+    parts = [
+        torch.einsum("tk,kn->tn", x_TK, w_KN) for w_KN in _blocks(values, op.weight, absolute)
+    ]
     return torch.cat(parts, dim=1)
 
 
-def _concatenated(x: Tensor) -> Tensor:
-    """`[H, T, e]` → `[T, H·e]`; a matrix stays as it is."""
-    return x if x.ndim == 2 else torch.cat(list(x), dim=-1)
+def _blocks(values: Numbers, name: str, absolute: bool) -> Iterator[Tensor]:
+    """The columns of a matrix, or their absolute values, some at a time: a head may have 256k."""
+    rows, columns = values.size(name)
+    step = max(1, _NUMBERS // rows)
+    for first in range(0, columns, step):
+        w_KN = values.columns(name, slice(first, first + step))
+        yield w_KN.abs_() if absolute else w_KN
 
 
 def _split(x_TN: Tensor, heads: int) -> Tensor:

@@ -76,8 +76,28 @@ class Numbers(Protocol):
         """The row of it in which the number at `index` stands."""
         ...
 
+    def read(self, name: str, weight: str) -> Tensor:
+        """The input of a product as its kernel reads it, `[T, K]`; heads lie side by side."""
+        ...
+
+    def in_8_bits(self, weight: str) -> bool:
+        """Whether the input of products with that matrix is rounded to 8 bits."""
+        ...
+
     def weight(self, name: str) -> Tensor:
         """A parameter in the formula's orientation, in its own dtype and place."""
+        ...
+
+    def columns(self, name: str, which: slice) -> Tensor:
+        """Some columns of a matrix, `[K, n]`: float64 on the CPU, a copy."""
+        ...
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        ...
+
+    def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """Some rows of a table, float64 on the CPU."""
         ...
 
     def vector(self, name: str) -> Tensor:
@@ -191,6 +211,22 @@ def size(terms: Sequence[Term]) -> float:
 def largest(terms: Sequence[Term]) -> Term:
     """The term that contributes most."""
     return max(terms, key=lambda term: abs(term.value))
+
+
+def settled(x: Tensor, rounded: Tensor, theirs: Tensor, off: Tensor | float) -> Tensor:
+    """What `x` is `rounded` to; where x is within `off` of being rounded as `theirs` is: theirs.
+
+    Rounding to few bits makes much of little: two numbers an ulp apart may become neighbours. Who
+    derives a number that a kernel rounded takes the kernel's choice where it is as good as the own
+    one, and only there. `theirs` is what a number within `off` of x is rounded to, in steps that
+    differ by as little: that is at most 3 · off worse.
+    """
+    return torch.where((x - theirs).abs() <= (x - rounded).abs() + 3 * off, theirs, rounded)
+
+
+def concatenated(x: Tensor) -> Tensor:
+    """`[H, T, e]` → `[T, H·e]`; a matrix stays as it is."""
+    return x if x.ndim == 2 else torch.cat(list(x), dim=-1)
 
 
 def exact(tensor: Tensor) -> Tensor:

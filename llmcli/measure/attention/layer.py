@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,8 @@ from llmcli.measure.layer_map import LayerMap, wide
 from llmcli.model import Model
 from llmcli.reports.attention import HeadReport, LayerReport, Matrix
 from llmcli.reports.head_metrics import RANK, USUAL
+
+_AT_ONCE = 1 << 22  # numbers of a matrix, 32 MiB of float64
 
 
 class Rows(NamedTuple):
@@ -189,17 +192,28 @@ class Layer:
 
         As `√(v G vᵀ)`, G = W_O W_Oᵀ of the head, so that no `[S, D]` is made of it.
         """
-        size = v_KSe.shape[-1]
         norms = []
         for i, head in enumerate(heads):
             v_Se = v_KSe[i * len(v_KSe) // len(heads)].cpu().double()
-            moved_Se = v_Se
-            if self._w_o is not None:
-                w_eD = self._w_o.dense().t()[head * size : (head + 1) * size].cpu().double()
-                moved_Se = v_Se @ (w_eD @ w_eD.t())
+            moved_Se = v_Se if self._products_Hee is None else v_Se @ self._products_Hee[head]
             squares_S = (moved_Se * v_Se).sum(-1)
             norms.append(squares_S.clamp_min(0).sqrt())
         return torch.stack(norms).to(v_KSe.dtype).to(v_KSe.device)
+
+    @cached_property
+    def _products_Hee(self) -> Tensor | None:
+        """W_O W_Oᵀ of every head, in float64; some of the matrix at a time."""
+        if self._w_o is None:
+            return None
+        rows, columns = self._w_o.shape
+        size = columns // self.of.heads
+        found_Hee = torch.zeros(self.of.heads, size, size, dtype=torch.float64)
+        step = max(1, _AT_ONCE // columns)
+        for first in range(0, rows, step):
+            w_DK = self._w_o.dense(rows=slice(first, first + step)).cpu().double()
+            w_HeD = w_DK.view(-1, self.of.heads, size).permute(1, 2, 0)
+            found_Hee += w_HeD @ w_HeD.mT
+        return found_Hee
 
     def finish(
         self, tokens: int, untold: Container[str]

@@ -21,8 +21,8 @@ from llmcli.reports.comparison import (
 
 # Known only when a model has been loaded, so that a row which failed may say anything there.
 _LEARNED = {
-    "backends", "model_type", "model_size", "model_n_params", "dtype", "device", "type_k",
-    "type_v", "n_gpu_layers", "flash_attn",
+    "backends", "model_type", "model_size", "model_n_params", "dtype", "weight_format",
+    "product_format", "device", "type_k", "type_v", "n_gpu_layers", "flash_attn",
 }  # fmt: skip
 
 Key = tuple[str, tuple[str, ...]]  # a test's name, and the values of the fields that vary

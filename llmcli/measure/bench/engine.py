@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.config import ModelConfig
 from llmcli.reports.bench import Ran
 
@@ -48,12 +49,16 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Counted(Protocol):
+class Counted(Engine, Protocol):
     """An engine whose work can be counted: the weights are those of this configuration.
 
-    They are computed with in `ran.dtype`. On the device `meta` there are only shapes.
+    On the device `meta` there are only shapes.
     """
 
     @property
     def config(self) -> ModelConfig:
         """The model."""
+
+    @property
+    def numbers(self) -> Arithmetic:
+        """What it is computed in."""

@@ -23,6 +23,6 @@ def hint_for(error: Exception) -> str | None:
     """What can be done about it, where that is known."""
     if isinstance(error, LlmcliError):
         return error.hint
-    hint = "use a smaller model, shorter tests (`-p`, `-d`, `-ub`) or `--dtype bfloat16`"
+    hint = "use a smaller model or shorter tests (`-p`, `-d`, `-ub`); `llmcli info` says what fits"
     known = as_out_of_memory(error, hint=hint)
     return None if known is None else known.hint

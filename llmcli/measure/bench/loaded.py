@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import llmcli
-from llmcli.model import Model, dtype_name
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.model import Model
 from llmcli.reports.bench import Ran
 from llmcli.reports.llama_words import CACHE_OF, FILE_OF
 from llmcli.reports.text import PhasePeak
@@ -17,32 +18,38 @@ def ran_of(
     model: Model,
     load_s: float | None,
     *,
+    numbers: Arithmetic | None = None,
     base: int | None = None,
     peak: PhasePeak | None = None,
     on: torch.device | None = None,
 ) -> Ran:
     """What is said of a model that was loaded in so many seconds.
 
-    `base`, `peak`: bytes held before that and in it. `on`: where a model of which there are only
-    shapes was to be loaded.
+    `numbers`: another arithmetic than its own. `base`, `peak`: bytes held before that and in it.
+    `on`: where a model of which there are only shapes was to be loaded.
     """
     device = on or model.device
-    numbers = model.parameter_count
-    dtype, kind = dtype_name(model.dtype), device.type
+    count, kind = model.parameter_count, device.type
+    numbers = numbers or model.arithmetic
+    formats = numbers.describe(model.config)
+    weights = formats["weight_format"]
+    file = FILE_OF.get(weights, weights.partition(" ")[0])
     layers = len(model.config.layers)
     return Ran(
         engine="llmcli",
         version=llmcli.__version__,
-        model_type=f"{model.config.model_type} {_size(numbers)} {FILE_OF[dtype]}",
+        model_type=f"{model.config.model_type} {_size(count)} {file}",
         model_size=model.weight_bytes,
-        model_n_params=numbers,
+        model_n_params=count,
         backend=_BACKENDS[kind],
         device=str(device),
-        dtype=dtype,
-        type_k=CACHE_OF[dtype],
+        dtype=numbers.dtype,
+        weight_format=weights,
+        product_format=numbers.products,
+        type_k=CACHE_OF[numbers.cache],
         n_gpu_layers=layers + 1 if kind in ("cuda", "mps") else 0,  # the head counts as one
         load_s=load_s,
-        bits_per_weight=8 * model.weight_bytes / numbers,
+        bits_per_weight=8 * model.weight_bytes / count,
         base_bytes=base,
         load_peak=peak,
     )

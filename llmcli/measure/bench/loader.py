@@ -37,11 +37,13 @@ class Loader:
         open: Callable[[str], tuple[Checkpoint, float]],
         *,
         headers: Callable[[str], Checkpoint] | None = None,
+        quantize: str = "auto",
         random_weights: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._open = open
         self._headers = headers or (lambda name: open(name)[0])
+        self._quantize = quantize
         self._random_weights = random_weights
         self._progress = progress
         self._key: tuple[str, str, str] | None = None
@@ -72,7 +74,8 @@ class Loader:
             checkpoint = self._headers(name)
             on = torch.device("meta") if device == "meta" else resolve_device(device)
             like = "auto" if device == "meta" else str(on)
-            return ran_of(load_shapes(checkpoint, dtype=dtype, like=like), None, on=on)
+            model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize, like=like)
+            return ran_of(model, None, on=on)
         except (LlmcliError, OSError):
             return None
 
@@ -107,7 +110,7 @@ class Loader:
         if device == "meta":
             checkpoint, open_s = self._open(name)
             begin = perf_counter()
-            self._model = load_shapes(checkpoint, dtype=dtype)
+            self._model = load_shapes(checkpoint, dtype=dtype, quantize=self._quantize)
             self._ran = ran_of(self._model, open_s + perf_counter() - begin)
             return
         on, base = resolve_device(device), resident_bytes()
@@ -118,6 +121,7 @@ class Loader:
                 checkpoint,
                 device=device,
                 dtype=dtype,
+                quantize=self._quantize,
                 random_weights=self._random_weights,
                 text=False,
                 progress=self._progress,

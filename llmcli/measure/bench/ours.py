@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import prefill_peak
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
@@ -35,6 +36,11 @@ class Ours:
     def config(self) -> ModelConfig:
         """The model's configuration."""
         return self._model.config
+
+    @property
+    def numbers(self) -> Arithmetic:
+        """What the model computes in."""
+        return self._model.arithmetic
 
     @property
     def vocab(self) -> int:
@@ -98,12 +104,11 @@ class Ours:
 
     def _needed(self, tokens: int, chunk: int) -> int:
         """Bytes of the cache and of the activations: Linux would kill the process, not refuse."""
-        size = self._model.dtype.itemsize
         peak = prefill_peak(
             self.config,
+            self.numbers,
             1,
             tokens,
-            size,
             cuda=self._model.device.type == "cuda",
             native=has_bfloat16(),
             chunk=chunk,
@@ -112,7 +117,7 @@ class Ours:
             model = graph(self.config)
             scored = (node for node in model.nodes.values() if isinstance(node.op, Score))
             heads = max((model.sizes(node.layer)["H"] for node in scored), default=0)
-            peak += 2 * heads * min(chunk, tokens) * tokens * max(size, 4)
+            peak += 2 * heads * min(chunk, tokens) * tokens * max(self._model.dtype.itemsize, 4)
         return self._model.decoder.state_bytes(1, tokens) + peak
 
     @property

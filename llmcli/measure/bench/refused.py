@@ -42,8 +42,8 @@ def refuse_for(settings: Settings, *, cache_type: str, gpu: bool, layers: int, f
     for name, kind in (("type_k", settings.type_k), ("type_v", settings.type_v)):
         if kind not in ("auto", cache_type):
             raise UsageError(
-                f"a cache of `{kind}` ({name}) beside arithmetic in {cache_type} has no kernel "
-                "in this version",
+                f"a cache of `{kind}` ({name}) in a model that keeps it in {cache_type} has no "
+                "kernel in this version",
                 hint=f"leave out `-ct{name[-1]}`, or compute in it too: `--dtype {_DTYPES[kind]}`",
             )
     if gpu and settings.no_kv_offload:

@@ -17,9 +17,9 @@ from llmcli.reports.llama_words import count_words, size_words
 # are in the test's own name. A file need not have all of them.
 SETTINGS = (
     "engine", "cpu_info", "gpu_info", "backends", "model_filename", "model_type", "model_size",
-    "model_n_params", "dtype", "device", "n_batch", "n_ubatch", "n_threads", "cpu_mask",
-    "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers", "n_cpu_moe", "split_mode",
-    "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
+    "model_n_params", "dtype", "weight_format", "product_format", "device", "n_batch", "n_ubatch",
+    "n_threads", "cpu_mask", "cpu_strict", "poll", "type_k", "type_v", "n_gpu_layers",
+    "n_cpu_moe", "split_mode", "main_gpu", "no_kv_offload", "flash_attn", "devices", "tensor_split",
     "tensor_buft_overrides", "use_mmap", "use_direct_io", "load_mode", "embeddings",
     "no_op_offload", "no_host", "repack",
 )  # fmt: skip

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from time import sleep
 
-from llmcli.config import ModelConfig
 from llmcli.measure.bench import counts, plan
-from llmcli.measure.bench.engine import Counted, Engine
+from llmcli.measure.bench.engine import Counted
 from llmcli.measure.bench.lane import Lane, Load
 from llmcli.measure.bench.ratios import against
 from llmcli.measure.bench.run import Bench, Run
@@ -29,7 +28,7 @@ def sweep(
     load: Load,
     peer: Load | None = None,
     peer_name: EngineName = "transformers",
-    ceilings: Callable[[Engine, int], Ceilings | None],
+    ceilings: Callable[[Counted, int], Ceilings | None],
     on_row: Callable[[BenchRow], None],
     on_progress: Callable[[str], None] | None = None,
     known: Callable[[Settings], Ran | None] = lambda settings: None,
@@ -39,10 +38,10 @@ def sweep(
     An engine is kept while the configurations differ in what it is told at `start` only. With a
     `peer` both engines are loaded and their runs take turns, who begins changing each time; a
     row of ours comes before the peer's of the same test. `ceilings(engine, working set)` is asked
-    once for every device, dtype and number of threads, with the engine loaded and the bytes that
-    the last step of the longest test reads. `known(settings)` is what the headers say of a model
-    that was not loaded. `delay_s` passes before each test. `on_progress` hears what llama-bench
-    says, `benchmark 1/4: prompt run 1/5`.
+    once for every device, arithmetic and number of threads, with the engine loaded and the bytes
+    that the last step of the longest test reads. `known(settings)` is what the headers say of a
+    model that was not loaded. `delay_s` passes before each test. `on_progress` hears what
+    llama-bench says, `benchmark 1/4: prompt run 1/5`.
 
     Errors that a user can cause, memory that is not there, and whatever a peer raises make rows
     of their kind. KeyboardInterrupt ends the sweep: the report has the rows that are whole.
@@ -82,7 +81,7 @@ class _Sweep:
     delay_s: float
     seed: int
     lanes: list[Lane]
-    ceilings: Callable[[Engine, int], Ceilings | None]
+    ceilings: Callable[[Counted, int], Ceilings | None]
     on_row: Callable[[BenchRow], None]
     on_progress: Callable[[str], None] | None
     known: Callable[[Settings], Ran | None]
@@ -90,7 +89,7 @@ class _Sweep:
     total: int
     report: BenchReport = field(default_factory=lambda: BenchReport(rows=()))
     done: int = 0
-    asked: dict[tuple[str, str, int], Ceilings | None] = field(default_factory=dict)
+    asked: dict[tuple[str, str, str, int], Ceilings | None] = field(default_factory=dict)
 
     def close(self) -> None:
         """Gives the engines back."""
@@ -178,7 +177,7 @@ class _Sweep:
         row = lane.measured(row)
         if lane.failed is not None or not isinstance(engine, Counted):
             return row
-        return self._counted(row, engine, engine.config)
+        return self._counted(row, engine)
 
     def _known(self, lane: Lane) -> Ran | None:
         """What the headers say of a model that this engine did not load, whichever it is."""
@@ -188,26 +187,25 @@ class _Sweep:
             return found
         return replace(found, engine=lane.name, version="")
 
-    def _counted(self, row: BenchRow, engine: Engine, config: ModelConfig) -> BenchRow:
+    def _counted(self, row: BenchRow, engine: Counted) -> BenchRow:
         """With what is known from the configuration; on the device `meta` it is all there is."""
-        assert row.ran is not None
-        device, dtype = row.ran.device, row.ran.dtype
+        config, numbers, device = engine.config, engine.numbers, engine.ran.device
         settings, test = row.settings, row.test
-        row = replace(row, work=counts.work(config, dtype, test, settings))
+        row = replace(row, work=counts.work(config, numbers, test, settings))
         if row.meta:
-            need = counts.memory_bytes(config, dtype, test, settings)
+            need = counts.memory_bytes(config, numbers, test, settings)
             row = replace(row, estimated_memory_bytes=need)
-        key = (device, dtype, settings.n_threads)
+        key = (device, numbers.dtype, numbers.products, settings.n_threads)
         if key not in self.asked:
             assert self.longest is not None
-            reads = counts.working_set(config, dtype, self.longest)
+            reads = counts.working_set(config, numbers, self.longest)
             self.asked[key] = found = self.ceilings(engine, reads)
             if found is not None:
                 self.report = replace(self.report, ceilings=(*self.report.ceilings, found))
         ceilings = self.asked[key]
         if ceilings is None:
             return row
-        least = counts.roofline_ns(config, dtype, test, settings, ceilings)
+        least = counts.roofline_ns(config, numbers, test, settings, ceilings)
         return replace(row, roofline_ns=least)
 
 

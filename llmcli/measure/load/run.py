@@ -141,11 +141,13 @@ def _parameters(model: Model, progress: Progress | None) -> dict[str, Numbers]:
     found, done, known = {}, 0, graph(model.config).parameters
     with devices.threads(_THREADS):
         for entry in model.ledger.entries:
-            numbers = model.decoder.weight(entry.target).dense()
+            weight = model.decoder.weight(entry.target)
+            numbers, nbytes = weight.dense(), weight.nbytes
             if entry.parameter != entry.target:
                 numbers = numbers[int(entry.parameter[len(entry.target) + 1 : -1])]
+                nbytes //= weight.shape[0]
             found[entry.parameter] = parameter_numbers(numbers, turned=known[entry.target].turned)
-            done += numbers.nbytes
+            done += nbytes
             if progress is not None:
                 progress(LOOKING, done, model.weight_bytes)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.measure.roofline import Least, least
 from llmcli.reports.ceilings import Ceilings
 from llmcli.reports.timing import PartTime
@@ -16,21 +17,22 @@ _LAUNCHING = 0.9  # of the device's time in which the host was still starting it
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """The ceilings for one run: `working_set` bytes are streamed in a step, computed in `dtype`.
+    """The ceilings for one run in `numbers`, of which a step streams `working_set` bytes.
 
     `apart`: the device works behind the host, so that the host's time is one of its own.
     """
 
     ceilings: Ceilings
-    dtype: str
+    numbers: Arithmetic
     working_set: int
     apart: bool
 
     def bounded(self, part: PartTime) -> PartTime:
         """The same with its bound, where it does counted work in some time."""
         found = least(
-            part.work, part.calls, self.ceilings, dtype=self.dtype, working_set=self.working_set
-        )
+            part.work, part.calls, self.ceilings, numbers=self.numbers,
+            working_set=self.working_set,
+        )  # fmt: skip
         if found.seconds == 0 or part.seconds <= 0:
             return part
         return replace(

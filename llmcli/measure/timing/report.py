@@ -54,8 +54,9 @@ def measure_timing(
         raise ValueError("there is nothing to time")
     step = working_set(model, tokens=len(ids) + new_tokens, batch=batch)
     roof = Roof(
-        ceilings=ceilings, dtype=workload.dtype, working_set=step, apart=model.device.type != "cpu"
-    )
+        ceilings=ceilings, numbers=workload.numbers, working_set=step,
+        apart=model.device.type != "cpu",
+    )  # fmt: skip
     runs: dict[PhaseName, Runs] = {}
     timed: list[PhaseTime] = []
     splits: Splits = ((), ())
@@ -86,7 +87,7 @@ def measure_timing(
     return TimingReport(
         prompt_tokens=len(ids),
         batch=batch,
-        dtype=workload.dtype,
+        dtype=workload.numbers.dtype,
         stages=tuple(stages),
         phases=tuple(timed),
         ceilings=ceilings,
@@ -105,10 +106,10 @@ def _estimated(workload: Workload) -> int:
     """Bytes that `info` says of such a run: no sequence of it ends before the others."""
     model = workload.model
     need = memory_need(
-        model.config, dtype=workload.dtype, batch=workload.batch,
+        model.config, workload.numbers, batch=workload.batch,
         context=workload.tokens + workload.new_tokens,
         cuda=model.device.type == "cuda",
-        native=workload.dtype == "bfloat16" and processor.has_bfloat16(),
+        native=workload.numbers.dtype == "bfloat16" and processor.has_bfloat16(),
         tokenizer=0 if model.tokenizer is None else model.tokenizer.vocab_size,
     )  # fmt: skip
     return need.together

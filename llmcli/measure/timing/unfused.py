@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import Node
-from llmcli.graph.ops import Mix, Project, Score, Softmax
+from llmcli.graph.ops import Mix, Project, Score
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName
@@ -72,9 +72,8 @@ class Splitter:
 
     def _attention(self, node: Node, mix: Mix) -> None:
         """Kept where the map is a softmax of scores."""
-        softmax = self._graph[mix.pattern].op
-        score = self._graph[softmax.source].op if isinstance(softmax, Softmax) else None
-        if not isinstance(score, Score) or node.layer is None:
+        score = self._graph.score(mix)
+        if score is None or node.layer is None:
             return
         holding = {state.holds: state.name for state in self._graph.states.values()}
         key, value = (holding[name].rpartition(".")[2] for name in (score.key, mix.value))
@@ -92,7 +91,7 @@ class Splitter:
         elif name in self._mixed:
             self._compare(name, self._attend(self._mixed[name], tensor.shape[-1]), tensor)
         if name in self._pending:
-            made = self._pending.pop(name)
+            made = self._pending.pop(name).to(tensor.dtype)  # as a cache keeps it
             self._compare(name, made, _flat(tensor) if tensor.ndim > made.ndim else tensor)
 
     def _products(self, pieces: Mapping[str, Project], x_BTD: Tensor) -> None:
@@ -101,7 +100,7 @@ class Splitter:
         for name, op in pieces.items():
             bias_N = None if op.bias is None else self._decoder.weight(op.bias).dense()
             weight = self._decoder.weight(op.weight)
-            self._pending[name] = weight.matmul(weight.seen(x_BTD), bias_N)
+            self._pending[name] = weight.matmul(x_BTD.to(self._decoder.dtype), bias_N)
             self.clock(_piece(self._graph[name].group, name.rpartition(".")[2]))
 
     def _attend(self, of: _Attention, value_size: int) -> Tensor:
@@ -118,7 +117,7 @@ class Splitter:
             at, last = past + start, past + start + rows
             first = 0 if window is None else max(0, at - window + 1)
             positions = torch.arange(at, last, device=q_BHTd.device) - first
-            keys, values = (cache[part][:, :, first:last] for part in of.kept)
+            keys, values = (cache[part][:, :, first:last].to(q_BHtd.dtype) for part in of.kept)
             self.clock(_BETWEEN)
             scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
             self.clock(_piece(of.group, "scores"))

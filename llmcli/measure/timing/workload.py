@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from llmcli.anatomy import plan
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import (
     Works,
@@ -20,7 +22,7 @@ from llmcli.graph.ops import Scale
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.timing.parts import expected_marks
 from llmcli.measure.timing.run import PhaseName
-from llmcli.model import Model, dtype_name
+from llmcli.model import Model
 from llmcli.reports.work import PartWork
 
 
@@ -40,16 +42,13 @@ class Workload:
         return prompt_calls(batch=self.batch, tokens=self.tokens)
 
     def works(self, phase: PhaseName) -> Works:
-        """What each part in each layer takes in all of them, with the bytes that weights have."""
-        weights = _weight_bytes(self.model)
-        return calls_work(
-            self.model.config, self.calls(phase), dtype=self.dtype, weight_bytes=weights
-        )
+        """What each part in each layer takes in all of them, with the bytes that they have."""
+        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers)
 
     def flops(self, phase: PhaseName) -> int:
         """Of all its calls, added up from each as a whole."""
         return sum(
-            total_work(self.model.config, call, dtype=self.dtype, logits=logits).flops
+            total_work(self.model.config, call, numbers=self.numbers, logits=logits).flops
             for call, logits in self.calls(phase)
         )
 
@@ -74,27 +73,18 @@ class Workload:
         found: dict[tuple[int, Logits], Mapping[Place, PartWork]] = {}
         for call, logits in self.calls(phase):
             if (call.tokens, logits) not in found:  # what the cache holds changes none of them
-                works = part_work(self.model.config, call, dtype=self.dtype, logits=logits)
+                works = part_work(self.model.config, call, numbers=self.numbers, logits=logits)
                 found[call.tokens, logits] = {
                     (part, layer): work for part, layer, work in works if work.gemv or work.gemm
                 }
         return tuple(found[call.tokens, logits] for call, logits in self.calls(phase))
 
-    @property
-    def dtype(self) -> str:
-        """The arithmetic, as reports have it."""
-        return dtype_name(self.model.dtype)
+    @cached_property
+    def numbers(self) -> Arithmetic:
+        """The arithmetic, and what weights and cache are kept in."""
+        return self.model.arithmetic
 
 
 def working_set(model: Model, *, tokens: int, batch: int = 1) -> int:
     """Bytes that one step after `tokens` tokens streams, the weights as they lie in memory."""
-    weights = _weight_bytes(model)
-    return step_bytes(
-        model.config, tokens, batch=batch, dtype=dtype_name(model.dtype), weight_bytes=weights
-    )
-
-
-def _weight_bytes(model: Model) -> dict[str, int]:
-    """Bytes of each parameter as it lies in memory."""
-    decoder = model.decoder
-    return {name: decoder.weight(name).nbytes for name in decoder.weight_names}
+    return step_bytes(model.config, tokens, batch=batch, numbers=model.arithmetic)

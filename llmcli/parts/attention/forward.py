@@ -19,7 +19,9 @@ from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import KVCache, LayerState
 from llmcli.nn.step import Step
+from llmcli.ops import compiled
 from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.elements import narrowed
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
@@ -35,6 +37,7 @@ class Attention:
         self.name = name
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
         self.entering = (f"{name}.q{last}", f"{name}.k{last}")
+        self._cache_dtype = parameters.cache_dtype
         self._fused = fused_kernel(name)
         self.qkv = Linear(
             parameters,
@@ -57,17 +60,13 @@ class Attention:
             config.head_dim,
             config.value_dim,
             device=device,
-            dtype=dtype,
+            dtype=self._cache_dtype,
         )
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
-        qk_BTNd, v_BKTe = self._project(x_BTD, step)
-        if config.rope is not None:
-            qk_BTNd = rotate(qk_BTNd, *step.rope(config.rope))
-            qk_BTNd = self._emit_qk("_rot", qk_BTNd, step)
-        q_BHTd, k_BKSd = self._heads(qk_BTNd)
+        q_BHTd, k_BKSd, v_BKTe = self._project(x_BTD, step)
         v_BKSe = v_BKTe
         if cache is not None:
             assert isinstance(cache, KVCache)
@@ -75,6 +74,10 @@ class Attention:
             k_BKSd, v_BKSe = cache.k, cache.v
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
+        elif cache is not None and compiled.attends(q_BHTd, k_BKSd, v_BKSe):
+            z_BHTe = compiled.attend(
+                q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window
+            )
         else:
             parts = [
                 attend(
@@ -91,9 +94,12 @@ class Attention:
         z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
         return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 
-    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the N = H + K heads of one tensor, so that what is done to both
-        is done once; values `[B, K, T, e]`. Normalized where the model does that.
+    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
+
+        Until they are normalized and rotated, where the model does that, queries and keys are the
+        N = H + K heads of one tensor, so that what is done to both is done once. Keys and values
+        are then rounded to the dtype that they are kept in.
         """
         config = self.config
         batch, tokens, _ = x_BTD.shape
@@ -102,9 +108,12 @@ class Attention:
         qk, v = qkv.split_with_sizes(
             [heads * config.head_dim, config.kv_heads * config.value_dim], -1
         )
-        v = v.to(x_BTD.dtype)
+        v = narrowed(v, self._cache_dtype)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
+        if config.qk_norm is None and config.rope is None:
+            q_BHTd, k_BKTd = self._enter(qk_BTNd, step)
+            return q_BHTd, k_BKTd, step.emit(f"{self.name}.v", v_BKTe)
         qk_BTNd = self._emit_qk("", qk_BTNd, step)
         v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
         if self.q_norm is not None and self.k_norm is not None:
@@ -117,8 +126,14 @@ class Attention:
                 )
             ]
             qk_BTNd = torch.cat(normed, 2)
-            qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
-        return qk_BTNd, v_BKTe
+        if config.rope is not None:
+            if self.q_norm is not None:
+                qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
+            if step.recorded:
+                qk_BTNd = step.rotate(qk_BTNd, config.rope)
+            else:
+                qk_BTNd = rotate(qk_BTNd, *step.rope(config.rope))
+        return *self._enter(qk_BTNd, step), v_BKTe
 
     def _heads(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[B, H, T, d]` and keys `[B, K, T, d]`, views of both."""
@@ -140,6 +155,14 @@ class Attention:
             return qk_BTNd
         return torch.cat((q_emitted.transpose(1, 2), k_emitted.transpose(1, 2)), 2)
 
+    def _enter(self, qk_BTNd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they enter the scores: keys in the dtype that they are kept in."""
+        q_BTHd, k_BTKd = qk_BTNd.split_with_sizes([self.config.heads, self.config.kv_heads], 2)
+        narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # a row for each token
+        k_BKTd = narrow.view(k_BTKd.shape).transpose(1, 2)
+        q_BHTd = step.emit(self.entering[0], q_BTHd.transpose(1, 2))
+        return q_BHTd, step.emit(self.entering[1], k_BKTd)
+
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
         """`attend` with scores and pattern written and emitted: for a layer that edits them."""
         keys = slice(0, step.keys)
@@ -151,7 +174,7 @@ class Attention:
         pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
         group = self.config.heads // self.config.kv_heads
         v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
-        return (pattern_BHTS @ v_BHSe).to(v_BKSe.dtype)
+        return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
 
     def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
@@ -176,25 +199,20 @@ class Attention:
         *,
         heads: slice = slice(None),
     ) -> Tensor:
-        """Rows `first` … `stop`-1 of `scores` or `pattern` `[B, H, t, S]`, or `result`.
+        """Rows `first` … `stop`-1 of `scores`, `pattern` `[B, H, t, S]` or `result` `[B, H, t, D]`.
 
         In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
         """
         numbers = range(self.config.heads)[heads]
         if name.endswith(".result"):
-            z_BHte = emitted[f"{self.name}.z"][:, :, first:stop]
+            z_BtHe = emitted[f"{self.name}.z"][:, :, first:stop].transpose(1, 2)
+            seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
             w_DHe = self.out.weight.dense().view(-1, self.config.heads, self.config.value_dim)
             w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)
-            return at_least_float32(z_BHte[:, heads]) @ w_HeD
+            return at_least_float32(seen_BtHe[:, :, heads]).transpose(1, 2) @ w_HeD
         q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
         if len(numbers) < self.config.heads:
             group = self.config.heads // self.config.kv_heads
             k_BKSd = k_BKSd[:, [head // group for head in numbers]]
         rows = self.score_rows if name.endswith(".scores") else self.attention_rows
         return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)
-
-    def head_share(self, z_BHTe: Tensor, head: int) -> Tensor:
-        """`attn.result` of one head, what it adds to the output: `[B, T, D]`, at least float32."""
-        size = z_BHTe.shape[-1]
-        w_eD = self.out.weight.dense().t()[head * size : (head + 1) * size]
-        return at_least_float32(z_BHTe[:, head]) @ at_least_float32(w_eD)

@@ -107,7 +107,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
 
 def fused_kernel(name: str) -> Kernel:
     """`softmax(Q Kᵀ) V` of the part of that name: a block of scores at a time, in registers."""
-    return Kernel(makes=f"{name}.z", covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
+    return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
@@ -232,7 +232,7 @@ def _states(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> tup
         State(
             name=f"cache.{site.layer}.{part}", axes=("Hk", "S", number), holds=last[part],
             before=f"{p}.scores", formula=f"the {what} of every position so far",
-            words=f"the {_OF[part]} that are kept", layer=site.layer,
+            words=f"the {_OF[part]} that are kept", layer=site.layer, cached=True,
         )
         for part, number, what in kept
     )  # fmt: skip

@@ -19,6 +19,8 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     mixed = a.heads * a.value_dim
     product = turned + a.kv_heads * a.value_dim
     held = rows * (of.width * (wide + size) + product * size)
+    if of.kept < size:  # the new values as they are kept
+        held += rows * a.kv_heads * a.value_dim * of.kept
     # products are normalized in float32: the whole, a copy of the queries, and what comes out
     normed = product * wide + a.heads * a.head_dim * wide + 2 * turned * size
     norming = rows * normed if a.qk_norm else 0
@@ -40,9 +42,12 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
 def _attending(a: AttentionConfig, of: Reading) -> int:
     size, wide, tokens, keys = of.size, of.wide, of.tokens, of.keys
     turned, mixed = (a.heads + a.kv_heads) * a.head_dim, a.heads * a.value_dim
+    pair = a.kv_heads * (a.head_dim + a.value_dim)  # a key and a value
     found = of.rows * (turned + mixed) * size
     # the fused kernel's sum of every row, and the tile of scores that one thread works on
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
+    if of.kept < size:  # the new keys as they are kept, and all keys and values widened
+        found += of.rows * a.kv_heads * a.head_dim * of.kept + of.batch * keys * pair * size
     if _is_masked(a, of):
         found += tokens * keys * size  # the mask once more, as 0 and -∞
         if of.cuda and a.heads != a.kv_heads:
@@ -52,7 +57,7 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
             found += of.batch * a.heads * tokens * keys * 2 * wide  # scores and pattern
     if of.packed:
         # AMX: the fused kernel copies all keys and values, and a tile of the pattern twice
-        found += of.batch * a.kv_heads * keys * (a.head_dim + a.value_dim) * size
+        found += of.batch * keys * pair * size
         found += 2 * _TILE[0] * _TILE[1] * size
     return found
 

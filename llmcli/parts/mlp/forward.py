@@ -11,6 +11,7 @@ from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
+from llmcli.ops.elements import gate
 from llmcli.parts.mlp.config import MlpConfig
 
 
@@ -53,7 +54,7 @@ class GatedMlp:
         gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
         up_BTF = step.emit(f"{self.name}.up", up_BTF)
         act_BTF = step.emit(f"{self.name}.act", self.act(gate_BTF))
-        post_BTF = step.emit(f"{self.name}.post", act_BTF * up_BTF)
+        post_BTF = step.emit(f"{self.name}.post", gate(act_BTF, up_BTF))
         return self.down.wide(post_BTF)
 
 

@@ -73,7 +73,7 @@ def _engines(rans: Sequence[Ran]) -> Iterator[str]:
     """What each engine is, and in what it holds the weights."""
     for ran in rans:
         version = ran.version if ran.version[:1].isdigit() else f"({ran.version})"
-        yield f"{ran.engine} {version}: {ran.dtype}, {ran.bits_per_weight:.3g} bits a weight"
+        yield f"{ran.engine} {version}: {ran.formats}, {ran.bits_per_weight:.3g} bits a weight"
 
 
 def _where(ceilings: Ceilings) -> str:

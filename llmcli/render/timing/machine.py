@@ -12,12 +12,12 @@ from llmcli.reports.timing import Stage, TimingReport
 SURELY = 1.1  # of a ceiling: more than that is not how one measurement differs from another
 
 
-def stage_words(stages: Sequence[Stage], weight_bytes: int, dtype: str) -> Iterator[str]:
+def stage_words(stages: Sequence[Stage], weight_bytes: int, format: str) -> Iterator[str]:
     """`start-up: import torch 1.20 s`, `load the weights 0.4 s (98.4 MB of file → …)`."""
     for at, stage in enumerate(stages):
         words = f"{'' if at else 'start-up: '}{stage.name} {duration(stage.seconds)}"
         if stage.nbytes:
-            became = f"{unit(stage.nbytes, 'B')} of file → {unit(weight_bytes, 'B')} {dtype}"
+            became = f"{unit(stage.nbytes, 'B')} of file → {unit(weight_bytes, 'B')} {format}"
             speed = f", {unit(stage.nbytes / stage.seconds, 'B/s')}" if stage.seconds else ""
             words += f" ({became}{speed})"
         yield words

@@ -35,16 +35,16 @@ def render_opening(
     stages: Sequence[Stage],
     *,
     weight_bytes: int,
-    dtype: str,
+    format: str,
 ) -> RenderableType:
     """What is known before anything is timed: the model, the machine, what was done once.
 
-    `weight_bytes` of numbers in `dtype` are what the file became.
+    `weight_bytes` in `format` are what the file became.
     """
     return Group(
         Text(one_line(title), style=HEADING),
         Dots(environment_words(environment), FAINT),
-        Dots(list(stage_words(stages, weight_bytes, dtype)), FAINT),
+        Dots(list(stage_words(stages, weight_bytes, format)), FAINT),
     )
 
 

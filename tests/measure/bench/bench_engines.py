@@ -39,6 +39,7 @@ def ran(engine="llmcli", **other):
         **{
             "engine": engine, "version": "1", "model_type": "llama 1M F16", "model_size": 2_000_000,
             "model_n_params": 1_000_000, "backend": "CPU", "device": "cpu", "dtype": "float32",
+            "weight_format": "float32", "product_format": "float32",
             "type_k": "f32", "n_gpu_layers": 0, "load_s": 0.5, "bits_per_weight": 16.0,
         } | other
     )  # fmt: skip

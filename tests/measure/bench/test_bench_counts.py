@@ -6,12 +6,16 @@ import pytest
 from bench_engines import CEILINGS, settings
 from zoo import CONFIGS, llama
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.work import part_work, total_work
 from llmcli.graph.spec import Call
 from llmcli.measure.bench import counts
 from llmcli.reports.bench import Test as Case
 from llmcli.reports.ceilings import MatrixRate, ReadRate
 from llmcli.reports.work import PartWork
+
+FLOAT32 = Arithmetic.of("float32")
+BFLOAT16 = Arithmetic.of("bfloat16")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "window", "layers that differ"])
@@ -22,19 +26,19 @@ def test_work_is_that_of_every_call(name):
     calls += [("decode", past, 1, "last") for past in (16, 17, 18)]
     parts = [
         total_work(
-            config, Call(batch=1, tokens=tokens, past=past, phase=phase), dtype="bfloat16",
+            config, Call(batch=1, tokens=tokens, past=past, phase=phase), numbers=BFLOAT16,
             logits=logits,
         )
         for phase, past, tokens, logits in calls
     ]  # fmt: skip
-    found = counts.work(config, "bfloat16", test, settings(n_batch=6, n_ubatch=4))
+    found = counts.work(config, BFLOAT16, test, settings(n_batch=6, n_ubatch=4))
     assert found == sum(parts, PartWork())
 
 
 def test_a_depth_is_not_counted_but_read():
     config = llama()
     flat, deep = (
-        counts.work(config, "float32", Case(n_prompt=0, n_gen=1, depth=d), settings())
+        counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, depth=d), settings())
         for d in (0, 30)
     )
     assert deep.weights == flat.weights
@@ -45,7 +49,7 @@ def test_a_depth_is_not_counted_but_read():
 
 def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
     config, test = llama(), Case(n_prompt=0, n_gen=1, depth=0)
-    work = counts.work(config, "float32", test, settings())
+    work = counts.work(config, FLOAT32, test, settings())
 
     def least(bytes_per_s, flops_per_s):
         ceilings = dataclasses.replace(
@@ -53,12 +57,12 @@ def test_the_roofline_is_the_sum_over_parts_of_what_they_wait_for():
             reads=(ReadRate(nbytes=10**9, bytes_per_s=bytes_per_s, level="memory"),),
             matrices=(MatrixRate(dtype="float32", flops_per_s=flops_per_s),),
         )
-        return counts.roofline_ns(config, "float32", test, settings(), ceilings)
+        return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
 
     assert least(1e9, 1e30) == pytest.approx(work.bytes)  # a byte takes a nanosecond
     assert least(1e30, 1e9) == pytest.approx(work.flops)
     both = least(1e9, 4e8)  # norms wait for their bytes, matrices for their products
-    parts = part_work(config, Call(batch=1, tokens=1, past=0, phase="decode"), dtype="float32")
+    parts = part_work(config, Call(batch=1, tokens=1, past=0, phase="decode"), numbers=FLOAT32)
     longer = sum(max(part.bytes, part.flops / 0.4) for *_, part in parts)
     assert both == pytest.approx(longer)
     assert max(work.bytes, work.flops / 0.4) + 100 < longer < work.bytes + work.flops / 0.4 - 100
@@ -77,39 +81,39 @@ def test_weights_come_from_where_all_that_a_step_reads_lies_and_activations_from
             matrices=(MatrixRate(dtype="float32", flops_per_s=1e30),),
         )
         test = Case(n_prompt=0, n_gen=tokens, depth=0)
-        return counts.roofline_ns(config, "float32", test, settings(), ceilings)
+        return counts.roofline_ns(config, FLOAT32, test, settings(), ceilings)
 
     test = Case(n_prompt=0, n_gen=1, depth=0)
-    one = counts.work(config, "float32", test, settings())
+    one = counts.work(config, FLOAT32, test, settings())
     streamed = one.weights + one.cache
     assert least(1, streamed) == pytest.approx((streamed + one.activations) / 4)
     # what a part passes on still fits
     assert least(1, streamed - 1) == pytest.approx(streamed + one.activations / 4)
     # a second token reads it all again, out of the same cache: not twice as much at a time
-    two = counts.work(config, "float32", Case(n_prompt=0, n_gen=2, depth=0), settings())
+    two = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=2, depth=0), settings())
     assert least(2, streamed + 1000) == pytest.approx(two.bytes / 4)
 
 
 def test_a_step_reads_the_weights_and_the_keys_of_all_tokens_before():
     config = llama()
     empty, full = (
-        counts.working_set(config, "float32", Case(n_prompt=p, n_gen=g, depth=d))
+        counts.working_set(config, FLOAT32, Case(n_prompt=p, n_gen=g, depth=d))
         for p, g, d in ((0, 1, 0), (8, 3, 20))
     )
-    one = counts.work(config, "float32", Case(n_prompt=0, n_gen=1, depth=0), settings())
+    one = counts.work(config, FLOAT32, Case(n_prompt=0, n_gen=1, depth=0), settings())
     assert empty == one.weights + one.cache
     assert full - empty == 2 * 30 * 2 * (8 + 8) * 4  # as above: 30 tokens more
 
 
 def test_there_is_no_roofline_where_the_dtype_was_not_measured():
     test = Case(n_prompt=1, n_gen=0, depth=0)
-    assert counts.roofline_ns(llama(), "bfloat16", test, settings(), CEILINGS) is None
+    assert counts.roofline_ns(llama(), BFLOAT16, test, settings(), CEILINGS) is None
 
 
 def test_memory_is_that_of_all_tokens():
     config = llama()
     one, other = (
-        counts.memory_bytes(config, "float32", Case(n_prompt=n, n_gen=1, depth=d), settings())
+        counts.memory_bytes(config, FLOAT32, Case(n_prompt=n, n_gen=1, depth=d), settings())
         for n, d in ((4, 0), (2, 2))
     )
     assert one == other
@@ -119,6 +123,6 @@ def test_memory_is_that_of_all_tokens():
     assert one > 4 * weights
     long = Case(n_prompt=900, n_gen=0, depth=0)
     needs = [
-        counts.memory_bytes(config, "float32", long, settings(n_ubatch=n)) for n in (1, 64, 512)
+        counts.memory_bytes(config, FLOAT32, long, settings(n_ubatch=n)) for n in (1, 64, 512)
     ]
     assert needs[0] < needs[1] < needs[2]

@@ -8,6 +8,7 @@ import pytest
 from bench_engines import CEILINGS, FakeEngine, raises, ran, settings, watch, words
 from zoo import llama
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.errors import CheckpointError, OutOfMemory, UsageError
 from llmcli.measure import peaks
 from llmcli.measure.bench import counts
@@ -309,6 +310,10 @@ class Counting(FakeEngine):
 
     config = llama()
 
+    @property
+    def numbers(self):
+        return Arithmetic.of(self.ran.dtype)
+
 
 def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
     asked = []
@@ -320,7 +325,7 @@ def test_work_and_the_roofline_stand_in_rows_of_an_engine_that_has_them():
     chosen = [settings(), settings(n_ubatch=3), settings(n_threads=2)]
     report, rows = swept(lambda c: Counting(), configurations=chosen, ceilings=ceilings)
     assert len(asked) == 2  # for each number of threads
-    longest = counts.working_set(Counting.config, "float32", PP)
+    longest = counts.working_set(Counting.config, Arithmetic.of("float32"), PP)
     assert asked == [longest] * 2
     assert report.ceilings == (CEILINGS,) * 2
     assert all(row.work.flops > 0 and row.roofline_ns > 0 for row in rows)
@@ -484,7 +489,8 @@ def test_there_are_ceilings_for_each_device_dtype_and_number_of_threads():
               for name in ("one", "other")]  # fmt: skip
     deep = Case(n_prompt=0, n_gen=1, depth=40)
     report, rows = swept(load, configurations=chosen, tests=[PP, deep], ceilings=ceilings)
-    reads = [counts.working_set(Counting.config, dtype, deep) for dtype in ("float32", "float64")]
+    both = [Arithmetic.of(dtype) for dtype in ("float32", "float64")]
+    reads = [counts.working_set(Counting.config, numbers, deep) for numbers in both]
     assert asked == [("float32", reads[0]), ("float64", reads[1])]  # room for the longest test
     assert [one.threads for one in report.ceilings] == [1, 2]
     assert rows[0].roofline_ns > 0

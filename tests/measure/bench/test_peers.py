@@ -97,7 +97,7 @@ def test_bfloat16_stays_bfloat16_and_is_the_same_but_for_rounding(tmp_path):
     assert (peer.ran.dtype, peer.ran.bits_per_weight) == ("bfloat16", 16)
     same = compare(ours, peer, threads=1)
     assert same.ok
-    assert same.tolerance == 0.05
+    assert same.tolerance == 0.03
 
 
 def test_both_engines_have_the_kernel_of_attention_that_was_asked_for(ours, monkeypatch):
@@ -184,7 +184,7 @@ def test_other_weights_are_seen(ours, fault):
     peer = open_peer("transformers", ours, SETTINGS)
     good = compare(ours, peer, threads=1)
     assert good.ok
-    assert good.words == "transformers predicts the same after 32 random tokens, KL in nats"
+    assert good.words == "transformers predicts the same after 8 × 32 random tokens, KL in nats"
     weight = parameters_of(ours.decoder)["blocks.1.attn.W_v"]
     weight[0] = weight[1] if fault == "weight" else torch.nan
     assert not compare(ours, peer, threads=1).ok

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from timed_models import CEILINGS
 
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.measure.timing.bounds import Roof
 from llmcli.reports.timing import PartTime
 from llmcli.reports.work import PartWork
@@ -16,7 +17,10 @@ def roofed(
     work, seconds, *, working_set=MEMORY, calls=1, operations=1, host_s=None, dtype="float32",
     ceilings=CEILINGS,
 ):  # fmt: skip
-    roof = Roof(ceilings=ceilings, dtype=dtype, working_set=working_set, apart=host_s is not None)
+    roof = Roof(
+        ceilings=ceilings, numbers=Arithmetic.of(dtype), working_set=working_set,
+        apart=host_s is not None,
+    )  # fmt: skip
     return roof.bounded(PartTime(
         part="out", layer=None, seconds=seconds, host_s=host_s or seconds, calls=calls,
         operations=operations, work=work,

@@ -1,11 +1,10 @@
 """Small models to time, and ceilings that nobody measured."""
 
 import torch
-from small_models import ids, random_decoder
+from small_models import ids, random_model
 from zoo import MODELS
 
 from llmcli.measure.timing import measure_timing
-from llmcli.model import Model
 from llmcli.reports.ceilings import Ceilings, MatrixRate, ReadRate
 
 PROMPT = tuple(ids(1, 9)[0].tolist())
@@ -26,11 +25,7 @@ CEILINGS = Ceilings(
 
 def small(name, dtype=torch.float32):
     """A small model of the zoo as loading gives it."""
-    decoder = random_decoder(MODELS[name], dtype)
-    return Model(
-        name="small", config=decoder.config, decoder=decoder, tokenizer=None, checkpoint=None,
-        eos_ids=frozenset(), random_seed=0,
-    )  # fmt: skip
+    return random_model(MODELS[name], dtype)
 
 
 def timed(model, prompt=PROMPT, new_tokens=3, pairs=1, **rest):

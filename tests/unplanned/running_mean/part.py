@@ -66,7 +66,7 @@ def graph(c, site):
     )  # fmt: skip
     return PartGraph(
         nodes=nodes, parameters=parameters, states=states, sizes={"H": c.heads, "dv": c.size},
-        kernels=(Kernel(makes=f"{p}.z", covers=(f"{p}.pattern",)),),
+        kernels=(Kernel(covers=(f"{p}.pattern",)),),
         similar=((r"values_proj", (f"{p}.v", f"{p}.W_v")),),
     )
 

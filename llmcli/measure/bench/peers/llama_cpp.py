@@ -48,18 +48,22 @@ class LlamaCpp:
         self._type_k, self._type_v = cache_type(settings.type_k), cache_type(settings.type_v)
         text = ctypes.create_string_buffer(256)
         library.llama_model_desc(model, text, len(text))
+        described = text.value.decode(errors="replace")
+        format = described.rpartition(" ")[2]
         size = int(library.llama_model_size(model))
         count = int(library.llama_model_n_params(model))
         on_gpu = _on_gpu(library, ours)
         self._ran = Ran(
             engine="llama.cpp",
             version=f"llama-cpp-python {library.__version__}",
-            model_type=text.value.decode(errors="replace"),
+            model_type=described,
             model_size=size,
             model_n_params=count,
             backend=_BACKENDS[ours.device.type] if on_gpu else "CPU",
             device=str(ours.device) if on_gpu else "cpu",
-            dtype=text.value.decode(errors="replace").rpartition(" ")[2],
+            dtype=format,
+            weight_format=format,
+            product_format=format,
             type_k=self._type_k[0],
             n_gpu_layers=len(ours.config.layers) + 1 if on_gpu else 0,  # the head counts as one
             load_s=load_s,

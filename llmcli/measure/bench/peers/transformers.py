@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import LlmcliError, OutOfMemory, UsageError
@@ -20,7 +21,7 @@ from llmcli.measure.bench.kernels import attention
 from llmcli.measure.bench.loaded import bos_of, ran_of
 from llmcli.measure.bench.peers.filled import filled, read_model, reads_itself, without_weights
 from llmcli.measure.bench.peers.quiet import silent
-from llmcli.model import Model
+from llmcli.model import Model, dtype_name
 from llmcli.reports.bench import Ran, Settings
 
 _OLDEST = 5
@@ -42,6 +43,7 @@ class Transformers:
         self._flash = flash
         self._bos = bos_of(ours)
         self._config = ours.config
+        self._numbers = Arithmetic.of(dtype_name(ours.dtype))
         self._chunk = 1
         self._tokens = 0
         self._cache: Any = None
@@ -50,7 +52,7 @@ class Transformers:
         count = sum(value.numel() for value in parameters)
         size = sum(value.nbytes for value in parameters)
         self._ran = replace(
-            ran_of(ours, load_s),
+            ran_of(ours, load_s, numbers=self._numbers),
             engine="transformers",
             version=version,
             model_size=size,
@@ -67,6 +69,11 @@ class Transformers:
     def config(self) -> ModelConfig:
         """Of the model, which is ours: its work is counted by the same formulas."""
         return self._config
+
+    @property
+    def numbers(self) -> Arithmetic:
+        """All in our dtype: packed weights of ours are dequantized."""
+        return self._numbers
 
     @property
     def vocab(self) -> int:

@@ -1,4 +1,4 @@
-/* The product of a few bfloat16 rows with a bfloat16 matrix, with float32 results.
+/* The product of a few rows, bfloat16 or float32, with a bfloat16 matrix, with float32 results.
  *
  *     out[m][n] = sum over k of x[m][k] * w[n][k]
  *
@@ -10,24 +10,9 @@
  * each with a fused multiply-add in float32; columns beyond K count as zeros. At the end lane j is
  * added to lane j + 8, then 4, then 2, then 1. Pairs of neighbours share a lane because they share
  * a 32-bit word: a shift makes one of them a float32, a mask the other.
- *
- * No Python.h: ctypes calls these functions, and a compiler alone is enough to build them.
  */
-#include <math.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "program.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#define X86 1
-#endif
-
-/* Loops over the sums, which stay in registers only if they are unrolled early. */
-#define UNROLL _Pragma("GCC unroll 16")
-#define INLINE static inline __attribute__((always_inline))
 #define BLOCK 32             /* columns that are multiplied at a time */
 #define MOST_ROWS 8          /* rows of x that share a pass: their sums stay in registers */
 #define CHUNK_BYTES (64 << 10) /* of weights: what a thread takes at a time */
@@ -35,15 +20,6 @@
 /* Weights are fetched into L2 so many rows ahead: without it, cold rows of 576 or 1,536 columns are
  * read at 8 GB/s by one thread with one row of x and at 5 with four, with it at 11 and 10. */
 #define AHEAD 8
-#define FETCH(address) __builtin_prefetch((address), 0, 2)
-
-enum level { PORTABLE, AVX2, AVX512 };
-
-/* A team of threads, each of which calls the function: GOMP_parallel of an OpenMP library. */
-typedef void (*parallel_fn)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
-
-/* The number that a change of what is exported here, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 1; }
 
 struct product {
     /* In float32, pass by pass: a block of each of its rows, then the next block of each. Of a
@@ -52,44 +28,25 @@ struct product {
     const uint16_t *w;
     float *out;
     int64_t w_stride, out_stride; /* elements from row to row */
-    int64_t rows, outputs, columns, padded, chunk;
-    /* Rows first to last of w with the rows of x of one pass, which begins with row m. */
-    void (*tiles)(const struct product *, int64_t first, int64_t last, int64_t m, int64_t rows);
-    _Atomic int64_t next; /* row of w that nobody has taken yet */
+    int64_t columns, padded;
 };
-
-INLINE float widened(uint16_t bits) {
-    uint32_t word = (uint32_t)bits << 16;
-    float number;
-    memcpy(&number, &word, sizeof number);
-    return number;
-}
 
 /* The last, incomplete block of a row of w, zeros behind it. */
 INLINE void last_block(const struct product *p, int64_t n, uint16_t block[BLOCK]) {
     int64_t whole = p->columns / BLOCK * BLOCK;
     memset(block, 0, BLOCK * sizeof *block);
-    memcpy(block, p->w + n * p->w_stride + whole, (p->columns - whole) * sizeof *block);
+    if (whole < p->columns) /* without columns w may be NULL */
+        memcpy(block, p->w + n * p->w_stride + whole, (p->columns - whole) * sizeof *block);
 }
 
 /* ---- portable ------------------------------------------------------------------------------ */
 
-/* a * b + c rounded once. Where the processor has no such instruction, in double: there a product
- * of bfloat16 numbers is exact, and rounding the sum twice cannot be told from rounding it once,
- * for 53 >= 2 * 24 + 2 (Figueroa 1995; a subnormal sum is exact in double or far from a tie). */
-INLINE float fused(float a, float b, float c) {
-#ifdef __FP_FAST_FMAF
-    return fmaf(a, b, c);
-#else
-    return (float)((double)a * (double)b + (double)c);
-#endif
-}
-
+/* a * b + c rounded once, by the C library where the processor has no such instruction. */
 INLINE void add_block(const uint16_t *w, const float *x, float lanes[16]) {
     uint16_t block[BLOCK];
     memcpy(block, w, sizeof block); /* a mapped file's numbers may begin at an odd address */
-    for (int j = 0; j < 16; j++) lanes[j] = fused(widened(block[2 * j]), x[j], lanes[j]);
-    for (int j = 0; j < 16; j++) lanes[j] = fused(widened(block[2 * j + 1]), x[16 + j], lanes[j]);
+    for (int j = 0; j < 16; j++) lanes[j] = fmaf(widened(block[2 * j]), x[j], lanes[j]);
+    for (int j = 0; j < 16; j++) lanes[j] = fmaf(widened(block[2 * j + 1]), x[16 + j], lanes[j]);
 }
 
 static void tiles_portable(const struct product *p, int64_t first, int64_t last, int64_t m,
@@ -117,8 +74,6 @@ static void tiles_portable(const struct product *p, int64_t first, int64_t last,
 #ifdef X86
 
 /* ---- AVX2 and FMA: two registers of 8 lanes an output --------------------------------------- */
-
-#define WITH_AVX2 __attribute__((target("avx2,fma")))
 
 WITH_AVX2 INLINE float folded_8(__m256 lanes) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
@@ -163,8 +118,6 @@ WITH_AVX2 INLINE void tile_avx2(const int R, const int M, const struct product *
 }
 
 /* ---- AVX-512 (F, BW, VL, DQ): one register of 16 lanes an output ---------------------------- */
-
-#define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 
 WITH_AVX512 INLINE float folded_16(__m512 lanes) {
     __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
@@ -241,90 +194,81 @@ WITH_AVX512 static void tiles_avx512(const struct product *p, int64_t n, int64_t
 
 #endif
 
-/* ---- what is exported ----------------------------------------------------------------------- */
-
-/* The levels that this processor and its operating system have: bit i for `enum level` i. */
-unsigned llmcli_native_levels(void) {
-    unsigned levels = 1u << PORTABLE;
-#ifdef X86
-    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
-    unsigned a, b, c, d, saved, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return levels;
-    /* The registers that the system saves: bits 1 and 2 for AVX, 5 to 7 for AVX-512. */
-    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
-    if ((b & bit_AVX2) && (saved & 0x6) == 0x6) {
-        levels |= 1u << AVX2;
-        if ((b & avx512) == avx512 && (saved & 0xe6) == 0xe6) levels |= 1u << AVX512;
-    }
-#endif
-    return levels;
-}
+/* ---- operations ------------------------------------------------------------------------------ */
 
 /* Rows of x in the pass that begins with row m: all passes have about as many. */
-static int64_t rows_of_pass(const struct product *p, int64_t m) {
-    int64_t left = p->rows - m, passes = (left + MOST_ROWS - 1) / MOST_ROWS;
+INLINE int64_t rows_of_pass(int64_t rows, int64_t m) {
+    int64_t left = rows - m, passes = (left + MOST_ROWS - 1) / MOST_ROWS;
     return (left + passes - 1) / passes;
 }
 
-/* What each thread does: it takes rows of w until there are none left, so that one that is kept
- * from running leaves its share to the others. */
-static void take_chunks(void *data) {
-    struct product *p = data;
-    for (;;) {
-        int64_t first = atomic_fetch_add(&p->next, p->chunk);
-        if (first >= p->outputs) return;
-        int64_t last = p->outputs - first < p->chunk ? p->outputs : first + p->chunk;
-        for (int64_t m = 0, rows; m < p->rows; m += rows) {
-            rows = rows_of_pass(p, m);
-            p->tiles(p, first, last, m, rows);
-        }
-    }
+INLINE int64_t padded(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * BLOCK; }
+
+/* WIDEN: rows of x [M, K], bfloat16 or float32, into `out`, float32 [M, K rounded up to 32], pass by
+ * pass as `struct product` says. An item is a pass.
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32 */
+static int64_t items_widen(const struct op *op) {
+    return (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
 }
 
-/* x [M, K] and w [N, K] bfloat16, out [M, N] float32, their rows contiguous and `*_stride`
- * elements apart. `parallel` starts a team of `threads`; NULL: this thread does it alone, as it
- * does what is too small for a team. `level` must be one of `llmcli_native_levels`.
- * Returns 0, or -1 where there is no memory for x in float32. */
-int llmcli_product_bf16(const uint16_t *x, int64_t x_stride, const uint16_t *w, int64_t w_stride,
-                        float *out, int64_t out_stride, int64_t rows, int64_t outputs,
-                        int64_t columns, int level, parallel_fn parallel, unsigned threads) {
-    struct product p = {
-        .w = w, .w_stride = w_stride, .out = out, .out_stride = out_stride,
-        .rows = rows, .outputs = outputs, .columns = columns,
-        .padded = (columns + BLOCK - 1) / BLOCK * BLOCK,
-        .tiles = tiles_portable,
-    };
-#ifdef X86
-    if (level == AVX2) p.tiles = tiles_avx2;
-    if (level == AVX512) p.tiles = tiles_avx512;
-#else
+static void work_widen(const struct op *op, int64_t item, int64_t level) {
+    const int64_t stride = op->arg[1], rows = op->arg[3], columns = op->arg[4];
+    const char *x = address(op->arg[0]);
+    const size_t size = op->arg[5] ? 4 : 2;
+    int64_t m = 0;
     (void)level;
-#endif
-    if (rows <= 0 || outputs <= 0) return 0;
-    float *wide = malloc((size_t)(rows * p.padded + 1) * sizeof *wide), *next = wide;
-    if (!wide) return -1;
-    for (int64_t m = 0, pass; m < rows; m += pass) {
-        pass = rows_of_pass(&p, m);
-        for (int64_t k = 0; k < p.padded; k += BLOCK)
-            for (int64_t i = m; i < m + pass; i++, next += BLOCK) {
-                int64_t left = columns - k;
-                uint16_t block[BLOCK] = {0};
-                memcpy(block, x + i * x_stride + k, 2 * (size_t)(left < BLOCK ? left : BLOCK));
-                for (int j = 0; j < 16; j++) {
-                    next[j] = widened(block[2 * j]);
-                    next[16 + j] = widened(block[2 * j + 1]);
-                }
-            }
-    }
-    p.x = wide;
-    p.chunk = CHUNK_BYTES / (2 * (columns + 1)) / 8 * 8;
-    if (p.chunk < 8) p.chunk = 8;
-    atomic_init(&p.next, 0);
-    if (parallel && threads > 1 && outputs > p.chunk)
-        parallel(take_chunks, &p, threads, 0);
-    else
-        take_chunks(&p);
-    free(wide);
-    return 0;
+    for (; item; item--) m += rows_of_pass(rows, m);
+    const int64_t last = m + rows_of_pass(rows, m);
+    float *next = (float *)address(op->arg[2]) + m * padded(columns);
+    for (int64_t k = 0; k < columns; k += BLOCK)
+        for (int64_t i = m; i < last; i++, next += BLOCK) {
+            float block[BLOCK] = {0};
+            uint16_t narrow[BLOCK] = {0};
+            size_t count = columns - k < BLOCK ? columns - k : BLOCK;
+            const char *from = x + (i * stride + k) * (int64_t)size;
+            memcpy(op->arg[5] ? (void *)block : (void *)narrow, from, count * size);
+            for (int j = 0; !op->arg[5] && j < BLOCK; j++) block[j] = widened(narrow[j]);
+            for (int j = 0; j < 16; j++) next[j] = block[2 * j], next[16 + j] = block[2 * j + 1];
+        }
 }
+
+/* MULTIPLY_BFLOAT16: what WIDEN gives with the rows of w [N, K]. An item is some rows of w.
+ * 0 widened x, 1 w, 2 w_stride, 3 out, 4 out_stride, 5 rows M, 6 outputs N, 7 columns K,
+ * 8 bias or 0 */
+INLINE int64_t rows_of_item(int64_t columns) {
+    int64_t chunk = CHUNK_BYTES / (2 * (columns + 1)) / 8 * 8;
+    return chunk < 8 ? 8 : chunk;
+}
+
+static int64_t items_multiply_bfloat16(const struct op *op) {
+    const int64_t chunk = rows_of_item(op->arg[7]);
+    return op->arg[5] > 0 ? (op->arg[6] + chunk - 1) / chunk : 0;
+}
+
+static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t level) {
+    struct product p = {
+        .x = address(op->arg[0]), .w = address(op->arg[1]), .w_stride = op->arg[2],
+        .out = address(op->arg[3]), .out_stride = op->arg[4], .columns = op->arg[7],
+        .padded = padded(op->arg[7]),
+    };
+    const int64_t rows = op->arg[5], outputs = op->arg[6], chunk = rows_of_item(p.columns);
+    const int64_t first = item * chunk, last = first + chunk < outputs ? first + chunk : outputs;
+    const float *bias = address(op->arg[8]);
+    for (int64_t m = 0, pass; m < rows; m += pass) {
+        pass = rows_of_pass(rows, m);
+#ifdef X86
+        if (level >= AVX512)
+            tiles_avx512(&p, first, last, m, pass);
+        else if (level >= AVX2)
+            tiles_avx2(&p, first, last, m, pass);
+        else
+#endif
+            tiles_portable(&p, first, last, m, pass);
+    }
+    for (int64_t m = 0; bias && m < rows; m++)
+        for (int64_t n = first; n < last; n++) p.out[m * p.out_stride + n] += bias[n];
+    (void)level;
+}
+
+const struct kernel kernel_widen = {items_widen, work_widen};
+const struct kernel kernel_multiply_bfloat16 = {items_multiply_bfloat16, work_multiply_bfloat16};

@@ -1,0 +1,216 @@
+"""Weights in the blocks of a GGUF file, multiplied as they are.
+
+Their kernels round the activations to 8 bits, 32 columns at a time (`seen`); sums are float32 and
+equal bit for bit over rows, threads and processor levels. Inputs and results are float32.
+
+Axes: M rows of the input, K columns of it, N outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+from llmcli.formats.weight import Weight
+from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
+from llmcli.kernels import native, program
+
+
+class Packed(Weight):
+    """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it."""
+
+    def __init__(self, format: str, rows: int, columns: int, *, device: torch.device) -> None:
+        self._format = format
+        self._shape = rows, columns
+        size = packed_bytes(format, rows, columns)
+        self.data = torch.empty(size, dtype=torch.uint8, device=device)
+        if rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
+            self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
+        self._product = _Product([self])
+
+    @property
+    def format(self) -> str:
+        """`Q4_K` and so on."""
+        return self._format
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[N, K]`."""
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """With the rows that fill the last group."""
+        return self.data.nbytes
+
+    @property
+    def additions(self) -> int:
+        """How many numbers a product adds up one after the other, in float32, for one output."""
+        return self._shape[1] // RUN * PACKED[self.format].sums
+
+    def write(self, rows: Tensor, raw: Tensor) -> None:
+        """Those rows, int64 `[n]`, from blocks as a file has them, uint8 `[n, bytes]`."""
+        functions().pack(
+            PACKED[self.format].number, raw.data_ptr(), raw.stride(0), self.data.data_ptr(),
+            self._shape[1], rows.data_ptr(), len(rows), native.team(torch.get_num_threads()),
+        )  # fmt: skip
+
+    def memory(self) -> list[Tensor]:
+        """Its blocks."""
+        return [self.data]
+
+    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """`X Wᵀ + b` in float32, of float32."""
+        return self._product(x, bias_N)
+
+    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same."""
+        return self._product(x, bias_N)
+
+    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same."""
+        return self._product(x, bias_N)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Those rows, dequantized to float32 as `ops.quant` does."""
+        ids = ids.contiguous()
+        out = torch.empty(*ids.shape, self._shape[1], device=ids.device)
+        if not out.is_meta:
+            op = (
+                program.LOOK_UP, PACKED[self.format].number, self.data.data_ptr(), self._shape[1],
+                ids.data_ptr(), ids.numel(), out.data_ptr(),
+            )  # fmt: skip
+            program.run(torch.get_num_threads(), op, reads=(self.data, ids), writes=(out,))
+        return out
+
+    def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
+        """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large."""
+        chosen = range(self._shape[0])[rows]
+        ids = torch.arange(chosen.start, chosen.stop, chosen.step, device=self.data.device)
+        return self.rows(ids).to(dtype or torch.float32)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Rounded to 8 bits: of each 32 columns, multiples of their largest magnitude ÷ 127."""
+        x = x.to(torch.float32).contiguous()
+        out = torch.empty_like(x)
+        if not x.is_meta:
+            functions().seen(x.data_ptr(), out.data_ptr(), x.numel())
+        return out
+
+
+class SideBySide(Weight):
+    """Matrices of one width that one product multiplies with: q, k and v, each in its format.
+
+    Packed ones share a call and the rounded activations; dense ones have products of their own.
+    """
+
+    def __init__(self, pieces: Sequence[Weight]) -> None:
+        self._pieces = tuple(pieces)
+        packed = [piece for piece in pieces if isinstance(piece, Packed)]
+        self._product = _Product(packed) if len(packed) == len(pieces) else None
+
+    @property
+    def format(self) -> str:
+        """Of all of them, each once: `Q4_K + Q6_K`."""
+        return " + ".join(dict.fromkeys(piece.format for piece in self._pieces))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[N, K]`, all rows together."""
+        return sum(piece.shape[0] for piece in self._pieces), self._pieces[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(piece.nbytes for piece in self._pieces)
+
+    def memory(self) -> list[Tensor]:
+        """Those of all of them."""
+        return [one for piece in self._pieces for one in piece.memory()]
+
+    def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """`X Wᵀ + b` in float32, of float32."""
+        if self._product is not None:
+            return self._product(x, bias_N)
+        out = torch.cat([piece.matmul(x) for piece in self._pieces], -1)
+        return out if bias_N is None else out.add_(bias_N)
+
+    def matmul_wide(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same."""
+        return self.matmul(x, bias_N)
+
+    def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
+        """The same."""
+        return self.matmul(x, bias_N)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Those rows; those of the second matrix follow those of the first."""
+        return self.dense(torch.float32)[ids]
+
+    def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
+        """All of them, dequantized: a copy."""
+        return torch.cat([piece.dense(dtype or torch.float32) for piece in self._pieces])[rows]
+
+    def seen(self, x: Tensor) -> Tensor:
+        """As the first of them reads it; each of them has its own."""
+        return self._pieces[0].seen(x)
+
+
+class _Product:
+    """Products with all rows of packed matrices, their outputs side by side, in one call."""
+
+    def __init__(self, pieces: Sequence[Packed]) -> None:
+        self._pieces = tuple(pieces)
+        self._columns = pieces[0].shape[1]
+        self._outputs = sum(piece.shape[0] for piece in pieces)
+
+    def __call__(self, x: Tensor, bias_N: Tensor | None) -> Tensor:
+        """`X Wᵀ + b`: `[…, K]` → `[…, N]`."""
+        x_MK = x.reshape(-1, self._columns)
+        if x_MK.dtype != torch.float32 or x_MK.stride(1) != 1:
+            x_MK = x_MK.to(torch.float32).contiguous()
+        out_MN = x_MK.new_empty(len(x_MK), self._outputs)
+        if not x_MK.is_meta:
+            room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
+            rows, columns, seen = len(x_MK), self._columns, room.data_ptr()
+            if bias_N is not None:
+                bias_N = bias_N.to(torch.float32).contiguous()
+            bias = 0 if bias_N is None else bias_N.data_ptr()
+            program.run(
+                torch.get_num_threads(),
+                (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, rows, columns),
+                (program.MULTIPLY, seen, self._segments, len(self._pieces), out_MN.data_ptr(),
+                 self._outputs, rows, columns, bias),
+                reads=(x_MK, *(piece.data for piece in self._pieces), bias_N),
+                writes=(room, out_MN),
+            )  # fmt: skip
+        return out_MN.view(*x.shape[:-1], self._outputs)
+
+    @cached_property
+    def _segments(self) -> int:
+        """The address of `struct segment`s (packed.c)."""
+        numbers, column = [], 0
+        for piece in self._pieces:
+            rows = piece.shape[0]
+            numbers += [piece.data.data_ptr(), PACKED[piece.format].number, rows, column]
+            column += rows
+        self._kept = (ctypes.c_int64 * len(numbers))(*numbers)
+        return ctypes.addressof(self._kept)
+
+
+class _Functions:
+    """The library's functions for packed weights."""
+
+    def __init__(self) -> None:
+        self.seen = native.function("llmcli_seen", "ppn")
+        self.pack = native.function("llmcli_pack", "npnpnpnp")
+
+
+@cache
+def functions() -> _Functions:
+    """They, looked up once."""
+    return _Functions()

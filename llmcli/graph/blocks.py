@@ -1,0 +1,52 @@
+"""Block formats for which there are kernels, and how many bytes a packed matrix has. No torch.
+
+See `kernels/formats.h`: 16 rows lie side by side, and 6-bit scales are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROWS = 16  # that lie side by side
+RUN = 32  # columns
+ACTIVATION_BYTES = 48  # `struct activation` of packed.c: a run of the input, rounded to 8 bits
+
+
+@dataclass(frozen=True)
+class PackedFormat:
+    """`number` is the format's in the library; `block` columns share what a scale multiplies.
+
+    Bytes that 16 rows need: `run` for 32 columns, `top` for 256 columns. `sums`: what 32 columns
+    add to the float32 sum of a product, one number after the other: of each scale, and its minimum.
+    """
+
+    number: int
+    block: int
+    run: int
+    top: int = 0
+    sums: int = 1
+
+
+# Codes, high bits, scales, minima of 16 rows × 32 columns; float16 factors of 16 rows × 256.
+PACKED = {
+    "Q4_0": PackedFormat(0, 32, 256 + 32),
+    "Q4_1": PackedFormat(1, 32, 256 + 32 + 32, sums=2),
+    "Q5_0": PackedFormat(2, 32, 256 + 64 + 32),
+    "Q5_1": PackedFormat(3, 32, 256 + 64 + 32 + 32, sums=2),
+    "Q8_0": PackedFormat(4, 32, 512 + 32),
+    "Q2_K": PackedFormat(5, 256, 128 + 32 + 32, 64, sums=4),
+    "Q3_K": PackedFormat(6, 256, 128 + 64 + 32, 32, sums=2),
+    "Q4_K": PackedFormat(7, 256, 256 + 16 + 16, 64, sums=2),
+    "Q5_K": PackedFormat(8, 256, 256 + 64 + 16 + 16, 64, sums=2),
+    "Q6_K": PackedFormat(9, 256, 256 + 128 + 32, 32, sums=2),
+    "IQ4_NL": PackedFormat(10, 32, 256 + 32),
+    "IQ4_XS": PackedFormat(11, 256, 256 + 16, 32),
+    "MXFP4": PackedFormat(12, 32, 256 + 16),
+}
+
+
+def packed_bytes(format: str, rows: int, columns: int) -> int:
+    """Bytes of a packed matrix, the rows that fill its last group included."""
+    size = PACKED[format]
+    group = columns // RUN * size.run + columns // 256 * size.top
+    return -(-rows // ROWS) * (-(-group // 64) * 64)

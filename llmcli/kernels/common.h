@@ -1,0 +1,85 @@
+/* What the kernels share: processor levels, teams of threads, conversions.
+ *
+ * No Python.h: ctypes calls these functions, and a compiler alone is enough to build them.
+ */
+#ifndef LLMCLI_COMMON_H
+#define LLMCLI_COMMON_H
+
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define X86 1
+#endif
+
+/* Where the compiler can use the dot products of bytes that ARMv8.2 added. */
+#if defined(__aarch64__) && !defined(__AARCH64EB__)
+#if defined(__ARM_FEATURE_DOTPROD)
+#define WITH_DOTPROD
+#elif !defined(__clang__)
+#define WITH_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+#endif
+#ifdef WITH_DOTPROD
+#include <arm_neon.h>
+#endif
+
+/* Loops over what must stay in registers, which they do only if they are unrolled early. */
+#define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
+#define FETCH(address) __builtin_prefetch((address), 0, 2)
+
+/* Processor levels, each of x86 with all that is before it. */
+enum level { PORTABLE, AVX2, AVX512, VNNI, DOTPROD };
+#define WITH_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+#define WITH_VNNI \
+    __attribute__((target("avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+
+/* A team of threads, each of which calls the function: GOMP_parallel of an OpenMP library. */
+typedef void (*parallel_fn)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+/* Who computes: the level, the team's starter (NULL: the calling thread alone), its threads. */
+struct team {
+    int64_t level;
+    parallel_fn parallel;
+    int64_t threads;
+};
+
+/* Each thread of the team does the work, or the calling thread `alone`: what is too small. */
+INLINE void run_team(const struct team *team, void (*work)(void *), void *data, int alone) {
+    if (team->parallel && team->threads > 1 && !alone)
+        team->parallel(work, data, (unsigned)team->threads, 0);
+    else
+        work(data);
+}
+
+INLINE float float_of(uint32_t bits) {
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+INLINE uint32_t bits_of(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+/* A bfloat16 number. */
+INLINE float widened(uint16_t bits) { return float_of((uint32_t)bits << 16); }
+
+/* A float16 number; exact, also where subnormal numbers are flushed to zero. */
+INLINE float half(uint16_t bits) {
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = (uint32_t)(bits & 0x7fff) << 13;
+    float subnormal = float_of(rest | 113u << 23) - float_of(113u << 23);
+    uint32_t normal = rest + (rest >= 0x7c00u << 13 ? 224u << 23 : 112u << 23);
+    return float_of(sign | (rest < 0x400u << 13 ? bits_of(subnormal) : normal));
+}
+
+#endif

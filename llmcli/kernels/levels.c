@@ -1,0 +1,41 @@
+/* Which of the processor levels there are here. */
+#include "common.h"
+
+#ifdef X86
+#include <cpuid.h>
+#endif
+#if defined(WITH_DOTPROD) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+/* The number that a change of what is exported, or of its arguments, counts up. */
+int llmcli_native_version(void) { return 4; }
+
+/* The levels that this processor and its operating system have: bit i for `enum level` i. */
+unsigned llmcli_native_levels(void) {
+    unsigned levels = 1u << PORTABLE;
+#ifdef X86
+    const unsigned avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+    unsigned a, b, c, d, saved, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return levels;
+    if (!(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return levels;
+    /* The registers that the system saves: bits 1 and 2 for AVX, 5 to 7 for AVX-512. */
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return levels;
+    if ((b & bit_AVX2) && (saved & 0x6) == 0x6) {
+        levels |= 1u << AVX2;
+        if ((b & avx512) == avx512 && (saved & 0xe6) == 0xe6) {
+            levels |= 1u << AVX512;
+            if (c & bit_AVX512VNNI) levels |= 1u << VNNI;
+        }
+    }
+#endif
+#ifdef WITH_DOTPROD
+    int dot_products = 1; /* assumed where a compiler flag says so, and on Apple silicon, which has them */
+#if defined(__linux__) && !defined(__ARM_FEATURE_DOTPROD)
+    dot_products = getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
+#endif
+    if (dot_products) levels |= 1u << DOTPROD;
+#endif
+    return levels;
+}

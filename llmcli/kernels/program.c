@@ -1,0 +1,58 @@
+/* Runs operations in order; see program.h. */
+#include "program.h"
+
+static const struct kernel *const kernels[KINDS] = {
+    [QUANTIZE] = &kernel_quantize, [MULTIPLY] = &kernel_multiply, [LOOK_UP] = &kernel_look_up,
+    [NORMALIZE] = &kernel_normalize, [ROTATE] = &kernel_rotate, [NARROW] = &kernel_narrow,
+    [STORE] = &kernel_store, [ATTEND] = &kernel_attend, [COMBINE] = &kernel_combine,
+    [ADD] = &kernel_add, [SCALE] = &kernel_scale, [GATE] = &kernel_gate,
+    [ACTIVATE] = &kernel_activate, [WIDEN] = &kernel_widen,
+    [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16,
+};
+
+struct program {
+    const struct op *ops;
+    struct counter *counters;
+    int64_t count, level;
+};
+
+#define SPINS 4000 /* looks at a counter before the processor is given to others */
+
+static void wait_for(const struct counter *c, int64_t items) {
+    for (int spins = 0; atomic_load_explicit(&c->done, memory_order_acquire) < items; spins++) {
+#ifdef X86
+        _mm_pause();
+#endif
+        if (spins >= SPINS) sched_yield();
+    }
+}
+
+static void take_items(void *data) {
+    const struct program *p = data;
+    for (int64_t i = 0; i < p->count; i++) {
+        const struct op *op = p->ops + i;
+        const struct kernel *kernel = kernels[op->kind];
+        struct counter *c = p->counters + i;
+        int64_t items = kernel->items(op);
+        for (int64_t item; (item = atomic_fetch_add(&c->taken, 1)) < items;) {
+            kernel->work(op, item, p->level);
+            atomic_fetch_add_explicit(&c->done, 1, memory_order_release);
+        }
+        wait_for(c, items);
+    }
+}
+
+/* `counters` is room for `count` of them. */
+void llmcli_run(const struct op *ops, int64_t count, struct counter *counters,
+                const struct team *team) {
+    struct program p = {ops, counters, count, team->level};
+    int alone = 1;
+    for (int64_t i = 0; alone && i < count; i++) alone = kernels[ops[i].kind]->items(ops + i) < 2;
+    if (alone) {
+        for (int64_t i = 0; i < count; i++)
+            if (kernels[ops[i].kind]->items(ops + i)) kernels[ops[i].kind]->work(ops + i, 0, p.level);
+        return;
+    }
+    memset(counters, 0, (size_t)count * sizeof *counters);
+    run_team(team, take_items, &p, 0);
+}

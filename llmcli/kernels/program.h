@@ -1,0 +1,65 @@
+/* Operations that a team of threads does one after the other.
+ *
+ * An operation has items that any thread can take. A thread goes on to the next operation when all
+ * items of this one are done, by whichever threads. No thread waits for one that holds no item, so
+ * that a preempted thread delays the others by one item at most.
+ */
+#ifndef LLMCLI_PROGRAM_H
+#define LLMCLI_PROGRAM_H
+
+#include "common.h"
+
+/* The numbers of `program.py`. */
+enum kind {
+    QUANTIZE, MULTIPLY, LOOK_UP, NORMALIZE, ROTATE, NARROW, STORE, ATTEND, COMBINE, ADD, SCALE,
+    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, KINDS
+};
+
+/* Addresses, sizes and distances, in an order of its own for each kind; float32 numbers by their
+ * bits. Distances are in elements. */
+struct op {
+    int64_t kind;
+    int64_t arg[23];
+};
+
+/* Of an operation: how many items were taken, how many are done. A line of the cache each. */
+struct counter {
+    _Atomic int64_t taken, done;
+    int64_t unused[6];
+};
+
+struct kernel {
+    int64_t (*items)(const struct op *);
+    void (*work)(const struct op *, int64_t item, int64_t level);
+};
+
+extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, kernel_normalize,
+    kernel_rotate, kernel_narrow, kernel_store, kernel_attend, kernel_combine, kernel_add,
+    kernel_scale, kernel_gate, kernel_activate, kernel_widen, kernel_multiply_bfloat16;
+
+INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
+INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
+
+/* A function for each level from one body, which the compiler vectorizes. `name(op, item)`. */
+#ifdef X86
+#define EACH_LEVEL(name)                                                                           \
+    static void name##_portable(const struct op *op, int64_t item) { name(op, item); }             \
+    WITH_AVX2 static void name##_avx2(const struct op *op, int64_t item) { name(op, item); }       \
+    WITH_AVX512 static void name##_avx512(const struct op *op, int64_t item) { name(op, item); }   \
+    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
+        if (level >= AVX512)                                                                       \
+            name##_avx512(op, item);                                                               \
+        else if (level >= AVX2)                                                                    \
+            name##_avx2(op, item);                                                                 \
+        else                                                                                       \
+            name##_portable(op, item);                                                             \
+    }
+#else
+#define EACH_LEVEL(name)                                                                           \
+    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
+        (void)level;                                                                               \
+        name(op, item);                                                                            \
+    }
+#endif
+
+#endif

@@ -1,0 +1,143 @@
+"""Operations of the library: run one after the other, and recorded to be run again.
+
+An operation is a row of numbers: its kind, then the arguments that the comment above its C function
+lists. Addresses are those of tensors, which a call names by what it `reads` and `writes`: a
+recording keeps them alive, and sees by them whether anything was computed that it lacks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from llmcli.kernels import native
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# `enum kind` in program.h
+(
+    QUANTIZE, MULTIPLY, LOOK_UP, NORMALIZE, ROTATE, NARROW, STORE, ATTEND, COMBINE, ADD, SCALE,
+    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16,
+) = range(15)  # fmt: skip
+
+_NUMBERS = 24  # of `struct op`
+_COUNTER_BYTES = 64  # `struct counter`
+_AT_ONCE = 8  # operations that one call of `run` may have
+
+Op = Sequence[int]
+
+
+class Recording:
+    """The operations that ran while it was active.
+
+    `lasting` are tensors whose memory is there before and after: weights, caches, what changes
+    from run to run. `complete` is False once an operation reads anything else that no operation
+    before it wrote: something that is not recorded computed it.
+    """
+
+    def __init__(self, lasting: Iterable[Tensor]) -> None:
+        self.complete = True
+        self._ops: list[Op] = []
+        self._kept: list[Tensor] = []
+        self._known = set(map(_storage, lasting))
+        self._written: set[int] = set()
+        self._memory: tuple[Any, Any] | None = None
+
+    def add(
+        self, ops: Sequence[Op], reads: Sequence[Tensor | None], writes: Sequence[Tensor]
+    ) -> None:
+        """They ran."""
+        self._ops += ops
+        tensors = [one for one in reads if one is not None]
+        self._kept += [*tensors, *writes]
+        if not self._known.issuperset(map(_storage, tensors)):
+            self.complete = False
+        self._known |= set(map(_storage, writes))
+        self._written |= set(map(_storage, writes))
+
+    def wrote(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether operations wrote into the memory of every one of them."""
+        return self._written.issuperset(map(_storage, tensors))
+
+    def run(self, threads: int) -> None:
+        """All of them once more, in the same memory, by so many threads."""
+        if self._memory is None:
+            numbers = (ctypes.c_int64 * (_NUMBERS * len(self._ops)))()
+            for place, op in enumerate(self._ops):
+                numbers[place * _NUMBERS : place * _NUMBERS + len(op)] = list(op)
+            self._memory = numbers, _counters(len(self._ops))
+        ops, counters = self._memory
+        count = len(self._ops)
+        _call()(ctypes.addressof(ops), count, counters[0], native.team(threads))
+
+
+_recording: Recording | None = None
+
+
+@contextmanager
+def recorded(lasting: Iterable[Tensor]) -> Iterator[Recording]:
+    """What is inside runs as always and is recorded, too. Not nested."""
+    global _recording
+    _recording = found = Recording(lasting)
+    try:
+        yield found
+    finally:
+        _recording = None
+
+
+def run(
+    threads: int, *ops: Op, reads: Sequence[Tensor | None], writes: Sequence[Tensor]
+) -> None:
+    """These operations, at most 8, in their order, by so many threads."""
+    numbers = (number for op in ops for number in (*op, *_ZEROS[len(op)]))
+    _LAYOUTS[len(ops)].pack_into(_ROOM.numbers, 0, *numbers)
+    _call()(_ROOM.address, len(ops), _ROOM.counters, native.team(threads))
+    if _recording is not None:
+        _recording.add(ops, reads, writes)
+
+
+def bits(number: float) -> int:
+    """The bits of a number rounded to float32: how operations are given it."""
+    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return found
+
+
+_ZEROS = [(0,) * (_NUMBERS - count) for count in range(_NUMBERS + 1)]
+
+
+_LAYOUTS = [struct.Struct(f"={_NUMBERS * count}q") for count in range(_AT_ONCE + 1)]
+
+
+class _Room(threading.local):
+    """Memory for the operations of one call, of each Python thread its own."""
+
+    def __init__(self) -> None:
+        self.numbers = (ctypes.c_int64 * (_NUMBERS * _AT_ONCE))()
+        self.address = ctypes.addressof(self.numbers)
+        self.counters, self._kept = _counters(_AT_ONCE)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _counters(count: int) -> tuple[int, Any]:
+    """Room for so many counters, at an address that is a multiple of their size."""
+    memory = ctypes.create_string_buffer((count + 1) * _COUNTER_BYTES)
+    address = ctypes.addressof(memory)
+    return address + -address % _COUNTER_BYTES, memory
+
+
+@cache
+def _call() -> Callable[..., None]:
+    found: Callable[..., None] = native.function("llmcli_run", "pnpp")
+    return found
+
+
+_ROOM = _Room()

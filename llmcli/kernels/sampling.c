@@ -1,0 +1,169 @@
+/* The next token of a sequence: the twin of `generation.sampling.choose`, which has the rules.
+ *
+ * Scores are float64 where there are penalties, else the float32 logits; weights are float64. */
+#include "common.h"
+
+/* `penalties`: whether there are any. The numbers behind are those of `Sampling`. */
+struct sampling {
+    int64_t penalties, greedy, top_k;
+    double temperature, top_p, min_p, repetition, presence, frequency;
+};
+
+struct token {
+    double score;
+    int64_t id;
+};
+
+/* Whether a comes before b: the better score, of equals the lower id. */
+INLINE int before(struct token a, struct token b) {
+    return a.score > b.score || (a.score == b.score && a.id < b.id);
+}
+
+/* Restores a heap, whose first token is the worst, below place `i`. */
+static void sink(struct token *heap, int64_t count, int64_t i) {
+    struct token moved = heap[i];
+    for (int64_t child; (child = 2 * i + 1) < count; i = child) {
+        if (child + 1 < count && before(heap[child], heap[child + 1])) child++;
+        if (!before(moved, heap[child])) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = moved;
+}
+
+/* The k best of the scores, best first. */
+static void best_of(const double *scores, int64_t vocab, int64_t k, struct token *heap) {
+    for (int64_t i = 0; i < k; i++) heap[i] = (struct token){scores[i], i};
+    for (int64_t i = k / 2; i-- > 0;) sink(heap, k, i);
+    for (int64_t i = k; i < vocab; i++)
+        if (scores[i] > heap[0].score) { /* of equals the lower id is there already */
+            heap[0] = (struct token){scores[i], i};
+            sink(heap, k, 0);
+        }
+    for (int64_t end = k; end-- > 1;) {
+        struct token worst = heap[0];
+        heap[0] = heap[end];
+        sink(heap, end, 0);
+        heap[end] = worst;
+    }
+}
+
+/* e^x for x of at most 0, within 2 units in the last place; 0 below -708. x = n log 2 + r, and e^r is
+ * Taylor's series, whose next term is 4e-18. A loop over it becomes vector instructions. */
+INLINE double exponential(double x) {
+    static const double coefficients[] = {
+        1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+        1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0,
+    };
+    double y = x > -708.0 ? x : -708.0;
+    double n = y * 1.4426950408889634 + 6755399441055744.0; /* a whole number in the lowest bits */
+    int64_t power;
+    memcpy(&power, &n, sizeof power);
+    n -= 6755399441055744.0;
+    double r = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10, e = 0;
+    for (int i = 0; i < 14; i++) e = e * r + coefficients[i];
+    int64_t bits;
+    memcpy(&bits, &e, sizeof bits);
+    bits += power << 52;
+    memcpy(&e, &bits, sizeof e);
+    return x > -708.0 ? e : 0.0;
+}
+
+#ifdef X86
+WITH_AVX2
+#endif
+static void weigh_wide(const double *scores, int64_t count, double most, double by, double *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);
+}
+
+static void weigh_narrow(const double *scores, int64_t count, double most, double by, double *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);
+}
+
+/* e^((score - most) / by) of each; `most` is the greatest. */
+static void weigh(int64_t level, const double *scores, int64_t count, double most, double by,
+                  double *out) {
+    (level >= AVX2 ? weigh_wide : weigh_narrow)(scores, count, most, by, out);
+}
+
+static double penalized(double score, int64_t prompt, int64_t output, const struct sampling *s) {
+    if (s->repetition != 1 && (prompt > 0 || output > 0))
+        score = score > 0 ? score / s->repetition : score * s->repetition;
+    return score - s->presence * (output > 1 ? 1 : (double)output) - s->frequency * (double)output;
+}
+
+static int by_id(const void *a, const void *b) {
+    int64_t x = ((const struct token *)a)->id, y = ((const struct token *)b)->id;
+    return x < y ? -1 : x > y;
+}
+
+/* `score` of tokens is turned into their weights. Top-p and min-p; then the draw. */
+static int64_t drawn(struct token *tokens, int64_t count, double enough, const struct sampling *s,
+                     double u) {
+    double sum = 0, total = 0;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; sum += tokens[i++].score)
+        if ((s->top_p >= 1 || i == 0 || sum < enough) && !(tokens[i].score < s->min_p))
+            tokens[kept++] = tokens[i];
+    qsort(tokens, (size_t)kept, sizeof *tokens, by_id);
+    for (int64_t i = 0; i < kept; i++) total += tokens[i].score;
+    sum = 0;
+    for (int64_t i = 0; i < kept; i++) {
+        sum += tokens[i].score;
+        if (sum > u * total && tokens[i].score > 0) return tokens[i].id;
+    }
+    return 0;
+}
+
+/* Of one row of `vocab` logits the token, and its row's best score, which is not finite where there
+ * is a NaN, +inf, or nothing but -inf; the token is then 0. Counts may be NULL, `u` is in [0, 1).
+ * `room` is for 2 * vocab numbers and as many tokens. */
+int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling *s,
+                      const int64_t *prompt, const int64_t *output, double u, double *best,
+                      double *room, int64_t level) {
+    double *scores = room, *weights = room + vocab, most = -INFINITY;
+    struct token *tokens = (struct token *)(room + 2 * vocab);
+    int64_t first = 0, nan = 0;
+    for (int64_t i = 0; i < vocab; i++) nan |= logits[i] != logits[i];
+    if (s->greedy && !s->penalties && !nan) {
+        float greatest = logits[0];
+        for (int64_t i = 1; i < vocab; i++) greatest = logits[i] > greatest ? logits[i] : greatest;
+        while (logits[first] != greatest) first++;
+        *best = greatest;
+        return first;
+    }
+    for (int64_t i = 0; i < vocab; i++) scores[i] = logits[i];
+    if (s->penalties)
+        for (int64_t i = 0; i < vocab; i++) {
+            int64_t of_prompt = prompt ? prompt[i] : 0, of_output = output ? output[i] : 0;
+            if (of_prompt || of_output) scores[i] = penalized(scores[i], of_prompt, of_output, s);
+        }
+    for (int64_t i = 0; i < vocab; i++) nan |= scores[i] != scores[i];
+    for (int64_t i = 0; i < vocab; i++) most = scores[i] > most ? scores[i] : most;
+    while (first < vocab - 1 && scores[first] != most) first++;
+    *best = nan ? NAN : most;
+    if (s->greedy || nan || !(most < INFINITY) || !(most > -INFINITY)) return nan ? 0 : first;
+    if (s->top_k > 0 && s->top_k < vocab) {
+        double enough = 0;
+        best_of(scores, vocab, s->top_k, tokens);
+        for (int64_t i = 0; i < s->top_k; i++) {
+            tokens[i].score = exponential((tokens[i].score - most) / s->temperature);
+            enough += tokens[i].score;
+        }
+        return drawn(tokens, s->top_k, s->top_p * enough, s, u);
+    }
+    double total = 0;
+    weigh(level, scores, vocab, most, s->temperature, weights);
+    for (int64_t i = 0; i < vocab; i++) total += weights[i];
+    int64_t count = vocab;
+    if (s->top_p < 1) { /* sorted, as many as are surely enough */
+        for (count = vocab < 1024 ? vocab : 1024;; count = count * 8 < vocab ? count * 8 : vocab) {
+            double held = 0;
+            best_of(scores, vocab, count, tokens);
+            for (int64_t i = 0; i < count; i++) held += tokens[i].score = weights[tokens[i].id];
+            if (count == vocab || held > s->top_p * total) break;
+        }
+    } else {
+        for (int64_t i = 0; i < vocab; i++) tokens[i] = (struct token){weights[i], i};
+    }
+    return drawn(tokens, count, s->top_p * total, s, u);
+}

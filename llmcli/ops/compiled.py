@@ -1,0 +1,179 @@
+"""Operations by our kernels: float32 on a CPU. Each is the twin of one that PyTorch computes.
+
+Results are equal bit for bit over rows, threads and processor levels. Axes: B batch, T tokens,
+N heads of queries and keys together, H heads, K key/value heads, C slots, d and e sizes of a head.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from llmcli.kernels import native, program
+
+SLOTS = 256  # that one item of ATTEND reads (steps.c)
+_MOST_SIZE = 512  # of a head (steps.c)
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `enum activation` in steps.c
+
+_bits = lru_cache(maxsize=64)(program.bits)
+
+
+def takes(x: Tensor) -> bool:
+    """Whether there are kernels for it: float32 on a CPU, and no stand-in that has no numbers."""
+    return (
+        x.dtype == torch.float32
+        and x.is_cpu
+        and type(x) is Tensor
+        and x.ndim > 0
+        and x.numel() > 0
+        and native.level() is not None
+        and not torch.compiler.is_compiling()
+    )
+
+
+def normalize(x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+    """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps."""
+    columns = x.shape[-1]
+    rows = _rows(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    address = 0 if b is None else b.data_ptr()
+    op = (
+        program.NORMALIZE, rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows), columns,
+        w.data_ptr(), address, _bits(eps), centred,
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(rows, w, b), writes=(out,))
+    return out
+
+
+def rotate(x_BTNd: Tensor, cos: Tensor, sin: Tensor, starts: Tensor) -> Tensor:
+    """See `ops.rope.rotate`, with the tables `[positions, R]` whole.
+
+    Token t of sequence b is at position `starts[b]` + t; one number stands for all sequences.
+    """
+    batch, tokens, heads, size = x_BTNd.shape
+    sequence, token = x_BTNd.stride()[:2]
+    even = batch == 1 or tokens == 1 or sequence == tokens * token
+    if not even or x_BTNd.stride()[2:] != (size, 1):
+        x_BTNd = x_BTNd.contiguous()
+    far = x_BTNd.stride(1) if tokens > 1 else x_BTNd.stride(0)
+    out = torch.empty(x_BTNd.shape)
+    op = (
+        program.ROTATE, x_BTNd.data_ptr(), far, out.data_ptr(), batch, tokens, heads, size,
+        cos.shape[-1], cos.data_ptr(), sin.data_ptr(), starts.data_ptr(), len(starts) > 1,
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x_BTNd, cos, sin, starts), writes=(out,))
+    return out
+
+
+def narrow(x: Tensor) -> Tensor:
+    """`x.bfloat16()`, contiguous."""
+    rows = _rows(x)
+    out = torch.empty(x.shape, dtype=torch.bfloat16)
+    op = (
+        program.NARROW, rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows), x.shape[-1],
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(rows,), writes=(out,))
+    return out
+
+
+def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
+    """One new row of each head into the slot `starts[b]`."""
+    size = x_BK1d.element_size()
+    batch, heads, _, columns = x_BK1d.shape
+    op = (
+        program.STORE, x_BK1d.data_ptr(), x_BK1d.stride(0) * size, x_BK1d.stride(1) * size,
+        cache_BKCd.data_ptr(), *(far * size for far in cache_BKCd.stride()[:3]), batch, heads,
+        columns * size, starts.data_ptr(), len(starts) > 1, cache_BKCd.shape[2],
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x_BK1d, starts), writes=(cache_BKCd,))
+
+
+def attends(q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+    """Whether `attend` can: one token, sizes that are multiples of 16."""
+    sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
+    return (
+        takes(q_BH1d)
+        and q_BH1d.shape[2] == 1
+        and k_BKCd.dtype in (torch.bfloat16, torch.float32)
+        and all(size % 16 == 0 and size <= _MOST_SIZE for size in sizes)
+        and k_BKCd.stride()[2:] == (sizes[0], 1)
+        and v_BKCe.stride()[2:] == (sizes[1], 1)
+    )
+
+
+def attend(
+    q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
+    window: int | None,
+) -> Tensor:  # fmt: skip
+    """See `ops.attention.attend`: one query per head over its slots up to `starts[b]`.
+
+    With a window those of them that it reaches. `[B, H, 1, e]`.
+    """
+    batch, heads, _, size = q_BH1d.shape
+    kv_heads, capacity, values = v_BKCe.shape[1:]
+    queries, blocks = heads // kv_heads, -(-capacity // SLOTS) + (window is not None)
+    if q_BH1d.stride(1) != size or q_BH1d.stride(3) != 1:
+        q_BH1d = q_BH1d.contiguous()
+    room = torch.empty(batch * heads * blocks * (values + 2))
+    out = torch.empty(batch, heads, 1, values)
+    arguments = (
+        q_BH1d.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(), k_BKCd.stride(0),
+        v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads, queries, size,
+        values, _bits(scale), window or 0, starts.data_ptr(), len(starts) > 1, room.data_ptr(),
+        blocks, k_BKCd.dtype == torch.float32, q_BH1d.stride(0), out.data_ptr(),
+    )  # fmt: skip
+    program.run(
+        torch.get_num_threads(), (program.ATTEND, *arguments), (program.COMBINE, *arguments),
+        reads=(q_BH1d, k_BKCd, v_BKCe, starts), writes=(room, out),
+    )  # fmt: skip
+    return out
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """`x + y` of equal shapes."""
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    op = (program.ADD, x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel())
+    program.run(torch.get_num_threads(), op, reads=(x, y), writes=(out,))
+    return out
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """`x · factor`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    op = (program.SCALE, x.data_ptr(), _bits(factor), out.data_ptr(), x.numel())
+    program.run(torch.get_num_threads(), op, reads=(x,), writes=(out,))
+    return out
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    """See `ops.activations.activation`."""
+    rows = _rows(x)
+    out = torch.empty(x.shape)
+    op = (
+        program.ACTIVATE, ACTIVATIONS.index(name), rows.data_ptr(), rows.stride(0), out.data_ptr(),
+        len(rows), x.shape[-1],
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(rows,), writes=(out,))
+    return out
+
+
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    """`x ∘ y` of equal shapes."""
+    x, rows = x.contiguous(), _rows(y)
+    out = torch.empty_like(x)
+    op = (
+        program.GATE, x.data_ptr(), rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows),
+        x.shape[-1],
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`[rows, columns]`, a view where it can be one; numbers of a row lie together."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()

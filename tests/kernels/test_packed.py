@@ -1,0 +1,307 @@
+"""The kernels of packed blocks, bit for bit as their twin, at every level and on every path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import numpy as np
+import packed_twin
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_calls import Kernels, copied
+from packed_twin import LAYOUT
+
+from llmcli.formats.packed import Packed, SideBySide
+from llmcli.graph.blocks import PACKED, packed_bytes
+from llmcli.kernels import native
+from llmcli.ops.quant import dequantize
+
+# Rows of weights, columns (of blocks of 32; of 256 a multiple), rows of x.
+SHAPES = (
+    (1, 32, 1), (2, 64, 2), (7, 96, 3), (15, 256, 4), (16, 288, 5), (17, 512, 6), (31, 320, 7),
+    (32, 768, 8), (33, 1024, 9), (5, 1536, 11), (70, 256, 19),
+)  # fmt: skip
+HALVES = (
+    *(0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x3C00, 0xB800),
+    *(0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE01, 0x7D01),
+)
+SPECIAL = (
+    *(0.0, -0.0, 1e-45, -1e-45, 1e-40, -1e-38, 1e-38, 2.0**-126, -(2.0**-123), 2.0**-122),
+    *(2.0**-121, 0.5, -1.0, 126.5, 127.0, 1e10, 3e38, -3e38, 3.4028234663852886e38),
+)
+
+
+def columns_of(f, columns):
+    block = LAYOUT[f][0]
+    return -(-columns // block) * block
+
+
+def file_rows(f, rows, columns, seed, kind="usual"):
+    """Blocks of a file, uint8 `[rows, bytes]`.
+
+    `usual`: random codes, scales around 1; `noise`: random bytes; `extreme`: all codes and integer
+    scales are 0x00, 0xff, 0x80 or 0x7f, and float16 numbers are of `HALVES`.
+    """
+    pick = np.random.default_rng([seed, rows, columns, PACKED[f].number])
+    block, size, halves = LAYOUT[f]
+    n = rows * columns // block
+    raw = pick.integers(0, 256, (n, size), np.uint8)
+    if kind == "extreme":
+        raw[...] = pick.choice(np.array([0, 255, 128, 127], np.uint8), (n, 1))
+    for at in halves if kind != "noise" else ():
+        numbers = pick.normal(size=n).astype(np.float16)
+        if kind == "extreme":
+            numbers = pick.choice(np.array(HALVES, np.uint16), n).view(np.float16)
+        raw[:, at : at + 2] = numbers[:, None].view(np.uint8)
+    if f == "MXFP4" and kind != "noise":
+        usual = pick.integers(110, 140, n)
+        raw[:, 0] = usual if kind == "usual" else pick.choice([0, 1, 2, 127, 254, 255], n)
+    return raw.reshape(rows, -1)
+
+
+def inputs(rows, columns, seed, kind="usual"):
+    """x, float32 `[rows, columns]`; `special`: of `SPECIAL`, or runs of any magnitude."""
+    pick = np.random.default_rng([seed, rows, columns])
+    x = pick.normal(size=(rows, columns))
+    if kind == "special":
+        runs = x.reshape(rows, -1, 32)
+        runs *= 2.0 ** pick.integers(-149, 124, (rows, columns // 32, 1))
+        where = pick.random((rows, columns // 32)) < 0.5
+        runs[where] = pick.choice(SPECIAL, (int(where.sum()), 32))
+        where = pick.random(where.shape) < 0.25
+        runs[where] = np.where(pick.random((int(where.sum()), 32)) < 0.8, 0, runs[where])
+    return x.astype(np.float32)
+
+
+@cache
+def expected(f, shape, kind):
+    """Its blocks, its x and their product, of the twin."""
+    rows, columns, x_rows = shape
+    raw = file_rows(f, rows, columns_of(f, columns), 1, kind)
+    x = inputs(x_rows, columns_of(f, columns), 2, "special" if kind == "extreme" else "usual")
+    return raw, x, packed_twin.product(f, raw, x)
+
+
+def same(a, b):
+    """Equal bit for bit, but that one NaN is as good as another."""
+    nan = np.isnan(a)
+    np.testing.assert_array_equal(nan, np.isnan(b))
+    np.testing.assert_array_equal(a.view(np.int32)[~nan], b.view(np.int32)[~nan])
+
+
+@pytest.fixture(scope="module")
+def levels(library):
+    """Numbers of those that the library has here."""
+    bits = Kernels(library, 0).library.llmcli_native_levels()
+    return [level for level in range(len(native.LEVELS)) if bits >> level & 1]
+
+
+@pytest.fixture(scope="module")
+def all_kernels(library, levels):
+    """At each level."""
+    return [Kernels(library, level) for level in levels]
+
+
+every_format = pytest.mark.parametrize("f", PACKED)
+
+
+@every_format
+@given(st.integers(0, 5000), st.integers(0, 200))
+def test_sizes_are_those_of_the_library(all_kernels, f, rows, runs):
+    columns = columns_of(f, 32 * runs)
+    assert packed_bytes(f, rows, columns) == all_kernels[0].size(f, rows, columns)
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["usual", "noise", "extreme"])
+def test_rows_come_out_as_dequantized(all_kernels, f, kind):
+    """Those of the twin, too, whose integers and scales the products are made of."""
+    for rows, columns, _ in SHAPES:
+        columns = columns_of(f, columns)
+        raw = file_rows(f, rows, columns, 3, kind)
+        dense = dequantize(torch.from_numpy(raw), f, dtype=torch.float32).numpy()
+        same(packed_twin.dequantized(f, raw), dense)
+        ids = np.random.default_rng(rows).integers(0, rows, 40)
+        for kernels in all_kernels:
+            packed = kernels.pack(f, raw, columns)
+            same(kernels.unpack(f, packed, columns, np.arange(rows)), dense)
+            same(kernels.unpack(f, packed, columns, ids), dense[ids])
+
+
+@every_format
+@pytest.mark.parametrize("kind", ["usual", "extreme", "noise"])
+def test_products_have_the_bits_of_the_twin(all_kernels, f, kind):
+    for shape in SHAPES:
+        raw, x, product = expected(f, shape, kind)
+        for kernels in all_kernels:
+            packed = kernels.pack(f, raw, x.shape[1])
+            same(kernels.product(x, [(f, packed, len(raw))]), product)
+
+
+@every_format
+def test_codes_at_their_ends_do_not_overflow(all_kernels, f):
+    """All bytes of a block 0x80 (Q8_0: -128) or 0xff with activations that are all ±127."""
+    columns, halves = columns_of(f, 64), LAYOUT[f][2]
+    for byte in (0x00, 0x7F, 0x80, 0xFF):
+        raw = np.full((3, columns // LAYOUT[f][0], LAYOUT[f][1]), byte, np.uint8)
+        for at in halves:
+            raw[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+        raw = raw.reshape(3, -1)
+        x = np.ones((4, columns), np.float32)
+        x[1] = -1
+        x[2, ::2] = -1
+        for kernels in all_kernels:
+            packed = kernels.pack(f, raw, columns)
+            same(kernels.product(x, [(f, packed, 3)]), packed_twin.product(f, raw, x))
+
+
+@every_format
+def test_any_address_and_any_stride(all_kernels, f):
+    """Blocks of a mapped file and packed ones begin anywhere; x and results at any number."""
+    rows, columns = 21, columns_of(f, 288)
+    raw, x = file_rows(f, rows, columns, 4), inputs(5, columns, 5)
+    product = packed_twin.product(f, raw, x)
+    for shift in (1, 2, 3, 31):
+        file = copied(np.zeros((rows, raw.shape[1] + 2 * shift + 1), np.uint8), shift)
+        file = file[:, shift : shift + raw.shape[1]]
+        file[...] = raw
+        wide = copied(np.full((5, columns + 7), np.nan, np.float32), 4 * (shift % 16))
+        wide = wide[:, shift % 7 : shift % 7 + columns]
+        wide[...] = x
+        order = np.random.default_rng(shift).permutation(rows)
+        for kernels in all_kernels:
+            packed = kernels.pack(f, file[order], columns, shift=shift, ids=order)
+            np.testing.assert_array_equal(packed, kernels.pack(f, file, columns))
+            same(kernels.product(wide, [(f, packed, rows)], frame=shift), product)
+
+
+def test_several_matrices_in_one_call(all_kernels):
+    """Of all formats, each with its own number of rows, every row of x in every pass."""
+    columns = 512
+    raws = [(f, file_rows(f, (1, 16, 33, 7)[i % 4], columns, 7 + i))
+            for i, f in enumerate([*PACKED, "Q4_K", "Q8_0"])]  # fmt: skip
+    x = inputs(19, columns, 6)
+    products = [packed_twin.product(f, raw, x) for f, raw in raws]
+    product = np.concatenate(products, 1)
+    bias = np.arange(product.shape[1], dtype=np.float32)
+    for kernels in all_kernels:
+        segments = [(f, kernels.pack(f, raw, columns), len(raw)) for f, raw in raws]
+        for rows in (*range(1, 10), 15, 19):
+            same(kernels.product(x[:rows], segments), product[:rows])
+        same(kernels.product(x, segments[3:4]), products[3])
+        same(kernels.product(x, segments, bias=bias), product + bias)
+        assert kernels.product(x, []).shape == (19, 0)
+        assert kernels.product(x[:0], segments).shape == (0, len(bias))
+        segments.insert(2, ("Q6_K", segments[0][1][:0], 0))
+        same(kernels.product(x, segments), product)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_bits_do_not_depend_on_threads(library, levels, threads):
+    for level, parallel in itertools.product(levels, {native._team(), None}):
+        kernels = Kernels(library, level, threads=threads, parallel=parallel)
+        for f in ("Q4_K", "Q8_0", "Q2_K"):
+            shape = (900, 768, 19)
+            raw, x, product = expected(f, shape, "usual")
+            packed = kernels.pack(f, raw, 768)
+            for _ in range(3):
+                same(kernels.product(x, [(f, packed, 900)]), product)
+            dense = kernels.unpack(f, packed, 768, np.arange(900))
+            same(dense, packed_twin.dequantized(f, raw))
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_row_with_infinity_or_nan_is_nan_and_no_other_is(all_kernels, bad):
+    for f in PACKED:
+        raw, x = file_rows(f, 20, 256, 8), inputs(9, 256, 9)
+        others = np.delete(packed_twin.product(f, raw, x), 4, 0)
+        x[4, 100] = bad
+        for kernels in all_kernels:
+            got = kernels.product(x, [(f, kernels.pack(f, raw, 256), 20)])
+            assert np.isnan(got[4]).all()
+            same(np.delete(got, 4, 0), others)
+
+
+def test_activations_are_rounded_as_by_the_twin(all_kernels):
+    """The nearest of 255 multiples of d, ties to even."""
+    for kind in ("usual", "special"):
+        x = inputs(50, 256, 10, kind)
+        same(all_kernels[0].seen(x), packed_twin.seen(x))
+    ties = np.zeros((1, 64), np.float32)
+    ties[0, :32] = [*(i + 0.5 for i in range(-15, 16)), 127]
+    ties[0, 32:] = [*(-i / 2 for i in range(31)), -127]
+    same(all_kernels[0].seen(ties), np.rint(ties) + np.float32(0))  # no negative zero
+
+
+@given(st.lists(st.floats(width=32), min_size=32, max_size=32))
+def test_any_32_activations(all_kernels, numbers):
+    x = np.array([numbers], np.float32)
+    same(all_kernels[0].seen(x), packed_twin.seen(x))
+
+
+def test_what_is_too_small_to_divide_by_is_zero(all_kernels):
+    """The largest number of a run is 2⁻¹²¹ or more, or all are zeros: 127 ÷ 2⁻¹²² overflows."""
+    x = np.zeros((1, 32), np.float32)
+    raw = file_rows("Q4_1", 3, 32, 11)
+    for exponent in range(-149, -115):
+        x[0, :3] = 2.0**exponent, -(2.0**exponent), 2.0**exponent / 3
+        seen = all_kernels[0].seen(x)
+        if exponent < -121:
+            assert (seen == 0).all()
+        else:
+            np.testing.assert_allclose(seen, x, atol=2.0**exponent / 250, rtol=0)
+        for kernels in all_kernels:
+            packed = kernels.pack("Q4_1", raw, 32)
+            same(kernels.product(x, [("Q4_1", packed, 3)]), packed_twin.product("Q4_1", raw, x))
+
+
+def rows_of_bytes(f):
+    size = LAYOUT[f][1] * 256 // LAYOUT[f][0]
+    return st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=18)
+
+
+@every_format
+@settings(max_examples=30)
+@given(st.data())
+def test_any_blocks(all_kernels, f, data):
+    raw = np.array([list(row) for row in data.draw(rows_of_bytes(f))], np.uint8)
+    x = inputs(data.draw(st.integers(1, 9)), 256, data.draw(st.integers(0, 99)), "special")
+    product = packed_twin.product(f, raw, x)
+    for kernels in all_kernels:
+        packed = kernels.pack(f, raw, 256)
+        same(kernels.product(x, [(f, packed, len(raw))]), product)
+
+
+def test_the_weights_of_a_model_are_these_kernels(library, use):
+    """`Packed` and `SideBySide`: any shape of x, bias, rows in pieces."""
+    use(library)
+    pieces, raws = [], []
+    for i, f in enumerate(("Q6_K", "Q4_K", "Q8_0")):
+        raw = file_rows(f, (40, 24, 7)[i], 512, 12 + i)
+        piece = Packed(f, len(raw), 512, device=torch.device("cpu"))
+        for rows in (torch.arange(5, len(raw)), torch.arange(5)):
+            piece.write(rows, torch.from_numpy(raw[rows.numpy()]))
+        dense = packed_twin.dequantized(f, raw)
+        same(piece.dense().numpy(), dense)
+        same(piece.dense(rows=slice(3, 6)).numpy(), dense[3:6])
+        same(piece.rows(torch.tensor([[2, 0], [6, 6]])).numpy(), dense[[[2, 0], [6, 6]]])
+        assert piece.nbytes == packed_bytes(f, len(raw), 512)
+        pieces.append(piece)
+        raws.append((f, raw))
+    wide = torch.from_numpy(inputs(12, 520, 13)).view(3, 4, 520)
+    x = wide[:, 1:3, 4:516]
+    bias = torch.arange(71.0)
+    flat = np.ascontiguousarray(x.numpy()).reshape(6, 512)
+    product = np.concatenate([packed_twin.product(f, raw, flat) for f, raw in raws], 1)
+    both = SideBySide(pieces)
+    assert both.shape == (71, 512)
+    same(both.matmul(x).numpy(), product.reshape(3, 2, 71))
+    for b in (bias, bias.double(), torch.arange(142.0)[::2] / 2):
+        same(both.matmul(x, b).numpy(), product.reshape(3, 2, 71) + bias.numpy())
+    same(pieces[1].matmul(x.transpose(0, 1)).numpy(),
+         product[:, 40:64].reshape(3, 2, 24).swapaxes(0, 1))  # fmt: skip
+    same(pieces[0].seen(x).numpy(), packed_twin.seen(flat).reshape(3, 2, 512))

@@ -1,0 +1,120 @@
+"""A decode step that is recorded and replayed has the bits of the one that is computed."""
+
+import pytest
+import torch
+from small_models import random_model
+from zoo import IN_BLOCKS
+
+from llmcli.engine.session import Session
+from llmcli.kernels import native
+from llmcli.nn.step import Edit
+from llmcli.ops import elements
+
+pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+
+PROMPTS = [[3, 9, 1, 4], [7, 2]]
+
+
+@pytest.fixture(params=IN_BLOCKS, scope="module")
+def model(request):
+    config, formats = IN_BLOCKS[request.param]
+    return random_model(config, formats=formats)
+
+
+def session(model, prompts=PROMPTS, *, replays=True, capacity=40):
+    one = Session(model.decoder, len(prompts), capacity)
+    one.state.steps = 1 if replays else -(10**6)  # a first step is never recorded
+    one.prefill(prompts)
+    return one
+
+
+def decoded(one, steps=6, **rest):
+    found = []
+    for _ in range(steps):
+        one.extend(one.logits_BV.argmax(-1, keepdim=True), **rest)
+        found.append(one.logits_BV)
+    return torch.stack(found)
+
+
+def eager(model, monkeypatch, *args, **rest):
+    with monkeypatch.context() as patch:
+        patch.setattr(model.decoder, "_replays", False)
+        return decoded(session(model), *args, **rest)
+
+
+def whether_replayed(model):
+    """A rotation or learned positions by PyTorch, or a head of another size, are not recorded."""
+    one = session(model)
+    decoded(one, 2)
+    return one.state.replay is not None
+
+
+def test_some_model_is_replayed():
+    assert any(whether_replayed(random_model(config, formats=formats))
+               for config, formats in IN_BLOCKS.values())  # fmt: skip
+
+
+def test_the_bits_are_the_same(model, monkeypatch):
+    assert torch.equal(decoded(session(model)), eager(model, monkeypatch))
+    seen = {}
+    tapped = decoded(session(model), tap=seen.__setitem__)
+    assert torch.equal(tapped, eager(model, monkeypatch))
+    assert "logits" in seen
+
+
+def test_an_edit_is_computed(model, monkeypatch):
+    edits = [Edit(name="blocks.0.resid_pre", fn=lambda x: 2 * x)]
+    one = session(model)
+    decoded(one, 2)
+    assert torch.equal(decoded(one, 3, edits=edits), eager(model, monkeypatch, 2 + 3)[2:]) is False
+    with monkeypatch.context() as patch:
+        patch.setattr(model.decoder, "_replays", False)
+        two = session(model)
+        decoded(two, 2)
+        expected = decoded(two, 3, edits=edits)
+    one = session(model)
+    decoded(one, 2)
+    assert torch.equal(decoded(one, 3, edits=edits), expected)
+
+
+def test_more_slots_other_rows_and_a_step_back(model, monkeypatch):
+    expected = eager(model, monkeypatch, 8)
+    with monkeypatch.context() as patch:  # PyTorch's products of three rows may round otherwise
+        patch.setattr(model.decoder, "_replays", False)
+        one = session(model)
+        decoded(one, 2)
+        one.select([1, 0, 1])
+        selected = decoded(one, 6)
+    one = session(model, capacity=8)
+    first = decoded(one, 2)
+    one.grow(40)
+    assert one.state.replay is None
+    assert torch.equal(torch.cat((first, decoded(one, 6))), expected)
+    one = session(model)
+    decoded(one, 2)
+    one.select([1, 0, 1])
+    assert one.state.replay is None
+    assert torch.equal(decoded(one, 6), selected)
+    one = session(model, PROMPTS[:1])
+    if not one.state.rewinds:
+        return
+    first = decoded(one, 3)
+    one.rewind(4)
+    one.logits_BV = session(model, PROMPTS[:1]).logits_BV
+    assert torch.equal(decoded(one, 3), first)
+
+
+@pytest.mark.parametrize("name", ["add", "gate"])
+def test_what_is_not_recorded_is_found(name, model, monkeypatch):
+    """Computed by PyTorch, a sum or a product would keep the numbers of the recorded step."""
+    expected = decoded(session(model))
+    plain = {"add": lambda x, y: x + y, "gate": lambda x, y: x * y}[name]
+    for module in ("nn.block", "parts.mlp.forward"):
+        monkeypatch.setattr(f"llmcli.{module}.{name}", plain, raising=False)
+    monkeypatch.setattr(elements, name, plain)
+    monkeypatch.setattr(model.decoder, "_replays", True)
+    one = session(model)
+    assert torch.equal(decoded(one), expected)
+    if name == "add":
+        assert one.state.replay is None
+        assert not (one.state.rewinds and model.decoder._replays)

@@ -1,0 +1,219 @@
+"""The same of models whose matrices are kept in blocks: the formulas with what their products read.
+
+Activations are rounded to 8 bits, keys and values to bfloat16, and all sums are float32: every
+activation has to be what its node makes of those before it, rounded so, and nothing else.
+"""
+
+import pytest
+import torch
+from small_models import ids, random_blocks, random_model
+from test_graph import FAULTS, TOKENS, run
+from zoo import IN_BLOCKS
+
+from llmcli.anatomy.graph import Graph
+from llmcli.engine.session import Session
+from llmcli.explain.kernel import Kernel
+from llmcli.explain.local import worst_number
+from llmcli.explain.values import Values
+from llmcli.formats.packed import Packed
+from llmcli.graph.blocks import PACKED
+from llmcli.graph.evaluation.rule import concatenated, settled
+from llmcli.graph.evaluation.rules import rules
+from llmcli.graph.ops import Project
+from llmcli.kernels import native
+from llmcli.measure.cache import filled
+from llmcli.nn.step import Edit
+from llmcli.ops.quant import dequantize
+
+pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+
+HALF_ULP = 2.0**-24
+# What a number of a sum is rounded before it is added: the activation's step (twice: once in the
+# kernel, once in `seen`), the scale and the step, their product; a minimum may be as large as the
+# numbers of its run twice over.
+PER_TERM = 4 * 3
+
+
+def packed_model(name):
+    config, formats = IN_BLOCKS[name]
+    return random_model(config, formats=formats)
+
+
+def kernel_of(model, nodes):
+    prompt, emitted = run(model)
+    made = rules(nodes.values(), Graph(model.config).letter)
+    return Kernel(
+        model, made, prompt, [""] * TOKENS, emitted=emitted, positions=range(TOKENS),
+        prompt_tokens=TOKENS, alone=[False] * TOKENS,
+    )  # fmt: skip
+
+
+def wrong(model, nodes):
+    """Activations that the nodes do not make of what was emitted, by how much of the bound."""
+    kernel = kernel_of(model, nodes)
+    found = {}
+    for name, rule in kernel.rules.items():
+        assert rule.tensor(kernel).shape == kernel.kernel(name).shape, name
+        share = worst_number(kernel, name).share
+        if not share <= 1:
+            found[name] = share
+    return found
+
+
+def wrong_in_a_chain(model, nodes):
+    """The same from the token ids on, each roundings' choice verified and then the kernel's."""
+    prompt = tuple(ids(1, TOKENS)[0].tolist())
+    made = rules(nodes.values(), Graph(model.config).letter)
+    with torch.inference_mode():
+        values = Values(model, made, prompt, [""] * TOKENS, target="logits", depth=None)
+        found = {}
+        for name in made:
+            if not values.graph.written(name):
+                continue
+            ours, theirs = values[name], values.kernel(name)
+            size = theirs.abs().amax(-1, keepdim=True) + values.least
+            share = float(((ours - theirs).abs() / values.allowed(name, size)).max())
+            if not share <= 1:
+                found[name] = share
+    return found
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_what_a_packed_model_emits_is_what_the_nodes_make(name):
+    model = packed_model(name)
+    graph = Graph(model.config)
+    assert list(filter(graph.written, graph.nodes)) == list(run(model)[1])
+    assert wrong(model, graph.nodes) == {}
+    assert wrong_in_a_chain(model, graph.nodes) == {}
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_a_product_is_off_by_no_more_than_its_float32_sums_can_be(name):
+    model = packed_model(name)
+    kernel = kernel_of(model, Graph(model.config).nodes)
+    seen = 0
+    for name, rule in kernel.rules.items():
+        weight = isinstance(rule.op, Project) and model.decoder.weight(rule.op.weight)
+        if not isinstance(weight, Packed):
+            continue
+        seen += 1
+        ours, theirs = rule.tensor(kernel), kernel.kernel(name)
+        bound = (weight.additions + PER_TERM) * HALF_ULP * rule.magnitudes(kernel)
+        ours = kernel.as_kept(name, ours, theirs, bound)
+        assert ((ours - theirs).abs() <= bound).all(), name
+    assert seen
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_the_dtypes_are_those_of_the_plan(name):
+    model = packed_model(name)
+    _, emitted = run(model)
+    cached = {state.holds for state in Graph(model.config).states.values() if state.cached}
+    for name, tensor in emitted.items():
+        assert tensor.dtype == (torch.bfloat16 if name in cached else torch.float32), name
+
+
+FAULTY = {fault: row for fault, row in FAULTS.items() if row[0] in IN_BLOCKS}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_fault_in_the_graph_is_seen_where_it_is(fault):
+    name, leaf, changed = FAULTY[fault]
+    model = packed_model(name)
+    nodes, planted = dict(Graph(model.config).nodes), f"blocks.0.{leaf}"
+    nodes[planted] = changed(nodes[planted])
+    assert planted in wrong(model, nodes)
+    chain = wrong_in_a_chain(model, nodes)
+    written = Graph(model.config).written(planted)
+    assert next(iter(chain)) == (planted if written else "blocks.0.attn.z")
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_a_tap_changes_no_bit_and_rows_of_a_batch_are_those_alone(name):
+    model = packed_model(name)
+    prompts = ids(3, TOKENS)
+    untapped = model.decoder(prompts)
+    seen = {}
+    assert torch.equal(model.decoder(prompts, tap=seen.__setitem__), untapped)
+    for row in range(3):
+        alone = {}
+        model.decoder(prompts[row : row + 1], tap=alone.__setitem__)
+        assert all(torch.equal(seen[one][row], alone[one][0]) for one in alone)
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_tokens_one_by_one_are_what_the_formulas_make_of_them(name):
+    """The cache holds what was emitted, and each call is the formulas' of its own inputs.
+
+    Numbers of two passes differ by more than roundings where one of float32 decided one of 8 bits:
+    so much is said of their distance, and the rest is proven of each pass.
+    """
+    model = packed_model(name)
+    graph, prompt = Graph(model.config), ids(1, TOKENS)
+    whole, pieces = {}, {}
+    logits = model.decoder(prompt, tap=whole.__setitem__)[0]
+    session = Session(model.decoder, 1, TOKENS)
+    for at in range(TOKENS):
+        session.extend(
+            prompt[:, at : at + 1].tolist(), tap=lambda n, x: pieces.setdefault(n, []).append(x)
+        )
+    emitted = {one: torch.cat(parts, -2)[0] for one, parts in pieces.items()}
+    kernel = Kernel(
+        model, rules(graph.nodes.values(), graph.letter), tuple(prompt[0].tolist()), [""] * TOKENS,
+        emitted=emitted, positions=range(TOKENS), prompt_tokens=1, alone=[True] * TOKENS,
+    )  # fmt: skip
+    for one in emitted:
+        assert worst_number(kernel, one).share <= 1, one
+    for state in graph.states.values():
+        held = session.state.tensors()[state.name][0]
+        if "S" in state.axes:
+            assert torch.equal(filled(state, held, TOKENS), emitted[state.holds])
+    apart = (emitted["logits"] - logits).norm(dim=-1) / logits.norm(dim=-1)
+    assert apart.max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "llama in K blocks", "gpt2"])
+def test_an_edit_is_what_the_formulas_make_of_it(name):
+    model = packed_model(name)
+    graph, prompt = Graph(model.config), ids(1, TOKENS)
+    plain = model.decoder(prompt)
+    for leaf in ("resid_pre", "attn.q", "attn.v", "attn.z", "mlp.post", "attn_out"):
+        one, tapped = f"blocks.1.{leaf}", {}
+        same = Edit(name=one, fn=lambda x: x)
+        assert torch.equal(model.decoder(prompt, edits=[same]), plain)
+        double = Edit(name=one, fn=lambda x: 2 * x)
+        model.decoder(prompt, edits=[double], tap=tapped.__setitem__)
+        emitted = {name: tensor[0] for name, tensor in tapped.items()}
+        kernel = Kernel(
+            model, rules(graph.nodes.values(), graph.letter), tuple(prompt[0].tolist()),
+            [""] * TOKENS, emitted=emitted, positions=range(TOKENS), prompt_tokens=TOKENS,
+            alone=[False] * TOKENS,
+        )  # fmt: skip
+        shared = {node.name for node in graph.nodes.values() if node.shares == one} | {one}
+        off = {n for n in emitted if not worst_number(kernel, n).share <= 1}
+        assert one in off <= shared, leaf
+
+
+@pytest.mark.parametrize("format", PACKED)
+def test_its_numbers_are_those_of_the_blocks(format):
+    generator = torch.Generator().manual_seed(1)
+    raw = random_blocks(format, 37, 512, generator)
+    weight = Packed(format, 37, 512, device=torch.device("cpu"))
+    weight.write(torch.arange(37), raw)
+    dense = dequantize(raw, format, dtype=torch.float32)
+    assert torch.equal(weight.dense(), dense)
+    assert torch.equal(weight.dense(torch.float64, rows=slice(5, 20)), dense[5:20].double())
+    chosen = torch.tensor([[36, 0], [4, 4]])
+    assert torch.equal(weight.rows(chosen), dense[chosen])
+
+
+def test_a_rounding_is_the_others_where_it_is_as_good_and_only_there():
+    weight = Packed("Q8_0", 1, 32, device=torch.device("cpu"))
+    x = torch.linspace(-1.27, 1.27, 32)
+    x[:3] = torch.tensor([0.1049999, 0.1050001, 0.104])  # a step is 0.01
+    other = x.clone()
+    other[:3] = torch.tensor([0.1050001, 0.1049999, 0.106])
+    found = settled(x, weight.seen(x), weight.seen(other), 1e-6)
+    assert torch.allclose(found[:3], torch.tensor([0.11, 0.1, 0.1]))
+    assert torch.equal(found[3:], weight.seen(x)[3:])
+    assert concatenated(x[None]).shape == (1, 32)
