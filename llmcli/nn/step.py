@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.kernels import native
 from llmcli.nn.state import KVCache
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
@@ -257,8 +256,7 @@ class Step:
 
         Padding lands in the slots after a sequence's last token, where the next one goes.
         """
-        same = (k_BKTd.dtype, v_BKTe.dtype) == (cache.k.dtype, cache.v.dtype)
-        if self.tokens == 1 and same and k_BKTd.is_cpu and native.level() is not None:
+        if compiled.stores(k_BKTd, cache.k) and compiled.stores(v_BKTe, cache.v):
             starts_B = self.starts_B
             compiled.store(k_BKTd, cache.k, starts_B)
             compiled.store(v_BKTe, cache.v, starts_B)

@@ -23,13 +23,13 @@ _bits = lru_cache(maxsize=64)(program.bits)
 def takes(x: Tensor) -> bool:
     """Whether there are kernels for it: float32 on a CPU, and no stand-in that has no numbers."""
     return (
-        x.dtype == torch.float32
+        not torch.compiler.is_compiling()
+        and x.dtype == torch.float32
         and x.is_cpu
         and type(x) is Tensor
         and x.ndim > 0
         and x.numel() > 0
         and native.level() is not None
-        and not torch.compiler.is_compiling()
     )
 
 
@@ -76,6 +76,17 @@ def narrow(x: Tensor) -> Tensor:
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(rows,), writes=(out,))
     return out
+
+
+def stores(x_BKTd: Tensor, cache_BKCd: Tensor) -> bool:
+    """Whether `store` can: one token in the cache's dtype, on a CPU."""
+    return (
+        not torch.compiler.is_compiling()
+        and x_BKTd.shape[2] == 1
+        and x_BKTd.dtype == cache_BKCd.dtype
+        and x_BKTd.is_cpu
+        and native.level() is not None
+    )
 
 
 def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import children  # noqa: E402
 
 
 def command(*flags: str) -> list[str]:
@@ -43,9 +45,9 @@ def main() -> int:
         flags = command(
             "-O1", "-g", "-fno-sanitize-recover=all", f"-fsanitize={options.sanitize}"
         )
-        subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", program], check=True)
+        children.run([os.environ.get("CC", "cc"), *flags, "-o", program], check=True)
         arguments = ["0", str(options.seed), str(options.blocks)]
-        return subprocess.run([program, *arguments]).returncode
+        return children.run([program, *arguments]).returncode
 
 
 if __name__ == "__main__":

@@ -99,14 +99,18 @@ def test_the_real_model_is_what_loading_it_takes(smollm2_path):
     assert report.tokenizer.bos == (1, "<|im_start|>")
 
 
-def test_each_device_has_its_own_arithmetic_and_answer(tmp_path):
+@pytest.mark.parametrize("level", ["portable", None])
+def test_each_device_has_its_own_arithmetic_and_answer(tmp_path, monkeypatch, level):
+    monkeypatch.setattr(native, "level", lambda: level)
     checkpoint = open_checkpoint(write_llama(tmp_path / "m", bfloat16_tensors()))
     blind = replace(CPU, total_bytes=None, free_bytes=None)
     absent = replace(GPU, usable=False)
     report = measure_info(checkpoint, [CPU, GPU, blind, absent], context=10)
     cpu, gpu, unknown, unusable = report.model.fits
-    formats = [fit.need.formats["weight_format"] for fit in (cpu, gpu, unknown)]
+    formats = [fit.need.formats["activation_format"] for fit in (cpu, gpu, unknown)]
     assert formats == ["float32", "bfloat16", "float32"]
+    weights = [fit.need.formats["weight_format"] for fit in (cpu, gpu)]
+    assert weights == ["bfloat16" if level else "float32", "bfloat16"]  # our kernels widen them
     assert (cpu.fits, cpu.longest) == (True, 64)
     assert (gpu.fits, gpu.longest) == (False, 0)
     assert (unknown.fits, unknown.longest) == (None, None)

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from llmcli.measure.timing.clock import END, Marks
 
-_LOOKED_UP = "__get__"  # an attribute such as `shape`: nothing is started for it
+# An attribute such as `shape`, and the like: nothing is started for them.
+_LOOKED_UP = frozenset({"__get__", "__len__", "data_ptr", "dim", "numel", "size", "stride"})
 
 
 class OperationCount(TorchFunctionMode):
@@ -34,7 +35,7 @@ class OperationCount(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self._count += getattr(func, "__name__", "") != _LOOKED_UP
+        self._count += getattr(func, "__name__", "") not in _LOOKED_UP
         return func(*args, **(kwargs or {}))
 
     def start(self) -> None:

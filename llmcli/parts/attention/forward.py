@@ -111,21 +111,19 @@ class Attention:
         v = narrowed(v, self._cache_dtype)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
+        del qkv, qk  # what is normalized is a copy: the product goes
         if config.qk_norm is None and config.rope is None:
             q_BHTd, k_BKTd = self._enter(qk_BTNd, step)
             return q_BHTd, k_BKTd, step.emit(f"{self.name}.v", v_BKTe)
         qk_BTNd = self._emit_qk("", qk_BTNd, step)
         v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
         if self.q_norm is not None and self.k_norm is not None:
-            normed = [
-                norm(x_BTNd.flatten(2)).view(x_BTNd.shape) if config.qk_norm_wide else norm(x_BTNd)
-                for norm, x_BTNd in zip(
-                    (self.q_norm, self.k_norm),
-                    qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2),
-                    strict=True,
-                )
-            ]
-            qk_BTNd = torch.cat(normed, 2)
+            norms, sizes = (self.q_norm, self.k_norm), [config.heads, config.kv_heads]
+            wide = config.qk_norm_wide
+            qk_BTNd = torch.cat([
+                norm(x_BTNd.flatten(2)).view(x_BTNd.shape) if wide else norm(x_BTNd)
+                for norm, x_BTNd in zip(norms, qk_BTNd.split_with_sizes(sizes, 2), strict=True)
+            ], 2)  # fmt: skip
         if config.rope is not None:
             if self.q_norm is not None:
                 qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
@@ -157,10 +155,11 @@ class Attention:
 
     def _enter(self, qk_BTNd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the scores: keys in the dtype that they are kept in."""
-        q_BTHd, k_BTKd = qk_BTNd.split_with_sizes([self.config.heads, self.config.kv_heads], 2)
+        q_BHTd, k_BKTd = self._heads(qk_BTNd)
+        k_BTKd = k_BKTd.transpose(1, 2)
         narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # a row for each token
         k_BKTd = narrow.view(k_BTKd.shape).transpose(1, 2)
-        q_BHTd = step.emit(self.entering[0], q_BTHd.transpose(1, 2))
+        q_BHTd = step.emit(self.entering[0], q_BHTd)
         return q_BHTd, step.emit(self.entering[1], k_BKTd)
 
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:

@@ -66,8 +66,9 @@ class ShortConv:
         """`[B, L-1+T, D]` → `[B, T, D]` in at least float32."""
         rows_BSD, w_DL = at_least_float32(rows_BSD), at_least_float32(self.filter)
         tokens = rows_BSD.shape[1] - self.config.length + 1
-        z_BTD = sum(rows_BSD[:, j : j + tokens] * w_DL[:, j] for j in range(self.config.length))
-        assert isinstance(z_BTD, Tensor)
+        z_BTD = rows_BSD[:, :tokens] * w_DL[:, 0]
+        for j in range(1, self.config.length):
+            z_BTD += rows_BSD[:, j : j + tokens] * w_DL[:, j]
         return z_BTD if self.bias is None else z_BTD + at_least_float32(self.bias)
 
 
