@@ -90,6 +90,8 @@ def load_checkpoint(
         ledger = Ledger()
     else:
         ledger = load_weights(decoder, checkpoint, todo, progress=progress, stages=stages)
+    if on.type == "cpu":
+        devices.keep_freed_memory()
     return Model(
         name=checkpoint.name,
         config=config,

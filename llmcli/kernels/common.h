@@ -35,7 +35,7 @@
 #define FETCH(address) __builtin_prefetch((address), 0, 2)
 
 /* Processor levels, each of x86 with all that is before it. */
-enum level { PORTABLE, AVX2, AVX512, VNNI, DOTPROD };
+enum level { PORTABLE, AVX2, AVX512, VNNI, AMX, DOTPROD };
 #define WITH_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define WITH_VNNI \

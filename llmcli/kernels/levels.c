@@ -1,4 +1,5 @@
 /* Which of the processor levels there are here. */
+#define _DEFAULT_SOURCE /* syscall */
 #include "common.h"
 
 #ifdef X86
@@ -7,9 +8,13 @@
 #if defined(WITH_DOTPROD) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
+#if defined(X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* The number that a change of what is exported, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 4; }
+int llmcli_native_version(void) { return 6; }
 
 /* The levels that this processor and its operating system have: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {
@@ -27,6 +32,12 @@ unsigned llmcli_native_levels(void) {
         if ((b & avx512) == avx512 && (saved & 0xe6) == 0xe6) {
             levels |= 1u << AVX512;
             if (c & bit_AVX512VNNI) levels |= 1u << VNNI;
+#ifdef __linux__
+            /* Tiles, and of bytes; bits 17 and 18 of what is saved, once the process asks for it. */
+            if ((c & bit_AVX512VNNI) && (d >> 24 & 3) == 3 && (saved >> 17 & 3) == 3 &&
+                !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */))
+                levels |= 1u << AMX;
+#endif
         }
     }
 #endif

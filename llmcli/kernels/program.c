@@ -7,7 +7,7 @@ static const struct kernel *const kernels[KINDS] = {
     [STORE] = &kernel_store, [ATTEND] = &kernel_attend, [COMBINE] = &kernel_combine,
     [ADD] = &kernel_add, [SCALE] = &kernel_scale, [GATE] = &kernel_gate,
     [ACTIVATE] = &kernel_activate, [WIDEN] = &kernel_widen,
-    [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16,
+    [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16, [ATTEND_ROWS] = &kernel_attend_rows,
 };
 
 struct program {

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from llmcli.kernels import native, program
 
-SLOTS = 256  # that one item of ATTEND reads (steps.c)
-_MOST_SIZE = 512  # of a head (steps.c)
+SLOTS = 256  # that one item of ATTEND reads (attention.c)
+_MOST_SIZE = 512  # of a head (attention.c)
+_MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `enum activation` in steps.c
 
 _bits = lru_cache(maxsize=64)(program.bits)
@@ -101,45 +102,70 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
     program.run(torch.get_num_threads(), op, reads=(x_BK1d, starts), writes=(cache_BKCd,))
 
 
-def attends(q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
-    """Whether `attend` can: one token, sizes that are multiples of 16."""
+def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+    """Whether `attend` can: heads that it has room for, whose numbers lie together."""
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     return (
-        takes(q_BH1d)
-        and q_BH1d.shape[2] == 1
+        takes(q_BHTd)
+        and (q_BHTd.shape[2] == 1 or native.level() != "portable")  # too slow without fused sums
         and k_BKCd.dtype in (torch.bfloat16, torch.float32)
-        and all(size % 16 == 0 and size <= _MOST_SIZE for size in sizes)
+        and max(sizes) <= _MOST_SIZE
+        and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]
         and k_BKCd.stride()[2:] == (sizes[0], 1)
         and v_BKCe.stride()[2:] == (sizes[1], 1)
     )
 
 
 def attend(
-    q_BH1d: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
+    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
     window: int | None,
 ) -> Tensor:  # fmt: skip
-    """See `ops.attention.attend`: one query per head over its slots up to `starts[b]`.
+    """See `ops.attention.attend`: query t of sequence b over the slots up to `starts[b]` + t.
 
-    With a window those of them that it reaches. `[B, H, 1, e]`.
+    With a window those of them that it reaches. `[B, H, T, e]`.
     """
-    batch, heads, _, size = q_BH1d.shape
+    if q_BHTd.shape[2] > 1 or k_BKCd.shape[-1] % 16 or v_BKCe.shape[-1] % 16:
+        return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window)
+    batch, heads, _, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
     queries, blocks = heads // kv_heads, -(-capacity // SLOTS) + (window is not None)
-    if q_BH1d.stride(1) != size or q_BH1d.stride(3) != 1:
-        q_BH1d = q_BH1d.contiguous()
+    if q_BHTd.stride(1) != size or q_BHTd.stride(3) != 1:
+        q_BHTd = q_BHTd.contiguous()
     room = torch.empty(batch * heads * blocks * (values + 2))
     out = torch.empty(batch, heads, 1, values)
     arguments = (
-        q_BH1d.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(), k_BKCd.stride(0),
+        q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(), k_BKCd.stride(0),
         v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads, queries, size,
         values, _bits(scale), window or 0, starts.data_ptr(), len(starts) > 1, room.data_ptr(),
-        blocks, k_BKCd.dtype == torch.float32, q_BH1d.stride(0), out.data_ptr(),
+        blocks, k_BKCd.dtype == torch.float32, q_BHTd.stride(0), out.data_ptr(),
     )  # fmt: skip
     program.run(
         torch.get_num_threads(), (program.ATTEND, *arguments), (program.COMBINE, *arguments),
-        reads=(q_BH1d, k_BKCd, v_BKCe, starts), writes=(room, out),
+        reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(room, out),
     )  # fmt: skip
     return out
+
+
+def _attend_many(
+    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, scale: float,
+    window: int | None,
+) -> Tensor:  # fmt: skip
+    batch, heads, tokens, size = q_BHTd.shape
+    kv_heads, _, values = v_BKCe.shape[1:]
+    if q_BHTd.stride(3) != 1:
+        q_BHTd = q_BHTd.contiguous()
+    out_BTHe = torch.empty(batch, tokens, heads, values)
+    op = (
+        program.ATTEND_ROWS, q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(),
+        k_BKCd.stride(0), v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads,
+        heads // kv_heads, size, values, _bits(scale), window or 0, starts.data_ptr(),
+        len(starts) > 1, k_BKCd.dtype == torch.float32, *q_BHTd.stride()[:3], tokens,
+        out_BTHe.data_ptr(),
+    )  # fmt: skip
+    program.run(
+        torch.get_num_threads(), op, reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(out_BTHe,)
+    )
+    return out_BTHe.transpose(1, 2)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+/* Sums and exponentials that have the same bits at every level.
+ *
+ * Sums go over 16 lanes, lane j taking numbers j, j + 16, …, which are then added in pairs: one order
+ * on every level. No fused multiply-add (the build says -ffp-contract=off).
+ */
+#ifndef LLMCLI_VECTORS_H
+#define LLMCLI_VECTORS_H
+
+#include "common.h"
+
+#define LANES 16
+
+INLINE float folded(float lanes[LANES]) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
+    return lanes[0];
+}
+
+/* 8 numbers: a register with AVX2; the compiler takes more where they are smaller. */
+#define VECTOR 8
+typedef float vector __attribute__((vector_size(4 * VECTOR)));
+typedef int32_t ints __attribute__((vector_size(4 * VECTOR)));
+
+/* `a` where the mask is set, else `b`. */
+INLINE vector chosen(ints mask, vector a, vector b) {
+    return (vector)(((ints)a & mask) | ((ints)b & ~mask));
+}
+
+/* `name(x)` is e^x of a type of vectors on a `target`, with at most 2 units in the last place of error; 0 below
+ * -87.3, at most e^88. x = n log 2 + r, e^r by a polynomial (Cephes). */
+#define EXPONENTIALS(target, name, vector, ints)                                                   \
+    target INLINE vector name(vector x) {                                                                 \
+        const vector most = (vector){0} + 88.0f, least = (vector){0} - 87.3f;                      \
+        const ints large = x > most, small = x < least, nan = x != x;                              \
+        vector y = (vector)(((ints)most & large) | ((ints)x & ~large));                            \
+        y = (vector)(((ints)least & small) | ((ints)y & ~small));                                  \
+        vector n = y * 1.44269504f + 12582912.0f; /* rounded to a whole number in its low bits */  \
+        ints power = (ints)n << 23;                                                                \
+        n -= 12582912.0f;                                                                          \
+        vector r = (y - n * 0.693359375f) + n * 2.12194440e-4f;                                    \
+        vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;                                        \
+        p = p * r + 8.3334519073e-3f;                                                              \
+        p = p * r + 4.1665795894e-2f;                                                              \
+        p = p * r + 1.6666665459e-1f;                                                              \
+        p = p * r + 5.0000001201e-1f;                                                              \
+        p = p * r * r + r + 1.0f;                                                                  \
+        ints e = (ints)p + power;                                                                  \
+        return (vector)(~small & (((ints)x & nan) | (e & ~nan)));                                  \
+    }
+EXPONENTIALS(, exponentials, vector, ints)
+
+INLINE float exponential(float x) { return exponentials((vector){0} + x)[0]; }
+
+#endif
