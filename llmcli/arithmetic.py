@@ -33,6 +33,6 @@ def arithmetic_of(
         device=device.partition(":")[0],
         stored=set(formats.values()),
         bfloat16=bfloat16,
-        kernels=native.level() is not None,
+        kernels=native.level(),
         packable=packable(() if todo is None else todo.loads, formats, matrices(config)),
     )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.formats.weight import Weight
+from llmcli.ops import compiled
 from llmcli.ops.linear import lies_by_columns, linear, linear_wide
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
@@ -78,6 +79,9 @@ class Dense(Weight):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Copies, widened."""
+        table = self.tensor
+        if table.dtype == torch.bfloat16 and table.is_contiguous() and compiled.runs(table):
+            return compiled.look_up(table, compiled.BFLOAT16, *table.shape, ids)
         return at_least_float32(F.embedding(ids, self.tensor))
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:

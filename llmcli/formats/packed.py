@@ -18,6 +18,7 @@ from torch import Tensor
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
 from llmcli.kernels import native, program
+from llmcli.ops import compiled
 
 
 class Packed(Weight):
@@ -77,15 +78,9 @@ class Packed(Weight):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Those rows, dequantized to float32 as `ops.quant` does."""
-        ids = ids.contiguous()
-        out = torch.empty(*ids.shape, self._shape[1], device=ids.device)
-        if not out.is_meta:
-            op = (
-                program.LOOK_UP, PACKED[self.format].number, self.data.data_ptr(), self._shape[1],
-                ids.data_ptr(), ids.numel(), out.data_ptr(),
-            )  # fmt: skip
-            program.run(torch.get_num_threads(), op, reads=(self.data, ids), writes=(out,))
-        return out
+        if self.data.is_meta:
+            return torch.empty(*ids.shape, self._shape[1], device="meta")
+        return compiled.look_up(self.data, PACKED[self.format].number, *self._shape, ids)
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
         """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large."""

@@ -13,6 +13,10 @@
  */
 #include "program.h"
 
+#ifdef X86
+#include "bfloat16_amx.h"
+#endif
+
 #define BLOCK 32             /* columns that are multiplied at a time */
 #define MOST_ROWS 8          /* rows of x that share a pass: their sums stay in registers */
 #define CHUNK_BYTES (64 << 10) /* of weights: what a thread takes at a time */
@@ -270,5 +274,48 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
     (void)level;
 }
 
+/* Many float32 rows, where there are tiles of AMX.
+ *
+ * SPLIT: rows of x [M, K] into `out`, `struct halves` [M rounded up to 32, / 16, K / 32]. An item is
+ * 16 rows.
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K */
+static int64_t items_split(const struct op *op) { return (op->arg[3] + 31) / 32 * 2; }
+
+static void work_split(const struct op *op, int64_t item, int64_t level) {
+    (void)op, (void)item, (void)level;
+#ifdef X86
+    const int64_t columns = op->arg[4], left = op->arg[3] - item * TILE;
+    split((const float *)address(op->arg[0]) + item * TILE * op->arg[1], op->arg[1],
+          left < 0 ? 0 : left < TILE ? left : TILE, columns,
+          (struct halves *)address(op->arg[2]) + item * ((columns + COLUMNS - 1) / COLUMNS));
+#endif
+}
+
+/* MULTIPLY_SPLIT: what SPLIT gives with the rows of w [N, K]. An item is some rows of w. The
+ * arguments of MULTIPLY_BFLOAT16. */
+#define FEW_OUTPUTS 2048
+INLINE int64_t rows_of_split(const struct op *op) { return op->arg[6] < FEW_OUTPUTS ? 64 : 128; }
+
+static int64_t items_multiply_split(const struct op *op) {
+    const int64_t chunk = rows_of_split(op);
+    return op->arg[5] > 0 ? (op->arg[6] + chunk - 1) / chunk : 0;
+}
+
+static void work_multiply_split(const struct op *op, int64_t item, int64_t level) {
+    (void)op, (void)item, (void)level;
+#ifdef X86
+    const int64_t rows = op->arg[5], chunk = rows_of_split(op), first = item * chunk;
+    const int64_t outputs = op->arg[6] - first < chunk ? op->arg[6] - first : chunk;
+    const float *bias = address(op->arg[8]);
+    float *out = (float *)address(op->arg[3]) + first;
+    multiply_amx(address(op->arg[0]), rows, (const uint16_t *)address(op->arg[1]) +
+                 first * op->arg[2], op->arg[2], outputs, op->arg[7], out, op->arg[4]);
+    for (int64_t m = 0; bias && m < rows; m++)
+        for (int64_t n = 0; n < outputs; n++) out[m * op->arg[4] + n] += bias[first + n];
+#endif
+}
+
+const struct kernel kernel_split = {items_split, work_split};
+const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply_split};
 const struct kernel kernel_widen = {items_widen, work_widen};
 const struct kernel kernel_multiply_bfloat16 = {items_multiply_bfloat16, work_multiply_bfloat16};

@@ -14,7 +14,7 @@
 #endif
 
 /* The number that a change of what is exported, or of its arguments, counts up. */
-int llmcli_native_version(void) { return 6; }
+int llmcli_native_version(void) { return 7; }
 
 /* The levels that this processor and its operating system have: bit i for `enum level` i. */
 unsigned llmcli_native_levels(void) {
@@ -33,8 +33,9 @@ unsigned llmcli_native_levels(void) {
             levels |= 1u << AVX512;
             if (c & bit_AVX512VNNI) levels |= 1u << VNNI;
 #ifdef __linux__
-            /* Tiles, and of bytes; bits 17 and 18 of what is saved, once the process asks for it. */
-            if ((c & bit_AVX512VNNI) && (d >> 24 & 3) == 3 && (saved >> 17 & 3) == 3 &&
+            /* Tiles of bfloat16 numbers and of bytes; bits 17 and 18 of what is saved, once the
+             * process asks for it. */
+            if ((c & bit_AVX512VNNI) && (d >> 22 & 13) == 13 && (saved >> 17 & 3) == 3 &&
                 !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */))
                 levels |= 1u << AMX;
 #endif

@@ -8,31 +8,12 @@
 #ifndef LLMCLI_PACKED_AMX_H
 #define LLMCLI_PACKED_AMX_H
 
+#include "amx.h"
 #include "packed_vnni.h"
 
 #define TILE 16   /* rows of x */
 #define SLICE 32  /* runs that are decoded at a time: a group's lie in the first-level cache */
 #define PANELS 16 /* groups that are */
-
-/* `tmm` is a number. GCC's own macros do not say that a load reads memory. */
-#ifndef TILE_LOAD
-#define TILE_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(*(config)))
-#define TILE_CONFIGURATION(config) __asm__ volatile("sttilecfg %0" : "=m"(*(config)))
-#define TILE_ZERO(tmm) __asm__ volatile("tilezero %%tmm" #tmm ::)
-#define TILE_LOAD(tmm, at, stride)                                                                 \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tmm ::"r"(at), "r"((int64_t)(stride)) : "memory")
-#define TILE_STORE(tmm, at, stride)                                                                \
-    __asm__ volatile("tilestored %%tmm" #tmm ", (%0,%1,1)" ::"r"(at), "r"((int64_t)(stride))       \
-                     : "memory")
-#define TILE_DOT(sum, a, b)                                                                        \
-    __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
-#endif
-
-struct tile_config {
-    uint8_t palette, start, unused[14];
-    uint16_t bytes[16]; /* of a row */
-    uint8_t rows[16];
-};
 
 /* Tiles 0 and 1 are sums, 2 and 3 of x, 4 and 5 of weights, for 32 columns or for 16. */
 static const struct tile_config tile_configs[2] = {

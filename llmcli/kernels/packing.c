@@ -222,9 +222,9 @@ void llmcli_pack(int64_t format, const uint8_t *file, int64_t stride, uint8_t *p
     run_team(team, pack_rows, &p, count <= TAKEN);
 }
 
-/* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other. An item is 32 of
- * them.
- * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out */
+/* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other; format `FORMATS`
+ * is bfloat16, row after row. An item is 32 of them.
+ * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix: of others, NaN */
 static int64_t items_look_up(const struct op *op) { return (op->arg[4] + TAKEN - 1) / TAKEN; }
 
 static void work_look_up(const struct op *op, int64_t item, int64_t level) {
@@ -235,6 +235,16 @@ static void work_look_up(const struct op *op, int64_t item, int64_t level) {
     (void)level;
     for (int64_t i = first; i < last; i++) {
         float *out = (float *)address(op->arg[5]) + i * columns;
+        if (ids[i] < 0 || ids[i] >= op->arg[6]) {
+            for (int64_t k = 0; k < columns; k++) out[k] = NAN;
+            continue;
+        }
+        if (format == FORMATS) {
+            uint16_t bits;
+            for (int64_t k = 0; k < columns; k++)
+                memcpy(&bits, matrix + 2 * (ids[i] * columns + k), 2), out[k] = widened(bits);
+            continue;
+        }
         const uint8_t *group = matrix + ids[i] / ROWS * group_size(format, columns);
         int row = ids[i] % ROWS;
 #define UNPACK(f) unpack_row(f, planes_of(f, group, columns), columns, row, out)

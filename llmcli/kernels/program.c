@@ -8,6 +8,7 @@ static const struct kernel *const kernels[KINDS] = {
     [ADD] = &kernel_add, [SCALE] = &kernel_scale, [GATE] = &kernel_gate,
     [ACTIVATE] = &kernel_activate, [WIDEN] = &kernel_widen,
     [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16, [ATTEND_ROWS] = &kernel_attend_rows,
+    [SPLIT] = &kernel_split, [MULTIPLY_SPLIT] = &kernel_multiply_split,
 };
 
 struct program {

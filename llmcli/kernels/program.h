@@ -12,7 +12,8 @@
 /* The numbers of `program.py`. */
 enum kind {
     QUANTIZE, MULTIPLY, LOOK_UP, NORMALIZE, ROTATE, NARROW, STORE, ATTEND, COMBINE, ADD, SCALE,
-    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS, KINDS
+    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS,
+    SPLIT, MULTIPLY_SPLIT, KINDS
 };
 
 /* Addresses, sizes and distances, in an order of its own for each kind; float32 numbers by their
@@ -36,7 +37,7 @@ struct kernel {
 extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, kernel_normalize,
     kernel_rotate, kernel_narrow, kernel_store, kernel_attend, kernel_combine, kernel_add,
     kernel_scale, kernel_gate, kernel_activate, kernel_widen, kernel_multiply_bfloat16,
-    kernel_attend_rows;
+    kernel_attend_rows, kernel_split, kernel_multiply_split;
 
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }

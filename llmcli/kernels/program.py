@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 # `enum kind` in program.h
 (
     QUANTIZE, MULTIPLY, LOOK_UP, NORMALIZE, ROTATE, NARROW, STORE, ATTEND, COMBINE, ADD, SCALE,
-    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS,
-) = range(16)  # fmt: skip
+    GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS, SPLIT,
+    MULTIPLY_SPLIT,
+) = range(18)  # fmt: skip
 
 _NUMBERS = 24  # of `struct op`
 _COUNTER_BYTES = 64  # `struct counter`

@@ -129,7 +129,7 @@ def best_fitting(
             config = find(entry.config["model_type"], "safetensors").from_hf(entry.config)
             numbers = arithmetic(
                 config, dtype=dtype, quantize=quantize, device=device.device.partition(":")[0],
-                stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.level() is not None,
+                stored={"Q8_0"}, bfloat16=device.bfloat16, kernels=native.level(),
                 packable=_blocks(config, entry.size),
             )  # fmt: skip
             run = _Run(batch=1, context=context, entries=config.vocab)

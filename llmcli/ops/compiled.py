@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native, program
 
 SLOTS = 256  # that one item of ATTEND reads (attention.c)
@@ -18,20 +19,24 @@ _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `enum activation` in steps.c
 
+BFLOAT16 = len(PACKED)  # as a format of `look_up`: row after row
+
 _bits = lru_cache(maxsize=64)(program.bits)
 
 
-def takes(x: Tensor) -> bool:
-    """Whether there are kernels for it: float32 on a CPU, and no stand-in that has no numbers."""
+def runs(x: Tensor) -> bool:
+    """Whether kernels can read it: a tensor on a CPU, and no stand-in that has no numbers."""
     return (
         not torch.compiler.is_compiling()
-        and x.dtype == torch.float32
         and x.is_cpu
         and type(x) is Tensor
-        and x.ndim > 0
-        and x.numel() > 0
         and native.level() is not None
     )
+
+
+def takes(x: Tensor) -> bool:
+    """Whether there are kernels for its numbers: float32 on a CPU, and some."""
+    return x.dtype == torch.float32 and x.ndim > 0 and x.numel() > 0 and runs(x)
 
 
 def normalize(x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bool) -> Tensor:
@@ -81,13 +86,7 @@ def narrow(x: Tensor) -> Tensor:
 
 def stores(x_BKTd: Tensor, cache_BKCd: Tensor) -> bool:
     """Whether `store` can: one token in the cache's dtype, on a CPU."""
-    return (
-        not torch.compiler.is_compiling()
-        and x_BKTd.shape[2] == 1
-        and x_BKTd.dtype == cache_BKCd.dtype
-        and x_BKTd.is_cpu
-        and native.level() is not None
-    )
+    return x_BKTd.shape[2] == 1 and x_BKTd.dtype == cache_BKCd.dtype and runs(x_BKTd)
 
 
 def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
@@ -166,6 +165,23 @@ def _attend_many(
         torch.get_num_threads(), op, reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(out_BTHe,)
     )
     return out_BTHe.transpose(1, 2)
+
+
+def look_up(memory: Tensor, format: int, rows: int, columns: int, ids: Tensor) -> Tensor:
+    """Those rows of a matrix, in float32: `[…, columns]`; `format` by its number.
+
+    Raises IndexError for an id that is none of its rows; a replayed step gives NaN for it.
+    """
+    ids = ids.contiguous()
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+        raise IndexError(f"an id that is none of {rows} rows")
+    out = torch.empty(*ids.shape, columns)
+    op = (
+        program.LOOK_UP, format, memory.data_ptr(), columns, ids.data_ptr(), ids.numel(),
+        out.data_ptr(), rows,
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(memory, ids), writes=(out,))
+    return out
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.anatomy.arithmetic import WITH_TILES
 from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.kernels import native, program
 
@@ -28,6 +29,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
+    if x.dtype == torch.float32 and native.level() in WITH_TILES and _is_for_kernels(x, w_NK):
+        return _by_tiles(x, w_NK, b_N)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.is_meta:
         out_MN = F.linear(x_MK.to(w_NK.dtype), w_NK).float()
@@ -40,13 +43,16 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
     """Whether the product is one for our kernel: few rows and bfloat16 weights on a CPU."""
+    return x.numel() <= _FEW_ROWS * x.shape[-1] and _is_for_kernels(x, w_NK)
+
+
+def _is_for_kernels(x: Tensor, w_NK: Tensor) -> bool:
     return (
-        x.numel() <= _FEW_ROWS * x.shape[-1]
-        and x.dtype in (torch.bfloat16, torch.float32)
+        x.dtype in (torch.bfloat16, torch.float32)
         and w_NK.dtype == torch.bfloat16
-        and x.is_cpu
         and w_NK.stride(1) == 1
         and type(x) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
+        and x.is_cpu
         and native.level() is not None
     )
 
@@ -69,6 +75,27 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
          out_MN.data_ptr(), outputs, rows, outputs, columns,
          0 if b_N is None else b_N.data_ptr()),
         reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
+    )  # fmt: skip
+    return out_MN.view(*x.shape[:-1], outputs)
+
+
+def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
+    """The same of many float32 rows by AMX, each number rounded to 16 binary digits or more."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    if x_MK.stride(1) != 1:
+        x_MK = x_MK.contiguous()
+    if b_N is not None:
+        b_N = b_N.float().contiguous()
+    (rows, columns), outputs = x_MK.shape, len(w_NK)
+    out_MN = torch.empty(rows, outputs)
+    halves = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32)
+    program.run(
+        torch.get_num_threads(),
+        (program.SPLIT, x_MK.data_ptr(), x_MK.stride(0), halves.data_ptr(), rows, columns),
+        (program.MULTIPLY_SPLIT, halves.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
+         out_MN.data_ptr(), outputs, rows, outputs, columns,
+         0 if b_N is None else b_N.data_ptr()),
+        reads=(x_MK, w_NK, b_N), writes=(halves, out_MN),
     )  # fmt: skip
     return out_MN.view(*x.shape[:-1], outputs)
 

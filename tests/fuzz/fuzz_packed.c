@@ -147,7 +147,7 @@ static int64_t one(int f, uint64_t *hash) {
         memset(packed, 0, size);
         llmcli_pack(f, file, stride, packed, columns, ids, rows, &team);
         const struct op ops[3] = {
-            {LOOK_UP, {f, to(packed), columns, to(ids), rows, to(dense)}},
+            {LOOK_UP, {f, to(packed), columns, to(ids), rows, to(dense), rows}},
             {QUANTIZE, {to(x), x_stride, to(activations), x_rows, columns}},
             {MULTIPLY, {to(activations), to(&segment), 1, to(out), out_stride, x_rows, columns, 0}},
         };

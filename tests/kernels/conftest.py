@@ -82,7 +82,7 @@ def emulated(built, ours):
                          capture_output=True)  # fmt: skip
     if probe.returncode:
         pytest.skip("there is no SIMDe (libsimde-dev)")
-    numbers = [f"-DVERSION={native._VERSION}", "-DLEVELS=15"]  # up to vnni
+    numbers = [f"-DVERSION={native._VERSION}", "-DLEVELS=31"]  # up to amx
     sources = [source for source in SOURCES if not source.endswith("levels.c")]
     flags = ["-std=c11", "-O0", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi"]
     wrapped = ["-include", str(HERE / "emulated.h"), *sources, str(HERE / "emulated.c"), *numbers]

@@ -1,7 +1,7 @@
 /* AVX-512 intrinsics computed by SIMDe, for a processor that has AVX2, FMA and F16C only.
  *
  * For `-include`: what the kernels call is then defined, and their target attributes are nothing,
- * so that the same sources run here, levels `avx512` and `vnni` included.
+ * so that the same sources run here, levels `avx512`, `vnni` and `amx` included.
  */
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
@@ -17,6 +17,8 @@
 #define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
 #define _mm512_mask_storeu_ps emulated_mask_storeu_ps
+#define _mm512_maskz_loadu_ps emulated_maskz_loadu_ps
+#define _mm512_maskz_loadu_epi16 emulated_maskz_loadu_epi16
 #define _mm512_extractf32x8_ps(all, half) simde__m512_to_private(all).m256[half]
 
 static inline simde__m512 emulated_cvtepi32_ps(simde__m512i numbers) {
@@ -52,3 +54,67 @@ static inline void emulated_mask_storeu_ps(float *to, __mmask16 kept, simde__m51
     for (int i = 0; i < 16; i++)
         if (kept >> i & 1) to[i] = from.f32[i];
 }
+
+static inline simde__m512 emulated_maskz_loadu_ps(__mmask16 kept, const float *from) {
+    simde__m512_private to;
+    for (int i = 0; i < 16; i++) to.f32[i] = kept >> i & 1 ? from[i] : 0;
+    return simde__m512_from_private(to);
+}
+
+static inline simde__m512i emulated_maskz_loadu_epi16(__mmask32 kept, const void *from) {
+    simde__m512i_private to;
+    for (int i = 0; i < 32; i++) to.u16[i] = kept >> i & 1 ? ((const unsigned short *)from)[i] : 0;
+    return simde__m512i_from_private(to);
+}
+
+/* Tiles of AMX as arrays, each row of 64 bytes. */
+#include <stdint.h>
+#include <string.h>
+
+static __thread uint8_t emulated_tiles[8][16][64], emulated_config[64];
+
+static inline int emulated_rows(int t) { return emulated_config[48 + t]; }
+
+static inline int emulated_bytes(int t) { return emulated_config[16 + 2 * t]; }
+
+static inline void emulated_load(int t, const void *at, int64_t stride) {
+    for (int i = 0; i < emulated_rows(t); i++)
+        memcpy(emulated_tiles[t][i], (const char *)at + i * stride, emulated_bytes(t));
+}
+
+static inline void emulated_store(int t, void *at, int64_t stride) {
+    for (int i = 0; i < emulated_rows(t); i++)
+        memcpy((char *)at + i * stride, emulated_tiles[t][i], emulated_bytes(t));
+}
+
+static inline float emulated_widened(const uint8_t *at) {
+    uint32_t bits = (uint32_t)at[0] << 16 | (uint32_t)at[1] << 24;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+static inline void emulated_dot(int sum, int a, int b, int bfloat16) {
+    for (int m = 0; m < emulated_rows(a); m++)
+        for (int k = 0; k < emulated_rows(b); k++)
+            for (int n = 0; n < 16; n++) {
+                const uint8_t *x = emulated_tiles[a][m] + 4 * k, *w = emulated_tiles[b][k] + 4 * n;
+                uint8_t *at = emulated_tiles[sum][m] + 4 * n;
+                int32_t number;
+                float real;
+                memcpy(&number, at, 4), memcpy(&real, at, 4);
+                for (int i = 0; i < 4; i++) number += (int8_t)x[i] * (int8_t)w[i];
+                for (int i = 0; i < 4; i += 2)
+                    real += emulated_widened(x + i) * emulated_widened(w + i);
+                if (bfloat16) memcpy(at, &real, 4);
+                else memcpy(at, &number, 4);
+            }
+}
+
+#define TILE_CONFIGURATION(config) memcpy(config, emulated_config, 64)
+#define TILE_CONFIGURE(config) memcpy(emulated_config, config, 64)
+#define TILE_ZERO(tmm) memset(emulated_tiles[tmm], 0, sizeof *emulated_tiles)
+#define TILE_LOAD(tmm, at, stride) emulated_load(tmm, at, stride)
+#define TILE_STORE(tmm, at, stride) emulated_store(tmm, at, stride)
+#define TILE_DOT(sum, a, b) emulated_dot(sum, a, b, 0)
+#define TILE_DOT_BFLOAT16(sum, a, b) emulated_dot(sum, a, b, 1)

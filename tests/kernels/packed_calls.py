@@ -63,7 +63,8 @@ class Kernels:
 
     def unpack(self, f, packed, columns, ids):
         out = np.full((len(ids), columns), np.nan, np.float32)
-        self.run((program.LOOK_UP, PACKED[f].number, packed, columns, ids, len(ids), out))
+        rows = len(packed) // self.size(f, 16, columns) * 16
+        self.run((program.LOOK_UP, PACKED[f].number, packed, columns, ids, len(ids), out, rows))
         return out
 
     def product(self, x, segments, *, bias=None, frame=3):

@@ -15,7 +15,7 @@ from conftest import COMPILER, needs
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from fuzz_packed import command
 
-EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", "16"
+EVERY_LEVEL, PORTABLE, DOTPROD = "0", "1", "32"
 SEED, BLOCKS = "1", "5000"
 
 

@@ -1,0 +1,148 @@
+"""The kernels of many tokens: attention over a cache, products with bfloat16 weights, look-ups."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+
+import pytest
+import torch
+
+from llmcli.kernels import native
+from llmcli.ops import compiled, product
+from llmcli.ops.attention import visible_keys
+
+
+def levels(library, use):
+    """Those that this processor has, each in use when it is yielded."""
+    bits = ctypes.CDLL(str(library)).llmcli_native_levels()
+    for level in (name for bit, name in enumerate(native.LEVELS) if bits >> bit & 1):
+        use(library, level)
+        yield level
+
+
+def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window):
+    """Row by row in float64."""
+    batch, heads, tokens, _ = q_BHTd.shape
+    group = heads // k_BKCd.shape[1]
+    q, k, v = (x.double() for x in (q_BHTd, k_BKCd, v_BKCe))
+    out = torch.empty(batch, heads, tokens, v.shape[-1], dtype=torch.float64)
+    for b, start in enumerate(starts.expand(batch).tolist()):
+        seen = visible_keys(torch.arange(start, start + tokens), k.shape[2], window)
+        for h in range(heads):
+            scores = (q[b, h] @ k[b, h // group].T * scale).masked_fill(~seen, -math.inf)
+            out[b, h] = scores.softmax(-1).nan_to_num(0) @ v[b, h // group].nan_to_num(0)
+    return out
+
+
+# B, H, K, T, d, e, window, starts
+CASES = (
+    (1, 1, 1, 2, 1, 1, None, [0]),
+    (1, 3, 1, 5, 16, 16, None, [0]),
+    (2, 9, 3, 70, 64, 64, None, [3, 120]),
+    (2, 4, 4, 33, 20, 7, 9, [64, 0]),
+    (3, 8, 2, 64, 32, 48, 64, [17]),
+    (1, 70, 1, 3, 8, 8, None, [200]),
+    (1, 128, 1, 2, 5, 3, 1, [63]),
+    (1, 2, 1, 130, 512, 512, 100, [1]),
+)
+
+
+def tensors(case, dtype, seed=0):
+    batch, heads, kv_heads, tokens, size, values, window, starts = case
+    generator = torch.Generator().manual_seed(seed)
+    slots = max(starts) + tokens + 5
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator)
+
+    q = draw(batch, tokens, heads, size).transpose(1, 2)
+    k, v = draw(batch, kv_heads, slots, size), draw(batch, kv_heads, slots, values)
+    return q, k.to(dtype), v.to(dtype), torch.tensor(starts), window
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", CASES)
+def test_attention_of_many_tokens(library, use, case, dtype):
+    q, k, v, starts, window = tensors(case, dtype)
+    scale = q.shape[-1] ** -0.5
+    expected = exact(q, k, v, starts, scale, window)
+    found = []
+    for _ in levels(library, use):
+        # what lies behind the last token is never read
+        for b, start in enumerate(starts.expand(len(q)).tolist()):
+            k[b, :, start + q.shape[2] :] = v[b, :, start + q.shape[2] :] = math.nan
+        found.append(compiled._attend_many(q, k, v, starts, scale, window))
+        torch.testing.assert_close(found[-1].double(), expected, rtol=0, atol=3e-6)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_a_row_has_the_same_bits_in_any_chunk(library, use):
+    q, k, v, starts, window = tensors((1, 6, 2, 90, 32, 32, 50, [30]), torch.bfloat16)
+    for _ in levels(library, use):
+        whole = compiled._attend_many(q, k, v, starts, 0.2, window)
+        for cuts in ((0, 1, 90), (0, 33, 34, 90), tuple(range(91))):
+            parts = [
+                compiled._attend_many(q[:, :, a:b].contiguous(), k, v, starts + a, 0.2, window)
+                for a, b in itertools.pairwise(cuts)
+            ]
+            assert torch.equal(torch.cat(parts, 2), whole)
+
+
+def test_scores_without_bounds(library, use):
+    """Scores of ±1e30: one key has all the weight. An infinite one makes its own row NaN."""
+    q, k, v, starts, _ = tensors((1, 2, 1, 8, 16, 16, None, [0]), torch.float32)
+    q, k = q * 1e15, k * 1e15
+    expected = exact(q, k, v, starts, 1.0, None)
+    for _ in levels(library, use):
+        found = compiled._attend_many(q, k, v, starts, 1.0, None)
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+        bad = q.clone()
+        bad[0, 1, 3, 2] = math.inf
+        seen = compiled._attend_many(bad, k, v, starts, 1.0, None)
+        assert seen[0, 1, 3].isnan().all()
+        seen[0, 1, 3] = found[0, 1, 3]
+        assert torch.equal(seen, found)
+
+
+@pytest.mark.parametrize(
+    "shape", [(25, 1, 1), (33, 31, 17), (40, 64, 130), (70, 300, 65), (64, 576, 96)], ids=str
+)
+def test_many_float32_rows_with_bfloat16_weights(library, use, shape):
+    rows, columns, outputs = shape
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, columns + 3, generator=generator)[:, 2:-1]
+    w = torch.randn(outputs, columns + 5, generator=generator).bfloat16()[:, 1:-4]
+    bias = torch.randn(outputs, generator=generator)
+    for level in levels(library, use):
+        found = product.product_float32(x, w, bias)
+        expected = x.double() @ w.double().T + bias.double()
+        # 16 binary digits of each number, by AMX
+        assert (found - expected).norm() <= 5e-6 * expected.norm()
+        if level == "amx":
+            assert torch.equal(found, product._by_tiles(x, w, bias))
+            assert torch.equal(found[:25], product.product_float32(x[:25], w, bias))
+
+
+def test_infinity_in_a_row_stays_in_it(library, use):
+    for level in levels(library, use):
+        if level != "amx":
+            continue
+        x, w = torch.ones(40, 64), torch.ones(20, 64).bfloat16()
+        x[7, 3], x[9, 4] = math.inf, math.nan
+        found = product.product_float32(x, w)
+        assert found[7].isposinf().all()
+        assert found[9].isnan().all()
+        assert (found[[i for i in range(40) if i not in (7, 9)]] == 64).all()
+
+
+def test_rows_of_a_bfloat16_table(library, use):
+    table = torch.randn(50, 33, generator=torch.Generator().manual_seed(2)).bfloat16()
+    ids = torch.tensor([[0, 49, 7], [7, 1, 2]])
+    for _ in levels(library, use):
+        found = compiled.look_up(table, compiled.BFLOAT16, 50, 33, ids)
+        assert torch.equal(found, table[ids].float())
+        for bad in (50, -1, 2**40):
+            with pytest.raises(IndexError, match="none of 50 rows"):
+                compiled.look_up(table, compiled.BFLOAT16, 50, 33, torch.tensor([3, bad]))
