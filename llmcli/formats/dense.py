@@ -81,7 +81,7 @@ class Dense(Weight):
         """Copies, widened."""
         table = self.tensor
         if table.dtype == torch.bfloat16 and table.is_contiguous() and compiled.runs(table):
-            return compiled.look_up(table, compiled.BFLOAT16, *table.shape, ids)
+            return compiled.look_up(table, compiled.BFLOAT16, table.shape[0], table.shape[1], ids)
         return at_least_float32(F.embedding(ids, self.tensor))
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:

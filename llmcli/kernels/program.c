@@ -1,4 +1,7 @@
 /* Runs operations in order; see program.h. */
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+#include <time.h>
+
 #include "program.h"
 
 static const struct kernel *const kernels[KINDS] = {
@@ -15,7 +18,16 @@ struct program {
     const struct op *ops;
     struct counter *counters;
     int64_t count, level;
+    int64_t *times; /* or NULL: nanoseconds from `begin` to when each operation was done */
+    int64_t begin;
+    _Atomic int timed; /* a thread of the team keeps them */
 };
+
+static int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
 
 #define SPINS 4000 /* looks at a counter before the processor is given to others */
 
@@ -29,7 +41,8 @@ static void wait_for(const struct counter *c, int64_t items) {
 }
 
 static void take_items(void *data) {
-    const struct program *p = data;
+    struct program *p = data;
+    const int keeps = p->times && !atomic_exchange(&p->timed, 1);
     for (int64_t i = 0; i < p->count; i++) {
         const struct op *op = p->ops + i;
         const struct kernel *kernel = kernels[op->kind];
@@ -40,20 +53,17 @@ static void take_items(void *data) {
             atomic_fetch_add_explicit(&c->done, 1, memory_order_release);
         }
         wait_for(c, items);
+        if (keeps) p->times[i] = nanoseconds() - p->begin;
     }
 }
 
-/* `counters` is room for `count` of them. */
+/* `counters` is room for `count` of them, `times` too, or NULL. */
 void llmcli_run(const struct op *ops, int64_t count, struct counter *counters,
-                const struct team *team) {
-    struct program p = {ops, counters, count, team->level};
+                const struct team *team, int64_t *times) {
+    struct program p = {.ops = ops, .counters = counters, .count = count, .level = team->level,
+                        .times = times, .begin = times ? nanoseconds() : 0};
     int alone = 1;
     for (int64_t i = 0; alone && i < count; i++) alone = kernels[ops[i].kind]->items(ops + i) < 2;
-    if (alone) {
-        for (int64_t i = 0; i < count; i++)
-            if (kernels[ops[i].kind]->items(ops + i)) kernels[ops[i].kind]->work(ops + i, 0, p.level);
-        return;
-    }
     memset(counters, 0, (size_t)count * sizeof *counters);
-    run_team(team, take_items, &p, 0);
+    run_team(team, take_items, &p, alone);
 }

@@ -49,6 +49,11 @@ class Recording:
         self._known = set(map(_storage, lasting))
         self._written: set[int] = set()
         self._memory: tuple[Any, Any] | None = None
+        self._marks: list[tuple[str, int]] = []
+
+    def mark(self, name: str) -> None:
+        """That activation is there: what has run so far computed it."""
+        self._marks.append((name, len(self._ops)))
 
     def add(
         self, ops: Sequence[Op], reads: Sequence[Tensor | None], writes: Sequence[Tensor]
@@ -68,6 +73,17 @@ class Recording:
 
     def run(self, threads: int) -> None:
         """All of them once more, in the same memory, by so many threads."""
+        self._run(threads, None)
+
+    def run_timed(self, threads: int) -> tuple[list[str], list[int]]:
+        """The same: the names that were marked, and after how many nanoseconds each was there."""
+        times = (ctypes.c_int64 * len(self._ops))()
+        self._run(threads, ctypes.addressof(times))
+        return [name for name, _ in self._marks], [
+            times[count - 1] if count else 0 for _, count in self._marks
+        ]
+
+    def _run(self, threads: int, times: int | None) -> None:
         if self._memory is None:
             numbers = (ctypes.c_int64 * (_NUMBERS * len(self._ops)))()
             for place, op in enumerate(self._ops):
@@ -75,7 +91,7 @@ class Recording:
             self._memory = numbers, _counters(len(self._ops))
         ops, counters = self._memory
         count = len(self._ops)
-        _call()(ctypes.addressof(ops), count, counters[0], native.team(threads))
+        _call()(ctypes.addressof(ops), count, counters[0], native.team(threads), times)
 
 
 _recording: Recording | None = None
@@ -98,7 +114,7 @@ def run(
     """These operations, at most 8, in their order, by so many threads."""
     numbers = (number for op in ops for number in (*op, *_ZEROS[len(op)]))
     _LAYOUTS[len(ops)].pack_into(_ROOM.numbers, 0, *numbers)
-    _call()(_ROOM.address, len(ops), _ROOM.counters, native.team(threads))
+    _call()(_ROOM.address, len(ops), _ROOM.counters, native.team(threads), None)
     if _recording is not None:
         _recording.add(ops, reads, writes)
 
@@ -137,7 +153,7 @@ def _counters(count: int) -> tuple[int, Any]:
 
 @cache
 def _call() -> Callable[..., None]:
-    found: Callable[..., None] = native.function("llmcli_run", "pnpp")
+    found: Callable[..., None] = native.function("llmcli_run", "pnppp")
     return found
 
 

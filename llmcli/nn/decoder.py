@@ -21,7 +21,7 @@ from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
 from llmcli.nn.block import Block
 from llmcli.nn.parameters import Parameters
-from llmcli.nn.replay import Replay
+from llmcli.nn.replay import Replay, ReplayClock
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.rope import depends_on_length
@@ -159,9 +159,11 @@ class Decoder:
         not fit the state or the table of learned positions, UsageError where an edit names what
         cannot be edited.
         """
-        watched = tap is not None or edits or clock is not None or until is not None
-        if state is not None and ids_BT.shape[1] == 1 and lengths is None and not watched:
-            replayed = self._replayed(ids_BT, state)
+        watched = tap is not None or edits or until is not None
+        late = clock if isinstance(clock, ReplayClock) else None
+        one = ids_BT.shape[1] == 1 and lengths is None and clock is late and not watched
+        if state is not None and one:
+            replayed = self._replayed(ids_BT, state, late)
             if replayed is not None:
                 return replayed
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
@@ -189,7 +191,9 @@ class Decoder:
             x_BTD = self._unembed(x_BTD if logits == "all" else _last(x_BTD, step), step)
         return x_BTD
 
-    def _replayed(self, ids_B1: Tensor, state: State) -> Tensor | None:
+    def _replayed(
+        self, ids_B1: Tensor, state: State, clock: ReplayClock | None
+    ) -> Tensor | None:
         """The same for one token of each sequence, replayed; None where it has to be computed.
 
         The first step of a state is not recorded: it may be the only one. Nor is a state that
@@ -203,14 +207,19 @@ class Decoder:
         self._check_room(state.lengths, 1, state)
         ids, starts = ids_B1[:, 0].tolist(), state.lengths
         if state.replay is not None:
-            logits = state.replay.run(ids, starts)
+            logits = state.replay.run(ids, starts, clock)
             state.advance([1] * len(ids))
             return logits
 
-        def run(ids_B1: Tensor, starts_B: Tensor) -> Tensor:
+        def run(ids_B1: Tensor, starts_B: Tensor, mark: Clock) -> Tensor:
+            def seen(name: str) -> None:
+                mark(name)
+                if clock is not None:
+                    clock(name)
+
             step = Step(
                 starts, 1, [1] * len(ids), self._ropes, device=self.device,
-                fixed=(starts_B, state.capacity), recorded=True,
+                fixed=(starts_B, state.capacity), recorded=True, clock=seen,
             )  # fmt: skip
             return self._pass(ids_B1, state, step, "all", None)
 

@@ -9,24 +9,41 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from llmcli.kernels import program
 
+if TYPE_CHECKING:
+    from llmcli.nn.step import Clock
+
+
+@runtime_checkable
+class ReplayClock(Protocol):
+    """A clock that takes the marks of a step after it ran."""
+
+    def __call__(self, name: str) -> None:
+        """As `Clock`."""
+
+    def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
+        """When each activation was there, in nanoseconds of `perf_counter_ns`."""
+
 
 class Replay:
     """One decode step of `batch` sequences, recorded while `step(ids, starts)` runs.
 
-    `step` is given ids `[B, 1]` and starts `[B]` and returns logits `[B, 1, V]`; of tensors that
-    are there before and after it reads `weights`, and reads and writes `caches`. `complete` says
-    whether all of it was recorded. `logits` are those of the recorded call.
+    `step` is given ids `[B, 1]`, starts `[B]` and a clock, which it calls for each activation, and
+    returns logits `[B, 1, V]`; of tensors that are there before and after it reads `weights`, and
+    reads and writes `caches`. `complete` says whether all of it was recorded. `logits` are those of
+    the recorded call.
     """
 
     def __init__(
         self,
-        step: Callable[[Tensor, Tensor], Tensor],
+        step: Callable[[Tensor, Tensor, Clock], Tensor],
         ids: Sequence[int],
         starts: Sequence[int],
         *,
@@ -38,12 +55,20 @@ class Replay:
         memory = torch.frombuffer(self._numbers, dtype=torch.int64)
         ids_B1, starts_B = memory[:batch].unsqueeze(1), memory[batch:]
         with program.recorded([memory, *weights, *caches]) as self._recording:
-            self.logits = step(ids_B1, starts_B)
+            self.logits = step(ids_B1, starts_B, self._recording.mark)
         written = self._recording.wrote([self.logits, *caches])
         self.complete = self._recording.complete and written
 
-    def run(self, ids: Sequence[int], starts: Sequence[int]) -> Tensor:
+    def run(
+        self, ids: Sequence[int], starts: Sequence[int], clock: ReplayClock | None = None
+    ) -> Tensor:
         """Logits `[B, 1, V]` of the next step, in memory of their own."""
         self._numbers[:] = [*ids, *starts]
-        self._recording.run(torch.get_num_threads())
+        threads = torch.get_num_threads()
+        if clock is None:
+            self._recording.run(threads)
+        else:
+            begin = perf_counter_ns()
+            names, after = self._recording.run_timed(threads)
+            clock.replayed(names, [begin + ns for ns in after])
         return self.logits.clone()

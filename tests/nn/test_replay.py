@@ -1,5 +1,7 @@
 """A decode step that is recorded and replayed has the bits of the one that is computed."""
 
+from time import perf_counter_ns
+
 import pytest
 import torch
 from small_models import random_model
@@ -118,3 +120,46 @@ def test_what_is_not_recorded_is_found(name, model, monkeypatch):
     if name == "add":
         assert one.state.replay is None
         assert not (one.state.rewinds and model.decoder._replays)
+
+
+class Marks:
+    """A clock, called by an eager pass or told afterwards by a replayed one."""
+
+    def __init__(self):
+        self.names, self.times, self.late = [], [], 0
+
+    def __call__(self, name):
+        self.names.append(name)
+        self.times.append(perf_counter_ns())
+
+    def replayed(self, names, times):
+        self.names += names
+        self.times += times
+        self.late += 1
+
+
+def test_a_clock_is_told_when_each_activation_was_there(model, monkeypatch):
+    clock, plain = Marks(), Marks()
+    one = session(model)
+    begin = perf_counter_ns()
+    found = decoded(one, 4, clock=clock)
+    end = perf_counter_ns()
+    assert torch.equal(found, eager(model, monkeypatch, 4, clock=plain))
+    assert clock.names == plain.names
+    assert begin <= clock.times[0]
+    assert clock.times == sorted(clock.times)
+    assert clock.times[-1] <= end
+    assert clock.late == (3 if whether_replayed(model) else 0)  # the first of them is recorded
+    assert plain.late == 0
+
+
+def test_the_recorded_step_is_clocked_without_a_clock(model):
+    """What is recorded for nobody's clock can be timed later."""
+    if not whether_replayed(model):
+        return
+    one, clock = session(model), Marks()
+    decoded(one, 2)
+    decoded(one, 1, clock=clock)
+    assert clock.late == 1
+    assert clock.names[0] == "step"
+    assert clock.names[-1] == "logits"

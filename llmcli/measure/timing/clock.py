@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
@@ -65,6 +65,11 @@ class HostClock:
         """A mark: two appends and a reading, 0.1 µs."""
         self._times.append(perf_counter_ns())
         self._names.append(name)
+
+    def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
+        """See `ReplayClock`."""
+        self._names += names
+        self._times += times
 
     def stop(self) -> None:
         """See `RunClock`."""

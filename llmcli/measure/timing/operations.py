@@ -48,6 +48,11 @@ class OperationCount(TorchFunctionMode):
         self._counts.append(self._count)
         self._count = 0
 
+    def replayed(self, names: Sequence[str], times: Sequence[int]) -> None:
+        """See `ReplayClock`: they are started all at once, by the call before the first."""
+        for name in names:
+            self(name)
+
     def stop(self) -> None:
         """See `RunClock`."""
         self(END)
