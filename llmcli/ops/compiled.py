@@ -102,11 +102,17 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
 
 
 def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
-    """Whether `attend` can: heads that it has room for, whose numbers lie together."""
+    """Whether `attend` can: heads that it has room for, whose numbers lie together.
+
+    Many tokens only with keys in bfloat16: where all is float32, PyTorch's own kernel stays (and it
+    stays where there is no processor level, since its sums are fused there, ours function calls).
+    """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
+    one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
+    many = k_BKCd.dtype == torch.bfloat16 and native.level() != "portable"
     return (
         takes(q_BHTd)
-        and (q_BHTd.shape[2] == 1 or native.level() != "portable")  # too slow without fused sums
+        and (one or many)
         and k_BKCd.dtype in (torch.bfloat16, torch.float32)
         and max(sizes) <= _MOST_SIZE
         and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]

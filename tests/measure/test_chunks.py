@@ -21,6 +21,7 @@ from llmcli.measure.stream import Stream
 from llmcli.nn.block import Block
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Step, Visible
+from llmcli.ops import compiled
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward
 from llmcli.parts.attention.forward import Attention
@@ -165,13 +166,31 @@ def first_key_overwritten(fault):
     fault.wrap(Step, "write", write)
 
 
+def unseen(fault, visible, by):
+    """Another mask; for our kernel, which has none, its first query at another position."""
+
+    def attention(plain, own, *given):
+        attend = compiled.attend
+
+        def other(q_BHTd, k, v, starts, **rest):
+            first = attend(q_BHTd[:, :, :1], k, v, (starts + by).clamp(min=0), **rest)
+            return torch.cat((first, attend(q_BHTd, k, v, starts, **rest)[:, :, 1:]), 2)
+
+        with fault.monkeypatch.context() as within:
+            within.setattr(compiled, "attend", other)
+            return plain(own, *given)
+
+    fault.wrap(Step, "visible", visible)
+    fault.wrap(Attention, "__call__", attention)
+
+
 def first_query_sees_one_key_more(fault):
     def visible(plain, own, window):
         mask = visible_keys(own.positions, own.keys, window)
         mask[0] = visible_keys(own.positions[:1] + 1, own.keys, window)[0]
         return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
 
-    fault.wrap(Step, "visible", visible)
+    unseen(fault, visible, 1)
 
 
 def first_query_misses_its_own_key(fault):
@@ -181,7 +200,7 @@ def first_query_misses_its_own_key(fault):
         mask[1, own.starts[0]] = False
         return (Visible(slice(0, own.tokens), 0, own.keys, False, mask),)
 
-    fault.wrap(Step, "visible", visible)
+    unseen(fault, visible, -1 if fault.begin else 1)
 
 
 def another_token(fault):

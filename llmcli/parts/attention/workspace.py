@@ -34,7 +34,7 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     if a.rope is not None:  # cos and sin; the tables double in length when they are too short
         positions = 1 << max(of.keys - 1, 255).bit_length()
         shared["rope", a.rope] = 2 * positions * a.rope.dims * wide
-    if _is_masked(a, of):
+    if _is_masked(a, of) and of.kept >= size:
         shared["mask", a.window] = of.tokens * of.keys
     return Workspace(peak=held + most + of.widened(product), shared=shared)
 
@@ -46,8 +46,8 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
     found = of.rows * (turned + mixed) * size
     # the fused kernel's sum of every row, and the tile of scores that one thread works on
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
-    if of.kept < size:  # the new keys as they are kept, and all keys and values widened
-        found += of.rows * a.kv_heads * a.head_dim * of.kept + of.batch * keys * pair * size
+    if of.kept < size:  # the new keys as they are kept: our kernel reads them so, and has no mask
+        return found + of.rows * a.kv_heads * a.head_dim * of.kept
     if _is_masked(a, of):
         found += tokens * keys * size  # the mask once more, as 0 and -∞
         if of.cuda and a.heads != a.kv_heads:
