@@ -68,21 +68,28 @@ INLINE double exponential(double x) {
     return x > -708.0 ? e : 0.0;
 }
 
+#define WEIGH(name, target)                                                                        \
+    target static void name(const double *scores, int64_t count, double most, double by,           \
+                            double *out) {                                                         \
+        for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);         \
+    }
+WEIGH(weigh_portable, )
 #ifdef X86
-WITH_AVX2
+WEIGH(weigh_avx2, WITH_AVX2)
+WEIGH(weigh_avx512, WITH_AVX512)
 #endif
-static void weigh_wide(const double *scores, int64_t count, double most, double by, double *out) {
-    for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);
-}
-
-static void weigh_narrow(const double *scores, int64_t count, double most, double by, double *out) {
-    for (int64_t i = 0; i < count; i++) out[i] = exponential((scores[i] - most) / by);
-}
 
 /* e^((score - most) / by) of each; `most` is the greatest. */
 static void weigh(int64_t level, const double *scores, int64_t count, double most, double by,
                   double *out) {
-    (level >= AVX2 ? weigh_wide : weigh_narrow)(scores, count, most, by, out);
+#ifdef X86
+    if (level >= AVX2) {
+        (level >= AVX512 ? weigh_avx512 : weigh_avx2)(scores, count, most, by, out);
+        return;
+    }
+#endif
+    (void)level;
+    weigh_portable(scores, count, most, by, out);
 }
 
 static double penalized(double score, int64_t prompt, int64_t output, const struct sampling *s) {
@@ -91,12 +98,28 @@ static double penalized(double score, int64_t prompt, int64_t output, const stru
     return score - s->presence * (output > 1 ? 1 : (double)output) - s->frequency * (double)output;
 }
 
+static int by_rank(const void *a, const void *b) {
+    const struct token *x = a, *y = b;
+    return before(*x, *y) ? -1 : before(*y, *x);
+}
+
+/* Tokens with at least that weight, the greatest being 1: how many. */
+static int64_t at_least(double least, const double *scores, const double *weights, int64_t vocab,
+                        struct token *tokens) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < vocab; i++) {
+        tokens[count] = (struct token){scores[i], i};
+        count += !(weights[i] < least);
+    }
+    return count;
+}
+
 static int by_id(const void *a, const void *b) {
     int64_t x = ((const struct token *)a)->id, y = ((const struct token *)b)->id;
     return x < y ? -1 : x > y;
 }
 
-/* `score` of tokens is turned into their weights. Top-p and min-p; then the draw. */
+/* Tokens best first, their weights in place of scores: top-p and min-p, then the draw by id. */
 static int64_t drawn(struct token *tokens, int64_t count, double enough, const struct sampling *s,
                      double u) {
     double sum = 0, total = 0;
@@ -104,7 +127,9 @@ static int64_t drawn(struct token *tokens, int64_t count, double enough, const s
     for (int64_t i = 0; i < count; sum += tokens[i++].score)
         if ((s->top_p >= 1 || i == 0 || sum < enough) && !(tokens[i].score < s->min_p))
             tokens[kept++] = tokens[i];
-    qsort(tokens, (size_t)kept, sizeof *tokens, by_id);
+    int in_order = 1;
+    for (int64_t i = 1; i < kept; i++) in_order &= tokens[i - 1].id < tokens[i].id;
+    if (!in_order) qsort(tokens, (size_t)kept, sizeof *tokens, by_id);
     for (int64_t i = 0; i < kept; i++) total += tokens[i].score;
     sum = 0;
     for (int64_t i = 0; i < kept; i++) {
@@ -154,16 +179,18 @@ int64_t llmcli_choose(const float *logits, int64_t vocab, const struct sampling 
     double total = 0;
     weigh(level, scores, vocab, most, s->temperature, weights);
     for (int64_t i = 0; i < vocab; i++) total += weights[i];
-    int64_t count = vocab;
-    if (s->top_p < 1) { /* sorted, as many as are surely enough */
-        for (count = vocab < 1024 ? vocab : 1024;; count = count * 8 < vocab ? count * 8 : vocab) {
-            double held = 0;
-            best_of(scores, vocab, count, tokens);
-            for (int64_t i = 0; i < count; i++) held += tokens[i].score = weights[tokens[i].id];
-            if (count == vocab || held > s->top_p * total) break;
+    int64_t count;
+    if (s->top_p < 1) { /* sorted: those with larger weights alone, where they are enough */
+        for (double least = 1e-2, held = 0;; least = least > 1e-12 ? least * 1e-2 : 0, held = 0) {
+            least = least < s->min_p ? s->min_p : least;
+            count = at_least(least, scores, weights, vocab, tokens);
+            for (int64_t i = 0; i < count; i++) held += weights[tokens[i].id];
+            if (least <= s->min_p || held > s->top_p * total) break;
         }
+        qsort(tokens, (size_t)count, sizeof *tokens, by_rank);
     } else {
-        for (int64_t i = 0; i < vocab; i++) tokens[i] = (struct token){weights[i], i};
+        count = at_least(s->min_p, scores, weights, vocab, tokens);
     }
+    for (int64_t i = 0; i < count; i++) tokens[i].score = weights[tokens[i].id];
     return drawn(tokens, count, s->top_p * total, s, u);
 }
