@@ -29,11 +29,10 @@ _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
-    They take products of packed weights, and on a CPU of few bfloat16 rows
-    (`ops.product.has_kernel`).
+    They take products of packed weights, and on a CPU of bfloat16 weights (`ops.product`).
     """
     taken = any(
-        m["product_format"] == "int8" or (m["device"], m["product_format"]) == ("cpu", "bfloat16")
+        m["product_format"] == "int8" or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
         for m in models
     )
     own = (f"llmcli {native.level()}",) if taken and native.level() else ()

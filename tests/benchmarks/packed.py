@@ -1,6 +1,7 @@
 """Packed weights beside llama.cpp on the same file, and beside the rate at which memory is read.
 
-python tests/benchmarks/packed.py [--formats Q4_0 Q4_1 Q8_0] [--shapes 1.7B 8B] [--runs 5] [--json]
+    python tests/benchmarks/packed.py [--formats Q4_0 Q4_1 Q8_0] [--shapes 1.7B 8B] [--runs 5]
+        [--around Q4_0] [--alone] [--json]
 
 `--formats`: SmolLM2 with all its matrices in one format. `--shapes`: random blocks in the
 configuration of a model of that size, as a Q4_K_M file mixes them (values and the second half of
@@ -10,6 +11,11 @@ follow from the seconds of these layers and of the head. The files are made in `
 Each row is `llmcli bench --against llama.cpp`: runs in turns, the median of their ratios with the
 lowest and highest. `of read` is the bytes of all weights times tokens/s over the read rate: the
 best sum over 512 MiB by one thread or all, in small pages or huge ones.
+
+`--around`: of SmolLM2 in that format what surrounds a step. Decode after 4,096 tokens against what
+its bytes make of decode after none; `generate` against `bench`; beside a busy program against
+alone; a process's first token against `import torch`; its peak against that of Python with torch,
+the weights and the cache. Fresh processes in turns, `--runs` of each.
 """
 
 from __future__ import annotations
@@ -26,7 +32,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_tools import environment, table
+from bench_tools import environment, run_llmcli, run_python, spread, table
+from busy_neighbour import neighbours
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
 
 from llmcli.checkpoints import open_model
@@ -161,6 +168,48 @@ def compared(path: Path, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def decode(path: Path, *options: str) -> list[dict[str, Any]]:
+    """Rows of `llmcli bench` that only write."""
+    command = ["bench", "-m", str(path), "-p", "0", "-n", "48", "-r", "3", "--no-ceilings"]
+    return json.loads(run_llmcli([*command, "-o", "json", *options]).stdout)
+
+
+def generated(path: Path, *options: str) -> float:
+    """Tokens per second of `llmcli generate`, its second token's recording included."""
+    text = ["generate", "The story begins", "--raw", "-m", str(path), "-n", "256", "--ignore-eos"]
+    ran = run_llmcli([*text, "--seed", "1", "-q", "--json", *options])
+    return json.loads(ran.stdout)["timings"]["generated_tokens_per_s"]
+
+
+def around(path: Path, runs: int) -> list[tuple[str, str, str]]:
+    """What surrounds a step: name, ratios, what is wanted."""
+    found: dict[str, list[float]] = {}
+    for _ in range(runs):
+        near, far = decode(path, "-d", "0,4096")
+        predicted = near["avg_ts"] * near["bytes"] / far["bytes"]
+        base = run_python("import torch")
+        first = run_llmcli(["generate", "Hello", "-m", str(path), "-n", "1", "-q"])
+        peak = run_llmcli(["generate", "Hello", "-m", str(path), "-n", "64", "--ignore-eos", "-q"])
+        with neighbours(1):
+            (beside,) = decode(path)
+        for name, value in (
+            ("decode after 4,096 tokens ÷ what its bytes predict", far["avg_ts"] / predicted),
+            ("generate ÷ bench", generated(path) / near["avg_ts"]),
+            ("generate, top-k off, repetition penalty ÷ bench",
+             generated(path, "--top-k", "0", "--repetition-penalty", "1.1") / near["avg_ts"]),
+            ("alone ÷ beside a busy program", near["avg_ts"] / beside["avg_ts"]),
+            ("first token − import torch, seconds", first.seconds - base.seconds),
+            ("peak − Python with torch − weights, MiB",
+             (peak.peak - base.peak - near["model_size"]) / 2**20),
+        ):  # fmt: skip
+            found.setdefault(name, []).append(value)
+    wanted = ("≥ 0.85", "≥ 0.90", "≥ 0.80", "≤ 3", "≤ 0.2", "≤ 100 + a tenth of the weights")
+    return [
+        (name, spread(values), want)
+        for (name, values), want in zip(found.items(), wanted, strict=True)
+    ]
+
+
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """Names and files, which are made where they are not there."""
     source = open_model("smollm2").path
@@ -189,8 +238,17 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/packed-models"))
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    parser.add_argument("--around", choices=FORMATS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.around:
+        ((_, path),) = cases(argparse.Namespace(**vars(args) | {
+            "formats": [args.around], "shapes": []
+        }))  # fmt: skip
+        rows = around(path, args.runs)
+        print(table(f"SmolLM2 {args.around}", [("", "median (range)", "wanted"), *rows]))
+        print(environment(torch.get_num_threads()))
+        return 0
     results = {}
     for name, path in cases(args):
         results[name] = compared(path, args) | {"read_rate": read_rate()}

@@ -23,7 +23,7 @@ int64_t llmcli_packed_size(int64_t, int64_t, int64_t);
 unsigned llmcli_native_levels(void);
 void llmcli_pack(int64_t, const uint8_t *, int64_t, uint8_t *, int64_t, const int64_t *, int64_t,
                  const struct team *);
-void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *);
+void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *, int64_t *);
 void llmcli_seen(const float *, float *, int64_t);
 
 static uint64_t state;
@@ -151,7 +151,7 @@ static int64_t one(int f, uint64_t *hash) {
             {QUANTIZE, {to(x), x_stride, to(activations), x_rows, columns}},
             {MULTIPLY, {to(activations), to(&segment), 1, to(out), out_stride, x_rows, columns, 0}},
         };
-        llmcli_run(ops, 3, counters, &team);
+        llmcli_run(ops, 3, counters, &team, NULL);
         results = hashed(results, dense, rows * columns);
         for (int64_t i = 0; i < x_rows; i++) results = hashed(results, out + i * out_stride, rows);
         llmcli_seen(x, dense, columns);
@@ -185,7 +185,7 @@ static int64_t bfloat16(uint64_t *hash) {
             {MULTIPLY_BFLOAT16, {to(wide), to(w), w_stride, to(out), rows, x_rows, rows, columns,
                                  columns % 2 ? to(bias) : 0}},
         };
-        llmcli_run(ops, 2, counters, &team);
+        llmcli_run(ops, 2, counters, &team, NULL);
         compare(&first, hashed(1, out, rows * x_rows), FORMATS, level, rows, columns, x_rows);
     }
     *hash = *hash * 31 + first;

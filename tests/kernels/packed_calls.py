@@ -43,7 +43,7 @@ class Kernels:
         for row, op in zip(numbers, ops, strict=True):
             row[: len(op)] = [_number(a).value for a in op]
         counters = copied(np.full((len(ops), 8), -1))
-        self._call("llmcli_run", numbers, len(ops), counters, self._team)
+        self._call("llmcli_run", numbers, len(ops), counters, self._team, 0)
 
     def size(self, f, rows, columns):
         return self.library.llmcli_packed_size(
