@@ -89,7 +89,7 @@ class Arithmetic:
 WIDE = "wide"
 
 # Levels of the kernels whose products of many float32 rows with bfloat16 weights are not far behind
-# PyTorch's of bfloat16 rows (AMX: 0.5 of its speed, where float32 has 0.2).
+# PyTorch's of bfloat16 rows (AMX: 0.3 of its speed, where float32 has 0.17).
 WITH_TILES = ("amx",)
 
 # What `--quantize` makes of the matrices of a dense checkpoint, and of those with a row per token.

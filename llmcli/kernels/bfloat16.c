@@ -276,7 +276,7 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
 
 /* Many float32 rows, where there are tiles of AMX.
  *
- * SPLIT: rows of x [M, K] into `out`, `struct halves` [M rounded up to 32, / 16, K / 32]. An item is
+ * SPLIT: rows of x [M, K] into `out`, `struct pieces` [M rounded up to 32, / 16, K / 32]. An item is
  * 16 rows.
  * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K */
 static int64_t items_split(const struct op *op) { return (op->arg[3] + 31) / 32 * 2; }
@@ -287,7 +287,7 @@ static void work_split(const struct op *op, int64_t item, int64_t level) {
     const int64_t columns = op->arg[4], left = op->arg[3] - item * TILE;
     split((const float *)address(op->arg[0]) + item * TILE * op->arg[1], op->arg[1],
           left < 0 ? 0 : left < TILE ? left : TILE, columns,
-          (struct halves *)address(op->arg[2]) + item * ((columns + COLUMNS - 1) / COLUMNS));
+          (struct pieces *)address(op->arg[2]) + item * ((columns + COLUMNS - 1) / COLUMNS));
 #endif
 }
 

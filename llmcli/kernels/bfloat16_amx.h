@@ -1,7 +1,8 @@
 /* The product of many float32 rows with a bfloat16 matrix by AMX: see bfloat16.c.
  *
- * A row of x is the sum of two of bfloat16, its rounded numbers and what these lack: 16 digits of a
- * number's 24. Products of bfloat16 numbers are exact in float32.
+ * A row of x is the sum of three of bfloat16: its rounded numbers, what these lack, rounded, and what
+ * is lacking then: 8 of a number's 24 binary digits each. Products of bfloat16 numbers are exact in
+ * float32.
  */
 #ifndef LLMCLI_BFLOAT16_AMX_H
 #define LLMCLI_BFLOAT16_AMX_H
@@ -18,9 +19,11 @@ static const struct tile_config bfloat16_tiles = {
     1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16},
 };
 
-/* 16 rows of 32 columns: rounded, and the rest. */
-struct halves {
-    uint16_t rounded[TILE][COLUMNS], rest[TILE][COLUMNS];
+#define PIECES 3
+
+/* 16 rows of 32 columns. */
+struct pieces {
+    uint16_t of[PIECES][TILE][COLUMNS];
 };
 
 INLINE uint16_t to_bfloat16(float x) {
@@ -31,17 +34,19 @@ INLINE uint16_t to_bfloat16(float x) {
 
 /* `rows` rows of x, `stride` apart, `columns` of them; zeros beyond. */
 WITH_AVX512 static void split(const float *x, int64_t stride, int64_t rows, int64_t columns,
-                              struct halves *to) {
+                              struct pieces *to) {
     for (int64_t k = 0; k < columns; k += COLUMNS, to++) {
         const int64_t count = columns - k < COLUMNS ? columns - k : COLUMNS;
         memset(to, 0, sizeof *to);
         for (int64_t m = 0; m < rows; m++)
             for (int64_t i = 0; i < count; i++) {
-                const float number = x[m * stride + k + i];
-                const uint16_t rounded = to_bfloat16(number);
-                const float rest = number - widened(rounded); /* of infinity a NaN */
-                to->rounded[m][i] = rounded;
-                to->rest[m][i] = rest == rest ? to_bfloat16(rest) : 0;
+                float rest = x[m * stride + k + i];
+                for (int j = 0; j < PIECES; j++) {
+                    const uint16_t rounded = to_bfloat16(rest);
+                    to->of[j][m][i] = rounded;
+                    rest -= widened(rounded);
+                    rest = rest == rest ? rest : 0.0f; /* nothing is lacking of infinity */
+                }
             }
     }
 }
@@ -81,7 +86,7 @@ WITH_AVX512 INLINE void lay_out(const uint16_t *w, int64_t stride, int64_t rows,
 }
 
 /* 32 rows of x times 32 of w, `count` tiles of columns: onto `out`, which `first` says to be empty. */
-WITH_AVX512 INLINE void block(const struct halves *x, int64_t x_stride,
+WITH_AVX512 INLINE void block(const struct pieces *x, int64_t x_stride,
                               uint16_t w[2][SLICE][TILE][COLUMNS], int64_t count, float *out,
                               int64_t stride, int first) {
     float *lower = out + TILE * stride;
@@ -93,19 +98,18 @@ WITH_AVX512 INLINE void block(const struct halves *x, int64_t x_stride,
     }
     for (int64_t k = 0; k < count; k++) {
         TILE_LOAD(6, w[0][k], 64); TILE_LOAD(7, w[1][k], 64);
-        TILE_LOAD(4, x[k].rounded, 64); TILE_LOAD(5, x[k + x_stride].rounded, 64);
-        TILE_DOT_BFLOAT16(0, 4, 6); TILE_DOT_BFLOAT16(1, 4, 7);
-        TILE_DOT_BFLOAT16(2, 5, 6); TILE_DOT_BFLOAT16(3, 5, 7);
-        TILE_LOAD(4, x[k].rest, 64); TILE_LOAD(5, x[k + x_stride].rest, 64);
-        TILE_DOT_BFLOAT16(0, 4, 6); TILE_DOT_BFLOAT16(1, 4, 7);
-        TILE_DOT_BFLOAT16(2, 5, 6); TILE_DOT_BFLOAT16(3, 5, 7);
+        UNROLL for (int j = 0; j < PIECES; j++) {
+            TILE_LOAD(4, x[k].of[j], 64); TILE_LOAD(5, x[k + x_stride].of[j], 64);
+            TILE_DOT_BFLOAT16(0, 4, 6); TILE_DOT_BFLOAT16(1, 4, 7);
+            TILE_DOT_BFLOAT16(2, 5, 6); TILE_DOT_BFLOAT16(3, 5, 7);
+        }
     }
     TILE_STORE(0, out, 4 * stride); TILE_STORE(1, out + TILE, 4 * stride);
     TILE_STORE(2, lower, 4 * stride); TILE_STORE(3, lower + TILE, 4 * stride);
 }
 
 /* At most PANELS * 16 rows of w with all rows of x. */
-WITH_AVX512 static void multiply_amx(const struct halves *x, int64_t rows, const uint16_t *w,
+WITH_AVX512 static void multiply_amx(const struct pieces *x, int64_t rows, const uint16_t *w,
                                      int64_t w_stride, int64_t outputs, int64_t columns, float *out,
                                      int64_t out_stride) {
     static _Thread_local uint16_t panels[PANELS][SLICE][TILE][COLUMNS] __attribute__((aligned(64)));
@@ -121,7 +125,7 @@ WITH_AVX512 static void multiply_amx(const struct halves *x, int64_t rows, const
                         columns - (k + i) * COLUMNS, panels[n][i]);
         for (int64_t m = 0; m < rows; m += 2 * TILE)
             for (int64_t n = 0; n < outputs; n += 2 * TILE) {
-                const struct halves *at = x + m / TILE * tiles + k;
+                const struct pieces *at = x + m / TILE * tiles + k;
                 const int64_t high = rows - m < 32 ? rows - m : 32;
                 const int64_t wide = outputs - n < 32 ? outputs - n : 32;
                 float *to = out + m * out_stride + n, part[32][32];

@@ -80,7 +80,7 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 
 def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
-    """The same of many float32 rows by AMX, each number rounded to 16 binary digits or more."""
+    """The same of many float32 rows by AMX, each number as three of bfloat16."""
     x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.stride(1) != 1:
         x_MK = x_MK.contiguous()
@@ -88,14 +88,14 @@ def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
         b_N = b_N.float().contiguous()
     (rows, columns), outputs = x_MK.shape, len(w_NK)
     out_MN = torch.empty(rows, outputs)
-    halves = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32)
+    pieces = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32 * 3, dtype=torch.bfloat16)
     program.run(
         torch.get_num_threads(),
-        (program.SPLIT, x_MK.data_ptr(), x_MK.stride(0), halves.data_ptr(), rows, columns),
-        (program.MULTIPLY_SPLIT, halves.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
+        (program.SPLIT, x_MK.data_ptr(), x_MK.stride(0), pieces.data_ptr(), rows, columns),
+        (program.MULTIPLY_SPLIT, pieces.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
          out_MN.data_ptr(), outputs, rows, outputs, columns,
          0 if b_N is None else b_N.data_ptr()),
-        reads=(x_MK, w_NK, b_N), writes=(halves, out_MN),
+        reads=(x_MK, w_NK, b_N), writes=(pieces, out_MN),
     )  # fmt: skip
     return out_MN.view(*x.shape[:-1], outputs)
 
