@@ -68,7 +68,7 @@ TARGET INLINE void NAMED(product)(const float *x, int64_t outer, int64_t inner, 
 TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slots,
                                  int64_t lanes) {
     const float scale = number(op->arg[12]);
-    const int32_t window = op->arg[13] ? (int32_t)op->arg[13] : INT32_MAX;
+    const int32_t window = op->arg[13] ? (int32_t)op->arg[13] : 1 << 30;
     for (int64_t r = 0; r < lanes; r += WIDTH) {
         numbers position;
         memcpy(&position, tile.position + r, sizeof position);

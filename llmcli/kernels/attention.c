@@ -220,12 +220,17 @@ static _Thread_local struct tile tile __attribute__((aligned(64)));
 #include "attend_rows.h"
 #endif
 
-/* Without such instructions a function call for each number. */
 typedef float quad __attribute__((vector_size(16)));
 
 INLINE quad fused(quad a, quad b, quad c) {
-    UNROLL for (int i = 0; i < 4; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
+#ifdef WITH_DOTPROD /* ARM */
+    return (quad)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else /* a function call for each number, where the processor is not known to do it */
+    return (quad){
+        __builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+        __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3]),
+    };
+#endif
 }
 
 #define WIDTH 4

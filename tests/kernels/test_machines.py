@@ -5,12 +5,13 @@ The program is tests/fuzz/fuzz_packed.c; it prints a hash of what each format ga
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import children
 import pytest
-from conftest import COMPILER, needs
+from conftest import COMPILER, EXTENSION, FLAGS, ROOT, SOURCES, levels_of, needs
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from fuzz_packed import command
@@ -57,3 +58,33 @@ def test_arm_has_the_same_bits(built, ours, level):
     needs(compiler, emulator)
     program = built("fuzz_aarch64", [compiler, *command("-static")])
     assert hashes(emulator, str(program), level) == ours
+
+
+ATTENTION = [
+    *EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror",
+    f"-I{ROOT / 'llmcli' / 'kernels'}", str(Path(__file__).with_name("attend.c")), *SOURCES, "-lm",
+]  # fmt: skip
+
+
+def test_attention_has_the_same_bits_everywhere(built):
+    needs(COMPILER[0])
+    flags = ["-g", *UNDEFINED, "-fno-sanitize-recover=all"]
+    plain = built("attend", [*COMPILER, *ATTENTION])
+    library = built("cc.so", [*COMPILER, *FLAGS, "-shared", "-fPIC", *SOURCES])
+    levels = [str(level) for level in range(6) if levels_of(library) >> level & 1]
+    hashes = {children.run([str(plain), level], capture_output=True).stdout for level in levels}
+    assert len(hashes) == 1
+    assert hashes != {b""}
+    probe = children.run([*COMPILER, *flags, "-xc", "-", "-o", "/dev/null"], capture_output=True,
+                         input=b"int main(void) { return 0; }")  # fmt: skip
+    if probe.returncode == 0:
+        checked = built("attend_checked", [*COMPILER, *ATTENTION, *flags, "-O0"])
+        for level in levels:
+            run = children.run([str(checked), level], capture_output=True)
+            assert run.returncode == 0, run.stderr
+            assert {run.stdout} == hashes
+    if shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64"):
+        foreign = built("attend_aarch64", ["aarch64-linux-gnu-gcc", "-static", *ATTENTION])
+        for level in ("0", "5"):
+            run = children.run(["qemu-aarch64", str(foreign), level], capture_output=True)
+            assert {run.stdout} == hashes

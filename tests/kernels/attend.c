@@ -1,0 +1,58 @@
+/* Attention of many tokens at level `argv[1]`, over random shapes: prints a hash of all results, which
+ * is the same at every level and on every machine. Every buffer has exactly the size it needs. */
+#include <stdio.h>
+
+#include "program.h"
+
+void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *, int64_t *);
+unsigned llmcli_native_levels(void);
+
+static uint32_t state = 1;
+
+static uint32_t next(void) { return (state = state * 1664525u + 1013904223u) >> 8; }
+
+static int64_t below(int64_t count) { return next() % count; }
+
+/* Numbers from -1 to 1; of bfloat16 the bits of such ones. */
+static void *drawn(int64_t count, int64_t narrow) {
+    float *numbers = malloc((size_t)count * (narrow ? 2 : 4));
+    for (int64_t i = 0; i < count; i++) {
+        float number = (float)next() / 8388608.0f - 1.0f;
+        if (narrow) ((uint16_t *)numbers)[i] = (uint16_t)(bits_of(number) >> 16);
+        else numbers[i] = number;
+    }
+    return numbers;
+}
+
+static int64_t to(const void *memory) { return (int64_t)(intptr_t)memory; }
+
+int main(int count, char **arguments) {
+    const struct team team = {count > 1 ? atoi(arguments[1]) : 0, NULL, 1};
+    uint64_t hash = 14695981039346656037ull;
+    llmcli_native_levels(); /* asks for tiles */
+    for (int turn = 0; turn < 60; turn++) {
+        const int64_t B = 1 + below(3), K = 1 + below(3), G = turn % 9 ? 1 + below(6) : 1 + below(128);
+        const int64_t T = 1 + below(70), d = 1 + below(turn % 7 ? 40 : 512), e = 1 + below(40);
+        const int64_t window = below(2) ? 1 + below(90) : 0, wide = below(2), H = K * G;
+        int64_t *starts = malloc((size_t)B * sizeof *starts), slots = 0;
+        for (int64_t b = 0; b < B; b++) {
+            starts[b] = below(150);
+            slots = starts[b] + T > slots ? starts[b] + T : slots;
+        }
+        void *q = drawn(B * T * H * d, 0), *k = drawn(B * K * slots * d, !wide);
+        void *v = drawn(B * K * slots * e, !wide);
+        float *out = malloc((size_t)(B * T * H * e) * sizeof *out);
+        const struct op op = {
+            ATTEND_ROWS,
+            {to(q), to(k), to(v), K * slots * d, K * slots * e, slots * d, slots * e, B, K, G, d, e,
+             bits_of(0.4f), window, to(starts), 1, wide, T * H * d, d, H * d, T, to(out)},
+        };
+        struct counter counter;
+        llmcli_run(&op, 1, &counter, &team, NULL);
+        for (int64_t i = 0; i < B * T * H * e; i++)
+            hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
+        free(starts), free(q), free(k), free(v), free(out);
+    }
+    printf("%016llx\n", (unsigned long long)hash);
+    return 0;
+}
