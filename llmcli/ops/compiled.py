@@ -164,8 +164,8 @@ def _attend_many(
         program.ATTEND_ROWS, q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(),
         k_BKCd.stride(0), v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads,
         heads // kv_heads, size, values, _bits(scale), min(window or 0, 1 << 30),
-        starts.data_ptr(), len(starts) > 1, k_BKCd.dtype == torch.float32, *q_BHTd.stride()[:3], tokens,
-        out_BTHe.data_ptr(),
+        starts.data_ptr(), len(starts) > 1, k_BKCd.dtype == torch.float32, *q_BHTd.stride()[:3],
+        tokens, out_BTHe.data_ptr(),
     )  # fmt: skip
     program.run(
         torch.get_num_threads(), op, reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(out_BTHe,)
