@@ -17,6 +17,7 @@
  * 18 wide, 19 distance of sequences of q */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* that share a pass */
+#define KEYS_AHEAD 16  /* slots whose keys are fetched before they are needed */
 #define MOST_SIZE 512  /* of a head */
 
 struct span {
@@ -53,6 +54,10 @@ INLINE void load(const void *rows, int64_t at, const int wide, vector out[2]) {
     }
 }
 
+INLINE const char *row_at(const void *rows, int64_t at, const int wide) {
+    return (const char *)rows + at * (wide ? 4 : 2);
+}
+
 /* As `folded`, in registers. */
 INLINE float summed(const vector *sums) {
     typedef float four __attribute__((vector_size(16)));
@@ -77,8 +82,12 @@ INLINE void attend_queries(const int G, const int wide, const struct op *op, con
             memcpy((float *)queries[g] + i - j + to, q + g * size + i, sizeof *q);
         }
     }
+    const int64_t line = wide ? 16 : 32; /* numbers of a line of the cache */
     for (int64_t s = 0; s < slots; s++) {
         vector sums[MOST_QUERIES][2] = {{{0}}}, key[2];
+        /* keys that come next, and the values of this one: memory is far away */
+        for (int64_t i = 0; i < size; i += line) FETCH(row_at(k, (s + KEYS_AHEAD) * size + i, wide));
+        for (int64_t i = 0; i < values; i += line) FETCH(row_at(v, s * values + i, wide));
         for (int64_t i = 0; i < size; i += LANES) {
             load(k, s * size + i, wide, key);
             UNROLL for (int g = 0; g < G; g++)
