@@ -1,22 +1,12 @@
 /* ATTEND_ROWS in vectors of WIDTH floats, for the processors of TARGET, FUSED(a, b, c) being
- * a * b + c rounded once; included by attention.c.
+ * a * b + c rounded once; included by attention.c behind attend_one.h.
  *
  * Lanes are the rows of an item: so scores, their largest, their sums and those of the values are
  * computed without a sum across lanes, each in the order of the slots. A row's bits do not depend on
  * the rows beside it, on WIDTH, or on how many tokens are computed at once.
  */
-typedef float NAMED(floats) __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t NAMED(numbers) __attribute__((vector_size(4 * WIDTH)));
-EXPONENTIALS(TARGET, NAMED(exponentials), NAMED(floats), NAMED(numbers))
-
 #define floats NAMED(floats)
 #define numbers NAMED(numbers)
-
-TARGET INLINE floats NAMED(at)(const float *from) {
-    floats found;
-    memcpy(&found, from, sizeof found);
-    return found;
-}
 
 /* Each product and its addition are rounded once.
  * out[j] (+)= the sum over i of x[j * outer + i * inner] * rows[i], of N numbers j and W vectors. */
@@ -32,7 +22,7 @@ TARGET INLINE void NAMED(multiply)(const int N, const int W, const float *x, int
         UNROLL for (int j = 0; j < N; j++) {
             const float by = x[j * outer + i * inner];
             UNROLL for (int w = 0; w < W; w++)
-                sums[j][w] = FUSED(row[w], (floats){0} + by, sums[j][w]);
+                sums[j][w] = FUSED(row[w], EACH(by), sums[j][w]);
         }
     }
     UNROLL for (int j = 0; j < N; j++)
@@ -156,5 +146,7 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
 #undef numbers
 #undef WIDTH
 #undef FUSED
+#undef EACH
+#undef WIDENED
 #undef NAMED
 #undef TARGET

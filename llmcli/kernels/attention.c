@@ -1,4 +1,4 @@
-/* Softmax attention over the cache, of one token and of many, on float32 queries: see vectors.h.
+/* Softmax attention over the cache, of one token and of many, on float32 queries.
  *
  * A query at position p sees slots max(0, p - window + 1) to p.
  */
@@ -17,7 +17,7 @@
  * 18 wide, 19 distance of sequences of q */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* that share a pass */
-#define KEYS_AHEAD 16  /* slots whose keys are fetched before they are needed */
+#define KEYS_AHEAD 32  /* slots whose keys are fetched before they are needed */
 #define MOST_SIZE 512  /* of a head */
 
 struct span {
@@ -41,123 +41,42 @@ static int64_t items_attend(const struct op *op) {
     return items;
 }
 
-/* 16 numbers from `at` on as two vectors: of bfloat16 the even and the odd ones, which a shift and a
- * mask make float32; of float32 (`wide`) the first and the last 8. */
-INLINE void load(const void *rows, int64_t at, const int wide, vector out[2]) {
-    if (wide) {
-        memcpy(out, (const float *)rows + at, 2 * sizeof *out);
-    } else {
-        ints pairs;
-        memcpy(&pairs, (const uint16_t *)rows + at, sizeof pairs);
-        out[0] = (vector)(pairs << 16);
-        out[1] = (vector)(pairs & (int32_t)0xffff0000);
-    }
-}
-
 INLINE const char *row_at(const void *rows, int64_t at, const int wide) {
     return (const char *)rows + at * (wide ? 4 : 2);
 }
 
-/* As `folded`, in registers. */
-INLINE float summed(const vector *sums) {
-    typedef float four __attribute__((vector_size(16)));
-    vector eight = sums[0] + sums[1];
-    four low = __builtin_shufflevector(eight, eight, 0, 1, 2, 3);
-    low += __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-    low += __builtin_shufflevector(low, low, 2, 3, 2, 3);
-    return low[0] + low[1];
+INLINE void fetch_rows(const void *rows, int64_t at, int64_t count, const int wide) {
+    for (int64_t i = 0; i < count; i += wide ? 16 : 32) FETCH(row_at(rows, at + i, wide));
 }
 
-/* Scores of `slots` keys with G queries, a number that the compiler knows, and their values. */
-INLINE void attend_queries(const int G, const int wide, const struct op *op, const float *q,
-                           const void *k, const void *v, int64_t slots, float *room) {
-    const int64_t size = op->arg[10], values = op->arg[11], stride = values + 2;
-    const float scale = number(op->arg[12]);
-    float scores[MOST_QUERIES][SLOTS];
-    vector queries[MOST_QUERIES][MOST_SIZE / VECTOR];
-    for (int g = 0; g < G; g++) {
-        scores[g][0] = 0.0f; /* there is a slot, which the compiler does not know */
-        for (int64_t i = 0; i < size; i++) { /* as `load` orders keys */
-            int64_t j = i % LANES, to = wide ? j : j / 2 + j % 2 * VECTOR;
-            memcpy((float *)queries[g] + i - j + to, q + g * size + i, sizeof *q);
-        }
-    }
-    const int64_t line = wide ? 16 : 32; /* numbers of a line of the cache */
-    for (int64_t s = 0; s < slots; s++) {
-        vector sums[MOST_QUERIES][2] = {{{0}}}, key[2];
-        /* keys that come next, and the values of this one: memory is far away */
-        for (int64_t i = 0; i < size; i += line) FETCH(row_at(k, (s + KEYS_AHEAD) * size + i, wide));
-        for (int64_t i = 0; i < values; i += line) FETCH(row_at(v, s * values + i, wide));
-        for (int64_t i = 0; i < size; i += LANES) {
-            load(k, s * size + i, wide, key);
-            UNROLL for (int g = 0; g < G; g++)
-                UNROLL for (int h = 0; h < 2; h++)
-                    sums[g][h] += queries[g][i / VECTOR + h] * key[h];
-        }
-        UNROLL for (int g = 0; g < G; g++) scores[g][s] = summed(sums[g]) * scale;
-    }
-    for (int g = 0; g < G; g++) {
-        vector all = {0}, e;
-        float most = scores[g][0], lanes[LANES] = {0};
-        for (int64_t s = 1; s < slots; s++) most = scores[g][s] > most ? scores[g][s] : most;
-        for (int64_t s = slots; s % VECTOR; s++) scores[g][s] = -INFINITY;
-        for (int64_t s = 0; s < slots; s += VECTOR) {
-            memcpy(&e, scores[g] + s, sizeof e);
-            e = exponentials(e - most);
-            memcpy(scores[g] + s, &e, sizeof e);
-            all += e;
-        }
-        memcpy(lanes, &all, sizeof all);
-        room[g * stride] = most;
-        room[g * stride + 1] = folded(lanes);
-    }
-    for (int64_t i = 0; i < values; i += LANES) {
-        vector sums[MOST_QUERIES][2] = {{{0}}}, part[2];
-        for (int64_t s = 0; s < slots; s++) {
-            load(v, s * values + i, wide, part);
-            UNROLL for (int g = 0; g < G; g++)
-                UNROLL for (int h = 0; h < 2; h++) sums[g][h] += scores[g][s] * part[h];
-        }
-        for (int g = 0; g < G; g++)
-            for (int j = 0; j < LANES; j++) {
-                int from = wide ? j : j / 2 + j % 2 * VECTOR;
-                room[g * stride + 2 + i + j] = sums[g][from / VECTOR][from % VECTOR];
-            }
-    }
-}
+/* Of an item: queries, keys and values of its slots, and its part of the room. */
+struct place {
+    const float *q;
+    const void *k, *v;
+    float *room;
+    int64_t slots, behind; /* slots of the blocks that follow, whose keys follow, too */
+};
 
-INLINE void attend(const struct op *op, int64_t item) {
+INLINE struct place place_of(const struct op *op, int64_t item) {
     int64_t b = 0, blocks;
     for (; item >= (blocks = blocks_of(op, b)) * op->arg[8]; b++) item -= blocks * op->arg[8];
-    const int64_t head = item / blocks, queries = op->arg[9], wide = op->arg[18];
-    const int64_t size = op->arg[10], values = op->arg[11], stride = values + 2;
+    const int64_t head = item / blocks, queries = op->arg[9], size = op->arg[10];
+    const int64_t values = op->arg[11], bytes = op->arg[18] ? 4 : 2;
     const struct span seen = span_of(op, b);
     const int64_t block = seen.first / SLOTS + item % blocks;
     const int64_t first = block * SLOTS > seen.first ? block * SLOTS : seen.first;
     const int64_t last = (block + 1) * SLOTS < seen.last ? (block + 1) * SLOTS : seen.last;
-    const int64_t bytes = wide ? 4 : 2;
-    const char *k = (const char *)address(op->arg[1]) +
-                    (b * op->arg[3] + head * op->arg[5] + first * size) * bytes;
-    const char *v = (const char *)address(op->arg[2]) +
-                    (b * op->arg[4] + head * op->arg[6] + first * values) * bytes;
-    const float *q = (const float *)address(op->arg[0]) + b * op->arg[19] + head * queries * size;
-    float *room = (float *)address(op->arg[16]) +
-                  ((b * op->arg[8] + head) * op->arg[17] + item % blocks) * queries * stride;
-    for (int64_t g = 0, n; g < queries; g += n) {
-        n = queries - g < MOST_QUERIES ? queries - g : MOST_QUERIES;
-#define QUERIES(n, wide)                                                                           \
-    attend_queries(n, wide, op, q + g * size, k, v, last - first, room + g * stride)
-        switch (wide ? -1 : n) {
-            case 1: QUERIES(1, 0); break;
-            case 2: QUERIES(2, 0); break;
-            case 3: QUERIES(3, 0); break;
-            case 4: QUERIES(4, 0); break;
-            default: n = 1; QUERIES(1, 1);
-        }
-    }
+    return (struct place){
+        .q = (const float *)address(op->arg[0]) + b * op->arg[19] + head * queries * size,
+        .k = (const char *)address(op->arg[1]) +
+             (b * op->arg[3] + head * op->arg[5] + first * size) * bytes,
+        .v = (const char *)address(op->arg[2]) +
+             (b * op->arg[4] + head * op->arg[6] + first * values) * bytes,
+        .room = (float *)address(op->arg[16]) +
+                ((b * op->arg[8] + head) * op->arg[17] + item % blocks) * queries * (values + 2),
+        .slots = last - first, .behind = seen.last - last,
+    };
 }
-EACH_LEVEL(attend)
-const struct kernel kernel_attend = {items_attend, work_attend};
 
 /* COMBINE: the parts of all blocks. An item is a sequence's head with its G queries. The arguments
  * of ATTEND, and 20 out [B, K, G, e]. */
@@ -181,7 +100,7 @@ INLINE void combine(const struct op *op, int64_t item) {
     }
 }
 EACH_LEVEL(combine)
-const struct kernel kernel_combine = {items_combine, work_combine};
+const struct kernel kernel_combine = {items_combine, work_combine, NULL};
 
 /* ---- attention of many tokens ------------------------------------------------------------------ */
 
@@ -215,21 +134,29 @@ struct tile {
 };
 static _Thread_local struct tile tile __attribute__((aligned(64)));
 
+typedef float quad __attribute__((vector_size(16)));
+
 #ifdef X86
 #define WIDTH 16
 #define FUSED(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define EACH(x) _mm512_set1_ps(x)
+#define WIDENED(bits)                                                                              \
+    _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(bits))), 16)
 #define NAMED(name) name##_avx512
 #define TARGET WITH_AVX512
+#include "attend_one.h"
 #include "attend_rows.h"
 
 #define WIDTH 8
 #define FUSED(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define EACH(x) _mm256_set1_ps(x)
+#define WIDENED(bits)                                                                              \
+    _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(bits))), 16)
 #define NAMED(name) name##_avx2
 #define TARGET WITH_AVX2
+#include "attend_one.h"
 #include "attend_rows.h"
 #endif
-
-typedef float quad __attribute__((vector_size(16)));
 
 INLINE quad fused(quad a, quad b, quad c) {
 #ifdef WITH_DOTPROD /* ARM */
@@ -242,28 +169,44 @@ INLINE quad fused(quad a, quad b, quad c) {
 #endif
 }
 
+INLINE quad each(float x) { return (quad){x, x, x, x}; }
+INLINE quad four_widened(const uint16_t *bits) {
+    return (quad){widened(bits[0]), widened(bits[1]), widened(bits[2]), widened(bits[3])};
+}
+
 #define WIDTH 4
 #define FUSED(a, b, c) fused(a, b, c)
+#define EACH(x) each(x)
+#define WIDENED(bits) four_widened(bits)
 #define NAMED(name) name##_portable
 #define TARGET
+#include "attend_one.h"
 #include "attend_rows.h"
+
+/* `name(op, item)` of a level. */
+#ifdef X86
+#define BY_WIDTH(name)                                                                             \
+    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
+        if (level >= AVX512)                                                                       \
+            name##_avx512(op, item);                                                               \
+        else if (level >= AVX2)                                                                    \
+            name##_avx2(op, item);                                                                 \
+        else                                                                                       \
+            name##_portable(op, item);                                                             \
+    }
+#else
+#define BY_WIDTH(name)                                                                             \
+    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
+        (void)level;                                                                               \
+        name##_portable(op, item);                                                                 \
+    }
+#endif
+BY_WIDTH(attend)
+BY_WIDTH(attend_rows)
+const struct kernel kernel_attend = {items_attend, work_attend, NULL};
 
 static int64_t items_attend_rows(const struct op *op) {
     return op->arg[7] * op->arg[8] * tiles_of_rows(op);
 }
 
-static void work_attend_rows(const struct op *op, int64_t item, int64_t level) {
-#ifdef X86
-    if (level >= AVX512) {
-        attend_rows_avx512(op, item);
-        return;
-    }
-    if (level >= AVX2) {
-        attend_rows_avx2(op, item);
-        return;
-    }
-#endif
-    (void)level;
-    attend_rows_portable(op, item);
-}
-const struct kernel kernel_attend_rows = {items_attend_rows, work_attend_rows};
+const struct kernel kernel_attend_rows = {items_attend_rows, work_attend_rows, NULL};

@@ -315,7 +315,13 @@ static void work_multiply_split(const struct op *op, int64_t item, int64_t level
 #endif
 }
 
-const struct kernel kernel_split = {items_split, work_split};
-const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply_split};
-const struct kernel kernel_widen = {items_widen, work_widen};
-const struct kernel kernel_multiply_bfloat16 = {items_multiply_bfloat16, work_multiply_bfloat16};
+static int fetch_multiply_bfloat16(const struct op *op, int64_t piece) {
+    return fetch_piece(address(op->arg[1]), 2 * op->arg[2] * op->arg[6], piece);
+}
+
+const struct kernel kernel_split = {items_split, work_split, NULL};
+const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply_split, NULL};
+const struct kernel kernel_widen = {items_widen, work_widen, NULL};
+const struct kernel kernel_multiply_bfloat16 = {
+    items_multiply_bfloat16, work_multiply_bfloat16, fetch_multiply_bfloat16,
+};

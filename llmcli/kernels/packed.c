@@ -350,8 +350,14 @@ static void work_multiply(const struct op *op, int64_t item, int64_t level) {
         for (int64_t n = begin * ROWS; n < last; n++) out[n] += bias[s->column + n];
 }
 
-const struct kernel kernel_quantize = {items_quantize, work_quantize};
-const struct kernel kernel_multiply = {items_multiply, work_multiply};
+const struct kernel kernel_quantize = {items_quantize, work_quantize, NULL};
+static int fetch_multiply(const struct op *op, int64_t piece) {
+    const struct segment *first = address(op->arg[1]);
+    return fetch_piece((const char *)first->packed,
+                       groups_of(first) * group_size(first->format, op->arg[6]), piece);
+}
+
+const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_multiply};
 
 /* ---- what is exported ------------------------------------------------------------------------ */
 

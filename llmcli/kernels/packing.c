@@ -252,4 +252,4 @@ static void work_look_up(const struct op *op, int64_t item, int64_t level) {
     }
 }
 
-const struct kernel kernel_look_up = {items_look_up, work_look_up};
+const struct kernel kernel_look_up = {items_look_up, work_look_up, NULL};

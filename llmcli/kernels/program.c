@@ -17,7 +17,7 @@ static const struct kernel *const kernels[KINDS] = {
 struct program {
     const struct op *ops;
     struct counter *counters;
-    int64_t count, level;
+    int64_t count, level, threads;
     int64_t *times; /* or NULL: nanoseconds from `begin` to when each operation was done */
     int64_t begin;
     _Atomic int timed; /* a thread of the team keeps them */
@@ -29,10 +29,25 @@ static int64_t nanoseconds(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-#define SPINS 4000 /* looks at a counter before the processor is given to others */
+#define SPINS 4000      /* looks at a counter before the processor is given to others */
+#define AHEAD 16         /* operations that are looked at for what they read */
+#define PIECES 128       /* of an operation: what lies in L2 until it begins */
 
-static void wait_for(const struct counter *c, int64_t items) {
-    for (int spins = 0; atomic_load_explicit(&c->done, memory_order_acquire) < items; spins++) {
+/* Fetches the next piece of what operation `i` reads: whether there was one. */
+static int fetch_next(const struct program *p, int64_t i) {
+    int64_t piece = atomic_fetch_add_explicit(&p->counters[i].fetched, 1, memory_order_relaxed);
+    return piece < PIECES && kernels[p->ops[i].kind]->fetch(p->ops + i, piece);
+}
+
+/* Until all items that counter `i` counts are done, meanwhile fetching what is read next: by an
+ * operation from `next` on. */
+static void wait_for(const struct program *p, int64_t i, int64_t next, int64_t items) {
+    const struct counter *c = p->counters + i;
+    const int64_t end = next + AHEAD < p->count ? next + AHEAD : p->count;
+    int more = 1;
+    for (int64_t spins = 0; atomic_load_explicit(&c->done, memory_order_acquire) < items; spins++) {
+        while (next < end && !kernels[p->ops[next].kind]->fetch) next++;
+        if (more && next < end && (more = fetch_next(p, next))) continue;
 #ifdef X86
         _mm_pause();
 #endif
@@ -40,19 +55,56 @@ static void wait_for(const struct counter *c, int64_t items) {
     }
 }
 
+/* Some items that follow each other, the fewer the fewer are left: their number, and the first. */
+static int64_t take(struct counter *c, int64_t items, int64_t threads, int64_t *first) {
+    int64_t count;
+    *first = atomic_load_explicit(&c->taken, memory_order_relaxed);
+    do {
+        const int64_t left = items - *first;
+        if (left <= 0) return 0;
+        count = left > 3 ? 2 * left / (3 * threads) : 1;
+        count = count ? count : 1;
+    } while (!atomic_compare_exchange_weak(&c->taken, first, *first + count));
+    return count;
+}
+
+INLINE int64_t items_of(const struct program *p, int64_t i) {
+    return kernels[p->ops[i].kind]->items(p->ops + i);
+}
+
+INLINE void work(const struct program *p, int64_t i, int64_t item) {
+    kernels[p->ops[i].kind]->work(p->ops + i, item, p->level);
+}
+
+/* A step: operations `i` to `end` - 1 of one item each, by the first thread that comes. */
+static void run_step(const struct program *p, int64_t i, int64_t end) {
+    struct counter *c = p->counters + i;
+    if (!atomic_fetch_add(&c->taken, 1)) {
+        for (; i < end; i++) {
+            if (items_of(p, i)) work(p, i, 0);
+            if (p->times) p->times[i] = nanoseconds() - p->begin;
+        }
+        atomic_store_explicit(&c->done, 1, memory_order_release);
+    }
+}
+
 static void take_items(void *data) {
     struct program *p = data;
     const int keeps = p->times && !atomic_exchange(&p->timed, 1);
-    for (int64_t i = 0; i < p->count; i++) {
-        const struct op *op = p->ops + i;
-        const struct kernel *kernel = kernels[op->kind];
+    for (int64_t i = 0, end; i < p->count; i = end) {
         struct counter *c = p->counters + i;
-        int64_t items = kernel->items(op);
-        for (int64_t item; (item = atomic_fetch_add(&c->taken, 1)) < items;) {
-            kernel->work(op, item, p->level);
-            atomic_fetch_add_explicit(&c->done, 1, memory_order_release);
+        int64_t items = items_of(p, i);
+        for (end = i + 1; items < 2 && end < p->count && items_of(p, end) < 2;) end++;
+        if (items < 2) {
+            run_step(p, i, end);
+            wait_for(p, i, end, 1);
+            continue;
         }
-        wait_for(c, items);
+        for (int64_t item, count; (count = take(c, items, p->threads, &item));) {
+            for (int64_t last = item + count; item < last; item++) work(p, i, item);
+            atomic_fetch_add_explicit(&c->done, count, memory_order_release);
+        }
+        wait_for(p, i, end, items);
         if (keeps) p->times[i] = nanoseconds() - p->begin;
     }
 }
@@ -60,10 +112,12 @@ static void take_items(void *data) {
 /* `counters` is room for `count` of them, `times` too, or NULL. */
 void llmcli_run(const struct op *ops, int64_t count, struct counter *counters,
                 const struct team *team, int64_t *times) {
-    struct program p = {.ops = ops, .counters = counters, .count = count, .level = team->level,
-                        .times = times, .begin = times ? nanoseconds() : 0};
+    struct program p = {
+        .ops = ops, .counters = counters, .count = count, .level = team->level,
+        .threads = team->threads, .times = times, .begin = times ? nanoseconds() : 0,
+    };
     int alone = 1;
-    for (int64_t i = 0; alone && i < count; i++) alone = kernels[ops[i].kind]->items(ops + i) < 2;
+    for (int64_t i = 0; alone && i < count; i++) alone = items_of(&p, i) < 2;
     memset(counters, 0, (size_t)count * sizeof *counters);
     run_team(team, take_items, &p, alone);
 }

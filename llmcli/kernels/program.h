@@ -23,16 +23,28 @@ struct op {
     int64_t arg[23];
 };
 
-/* Of an operation: how many items were taken, how many are done. A line of the cache each. */
+/* Of an operation: how many items were taken, how many are done, how many pieces of what it reads
+ * were fetched ahead. A line of the cache each. */
 struct counter {
-    _Atomic int64_t taken, done;
-    int64_t unused[6];
+    _Atomic int64_t taken, done, fetched;
+    int64_t unused[5];
 };
 
+/* `fetch`, where an operation reads much: a piece of it, 0 where there is none of that number. */
 struct kernel {
     int64_t (*items)(const struct op *);
     void (*work)(const struct op *, int64_t item, int64_t level);
+    int (*fetch)(const struct op *, int64_t piece);
 };
+
+/* Piece `piece` of so many bytes. */
+#define PIECE 2048
+INLINE int fetch_piece(const char *from, int64_t bytes, int64_t piece) {
+    if (piece * PIECE >= bytes) return 0;
+    const int64_t left = bytes - piece * PIECE;
+    for (int64_t at = 0; at < PIECE && at < left; at += 64) FETCH(from + piece * PIECE + at);
+    return 1;
+}
 
 extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, kernel_normalize,
     kernel_rotate, kernel_narrow, kernel_store, kernel_attend, kernel_combine, kernel_add,

@@ -32,7 +32,7 @@ INLINE void normalize(const struct op *op, int64_t item) {
         for (int64_t i = 0; i < columns; i++) out[i] = (x[i] - mean) * by * w[i];
 }
 EACH_LEVEL(normalize)
-const struct kernel kernel_normalize = {items_normalize, work_normalize};
+const struct kernel kernel_normalize = {items_normalize, work_normalize, NULL};
 
 /* ---- positions ------------------------------------------------------------------------------- */
 
@@ -60,7 +60,7 @@ INLINE void rotate(const struct op *op, int64_t item) {
     }
 }
 EACH_LEVEL(rotate)
-const struct kernel kernel_rotate = {items_rotate, work_rotate};
+const struct kernel kernel_rotate = {items_rotate, work_rotate, NULL};
 
 /* ---- keys and values -------------------------------------------------------------------------- */
 
@@ -80,7 +80,7 @@ INLINE void narrow(const struct op *op, int64_t item) {
     for (int64_t i = 0; i < op->arg[4]; i++) out[i] = narrowed(x[i]);
 }
 EACH_LEVEL(narrow)
-const struct kernel kernel_narrow = {items_narrow, work_narrow};
+const struct kernel kernel_narrow = {items_narrow, work_narrow, NULL};
 
 /* STORE: one new row of each head of each sequence into its cache [B, K, C, d], at slot
  * starts[b * starts_stride]. An item is a sequence. Distances are in bytes.
@@ -97,7 +97,7 @@ static void work_store(const struct op *op, int64_t b, int64_t level) {
     for (int64_t k = 0; at < op->arg[12] && k < op->arg[8]; k++)
         memcpy(cache + k * op->arg[5], x + k * op->arg[2], (size_t)op->arg[9]);
 }
-const struct kernel kernel_store = {items_store, work_store};
+const struct kernel kernel_store = {items_store, work_store, NULL};
 
 /* ---- element by element ------------------------------------------------------------------------ */
 
@@ -118,7 +118,7 @@ INLINE void add(const struct op *op, int64_t item) {
     for (int64_t i = item * PART, end = end_of(item, op->arg[3]); i < end; i++) out[i] = x[i] + y[i];
 }
 EACH_LEVEL(add)
-const struct kernel kernel_add = {items_add, work_add};
+const struct kernel kernel_add = {items_add, work_add, NULL};
 
 /* SCALE: out = x * factor. 0 x, 1 factor, 2 out, 3 count */
 static int64_t items_scale(const struct op *op) { return parts_of(op->arg[3]); }
@@ -129,7 +129,7 @@ INLINE void scale(const struct op *op, int64_t item) {
     for (int64_t i = item * PART, end = end_of(item, op->arg[3]); i < end; i++) out[i] = x[i] * factor;
 }
 EACH_LEVEL(scale)
-const struct kernel kernel_scale = {items_scale, work_scale};
+const struct kernel kernel_scale = {items_scale, work_scale, NULL};
 
 /* The numbers of `program.py`. */
 enum activation { SILU, GELU, GELU_TANH, RELU };
@@ -146,13 +146,14 @@ INLINE vector activated(const int kind, vector x) {
 }
 
 INLINE void activate_row(const int kind, const float *x, float *out, int64_t count) {
-    for (int64_t i = 0; i < count; i += VECTOR) {
-        size_t bytes = (size_t)(count - i < VECTOR ? count - i : VECTOR) * sizeof *x;
-        vector part = {0};
-        memcpy(&part, x + i, bytes);
+    vector part = {0};
+    const int64_t whole = count / VECTOR * VECTOR;
+    for (int64_t i = 0; i < whole; i += VECTOR) {
+        memcpy(&part, x + i, sizeof part);
         part = activated(kind, part);
-        memcpy(out + i, &part, bytes);
+        memcpy(out + i, &part, sizeof part);
     }
+    for (int64_t i = whole; i < count; i++) out[i] = activated(kind, (vector){0} + x[i])[0];
 }
 
 #define EACH_ACTIVATION(call)                                                                      \
@@ -174,7 +175,7 @@ INLINE void activate(const struct op *op, int64_t item) {
     EACH_ACTIVATION(ACTIVATED)
 }
 EACH_LEVEL(activate)
-const struct kernel kernel_activate = {items_activate, work_activate};
+const struct kernel kernel_activate = {items_activate, work_activate, NULL};
 
 /* GATE: out = x * y, rows of y `y_stride` apart, x and out contiguous. An item is a row.
  * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns */
@@ -187,4 +188,4 @@ INLINE void gate(const struct op *op, int64_t item) {
     for (int64_t i = 0; i < op->arg[5]; i++) out[i] = x[i] * y[i];
 }
 EACH_LEVEL(gate)
-const struct kernel kernel_gate = {items_gate, work_gate};
+const struct kernel kernel_gate = {items_gate, work_gate, NULL};

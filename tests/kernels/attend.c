@@ -1,4 +1,4 @@
-/* Attention of many tokens at level `argv[1]`, over random shapes: prints a hash of all results, which
+/* Attention of many tokens and of one at level `argv[1]`, over random shapes: prints a hash of all results, which
  * is the same at every level and on every machine. Every buffer has exactly the size it needs. */
 #include <stdio.h>
 
@@ -47,10 +47,29 @@ int main(int count, char **arguments) {
             {to(q), to(k), to(v), K * slots * d, K * slots * e, slots * d, slots * e, B, K, G, d, e,
              bits_of(0.4f), window, to(starts), 1, wide, T * H * d, d, H * d, T, to(out)},
         };
-        struct counter counter;
-        llmcli_run(&op, 1, &counter, &team, NULL);
+        struct counter counters[2];
+        llmcli_run(&op, 1, counters, &team, NULL);
         for (int64_t i = 0; i < B * T * H * e; i++)
             hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
+        free(q), free(k), free(v), free(out);
+
+        /* one token, over more slots, in heads of a multiple of 16 */
+        const int64_t D = 16 * (1 + below(turn % 7 ? 6 : 32)), E = 16 * (1 + below(6));
+        const int64_t more = below(700), blocks = (slots + more + 255) / 256 + 1;
+        for (int64_t b = 0; b < B; b++) starts[b] += more;
+        slots += more;
+        q = drawn(B * H * D, 0), k = drawn(B * K * slots * D, !wide);
+        v = drawn(B * K * slots * E, !wide), out = malloc((size_t)(B * H * E) * sizeof *out);
+        float *room = malloc((size_t)(B * H * blocks * (E + 2)) * sizeof *room);
+        struct op ops[2] = {{
+            ATTEND,
+            {to(q), to(k), to(v), K * slots * D, K * slots * E, slots * D, slots * E, B, K, G, D, E,
+             bits_of(0.4f), window, to(starts), 1, to(room), blocks, wide, H * D, to(out)},
+        }};
+        ops[1] = ops[0], ops[1].kind = COMBINE;
+        llmcli_run(ops, 2, counters, &team, NULL);
+        for (int64_t i = 0; i < B * H * E; i++) hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
+        free(room);
         free(starts), free(q), free(k), free(v), free(out);
     }
     printf("%016llx\n", (unsigned long long)hash);
