@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from llmcli import devices
+from llmcli.ahead import Ahead
 from llmcli.anatomy import parameters
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.arithmetic import arithmetic_of
@@ -64,13 +65,14 @@ def load_checkpoint(
     text: bool = True,
     progress: Progress | None = None,
     stages: Stages | None = None,
+    ahead: Ahead | None = None,
 ) -> Model:
     """Builds the decoder that the checkpoint's configuration describes and fills it.
 
     With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
     tokenizer that is broken or of an unknown kind is no error: ids need none. `stages` hears
-    what each part took. Raises UnsupportedModel, CheckpointError, WeightMismatch (exit 4),
-    OutOfMemory (5), UsageError.
+    what each part took. What `ahead` has of the weights is not read again. Raises UnsupportedModel,
+    CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     stages = stages or Stages()
     with stages("plan"):
@@ -84,12 +86,15 @@ def load_checkpoint(
         numbers = asked(dtype=dtype, quantize=quantize)
         weights = numbers.weight_bytes(config)
         devices.require_memory(weights, on, "the weights", _smaller(config, weights, on, asked))
-        decoder = _decoder(config, numbers, on)
+        ahead = ahead if on.type == "cpu" and todo is not None else None
+        decoder = _decoder(config, numbers, on, ahead)
     if todo is None:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
     else:
-        ledger = load_weights(decoder, checkpoint, todo, progress=progress, stages=stages)
+        ledger = load_weights(
+            decoder, checkpoint, todo, progress=progress, stages=stages, ahead=ahead
+        )
     if on.type == "cpu":
         devices.keep_freed_memory()
     return Model(
@@ -126,10 +131,14 @@ def arithmetic_on(
     )
 
 
-def _decoder(config: ModelConfig, numbers: Arithmetic, device: torch.device | str) -> Decoder:
+def _decoder(
+    config: ModelConfig, numbers: Arithmetic, device: torch.device | str,
+    ahead: Ahead | None = None,
+) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
         cache_dtype=devices.DTYPES[numbers.cache],
+        memory=None if ahead is None else ahead.memory,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from llmcli.ahead import Ahead
 from llmcli.anatomy import TensorSpec
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.devices import threads, wait_for
@@ -36,8 +37,11 @@ def load_weights(
     *,
     progress: Progress | None = None,
     stages: Stages | None = None,
+    ahead: Ahead | None = None,
 ) -> Ledger:
     """Streams every tensor of a plan that fits (`check_fit`) into its slot, some rows at a time.
+
+    Those that `ahead` has are only waited for.
 
     `stages` hears of `read` (from the file to the device, in stored bytes; a fused tensor is
     read for each of its parts), and of `pack` and `convert` (in bytes of the parameters that are
@@ -47,10 +51,12 @@ def load_weights(
     weights = {name: decoder.weight(name) for name in decoder.weight_names}
     total = sum(weight.nbytes for weight in weights.values())
     done = 0
+    filled = () if ahead is None else ahead.finish(torch.get_num_threads())
     with threads(1 if total < _THREADED else None):
         for load_ in todo.loads:
             weight = weights[load_.target]
-            fill(weight, checkpoint, load_, stages)
+            if load_.target not in filled:
+                fill(weight, checkpoint, load_, stages)
             done += weight.nbytes // (1 if load_.index is None else weight.shape[0])
             if progress is not None:
                 progress("loading weights", done, total)
@@ -62,8 +68,8 @@ def load_weights(
     checkpoint.release()
     shapes = {name: weight.shape for name, weight in weights.items()}
     ledger = ledger_of(todo, checkpoint, shapes)
-    filled = (replace(entry, dtype=weights[entry.target].format) for entry in ledger.entries)
-    return replace(ledger, entries=tuple(filled))
+    told = (replace(entry, dtype=weights[entry.target].format) for entry in ledger.entries)
+    return replace(ledger, entries=tuple(told))
 
 
 def ledger_of(

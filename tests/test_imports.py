@@ -1,8 +1,8 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
     errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
-    ← nn ← engine ← arithmetic model scales filling weights loading generation ← measure ladder
-    explain ← cli;
+    ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
+    ladder explain ← cli;
     render sees only reports
 """
 
@@ -28,7 +28,7 @@ LAYERS = (
     {"formats"},
     {"nn"},
     {"engine"},
-    {"arithmetic", "model", "scales", "filling", "weights", "loading", "generation"},
+    {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
     {"cli", "__main__"},
 )
@@ -44,6 +44,9 @@ BESIDE = {
     ("weights", "model"),
     ("weights", "scales"),
     ("weights", "filling"),
+    ("ahead", "arithmetic"),
+    ("weights", "ahead"),
+    ("loading", "ahead"),
     ("loading", "arithmetic"),
     ("loading", "model"),
     ("loading", "filling"),
@@ -55,7 +58,7 @@ BESIDE = {
 }
 TORCH_FREE = {
     *("errors", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "arithmetic", "render", "cli", "__main__"),
+    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.

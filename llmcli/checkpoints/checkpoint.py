@@ -85,6 +85,13 @@ class Checkpoint:
             raise ValueError(f"bytes {start}…{stop} of {name}, which has {tensor.nbytes}")
         return self._open[tensor.file].read(tensor.offset + start, stop - start)
 
+    def descriptor(self, name: str) -> int:
+        """Of the open file in which tensor `name` lies, until `release`.
+
+        Raises KeyError for an unknown name, CheckpointError where the file has changed.
+        """
+        return self._open[self.tensors[name].file].descriptor
+
     def release(self) -> None:
         """Drop the mapped pages and close the files; they are opened again when needed."""
         for file in self._open.values():

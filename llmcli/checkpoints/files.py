@@ -152,6 +152,11 @@ class WeightFile:
             self._close = weakref.finalize(self, os.close, descriptor)
         return self._descriptor
 
+    @property
+    def descriptor(self) -> int:
+        """Of the open file, until `release`. Raises CheckpointError where the file has changed."""
+        return self._open()
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Zero-copy view of `nbytes` bytes at `offset`; the mapping lives as long as any view."""
         if self._map is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from llmcli.ahead import Ahead, start
 from llmcli.anatomy.arithmetic import WIDE
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.options import ModelOptions
@@ -15,6 +16,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.kernels import native
+from llmcli.measure.memory import cpu, machine_devices
 from llmcli.measure.peaks import Peak, highest_bytes, resident_bytes
 from llmcli.reports.text import PhasePeak
 
@@ -85,6 +87,8 @@ def load_model(
     loading = f"loading {checkpoint.name} …"
     need_directory()
     begin = perf_counter()
+    dtype = WIDE if wide and options.dtype == "auto" else options.dtype
+    ahead = _ahead(options, checkpoint, dtype)
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
@@ -101,11 +105,12 @@ def load_model(
         model = load_checkpoint(
             checkpoint,
             device=options.device,
-            dtype=WIDE if wide and options.dtype == "auto" else options.dtype,
+            dtype=dtype,
             quantize=options.quantize,
             random_weights=options.weights_seed,
             text=text,
             progress=progress,
+            ahead=ahead,
         )
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
@@ -115,6 +120,20 @@ def load_model(
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),
     )
     return Loaded(model, imported - begin, load_s, peaks, open_s)
+
+
+def _ahead(options: ModelOptions, checkpoint: Checkpoint, dtype: str) -> Ahead | None:
+    """Starts to read weights that a CPU keeps in blocks, if that is where they will be."""
+    alone = options.device == "cpu" or (
+        options.device == "auto" and [one.device for one in machine_devices()] == ["cpu"]
+    )
+    if not alone or options.weights_seed is not None:
+        return None
+    own = cpu()
+    return start(
+        checkpoint, dtype=dtype, quantize=options.quantize, bfloat16=own.bfloat16,
+        free=own.free_bytes,
+    )  # fmt: skip
 
 
 def require_supported(options: ModelOptions, out: Output, spec: str) -> None:

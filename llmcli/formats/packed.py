@@ -22,14 +22,23 @@ from llmcli.ops import compiled
 
 
 class Packed(Weight):
-    """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it."""
+    """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it.
 
-    def __init__(self, format: str, rows: int, columns: int, *, device: torch.device) -> None:
+    `memory`, where it is given, is where it lies.
+    """
+
+    def __init__(
+        self, format: str, rows: int, columns: int, *, device: torch.device,
+        memory: memoryview | None = None,
+    ) -> None:  # fmt: skip
         self._format = format
         self._shape = rows, columns
         size = packed_bytes(format, rows, columns)
-        self.data = torch.empty(size, dtype=torch.uint8, device=device)
-        if rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
+        if memory is not None:  # filled by others
+            self.data = torch.frombuffer(memory, dtype=torch.uint8)
+        else:
+            self.data = torch.empty(size, dtype=torch.uint8, device=device)
+        if memory is None and rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
             self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
         self._product = _Product([self])
 

@@ -2,8 +2,16 @@
  *
  * Sources of the blocks: ggml-common.h and dequantize_row_* in ggml-quants.c. See formats.h.
  */
+#define _POSIX_C_SOURCE 200809L /* pread */
+#define _FILE_OFFSET_BITS 64
 #include "formats.h"
 #include "program.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <errno.h>
+#include <unistd.h>
+#define READS
+#endif
 
 /* The word at an address that need not be a multiple of four. */
 INLINE uint32_t word(const uint8_t *at) {
@@ -198,17 +206,20 @@ struct copying {
 
 #define TAKEN 32 /* rows that a thread takes at a time */
 
+/* Row `id` of a packed matrix, whose groups have `size` bytes. */
+static void pack_one(int64_t format, const uint8_t *file, uint8_t *packed, int64_t size,
+                     int64_t columns, int64_t id) {
+    const uint8_t *group = packed + id / ROWS * size;
+    int row = id % ROWS;
+#define PACK(f) pack_row(f, file, columns, planes_of(f, group, columns), row)
+    EACH_FORMAT(PACK)
+}
+
 static void pack_rows(void *data) {
     struct copying *p = data;
-    const int64_t format = p->format, columns = p->columns;
     for (int64_t i; (i = atomic_fetch_add(&p->next, TAKEN)) < p->count;)
-        for (int64_t end = i + TAKEN < p->count ? i + TAKEN : p->count; i < end; i++) {
-            const uint8_t *file = p->file + i * p->stride;
-            const uint8_t *group = p->packed + p->ids[i] / ROWS * p->size;
-            int row = p->ids[i] % ROWS;
-#define PACK(f) pack_row(f, file, columns, planes_of(f, group, columns), row)
-            EACH_FORMAT(PACK)
-        }
+        for (int64_t end = i + TAKEN < p->count ? i + TAKEN : p->count; i < end; i++)
+            pack_one(p->format, p->file + i * p->stride, p->packed, p->size, p->columns, p->ids[i]);
 }
 
 /* Rows of a file, `stride` bytes apart, into rows `ids[0]` … `ids[count-1]` of a packed matrix,
@@ -220,6 +231,50 @@ void llmcli_pack(int64_t format, const uint8_t *file, int64_t stride, uint8_t *p
         .columns = columns, .size = group_size(format, columns), .count = count,
     };
     run_team(team, pack_rows, &p, count <= TAKEN);
+}
+
+/* Rows of a file, `stride` bytes each, from `offset` on: into rows ids[0], … of a packed matrix, or
+ * without ids into row `first` and those behind it. */
+struct reading {
+    int64_t file, offset, stride, count, format, columns, packed, ids, first;
+};
+
+struct queue {
+    const struct reading *readings;
+    int64_t count;
+    _Atomic int64_t next, failed; /* `failed`: 1 + the number of one that the file does not have */
+};
+
+/* Whether so many bytes of a file could be read; without a mapping, which a file that shrinks
+ * would make fatal. */
+static int read_bytes(int64_t file, uint8_t *to, int64_t bytes, int64_t offset) {
+#ifdef READS
+    while (bytes > 0) {
+        ssize_t got = pread((int)file, to, (size_t)bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return 0;
+        to += got, bytes -= got, offset += got;
+    }
+    return 1;
+#else
+    (void)file, (void)to, (void)bytes, (void)offset;
+    return 0;
+#endif
+}
+
+/* Takes readings until none is left, as any number of threads may. */
+void llmcli_read_and_pack(struct queue *queue) {
+    for (int64_t i; (i = atomic_fetch_add(&queue->next, 1)) < queue->count;) {
+        const struct reading *r = queue->readings + i;
+        const int64_t *ids = address(r->ids), size = group_size(r->format, r->columns);
+        uint8_t *room = malloc((size_t)(r->stride * r->count));
+        int done = room && read_bytes(r->file, room, r->stride * r->count, r->offset);
+        for (int64_t row = 0; done && row < r->count; row++)
+            pack_one(r->format, room + row * r->stride, address(r->packed), size, r->columns,
+                     ids ? ids[row] : r->first + row);
+        if (!done) atomic_store(&queue->failed, i + 1);
+        free(room);
+    }
 }
 
 /* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other; format `FORMATS`

@@ -20,7 +20,7 @@ from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
 from llmcli.nn.block import Block
-from llmcli.nn.parameters import Parameters
+from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.replay import Replay, ReplayClock
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
@@ -54,7 +54,8 @@ class Decoder:
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed.
-    Keys and values are kept in `cache_dtype` (None: in `dtype`). Works on any device, the meta
+    Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there
+    is `memory` lie there. Works on any device, the meta
     device included, where only shapes are computed.
     """
 
@@ -66,6 +67,7 @@ class Decoder:
         dtype: torch.dtype,
         formats: Mapping[str, str] = _DENSE,
         cache_dtype: torch.dtype | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.config = config
         self.device = torch.device(device)
@@ -74,7 +76,7 @@ class Decoder:
         self.cache_dtype = cache_dtype or dtype
         specs = self.arithmetic.parameters(config)
         parameters = Parameters(
-            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype
+            specs, device=self.device, dtype=dtype, cache_dtype=self.cache_dtype, memory=memory
         )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")

@@ -6,7 +6,7 @@ its own name as a view of its rows, so that a loader, a tap or a table still spe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,14 +16,18 @@ from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed, SideBySide
 from llmcli.formats.weight import Weight
-from llmcli.graph.blocks import PACKED
+from llmcli.graph.blocks import PACKED, packed_bytes
+
+# Where the packed parameter of that name, format and size lies, None where it is to be allocated.
+Memory = Callable[[str, str, int], memoryview | None]
 
 
 class Parameters:
     """Creates weights by spec on `device`; `weights` maps each name to its own.
 
     Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
-    will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight.
+    will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
+    but for those that lie in `memory`.
     On the meta device nothing is allocated.
     """
 
@@ -34,7 +38,9 @@ class Parameters:
         device: torch.device,
         dtype: torch.dtype,
         cache_dtype: torch.dtype | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        self._memory = memory
         self.device = device
         self.dtype = dtype
         self.cache_dtype = cache_dtype or dtype
@@ -85,7 +91,10 @@ class Parameters:
                 tensor = torch.empty(rows, columns, device=self.device, dtype=dtype)
                 pieces.append(Dense(tensor, self.dtype))
             else:
-                pieces.append(Packed(format, rows, columns, device=self.device))
+                memory = None
+                if self._memory is not None:
+                    memory = self._memory(name, format, packed_bytes(format, rows, columns))
+                pieces.append(Packed(format, rows, columns, device=self.device, memory=memory))
         self.weights.update(zip(names, pieces, strict=True))
         return pieces
 

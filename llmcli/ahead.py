@@ -1,0 +1,170 @@
+"""Weights in blocks, read and packed while PyTorch is imported. No torch.
+
+The library does it on threads of its own, which need no Python: importing keeps one processor busy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Collection, Sequence
+from threading import Thread
+
+from llmcli.anatomy.arithmetic import Arithmetic
+from llmcli.arithmetic import arithmetic_of
+from llmcli.checkpoints import Checkpoint
+from llmcli.checkpoints.files import shown
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError, LlmcliError
+from llmcli.families import Load, Op, Plan, UnpairRows, plan, translate
+from llmcli.graph.blocks import PACKED, packed_bytes
+from llmcli.kernels import native
+
+_AT_ONCE = 1 << 20  # bytes of a file that a thread takes at a time
+_THREADS = 4  # at most, beside the one that imports
+
+
+def start(
+    checkpoint: Checkpoint, *, dtype: str, quantize: str, bfloat16: bool, free: int | None
+) -> Ahead | None:
+    """What a CPU keeps in blocks with these options, None where nothing is.
+
+    Nor where it would take more than half of `free` bytes. `bfloat16`: whether the CPU multiplies
+    that itself. What cannot be had with the options, or does not fit the model, is for the loading
+    to refuse.
+    """
+    try:
+        config, rules = translate(checkpoint)
+        todo = plan(checkpoint.tensors, rules, config)
+        numbers = arithmetic_of(
+            checkpoint, config, todo, dtype=dtype, quantize=quantize, device="cpu",
+            bfloat16=bfloat16,
+        )  # fmt: skip
+        if not numbers.formats or free is None or 2 * numbers.weight_bytes(config) > free:
+            return None
+        return Ahead(checkpoint, config, todo, numbers)
+    except LlmcliError:
+        return None
+
+
+class Ahead:
+    """The packed matrices of a checkpoint, of which threads fill as many as they can.
+
+    Those that are stored in blocks for which there are kernels, in the shape of the parameter, and
+    whose rows are at most unpaired: all of them in a GGUF file of most families.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: ModelConfig, todo: Plan, numbers: Arithmetic
+    ) -> None:
+        self._spans: dict[str, tuple[str, int, int]] = {}
+        self._taken: set[str] = set()
+        self._threads: list[Thread] = []
+        specs = {spec.name: spec for spec in numbers.parameters(config)}
+        found: list[tuple[Load, list[int] | None]] = []
+        total = 0
+        for load in todo.loads:
+            spec, info = specs.get(load.target), checkpoint.tensors[load.source]
+            if spec is None or spec.dtype not in PACKED or load.target in self._spans:
+                continue
+            shape = spec.stored_shape or spec.shape
+            rows = info.shape[0]
+            fits = info.format == spec.dtype and info.shape == shape and load.scale is None
+            order: Sequence[int] | None = range(rows) if fits and load.index is None else None
+            for op in load.ops:
+                order = None if order is None else _unpaired(order, op)
+            if order is None:
+                continue
+            size = packed_bytes(info.format, *shape)
+            self._spans[load.target] = info.format, total, size
+            found.append((load, _places(order)))
+            total += size
+        self._arena = mmap.mmap(-1, total or 1)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._arena.madvise(mmap.MADV_HUGEPAGE)
+        self._sources: list[str] = []
+        self._kept: list[object] = []
+        self._start(checkpoint, found)
+
+    def memory(self, name: str, format: str, nbytes: int) -> memoryview | None:
+        """Where that parameter lies, None where it is none of these, or in another format."""
+        own, offset, size = self._spans.get(name, ("", 0, 0))
+        if (own, size) != (format, nbytes):
+            return None
+        self._taken.add(name)
+        return memoryview(self._arena)[offset : offset + size]
+
+    def finish(self, threads: int) -> Collection[str]:
+        """The parameters whose memory was taken, when all are filled, by so many threads.
+
+        Raises CheckpointError where a file ends early or cannot be read.
+        """
+        self._run(threads - len(self._threads) - 1)
+        self._call(ctypes.addressof(self._queue))
+        for thread in self._threads:
+            thread.join()
+        if self._queue[3]:
+            source = self._sources[self._queue[3] - 1]
+            raise CheckpointError(
+                f"`{shown(source)}` cannot be read: its file was truncated or the disk failed"
+            )
+        return self._taken
+
+    def _start(
+        self, checkpoint: Checkpoint, found: Sequence[tuple[Load, list[int] | None]]
+    ) -> None:
+        """Fills the queue (`struct queue` in packing.c), and starts with it."""
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._arena))
+        numbers: list[int] = []
+        for load, places in found:
+            info = checkpoint.tensors[load.source]
+            rows, columns = info.shape
+            stride, ids = info.nbytes // rows, 0
+            if places is not None:
+                memory = (ctypes.c_int64 * rows)(*places)
+                self._kept.append(memory)
+                ids = ctypes.addressof(memory)
+            file, step = checkpoint.descriptor(load.source), max(1, _AT_ONCE // stride)
+            packed = base + self._spans[load.target][1]
+            for first in range(0, rows, step):
+                numbers += (
+                    file, info.offset + first * stride, stride, min(step, rows - first),
+                    PACKED[info.format].number, columns, packed, ids and ids + 8 * first, first,
+                )  # fmt: skip
+                self._sources.append(load.source)
+        readings = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._kept.append(readings)
+        self._queue = (ctypes.c_int64 * 4)(ctypes.addressof(readings), len(self._sources), 0, 0)
+        self._call = native.function("llmcli_read_and_pack", "p")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+        self._run(min(_THREADS, cores - 1) if found else 0)
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
+            thread = Thread(
+                target=self._call, args=(ctypes.addressof(self._queue),), daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+
+def _unpaired(order: Sequence[int], op: Op) -> Sequence[int] | None:
+    """Stored rows in the order after an operation, None for any but one."""
+    if not isinstance(op, UnpairRows) or len(order) % op.heads:
+        return None
+    size, out = len(order) // op.heads, []
+    for start in range(0, len(order), size):
+        head = order[start : start + size]
+        out += [*head[: op.dims : 2], *head[1 : op.dims : 2], *head[op.dims :]]
+    return out if len(out) == len(order) else None
+
+
+def _places(order: Sequence[int]) -> list[int] | None:
+    """To which row each stored row goes, None where it stays."""
+    if isinstance(order, range):
+        return None
+    places = [0] * len(order)
+    for place, stored in enumerate(order):
+        places[stored] = place
+    return places

@@ -1,0 +1,73 @@
+"""Weights that are read and packed while PyTorch is imported: the same bits."""
+
+import shutil
+
+import pytest
+import torch
+
+from llmcli.ahead import start
+from llmcli.checkpoints import open_checkpoint, open_model
+from llmcli.errors import CheckpointError
+from llmcli.formats.packed import Packed
+from llmcli.kernels import native
+from llmcli.loading import load_checkpoint
+
+pytestmark = pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+
+
+def started(checkpoint, *, dtype="auto", quantize="auto", free=1 << 40):
+    return start(checkpoint, dtype=dtype, quantize=quantize, bfloat16=False, free=free)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The model's one file, in a folder of its own."""
+    return shutil.copy(open_model("smollm2").path, tmp_path / "model.gguf")
+
+
+def test_every_weight_is_the_same(path):
+    checkpoint = open_checkpoint(path)
+    ahead = started(checkpoint)
+    model = load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead)
+    right = load_checkpoint(open_checkpoint(path), device="cpu", text=False)
+    names = list(right.decoder.weight_names)
+    packed = [name for name in names if isinstance(right.decoder.weight(name), Packed)]
+    assert len(packed) > 200
+    for name in names:
+        ours, theirs = model.decoder.weight(name), right.decoder.weight(name)
+        if name in packed:
+            assert torch.equal(ours.data, theirs.data), name
+        else:
+            assert torch.equal(ours.dense(), theirs.dense()), name
+    assert model.ledger == right.ledger
+    assert set(packed) <= set(ahead.finish(1))
+
+
+def test_what_is_loaded_otherwise_is_read_again(path):
+    checkpoint = open_checkpoint(path)
+    ahead = started(checkpoint)
+    model = load_checkpoint(checkpoint, device="cpu", text=False, dtype="float32", ahead=ahead)
+    right = load_checkpoint(open_checkpoint(path), device="cpu", text=False, dtype="float32")
+    for name in right.decoder.weight_names:
+        assert torch.equal(model.decoder.weight(name).dense(), right.decoder.weight(name).dense())
+    assert not ahead.finish(1)
+
+
+def test_nothing_is_started_where_nothing_is_packed_or_memory_is_short(path):
+    checkpoint = open_checkpoint(path)
+    assert started(checkpoint, dtype="float32") is None
+    assert started(checkpoint, quantize="none") is None
+    assert started(checkpoint, dtype="float33") is None
+    assert started(checkpoint, free=100 << 20) is None
+
+
+def test_a_file_that_ends_early(path):
+    checkpoint = open_checkpoint(path)
+    matrices = (one for one in checkpoint.tensors.values() if len(one.shape) == 2)
+    last = max(matrices, key=lambda one: one.offset)
+    checkpoint.descriptor(last.name)  # it is open when it becomes shorter
+    with path.open("r+b") as file:
+        file.truncate(last.offset + last.nbytes - 1)
+    ahead = started(checkpoint)
+    with pytest.raises(CheckpointError, match=f"`{last.name}` cannot be read"):
+        load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead)
