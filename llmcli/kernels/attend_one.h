@@ -1,6 +1,4 @@
-/* ATTEND in vectors of WIDTH floats, for the processors of TARGET; included by attention.c.
- * FUSED(a, b, c) is a * b + c rounded once, EACH(x) has x in all lanes, WIDENED(bits) are the
- * bfloat16 numbers at that address.
+/* ATTEND in vectors of WIDTH floats: see each_width.h.
  *
  * A score is summed in 16 lanes, lane j taking the numbers j, j + 16, …, which are then added in
  * pairs, 4 slots at a time: the same bits for every WIDTH.

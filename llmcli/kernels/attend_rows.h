@@ -1,5 +1,4 @@
-/* ATTEND_ROWS in vectors of WIDTH floats, for the processors of TARGET, FUSED(a, b, c) being
- * a * b + c rounded once; included by attention.c behind attend_one.h.
+/* ATTEND_ROWS in vectors of WIDTH floats: see each_width.h. Its types are those of attend_one.h.
  *
  * Lanes are the rows of an item: so scores, their largest, their sums and those of the values are
  * computed without a sum across lanes, each in the order of the slots. A row's bits do not depend on
@@ -144,9 +143,3 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
 
 #undef floats
 #undef numbers
-#undef WIDTH
-#undef FUSED
-#undef EACH
-#undef WIDENED
-#undef NAMED
-#undef TARGET

@@ -319,6 +319,21 @@ static int fetch_multiply_bfloat16(const struct op *op, int64_t piece) {
     return fetch_piece(address(op->arg[1]), 2 * op->arg[2] * op->arg[6], piece);
 }
 
+/* MULTIPLY_ROWS: many float32 rows with the rows of w [N, K], where there are no tiles. An item is
+ * `OUTPUTS` rows of w. The arguments of MULTIPLY_BFLOAT16, x as it is, and 9 x_stride. */
+#define OUTPUTS 64
+#define PAIRS 256       /* of columns that are multiplied at a time: a panel of them lies in L1 */
+#define MOST_AT_ONCE 48 /* rows of x, where there are fewer outputs than lanes */
+
+static int64_t items_multiply_rows(const struct op *op) {
+    return op->arg[5] > 0 ? (op->arg[6] + OUTPUTS - 1) / OUTPUTS : 0;
+}
+
+#define TEMPLATE "bfloat16_rows.h"
+#include "each_width.h"
+BY_WIDTH(multiply_rows)
+const struct kernel kernel_multiply_rows = {items_multiply_rows, work_multiply_rows, NULL};
+
 const struct kernel kernel_split = {items_split, work_split, NULL};
 const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply_split, NULL};
 const struct kernel kernel_widen = {items_widen, work_widen, NULL};

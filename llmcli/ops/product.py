@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llmcli.anatomy.arithmetic import WITH_TILES
+from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.kernels import native, program
 
@@ -29,8 +29,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
-    if x.dtype == torch.float32 and native.level() in WITH_TILES and _is_for_kernels(x, w_NK):
-        return _by_tiles(x, w_NK, b_N)
+    if x.dtype == torch.float32 and native.level() in FAST_WIDE and _is_for_kernels(x, w_NK):
+        return (_by_tiles if native.level() == "amx" else _by_rows)(x, w_NK, b_N)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.is_meta:
         out_MN = F.linear(x_MK.to(w_NK.dtype), w_NK).float()
@@ -97,6 +97,23 @@ def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
          0 if b_N is None else b_N.data_ptr()),
         reads=(x_MK, w_NK, b_N), writes=(pieces, out_MN),
     )  # fmt: skip
+    return out_MN.view(*x.shape[:-1], outputs)
+
+
+def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
+    """The same of many float32 rows by fused multiply-adds."""
+    x_MK = x.reshape(-1, x.shape[-1])
+    if x_MK.stride(1) != 1:
+        x_MK = x_MK.contiguous()
+    if b_N is not None:
+        b_N = b_N.float().contiguous()
+    (rows, columns), outputs = x_MK.shape, len(w_NK)
+    out_MN = torch.empty(rows, outputs)
+    op = (
+        program.MULTIPLY_ROWS, x_MK.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(),
+        outputs, rows, outputs, columns, 0 if b_N is None else b_N.data_ptr(), x_MK.stride(0),
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x_MK, w_NK, b_N), writes=(out_MN,))
     return out_MN.view(*x.shape[:-1], outputs)
 
 

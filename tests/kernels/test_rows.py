@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.attention import visible_keys
@@ -115,18 +116,25 @@ def test_many_float32_rows_with_bfloat16_weights(library, use, shape):
     x = torch.randn(rows, columns + 3, generator=generator)[:, 2:-1]
     w = torch.randn(outputs, columns + 5, generator=generator).bfloat16()[:, 1:-4]
     bias = torch.randn(outputs, generator=generator)
+    by_rows = []
     for level in levels(library, use):
+        by_rows.append(product._by_rows(x, w, bias))
+        assert torch.equal(by_rows[-1][:7], product._by_rows(x[:7], w, bias))
         found = product.product_float32(x, w, bias)
         expected = x.double() @ w.double().T + bias.double()
         assert (found - expected).norm() <= 1e-6 * expected.norm()
         if level == "amx":
             assert torch.equal(found, product._by_tiles(x, w, bias))
             assert torch.equal(found[:25], product.product_float32(x[:25], w, bias))
+        elif level in ("avx512", "vnni"):
+            assert torch.equal(found, by_rows[-1])
+    assert all(torch.equal(one, by_rows[0]) for one in by_rows)
+    assert (by_rows[0] - expected).norm() <= 2e-6 * expected.norm()
 
 
 def test_infinity_in_a_row_stays_in_it(library, use):
     for level in levels(library, use):
-        if level != "amx":
+        if level not in FAST_WIDE:
             continue
         x, w = torch.ones(40, 64), torch.ones(20, 64).bfloat16()
         x[7, 3], x[9, 4] = math.inf, math.nan
