@@ -12,7 +12,7 @@ from llmcli.anatomy.model import parameters, states
 from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
-from llmcli.graph.blocks import RUN
+from llmcli.graph.blocks import IN_16_BITS, RUN
 from llmcli.graph.ops import LookUp, Project
 from llmcli.graph.spec import Call, TensorSpec
 
@@ -20,7 +20,7 @@ from llmcli.graph.spec import Call, TensorSpec
 EPS = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 # Which stored numbers 16 bits hold exactly. Wider dtypes hold all that is rounded less than they
 # are; blocks of integers are defined by their dequantized float32.
-HELD = {"bfloat16": "BF16", "float16": "F16"}
+HELD = {dtype: stored for stored, dtype in IN_16_BITS.items()}
 
 # Formats of quantized weights and of what lies beside them: they say nothing of the arithmetic.
 _QUANTIZED = {"F8_E4M3", "F8_E5M2", "I8", "U8"}
@@ -31,7 +31,7 @@ class Arithmetic:
     """What a model computes in: `dtype` is that of activations and of dense parameters.
 
     `cache` is that of keys and values. `formats` are those of parameters that stay as the file has
-    them, by name: in blocks, for whose products activations are rounded to 8 bits, or in bfloat16.
+    them, by name: in blocks, for whose products activations are rounded to 8 bits, or in 16 bits.
     """
 
     dtype: str
@@ -46,7 +46,7 @@ class Arithmetic:
     @property
     def products(self) -> str:
         """The numbers that weights are multiplied with: `int8` with packed ones, else `dtype`."""
-        return "int8" if set(self.formats.values()) - {"bfloat16"} else self.dtype
+        return "int8" if set(self.formats.values()) - set(HELD) else self.dtype
 
     def call(self, call: Call) -> Call:
         """The same forward call, in these dtypes."""
@@ -111,7 +111,7 @@ def arithmetic(
     """What a model runs in on a `cpu`, `cuda` or `mps`, as `--dtype` and `--quantize` say.
 
     `stored`, `bfloat16` as `auto_dtype` has them. `kernels`: the level of those for packed weights,
-    None without them; `packable`: what the file has in blocks or in bfloat16. It stays so where
+    None without them; `packable`: what the file has in blocks or in 16 bits. It stays so where
     neither option is given; quantizing needs no dtype either. Raises UsageError where there are no
     kernels to quantize for, or where a dtype is given, too.
     """
@@ -122,10 +122,10 @@ def arithmetic(
         )
     given = dtype not in ("auto", WIDE)
     formats = dict(packable) if device == "cpu" and kernels and not given else {}
-    if set(formats.values()) == {"bfloat16"} and (
+    if set(formats.values()) <= set(HELD) and (
         dtype == WIDE or (bfloat16 and kernels not in FAST_WIDE)
     ):
-        formats = {}  # then all of it is bfloat16, products of many rows among it, or none
+        formats = {}  # then all of it has 16 bits, products of many rows among it, or none
     if quantize in QUANTIZED:
         if given:
             raise UsageError(
@@ -142,7 +142,7 @@ def arithmetic(
         for name, columns in matrices(config).items():
             if columns % RUN == 0 and name != "pos_embed.W":
                 per_token = name in ("embed.W", "head.W")
-                if formats.get(name, "bfloat16") == "bfloat16":
+                if formats.get(name, "bfloat16") in HELD:
                     formats[name] = tokens if per_token else other
     if quantize != "none" and formats:
         return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)

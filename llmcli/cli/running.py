@@ -31,10 +31,13 @@ _TORCH = ("torch linear", "torch scaled_dot_product_attention")
 def kernels_of(*models: Mapping[str, Any]) -> tuple[str, ...]:
     """What computes the forward passes of models (`Model.describe`), our own kernels first.
 
-    They take products of packed weights, and on a CPU of bfloat16 weights (`ops.product`).
+    They take products of packed weights, and on a CPU of bfloat16 weights, or of 16-bit weights
+    with float32 activations (`ops.product`).
     """
     taken = any(
-        m["product_format"] == "int8" or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
+        m["product_format"] == "int8"
+        or (m["device"], m["weight_format"]) == ("cpu", "bfloat16")
+        or (m["weight_format"], m["product_format"]) == ("float16", "float32")
         for m in models
     )
     own = (f"llmcli {native.level()}",) if taken and native.level() else ()

@@ -21,7 +21,7 @@ from math import prod
 
 from llmcli.config import ModelConfig
 from llmcli.families.scales import Grid, Scale
-from llmcli.graph.blocks import PACKED
+from llmcli.graph.blocks import IN_16_BITS, PACKED
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ def packable(
 ) -> dict[str, str]:
     """Those parameters of `names` that can stay as the file has them, with their format.
 
-    In blocks, if there are kernels for them and the rules only move rows, or in bfloat16.
+    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits.
     `formats` are those of the checkpoint's tensors by name.
     """
     found = {}
@@ -419,8 +419,8 @@ def packable(
             continue
         if stored in PACKED and all(isinstance(op, RowOp) for op in load.ops):
             found[load.target] = stored
-        elif stored == "BF16" and all(isinstance(op, RowOp | Transpose) for op in load.ops):
-            found[load.target] = "bfloat16"
+        elif stored in IN_16_BITS and all(isinstance(op, RowOp | Transpose) for op in load.ops):
+            found[load.target] = IN_16_BITS[stored]
     return found
 
 

@@ -19,7 +19,7 @@ class Dense(Weight):
     """Numbers in a tensor; a matrix may lie in memory by rows or by columns.
 
     `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
-    inputs have the dtype `inputs`, by default its own; a bfloat16 weight can have float32 ones.
+    inputs have the dtype `inputs`, by default its own; a weight of 16 bits can have float32 ones.
     """
 
     def __init__(self, tensor: Tensor, inputs: torch.dtype | None = None) -> None:
@@ -80,8 +80,9 @@ class Dense(Weight):
     def rows(self, ids: Tensor) -> Tensor:
         """Copies, widened."""
         table = self.tensor
-        if table.dtype == torch.bfloat16 and table.is_contiguous() and compiled.runs(table):
-            return compiled.look_up(table, compiled.BFLOAT16, table.shape[0], table.shape[1], ids)
+        format = compiled.IN_16_BITS.get(table.dtype)
+        if format is not None and table.is_contiguous() and compiled.runs(table):
+            return compiled.look_up(table, format, table.shape[0], table.shape[1], ids)
         return at_least_float32(F.embedding(ids, self.tensor))
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Stored formats whose numbers are kept as they are, with the dtype's name.
+IN_16_BITS = {"BF16": "bfloat16", "F16": "float16"}
+
 ROWS = 16  # that lie side by side
 RUN = 32  # columns
 ACTIVATION_BYTES = 48  # `struct activation` of packed.c: a run of the input, rounded to 8 bits

@@ -1,4 +1,5 @@
-/* The product of a few rows, bfloat16 or float32, with a bfloat16 matrix, with float32 results.
+/* The product of a few rows, bfloat16 or float32, with a bfloat16 or float16 matrix, with float32
+ * results.
  *
  *     out[m][n] = sum over k of x[m][k] * w[n][k]
  *
@@ -9,7 +10,8 @@
  * bit: there are 16 lanes, and of every block of 32 columns lane j takes column 2j, then 2j + 1,
  * each with a fused multiply-add in float32; columns beyond K count as zeros. At the end lane j is
  * added to lane j + 8, then 4, then 2, then 1. Pairs of neighbours share a lane because they share
- * a 32-bit word: a shift makes one of them a float32, a mask the other.
+ * a 32-bit word: a shift makes one of them a float32, a mask the other. Of a float16 matrix lane j
+ * takes column j, then 16 + j.
  */
 #include "program.h"
 
@@ -27,7 +29,8 @@
 
 struct product {
     /* In float32, pass by pass: a block of each of its rows, then the next block of each. Of a
-     * block the 16 even columns come first, then the odd ones. Pass m begins at m * padded. */
+     * block the 16 even columns come first, then the odd ones (w bfloat16). Pass m begins at
+     * m * padded. */
     const float *x;
     const uint16_t *w;
     float *out;
@@ -46,15 +49,18 @@ INLINE void last_block(const struct product *p, int64_t n, uint16_t block[BLOCK]
 /* ---- portable ------------------------------------------------------------------------------ */
 
 /* a * b + c rounded once, by the C library where the processor has no such instruction. */
-INLINE void add_block(const uint16_t *w, const float *x, float lanes[16]) {
+INLINE void add_block(const int halves, const uint16_t *w, const float *x, float lanes[16]) {
     uint16_t block[BLOCK];
     memcpy(block, w, sizeof block); /* a mapped file's numbers may begin at an odd address */
-    for (int j = 0; j < 16; j++) lanes[j] = fmaf(widened(block[2 * j]), x[j], lanes[j]);
-    for (int j = 0; j < 16; j++) lanes[j] = fmaf(widened(block[2 * j + 1]), x[16 + j], lanes[j]);
+    for (int part = 0; part < 2; part++)
+        for (int j = 0; j < 16; j++) {
+            float number = halves ? half(block[16 * part + j]) : widened(block[2 * j + part]);
+            lanes[j] = fmaf(number, x[16 * part + j], lanes[j]);
+        }
 }
 
-static void tiles_portable(const struct product *p, int64_t first, int64_t last, int64_t m,
-                           int64_t rows) {
+INLINE void tiles_portable(const int halves, const struct product *p, int64_t first, int64_t last,
+                           int64_t m, int64_t rows) {
     int64_t whole = p->columns / BLOCK * BLOCK;
     for (int64_t n = first; n < last; n++) {
         const uint16_t *w = p->w + n * p->w_stride;
@@ -65,9 +71,9 @@ static void tiles_portable(const struct product *p, int64_t first, int64_t last,
             float lanes[16] = {0};
             for (int64_t k = 0; k < whole; k += BLOCK) {
                 FETCH(w + k + AHEAD * p->w_stride);
-                add_block(w + k, x + k * rows, lanes);
+                add_block(halves, w + k, x + k * rows, lanes);
             }
-            if (whole < p->columns) add_block(tail, x + whole * rows, lanes);
+            if (whole < p->columns) add_block(halves, tail, x + whole * rows, lanes);
             for (int half = 8; half; half /= 2)
                 for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
             p->out[i * p->out_stride + n] = lanes[0];
@@ -86,8 +92,8 @@ WITH_AVX2 INLINE float folded_8(__m256 lanes) {
 }
 
 /* R rows of w from n on with M rows of x from m on. */
-WITH_AVX2 INLINE void tile_avx2(const int R, const int M, const struct product *p, int64_t n,
-                                int64_t m) {
+WITH_AVX2 INLINE void tile_avx2(const int halves, const int R, const int M,
+                                const struct product *p, int64_t n, int64_t m) {
     const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
     const float *x = p->x + m * p->padded;
     const uint16_t *w = p->w + n * p->w_stride;
@@ -103,9 +109,16 @@ WITH_AVX2 INLINE void tile_avx2(const int R, const int M, const struct product *
         UNROLL for (int r = 0; r < R; r++) {
             FETCH(w + (r + AHEAD) * stride);
             UNROLL for (int h = 0; h < 2; h++) {
-                __m256i words = _mm256_loadu_si256((const void *)(w + r * stride + 16 * h));
-                __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
-                __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(words, upper));
+                const uint16_t *at = w + r * stride + (halves ? 8 : 16) * h;
+                __m256 even, odd;
+                if (halves) {
+                    even = _mm256_cvtph_ps(_mm_loadu_si128((const void *)at));
+                    odd = _mm256_cvtph_ps(_mm_loadu_si128((const void *)(at + 16)));
+                } else {
+                    __m256i words = _mm256_loadu_si256((const void *)at);
+                    even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+                    odd = _mm256_castsi256_ps(_mm256_and_si256(words, upper));
+                }
                 UNROLL for (int i = 0; i < M; i++) {
                     const float *xi = x + i * BLOCK + 8 * h;
                     __m256 sum = sums[r * M + i][h];
@@ -130,8 +143,8 @@ WITH_AVX512 INLINE float folded_16(__m512 lanes) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-WITH_AVX512 INLINE void tile_avx512(const int R, const int M, const struct product *p, int64_t n,
-                                    int64_t m) {
+WITH_AVX512 INLINE void tile_avx512(const int halves, const int R, const int M,
+                                    const struct product *p, int64_t n, int64_t m) {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     const float *x = p->x + m * p->padded;
     const uint16_t *w = p->w + n * p->w_stride;
@@ -147,8 +160,14 @@ WITH_AVX512 INLINE void tile_avx512(const int R, const int M, const struct produ
         UNROLL for (int r = 0; r < R; r++) {
             FETCH(w + (r + AHEAD) * stride);
             __m512i words = _mm512_loadu_si512(w + r * stride);
-            __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-            __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(words, upper));
+            __m512 even, odd;
+            if (halves) {
+                even = _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+                odd = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
+            } else {
+                even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+                odd = _mm512_castsi512_ps(_mm512_and_si512(words, upper));
+            }
             UNROLL for (int i = 0; i < M; i++) {
                 const float *xi = x + i * BLOCK;
                 __m512 sum = _mm512_fmadd_ps(even, _mm512_loadu_ps(xi), sums[r * M + i]);
@@ -164,12 +183,12 @@ WITH_AVX512 INLINE void tile_avx512(const int R, const int M, const struct produ
 /* For each number of rows of x, as many rows of w at a time as there are registers for. */
 #define TILES(M, R, tile)                                                                          \
     case M:                                                                                        \
-        for (; n + R <= last; n += R) tile(R, M, p, n, m);                                         \
-        for (; n < last; n++) tile(1, M, p, n, m);                                                 \
+        for (; n + R <= last; n += R) tile(halves, R, M, p, n, m);                                 \
+        for (; n < last; n++) tile(halves, 1, M, p, n, m);                                         \
         break;
 
-WITH_AVX2 static void tiles_avx2(const struct product *p, int64_t n, int64_t last, int64_t m,
-                                 int64_t rows) {
+WITH_AVX2 INLINE void tiles_avx2(const int halves, const struct product *p, int64_t n,
+                                 int64_t last, int64_t m, int64_t rows) {
     switch (rows) {
         TILES(1, 4, tile_avx2)
         TILES(2, 2, tile_avx2)
@@ -182,8 +201,8 @@ WITH_AVX2 static void tiles_avx2(const struct product *p, int64_t n, int64_t las
     }
 }
 
-WITH_AVX512 static void tiles_avx512(const struct product *p, int64_t n, int64_t last, int64_t m,
-                                     int64_t rows) {
+WITH_AVX512 INLINE void tiles_avx512(const int halves, const struct product *p, int64_t n,
+                                     int64_t last, int64_t m, int64_t rows) {
     switch (rows) {
         TILES(1, 8, tile_avx512)
         TILES(2, 8, tile_avx512)
@@ -195,6 +214,17 @@ WITH_AVX512 static void tiles_avx512(const struct product *p, int64_t n, int64_t
         TILES(8, 2, tile_avx512)
     }
 }
+
+/* Functions of their own, so that the levels' instructions stay apart. */
+#define OF_FORMAT(level, target, name, halves)                                                     \
+    target static void name##_##level(const struct product *p, int64_t n, int64_t last, int64_t m, \
+                                      int64_t rows) {                                              \
+        tiles_##level(halves, p, n, last, m, rows);                                                \
+    }
+OF_FORMAT(avx2, WITH_AVX2, bfloats, 0)
+OF_FORMAT(avx2, WITH_AVX2, halves, 1)
+OF_FORMAT(avx512, WITH_AVX512, bfloats, 0)
+OF_FORMAT(avx512, WITH_AVX512, halves, 1)
 
 #endif
 
@@ -210,7 +240,8 @@ INLINE int64_t padded(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * 
 
 /* WIDEN: rows of x [M, K], bfloat16 or float32, into `out`, float32 [M, K rounded up to 32], pass by
  * pass as `struct product` says. An item is a pass.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32 */
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32, 6 whether the columns stay
+ * in their order: for a float16 matrix */
 static int64_t items_widen(const struct op *op) {
     return (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
 }
@@ -232,13 +263,13 @@ static void work_widen(const struct op *op, int64_t item, int64_t level) {
             const char *from = x + (i * stride + k) * (int64_t)size;
             memcpy(op->arg[5] ? (void *)block : (void *)narrow, from, count * size);
             for (int j = 0; !op->arg[5] && j < BLOCK; j++) block[j] = widened(narrow[j]);
-            for (int j = 0; j < 16; j++) next[j] = block[2 * j], next[16 + j] = block[2 * j + 1];
+            for (int j = 0; j < BLOCK; j++) next[op->arg[6] ? j : j / 2 + j % 2 * 16] = block[j];
         }
 }
 
 /* MULTIPLY_BFLOAT16: what WIDEN gives with the rows of w [N, K]. An item is some rows of w.
  * 0 widened x, 1 w, 2 w_stride, 3 out, 4 out_stride, 5 rows M, 6 outputs N, 7 columns K,
- * 8 bias or 0 */
+ * 8 bias or 0, 9 whether w is float16 */
 INLINE int64_t rows_of_item(int64_t columns) {
     int64_t chunk = CHUNK_BYTES / (2 * (columns + 1)) / 8 * 8;
     return chunk < 8 ? 8 : chunk;
@@ -262,12 +293,15 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
         pass = rows_of_pass(rows, m);
 #ifdef X86
         if (level >= AVX512)
-            tiles_avx512(&p, first, last, m, pass);
+            (op->arg[9] ? halves_avx512 : bfloats_avx512)(&p, first, last, m, pass);
         else if (level >= AVX2)
-            tiles_avx2(&p, first, last, m, pass);
+            (op->arg[9] ? halves_avx2 : bfloats_avx2)(&p, first, last, m, pass);
         else
 #endif
-            tiles_portable(&p, first, last, m, pass);
+        if (op->arg[9])
+            tiles_portable(1, &p, first, last, m, pass);
+        else
+            tiles_portable(0, &p, first, last, m, pass);
     }
     for (int64_t m = 0; bias && m < rows; m++)
         for (int64_t n = first; n < last; n++) p.out[m * p.out_stride + n] += bias[n];
@@ -320,7 +354,8 @@ static int fetch_multiply_bfloat16(const struct op *op, int64_t piece) {
 }
 
 /* MULTIPLY_ROWS: many float32 rows with the rows of w [N, K], where there are no tiles. An item is
- * `OUTPUTS` rows of w. The arguments of MULTIPLY_BFLOAT16, x as it is, and 9 x_stride. */
+ * `OUTPUTS` rows of w. The arguments of MULTIPLY_BFLOAT16, x as it is, and
+ * 9 x_stride, 10 whether w is float16. */
 #define OUTPUTS 64
 #define PAIRS 256       /* of columns that are multiplied at a time: a panel of them lies in L1 */
 #define MOST_AT_ONCE 48 /* rows of x, where there are fewer outputs than lanes */

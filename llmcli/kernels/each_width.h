@@ -1,7 +1,7 @@
 /* Includes TEMPLATE, which defines functions in vectors of WIDTH floats, for every level that has
  * vectors of its own: TARGET are the function's attributes, NAMED(name) its name, FUSED(a, b, c) is
- * a * b + c rounded once, EACH(x) has x in all lanes, WIDENED(bits) are the bfloat16 numbers at that
- * address. BY_WIDTH(name) makes `work_name`, which calls the function of the level.
+ * a * b + c rounded once, EACH(x) has x in all lanes, WIDENED(bits) and HALVES(bits) are the bfloat16 or
+ * float16 numbers at that address. BY_WIDTH(name) makes `work_name`, which calls the function of the level.
  */
 #include "common.h"
 
@@ -24,6 +24,9 @@ INLINE quad fused(quad a, quad b, quad c) {
 INLINE quad each(float x) { return (quad){x, x, x, x}; }
 INLINE quad four_widened(const uint16_t *bits) {
     return (quad){widened(bits[0]), widened(bits[1]), widened(bits[2]), widened(bits[3])};
+}
+INLINE quad four_halves(const uint16_t *bits) {
+    return (quad){half(bits[0]), half(bits[1]), half(bits[2]), half(bits[3])};
 }
 
 #ifdef X86
@@ -52,6 +55,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #define EACH(x) _mm512_set1_ps(x)
 #define WIDENED(bits)                                                                              \
     _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(bits))), 16)
+#define HALVES(bits) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(bits)))
 #define NAMED(name) name##_avx512
 #define TARGET WITH_AVX512
 #include TEMPLATE
@@ -59,6 +63,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #undef FUSED
 #undef EACH
 #undef WIDENED
+#undef HALVES
 #undef NAMED
 #undef TARGET
 
@@ -67,6 +72,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #define EACH(x) _mm256_set1_ps(x)
 #define WIDENED(bits)                                                                              \
     _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(bits))), 16)
+#define HALVES(bits) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(bits)))
 #define NAMED(name) name##_avx2
 #define TARGET WITH_AVX2
 #include TEMPLATE
@@ -74,6 +80,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #undef FUSED
 #undef EACH
 #undef WIDENED
+#undef HALVES
 #undef NAMED
 #undef TARGET
 #endif
@@ -82,6 +89,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #define FUSED(a, b, c) fused(a, b, c)
 #define EACH(x) each(x)
 #define WIDENED(bits) four_widened(bits)
+#define HALVES(bits) four_halves(bits)
 #define NAMED(name) name##_portable
 #define TARGET
 #include TEMPLATE
@@ -89,6 +97,7 @@ INLINE quad four_widened(const uint16_t *bits) {
 #undef FUSED
 #undef EACH
 #undef WIDENED
+#undef HALVES
 #undef NAMED
 #undef TARGET
 #undef TEMPLATE

@@ -278,7 +278,7 @@ void llmcli_read_and_pack(struct queue *queue) {
 }
 
 /* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other; format `FORMATS`
- * is bfloat16, row after row. An item is 32 of them.
+ * is bfloat16, row after row, and the next one float16. An item is 32 of them.
  * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix: of others, NaN */
 static int64_t items_look_up(const struct op *op) { return (op->arg[4] + TAKEN - 1) / TAKEN; }
 
@@ -294,10 +294,12 @@ static void work_look_up(const struct op *op, int64_t item, int64_t level) {
             for (int64_t k = 0; k < columns; k++) out[k] = NAN;
             continue;
         }
-        if (format == FORMATS) {
+        if (format >= FORMATS) {
             uint16_t bits;
-            for (int64_t k = 0; k < columns; k++)
-                memcpy(&bits, matrix + 2 * (ids[i] * columns + k), 2), out[k] = widened(bits);
+            for (int64_t k = 0; k < columns; k++) {
+                memcpy(&bits, matrix + 2 * (ids[i] * columns + k), 2);
+                out[k] = format == FORMATS ? widened(bits) : half(bits);
+            }
             continue;
         }
         const uint8_t *group = matrix + ids[i] / ROWS * group_size(format, columns);

@@ -19,7 +19,8 @@ _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `enum activation` in steps.c
 
-BFLOAT16 = len(PACKED)  # as a format of `look_up`: row after row
+# As formats of `look_up`: row after row.
+IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
 
 _bits = lru_cache(maxsize=64)(program.bits)
 

@@ -16,13 +16,18 @@ from llmcli.kernels import native, program
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
+_TAKEN = {
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.float16),
+}
 
 
 def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """`X Wᵀ + b` in float32: `[…, K]` → `[…, N]`; in float64 where x and W are.
 
-    x and W have one dtype, or W is bfloat16 and x float32; b may be wider. The sums are float32 or
-    wider on every device, and nothing is rounded to the 16 bits of x: two logits differ if their
+    x and W have one dtype, or W has 16 bits and x is float32; b may be wider. The sums are float32
+    or wider on every device, and nothing is rounded to the 16 bits of x: two logits differ if their
     sums do. W may lie in memory by rows or by columns.
     """
     if x.dtype == w_NK.dtype and x.dtype in (torch.float32, torch.float64):
@@ -30,7 +35,8 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)
     if x.dtype == torch.float32 and native.level() in FAST_WIDE and _is_for_kernels(x, w_NK):
-        return (_by_tiles if native.level() == "amx" else _by_rows)(x, w_NK, b_N)
+        tiles = native.level() == "amx" and w_NK.dtype == torch.bfloat16
+        return (_by_tiles if tiles else _by_rows)(x, w_NK, b_N)
     x_MK = x.reshape(-1, x.shape[-1])
     if x.is_meta:
         out_MN = F.linear(x_MK.to(w_NK.dtype), w_NK).float()
@@ -42,14 +48,13 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
 
 
 def has_kernel(x: Tensor, w_NK: Tensor) -> bool:
-    """Whether the product is one for our kernel: few rows and bfloat16 weights on a CPU."""
+    """Whether the product is one for our kernel: few rows and 16-bit weights on a CPU."""
     return x.numel() <= _FEW_ROWS * x.shape[-1] and _is_for_kernels(x, w_NK)
 
 
 def _is_for_kernels(x: Tensor, w_NK: Tensor) -> bool:
     return (
-        x.dtype in (torch.bfloat16, torch.float32)
-        and w_NK.dtype == torch.bfloat16
+        (x.dtype, w_NK.dtype) in _TAKEN
         and w_NK.stride(1) == 1
         and type(x) is type(w_NK) is Tensor  # a FakeTensor says `cpu` and has no numbers
         and x.is_cpu
@@ -67,13 +72,14 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     (rows, columns), outputs = x_MK.shape, len(w_NK)
     out_MN = torch.empty(rows, outputs)
     wide = torch.empty(rows, -(-columns // 32) * 32)
+    halves = w_NK.dtype == torch.float16
     program.run(
         torch.get_num_threads(),
         (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
-         x_MK.dtype == torch.float32),
+         x_MK.dtype == torch.float32, halves),
         (program.MULTIPLY_BFLOAT16, wide.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
          out_MN.data_ptr(), outputs, rows, outputs, columns,
-         0 if b_N is None else b_N.data_ptr()),
+         0 if b_N is None else b_N.data_ptr(), halves),
         reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
     )  # fmt: skip
     return out_MN.view(*x.shape[:-1], outputs)
@@ -112,6 +118,7 @@ def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     op = (
         program.MULTIPLY_ROWS, x_MK.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(),
         outputs, rows, outputs, columns, 0 if b_N is None else b_N.data_ptr(), x_MK.stride(0),
+        w_NK.dtype == torch.float16,
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(x_MK, w_NK, b_N), writes=(out_MN,))
     return out_MN.view(*x.shape[:-1], outputs)

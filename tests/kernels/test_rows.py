@@ -110,11 +110,13 @@ def test_scores_without_bounds(library, use):
 @pytest.mark.parametrize(
     "shape", [(25, 1, 1), (33, 31, 17), (40, 64, 130), (70, 300, 65), (64, 576, 96)], ids=str
 )
-def test_many_float32_rows_with_bfloat16_weights(library, use, shape):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_rows_with_weights_of_16_bits(library, use, shape, dtype):
     rows, columns, outputs = shape
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, columns + 3, generator=generator)[:, 2:-1]
-    w = torch.randn(outputs, columns + 5, generator=generator).bfloat16()[:, 1:-4]
+    w = torch.randn(outputs, columns + 5, generator=generator).to(dtype)[:, 1:-4]
+    few = []
     bias = torch.randn(outputs, generator=generator)
     by_rows = []
     for level in levels(library, use):
@@ -123,12 +125,15 @@ def test_many_float32_rows_with_bfloat16_weights(library, use, shape):
         found = product.product_float32(x, w, bias)
         expected = x.double() @ w.double().T + bias.double()
         assert (found - expected).norm() <= 1e-6 * expected.norm()
-        if level == "amx":
+        few.append(product.by_kernel(x[:9], w, bias))
+        if level == "amx" and dtype == torch.bfloat16:
             assert torch.equal(found, product._by_tiles(x, w, bias))
             assert torch.equal(found[:25], product.product_float32(x[:25], w, bias))
-        elif level in ("avx512", "vnni"):
+        elif level in FAST_WIDE:
             assert torch.equal(found, by_rows[-1])
     assert all(torch.equal(one, by_rows[0]) for one in by_rows)
+    assert all(torch.equal(one, few[0]) for one in few)
+    assert (few[0] - expected[:9]).norm() <= 1e-6 * expected[:9].norm()
     assert (by_rows[0] - expected).norm() <= 2e-6 * expected.norm()
 
 
@@ -144,12 +149,15 @@ def test_infinity_in_a_row_stays_in_it(library, use):
         assert (found[[i for i in range(40) if i not in (7, 9)]] == 64).all()
 
 
-def test_rows_of_a_bfloat16_table(library, use):
-    table = torch.randn(50, 33, generator=torch.Generator().manual_seed(2)).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_a_table_of_16_bits(library, use, dtype):
+    table = torch.randn(50, 33, generator=torch.Generator().manual_seed(2)).to(dtype)
+    table[7, :4] = torch.tensor([6e-8, -3e-6, torch.inf, torch.nan])  # subnormal ones of float16
+    format = compiled.IN_16_BITS[dtype]
     ids = torch.tensor([[0, 49, 7], [7, 1, 2]])
     for _ in levels(library, use):
-        found = compiled.look_up(table, compiled.BFLOAT16, 50, 33, ids)
-        assert torch.equal(found, table[ids].float())
+        found = compiled.look_up(table, format, 50, 33, ids)
+        torch.testing.assert_close(found, table[ids].float(), rtol=0, atol=0, equal_nan=True)
         for bad in (50, -1, 2**40):
             with pytest.raises(IndexError, match="none of 50 rows"):
-                compiled.look_up(table, compiled.BFLOAT16, 50, 33, torch.tensor([3, bad]))
+                compiled.look_up(table, format, 50, 33, torch.tensor([3, bad]))
