@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from math import prod
 
@@ -25,7 +26,7 @@ from llmcli.families import (
     moves_rows,
 )
 from llmcli.formats.dense import Dense, writable
-from llmcli.formats.packed import Packed
+from llmcli.formats.packed import Mapped, Packed
 from llmcli.formats.weight import Weight
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize, quantize
@@ -45,6 +46,8 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
     Raises CheckpointError for numbers that an operation is not defined for.
     """
     info = checkpoint.tensors[load_.source]
+    if isinstance(weight, Mapped):
+        return
     if isinstance(weight, Packed):
         if info.format == weight.format:
             _fill_packed(weight, checkpoint, info, load_.ops, stages)
@@ -68,6 +71,22 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
             if scaler is not None:
                 scaler.apply(values, scaler.read(0, len(values)), 0)
             slot.copy_(_with_operations(values, load_.ops, info.name))
+
+
+def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
+    """A matrix in blocks as its file has it, whose rows `load_` at most moves.
+
+    Raises CheckpointError where the file has changed or cannot be mapped.
+    """
+    info = checkpoint.tensors[load_.source]
+    rows = torch.arange(info.shape[0])
+    order = _with_operations(rows, load_.ops, info.name).contiguous()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it cannot be written
+        data = torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
+    in_order = len(order) == len(rows) and bool((order == rows).all())
+    data = data.view(len(rows), _row_bytes(info))
+    return Mapped(info.format, info.shape[1], data, None if in_order else order)
 
 
 def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:

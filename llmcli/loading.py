@@ -20,9 +20,11 @@ from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
 from llmcli.families import Plan, Rule, plan, translate
-from llmcli.filling import read_values
+from llmcli.filling import mapped, read_values
+from llmcli.formats.packed import Mapped
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
+from llmcli.nn.parameters import Memory
 from llmcli.parts.attention.config import FrequencyFactors
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
@@ -71,7 +73,8 @@ def load_checkpoint(
 
     With `random_weights` (a seed) the weights are drawn instead of read. Without `text`, a
     tokenizer that is broken or of an unknown kind is no error: ids need none. `stages` hears
-    what each part took. What `ahead` has of the weights is not read again. Raises UnsupportedModel,
+    what each part took. What `ahead` has of the weights is not read again. Weights in blocks stay
+    in the mapped file where they do not fit into free memory. Raises UnsupportedModel,
     CheckpointError, WeightMismatch (exit 4), OutOfMemory (5), UsageError.
     """
     stages = stages or Stages()
@@ -85,9 +88,14 @@ def load_checkpoint(
         asked = partial(arithmetic_on, on, checkpoint, config, todo)
         numbers = asked(dtype=dtype, quantize=quantize)
         weights = numbers.weight_bytes(config)
+        memory: Memory | None = None
+        if ahead is not None and on.type == "cpu" and todo is not None:
+            memory = ahead.memory
+        if todo is not None and _exceeds(weights, on):
+            memory, weights = _in_the_file(checkpoint, todo, config, numbers)
+            ahead = None
         devices.require_memory(weights, on, "the weights", _smaller(config, weights, on, asked))
-        ahead = ahead if on.type == "cpu" and todo is not None else None
-        decoder = _decoder(config, numbers, on, ahead)
+        decoder = _decoder(config, numbers, on, memory)
     if todo is None:
         randomize(decoder, random_weights or 0)
         ledger = Ledger()
@@ -133,12 +141,12 @@ def arithmetic_on(
 
 def _decoder(
     config: ModelConfig, numbers: Arithmetic, device: torch.device | str,
-    ahead: Ahead | None = None,
+    memory: Memory | None = None,
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
         cache_dtype=devices.DTYPES[numbers.cache],
-        memory=None if ahead is None else ahead.memory,
+        memory=memory,
     )  # fmt: skip
 
 
@@ -186,6 +194,29 @@ def load_shapes(
         checkpoint=checkpoint,
         eos_ids=_eos_ids(config, tokenizer, checkpoint),
     )
+
+
+def _exceeds(weights: int, device: torch.device) -> bool:
+    free = devices.available_bytes(device)
+    return device.type == "cpu" and free is not None and weights > free
+
+
+def _in_the_file(
+    checkpoint: Checkpoint, todo: Plan, config: ModelConfig, numbers: Arithmetic
+) -> tuple[Memory, int]:
+    """What stays in the mapped file of what would be packed, and the bytes of all other weights."""
+    sizes = {spec.name: spec.bytes or 0 for spec in numbers.parameters(config)}
+    loads = {
+        load_.target: load_
+        for load_ in todo.loads
+        if numbers.formats.get(load_.target) == checkpoint.tensors[load_.source].format
+    }
+    left = sum(size for name, size in sizes.items() if name not in loads)
+
+    def memory(name: str, format: str, nbytes: int) -> Mapped | None:
+        return mapped(checkpoint, loads[name]) if name in loads else None
+
+    return memory, left
 
 
 def _tokenizer(checkpoint: Checkpoint, text: bool) -> Tokenizer | None:

@@ -13,6 +13,7 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
+from llmcli.formats.packed import Mapped
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN
 from llmcli.text import Tokenizer
@@ -136,6 +137,12 @@ class Model:
     def weight_bytes(self) -> int:
         """Bytes of all parameters as they lie in memory, a tied head counted once."""
         return sum(self.decoder.weight(name).nbytes for name in self.decoder.weight_names)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Of these the bytes that stay in the mapped file, since they do not fit into memory."""
+        weights = map(self.decoder.weight, self.decoder.weight_names)
+        return sum(weight.nbytes for weight in weights if isinstance(weight, Mapped))
 
     def token_text(self, id: int) -> str:
         """The token as people see it, empty without a tokenizer."""

@@ -95,6 +95,7 @@ def load_model(
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
+        from llmcli.devices import gib
         from llmcli.loading import load_checkpoint
 
     imported = perf_counter()
@@ -118,6 +119,11 @@ def load_model(
     load_s = open_s + perf_counter() - begun
     SIGNALS.check()
     _check_context(options, model.config, out)
+    if model.mapped_bytes:
+        out.note(
+            f"{gib(model.mapped_bytes)} of weights do not fit into the free memory: they stay in "
+            "the mapped file, which each step reads"
+        )
     peaks = (
         PhasePeak(phase="base", resident_bytes=base, device_bytes=None),
         PhasePeak(phase="load", resident_bytes=filling.resident, device_bytes=_on_gpu(model)),

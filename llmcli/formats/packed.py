@@ -89,7 +89,13 @@ class Packed(Weight):
         """Those rows, dequantized to float32 as `ops.quant` does."""
         if self.data.is_meta:
             return torch.empty(*ids.shape, self._shape[1], device="meta")
-        return compiled.look_up(self.data, PACKED[self.format].number, *self._shape, ids)
+        number = PACKED[self.format].number
+        return compiled.look_up(self.data, number, *self._shape, ids, stored=self.stored)
+
+    @property
+    def stored(self) -> int:
+        """The address of `struct stored` (formats.h) where `data` is not packed, else 0."""
+        return 0
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
         """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large."""
@@ -104,6 +110,37 @@ class Packed(Weight):
         if not x.is_meta:
             functions().seen(x.data_ptr(), out.data_ptr(), x.numel())
         return out
+
+
+class Mapped(Packed):
+    """The same as a file has it: rows of blocks in mapped memory, packed anew for each product.
+
+    For what does not fit into memory: pages of the file come and go as the system likes. `data` are
+    the stored rows, uint8 `[rows, bytes]`; row r of the weight is row `order[r]` of them.
+    """
+
+    def __init__(self, format: str, columns: int, data: Tensor, order: Tensor | None) -> None:
+        self._format = format
+        self._shape = len(data) if order is None else len(order), columns
+        self.data = data
+        self._order = order
+        address = 0 if order is None else order.data_ptr()
+        self._numbers = (ctypes.c_int64 * 3)(data.data_ptr(), data.stride(0), address)
+        self._product = _Product([self])
+
+    @property
+    def stored(self) -> int:
+        """The address of `struct stored` (formats.h)."""
+        return ctypes.addressof(self._numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the stored rows; none of them are memory of the process's own."""
+        return self.data.nbytes
+
+    def write(self, rows: Tensor, raw: Tensor) -> None:
+        """Raises TypeError: it is what the file is."""
+        raise TypeError("a mapped weight is not written")
 
 
 class SideBySide(Weight):
@@ -200,7 +237,9 @@ class _Product:
         numbers, column = [], 0
         for piece in self._pieces:
             rows = piece.shape[0]
-            numbers += [piece.data.data_ptr(), PACKED[piece.format].number, rows, column]
+            numbers += [
+                piece.data.data_ptr(), PACKED[piece.format].number, rows, column, piece.stored,
+            ]  # fmt: skip
             column += rows
         self._kept = (ctypes.c_int64 * len(numbers))(*numbers)
         return ctypes.addressof(self._kept)

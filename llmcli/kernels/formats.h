@@ -96,6 +96,18 @@ INLINE int64_t group_size(int f, int64_t columns) {
     return (all + 63) / 64 * 64;
 }
 
+/* A matrix that stays as a file has it, mapped: of its rows, `stride` bytes each, row r is
+ * order[r], or without an order row r. */
+struct stored {
+    const uint8_t *rows;
+    int64_t stride;
+    const int64_t *order;
+};
+
+/* Groups `first` to `last` - 1 of `rows` rows, packed into `groups` (packing.c). */
+void llmcli_pack_groups(const struct stored *stored, int64_t format, int64_t columns, int64_t rows,
+                        int64_t first, int64_t last, uint8_t *groups);
+
 /* A power of two of MXFP4's scales: 2^(e - 128). */
 INLINE float power(uint8_t e) { return float_of(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23); }
 

@@ -24,10 +24,11 @@
 #define CHUNK_BYTES (48 << 10) /* of weights: what a thread takes at a time */
 #define MANY 64                /* rows of x */
 
-/* Several matrices with the same columns, whose outputs lie side by side. */
+/* Several matrices with the same columns, whose outputs lie side by side; packed, or as stored. */
 struct segment {
     const uint8_t *packed;
     int64_t format, rows, column; /* of the first output */
+    const struct stored *stored;
 };
 
 typedef void (*tile_fn)(const uint8_t *group, int64_t columns, const struct activation *x,
@@ -299,16 +300,17 @@ static int64_t items_multiply(const struct op *op) {
     return items;
 }
 
-/* Groups `first` to `last` - 1 of a segment times some rows of x, whose outputs begin at `out`. */
-INLINE void multiply(const struct segment *s, int64_t columns, int64_t first, int64_t last,
-                     const struct activation *x, int64_t rows, float *out, int64_t out_stride,
-                     int64_t level) {
+/* Groups `first` to `last` - 1 of a segment, which lie at `groups`, times some rows of x, whose
+ * outputs begin at `out`. */
+INLINE void multiply(const struct segment *s, const uint8_t *groups, int64_t columns, int64_t first,
+                     int64_t last, const struct activation *x, int64_t rows, float *out,
+                     int64_t out_stride, int64_t level) {
     const int64_t size = group_size(s->format, columns), runs = columns / RUN;
     const tile_fn *by_rows = tiles[s->format][tiles_of(level)];
 #ifdef X86
     const int64_t tiled = tiled_rows(rows, level);
     if (tiled)
-        amx_groups[s->format](s->packed + first * size, last - first, columns, x, tiled / TILE,
+        amx_groups[s->format](groups, last - first, columns, x, tiled / TILE,
                               out + first * ROWS, out_stride, s->rows - first * ROWS);
     x += tiled * runs, out += tiled * out_stride, rows -= tiled;
 #endif
@@ -317,7 +319,7 @@ INLINE void multiply(const struct segment *s, int64_t columns, int64_t first, in
         while (!by_rows[pass] || rows < 1 << pass) pass--;
         for (int64_t n = first; n < last; n++) {
             int64_t left = s->rows - n * ROWS;
-            by_rows[pass](s->packed + n * size, columns, x, out + n * ROWS, out_stride,
+            by_rows[pass](groups + (n - first) * size, columns, x, out + n * ROWS, out_stride,
                           left < ROWS ? left : ROWS);
         }
         x += runs << pass, out += out_stride << pass, rows -= 1 << pass;
@@ -342,17 +344,28 @@ static void work_multiply(const struct op *op, int64_t item, int64_t level) {
 #endif
     const int64_t end = begin + groups < groups_of(s) ? begin + groups : groups_of(s);
     const int64_t last = end * ROWS < s->rows ? end * ROWS : s->rows;
+    const int64_t size = group_size(s->format, columns);
     float *out = (float *)address(op->arg[3]) + s->column;
-    for (int64_t n = begin; n < end; n += chunk)
-        multiply(s, columns, n, n + chunk < end ? n + chunk : end, address(op->arg[0]), rows, out,
-                 out_stride, level);
+    uint8_t *room = s->stored ? malloc((size_t)(chunk * size)) : NULL;
+    for (int64_t n = begin; n < end; n += chunk) {
+        const int64_t stop = n + chunk < end ? n + chunk : end;
+        const uint8_t *groups = s->stored ? room : s->packed + n * size;
+        if (room) llmcli_pack_groups(s->stored, s->format, columns, s->rows, n, stop, room);
+        if (groups)
+            multiply(s, groups, columns, n, stop, address(op->arg[0]), rows, out, out_stride, level);
+        for (int64_t m = 0; !groups && m < rows; m++) /* no memory */
+            for (int64_t i = n * ROWS; i < last; i++) out[m * out_stride + i] = NAN;
+    }
+    free(room);
     for (int64_t m = 0; bias && m < rows; m++, out += out_stride)
         for (int64_t n = begin * ROWS; n < last; n++) out[n] += bias[s->column + n];
 }
 
 const struct kernel kernel_quantize = {items_quantize, work_quantize, NULL};
+
 static int fetch_multiply(const struct op *op, int64_t piece) {
     const struct segment *first = address(op->arg[1]);
+    if (first->stored) return 0;
     return fetch_piece((const char *)first->packed,
                        groups_of(first) * group_size(first->format, op->arg[6]), piece);
 }

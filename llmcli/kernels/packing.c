@@ -215,6 +215,18 @@ static void pack_one(int64_t format, const uint8_t *file, uint8_t *packed, int64
     EACH_FORMAT(PACK)
 }
 
+void llmcli_pack_groups(const struct stored *stored, int64_t format, int64_t columns, int64_t rows,
+                        int64_t first, int64_t last, uint8_t *groups) {
+    const int64_t size = group_size(format, columns);
+    const int64_t end = last * ROWS < rows ? last * ROWS : rows;
+    if (last * ROWS > rows) memset(groups + (last - 1 - first) * size, 0, (size_t)size);
+    for (int64_t row = first * ROWS; row < end; row++) {
+        const int64_t from = stored->order ? stored->order[row] : row;
+        pack_one(format, stored->rows + from * stored->stride, groups, size, columns,
+                 row - first * ROWS);
+    }
+}
+
 static void pack_rows(void *data) {
     struct copying *p = data;
     for (int64_t i; (i = atomic_fetch_add(&p->next, TAKEN)) < p->count;)
@@ -279,7 +291,8 @@ void llmcli_read_and_pack(struct queue *queue) {
 
 /* LOOK_UP: rows ids[0] … ids[count-1] of a matrix as float32, one after the other; format `FORMATS`
  * is bfloat16, row after row, and the next one float16. An item is 32 of them.
- * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix: of others, NaN */
+ * 0 format, 1 matrix, 2 columns, 3 ids, 4 count, 5 out, 6 rows of the matrix: of others, NaN,
+ * 7 `struct stored`, where that is the matrix, or 0 */
 static int64_t items_look_up(const struct op *op) { return (op->arg[4] + TAKEN - 1) / TAKEN; }
 
 static void work_look_up(const struct op *op, int64_t item, int64_t level) {
@@ -287,10 +300,13 @@ static void work_look_up(const struct op *op, int64_t item, int64_t level) {
     const uint8_t *matrix = address(op->arg[1]);
     const int64_t *ids = address(op->arg[3]), first = item * TAKEN;
     const int64_t last = first + TAKEN < op->arg[4] ? first + TAKEN : op->arg[4];
+    const struct stored *stored = address(op->arg[7]);
+    const int64_t size = format < FORMATS ? group_size(format, columns) : 0;
+    uint8_t *room = stored ? malloc((size_t)size) : NULL;
     (void)level;
     for (int64_t i = first; i < last; i++) {
         float *out = (float *)address(op->arg[5]) + i * columns;
-        if (ids[i] < 0 || ids[i] >= op->arg[6]) {
+        if (ids[i] < 0 || ids[i] >= op->arg[6] || (stored && !room)) {
             for (int64_t k = 0; k < columns; k++) out[k] = NAN;
             continue;
         }
@@ -302,11 +318,15 @@ static void work_look_up(const struct op *op, int64_t item, int64_t level) {
             }
             continue;
         }
-        const uint8_t *group = matrix + ids[i] / ROWS * group_size(format, columns);
+        const int64_t at = ids[i] / ROWS;
+        const uint8_t *group = stored ? room : matrix + at * size;
         int row = ids[i] % ROWS;
+        if (stored)
+            llmcli_pack_groups(stored, format, columns, op->arg[6], at, at + 1, room);
 #define UNPACK(f) unpack_row(f, planes_of(f, group, columns), columns, row, out)
         EACH_FORMAT(UNPACK)
     }
+    free(room);
 }
 
 const struct kernel kernel_look_up = {items_look_up, work_look_up, NULL};

@@ -14,12 +14,13 @@ from torch import Tensor
 from llmcli.anatomy import TensorSpec
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense
-from llmcli.formats.packed import Packed, SideBySide
+from llmcli.formats.packed import Mapped, Packed, SideBySide
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import PACKED, packed_bytes
 
-# Where the packed parameter of that name, format and size lies, None where it is to be allocated.
-Memory = Callable[[str, str, int], memoryview | None]
+# Where the packed parameter of that name, format and size lies, or what it is in a mapped file;
+# None where it is to be allocated.
+Memory = Callable[[str, str, int], memoryview | Mapped | None]
 
 
 class Parameters:
@@ -94,6 +95,9 @@ class Parameters:
                 memory = None
                 if self._memory is not None:
                     memory = self._memory(name, format, packed_bytes(format, rows, columns))
+                if isinstance(memory, Mapped):
+                    pieces.append(memory)
+                    continue
                 pieces.append(Packed(format, rows, columns, device=self.device, memory=memory))
         self.weights.update(zip(names, pieces, strict=True))
         return pieces

@@ -174,8 +174,12 @@ def _attend_many(
     return out_BTHe.transpose(1, 2)
 
 
-def look_up(memory: Tensor, format: int, rows: int, columns: int, ids: Tensor) -> Tensor:
+def look_up(
+    memory: Tensor, format: int, rows: int, columns: int, ids: Tensor, *, stored: int = 0
+) -> Tensor:
     """Those rows of a matrix, in float32: `[…, columns]`; `format` by its number.
+
+    `stored`: the address of `struct stored` (formats.h) where it is as a file has it.
 
     Raises IndexError for an id that is none of its rows; a replayed step gives NaN for it.
     """
@@ -185,7 +189,7 @@ def look_up(memory: Tensor, format: int, rows: int, columns: int, ids: Tensor) -
     out = torch.empty(*ids.shape, columns)
     op = (
         program.LOOK_UP, format, memory.data_ptr(), columns, ids.data_ptr(), ids.numel(),
-        out.data_ptr(), rows,
+        out.data_ptr(), rows, stored,
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(memory, ids), writes=(out,))
     return out

@@ -17,6 +17,7 @@
 struct segment {
     const uint8_t *packed;
     int64_t format, rows, column;
+    const struct stored *stored;
 };
 
 int64_t llmcli_packed_size(int64_t, int64_t, int64_t);
@@ -128,7 +129,7 @@ static int64_t one(int f, uint64_t *hash) {
     uint8_t *packed = (uint8_t *)room(size + shift) + shift;
     float *x = room(4 * (x_stride * (x_rows - 1) + columns));
     float *dense = room(4 * rows * columns), *out = room(4 * (out_stride * (x_rows - 1) + rows));
-    int64_t *ids = room(8 * rows);
+    int64_t *ids = room(8 * rows), *order = room(8 * rows);
     void *activations = room(48 * x_rows * runs);
     struct counter counters[3];
     for (int64_t i = 0; i < rows; i++) {
@@ -136,6 +137,8 @@ static int64_t one(int f, uint64_t *hash) {
         int64_t other = below(i + 1);
         ids[i] = ids[other], ids[other] = i;
     }
+    for (int64_t i = 0; i < rows; i++) order[ids[i]] = i;
+    const struct stored stored = {file, stride, order};
     for (int64_t i = 0; i < x_rows; i++)
         for (int64_t j = 0; j < columns; j += RUN) fill_run(x + i * x_stride + j);
     uint64_t first = 0;
@@ -143,23 +146,33 @@ static int64_t one(int f, uint64_t *hash) {
         if (!(levels >> level & 1)) continue;
         uint64_t results = 0xcbf29ce484222325ull;
         const struct team team = {level, level == PORTABLE || alone ? NULL : threads, 3};
-        const struct segment segment = {packed, f, rows, 0};
+        struct segment segment = {packed, f, rows, 0, NULL};
         memset(packed, 0, size);
         llmcli_pack(f, file, stride, packed, columns, ids, rows, &team);
-        const struct op ops[3] = {
-            {LOOK_UP, {f, to(packed), columns, to(ids), rows, to(dense), rows}},
+        struct op ops[3] = {
+            {LOOK_UP, {f, to(packed), columns, to(ids), rows, to(dense), rows, 0}},
             {QUANTIZE, {to(x), x_stride, to(activations), x_rows, columns}},
             {MULTIPLY, {to(activations), to(&segment), 1, to(out), out_stride, x_rows, columns, 0}},
         };
         llmcli_run(ops, 3, counters, &team, NULL);
         results = hashed(results, dense, rows * columns);
         for (int64_t i = 0; i < x_rows; i++) results = hashed(results, out + i * out_stride, rows);
+        segment.packed = NULL, segment.stored = &stored; /* the same as the file has it */
+        ops[0].arg[1] = 0, ops[0].arg[7] = to(&stored);
+        llmcli_run(ops, 3, counters, &team, NULL);
+        uint64_t again = hashed(0xcbf29ce484222325ull, dense, rows * columns);
+        for (int64_t i = 0; i < x_rows; i++) again = hashed(again, out + i * out_stride, rows);
+        if (again != results) {
+            fprintf(stderr, "format %d: level %d differs as stored\n", f, level);
+            exit(1);
+        }
         llmcli_seen(x, dense, columns);
         results = hashed(results, dense, columns);
         compare(&first, results, f, level, rows, columns, x_rows);
     }
     *hash = *hash * 31 + first;
     free(file), free(packed - shift), free(x), free(dense), free(out), free(ids), free(activations);
+    free(order);
     return rows * blocks;
 }
 

@@ -64,7 +64,7 @@ class Kernels:
     def unpack(self, f, packed, columns, ids):
         out = np.full((len(ids), columns), np.nan, np.float32)
         rows = len(packed) // self.size(f, 16, columns) * 16
-        self.run((program.LOOK_UP, PACKED[f].number, packed, columns, ids, len(ids), out, rows))
+        self.run((program.LOOK_UP, PACKED[f].number, packed, columns, ids, len(ids), out, rows, 0))
         return out
 
     def product(self, x, segments, *, bias=None, frame=3):
@@ -74,7 +74,7 @@ class Kernels:
         """
         places, column = [], 0
         for f, packed, rows in segments:
-            places += [packed.ctypes.data, PACKED[f].number, rows, column]
+            places += [packed.ctypes.data, PACKED[f].number, rows, column, 0]
             column += rows
         rows, columns = x.shape
         out = np.full((rows + 2, column + 2 * frame), 5, np.float32)
