@@ -44,7 +44,7 @@ def start(
         if not numbers.formats or free is None or 2 * numbers.weight_bytes(config) > free:
             return None
         return Ahead(checkpoint, config, todo, numbers)
-    except LlmcliError:
+    except (LlmcliError, OSError):  # no memory for it, too
         return None
 
 
@@ -145,7 +145,10 @@ class Ahead:
             thread = Thread(
                 target=self._call, args=(ctypes.addressof(self._queue),), daemon=True
             )
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads may be started: `finish` does what is left
+                return
             self._threads.append(thread)
 
 

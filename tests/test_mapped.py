@@ -1,8 +1,8 @@
 """Weights in blocks that do not fit into memory stay in the mapped file: the same bits."""
 
-import subprocess
 import sys
 
+import children
 import pytest
 import torch
 
@@ -73,7 +73,7 @@ def test_a_note_says_so():
     )
     path = str(open_model("smollm2").path)
     options = ["--raw", "-n", "3", "-m", path, "--greedy"]
-    run = subprocess.run(
+    run = children.run(
         [sys.executable, "-c", program, "generate", "Hi", *options],
         capture_output=True, text=True, check=True,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.graph.blocks import PACKED
 from llmcli.graph.ops import size
 from llmcli.graph.spec import TensorSpec, wide_dtype
 
@@ -18,11 +19,17 @@ def parameters(
     """Every parameter of the model in execution order; a tied head has none of its own.
 
     `dtype` is what the model computes in: some are kept in at least float32 all the same. Those in
-    `formats`, by name, are packed: kept in blocks (`Q4_K`), each in memory of its own. A stack of
-    matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
+    `formats`, by name, are as stored: in blocks (`Q4_K`) each in memory of its own, in 16 bits with
+    those of the same dtype that share a product. A stack of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
     """
     model = graph(config)
-    apart = {row.shares for row in model.parameters.values() if row.name in formats}
+    together: dict[str, set[str | None]] = {}
+    for row in model.parameters.values():
+        together.setdefault(row.shares or row.name, set()).add(formats.get(row.name))
+    apart = {
+        root for root, kinds in together.items()
+        if len(kinds) > 1 or not kinds.isdisjoint(PACKED)
+    }  # fmt: skip
     specs = []
     for row in model.parameters.values():
         sizes = model.sizes(row.layer)

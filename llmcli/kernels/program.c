@@ -30,9 +30,9 @@ static int64_t nanoseconds(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-#define SPINS 4000      /* looks at a counter before the processor is given to others */
-#define AHEAD 16         /* operations that are looked at for what they read */
-#define PIECES 128       /* of an operation: what lies in L2 until it begins */
+#define SPINS 4000 /* looks at a counter before the processor is given to others */
+#define AHEAD 16   /* operations that are looked at for what they read */
+#define PIECES 128 /* of an operation: what lies in L2 until it begins */
 
 /* Fetches the next piece of what operation `i` reads: whether there was one. */
 static int fetch_next(const struct program *p, int64_t i) {
@@ -63,7 +63,7 @@ static int64_t take(struct counter *c, int64_t items, int64_t threads, int64_t *
     do {
         const int64_t left = items - *first;
         if (left <= 0) return 0;
-        count = left > 3 ? 2 * left / (3 * threads) : 1;
+        count = 2 * left / (3 * threads);
         count = count ? count : 1;
     } while (!atomic_compare_exchange_weak(&c->taken, first, *first + count));
     return count;

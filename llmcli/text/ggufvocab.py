@@ -92,7 +92,9 @@ def _build(metadata: Mapping[str, Any], pre: str, rule: PreTokenizerRule) -> Tok
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """`tokenizer.ggml.merges` as pairs: cut at the first space that is not the first letter."""
     merges = strings_of(metadata, "merges")
-    pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    if any(not first or not second or " " in second for first, second in pairs):  # not that plain
+        pairs = [(m[:at], m[at + 1 :]) for m in merges if (at := m.find(" ", 1)) > 0]
     if len(pairs) != len(merges):
         raise CheckpointError("a merge (`tokenizer.ggml.merges`) is not a pair", hint=BROKEN)
     return list(dict.fromkeys(pairs))  # of two equal merges the first one ranks
@@ -110,7 +112,12 @@ def _backend(
     from tokenizers.models import BPE
 
     # Bytes that were not UTF-8 in the file cannot occur in text; the library cannot hold them.
-    vocab = {_holdable(string, index): index for index, string in enumerate(strings)}
+    # Hardly any vocabulary has some: all of it is tried at once.
+    try:
+        "".join(strings).encode()
+        vocab = dict(zip(strings, range(len(strings)), strict=True))
+    except UnicodeEncodeError:
+        vocab = {_holdable(string, index): index for index, string in enumerate(strings)}
     filler = None if byte_letters().keys() <= vocab.keys() else len(strings)
     unknown = "\x00filler\x00"
     if filler is not None:
