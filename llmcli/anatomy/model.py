@@ -20,7 +20,8 @@ def parameters(
 
     `dtype` is what the model computes in: some are kept in at least float32 all the same. Those in
     `formats`, by name, are as stored: in blocks (`Q4_K`) each in memory of its own, in 16 bits with
-    those of the same dtype that share a product. A stack of matrices is `[E, in, out]` in the formula's orientation, and each is stored transposed.
+    those of the same dtype that share a product. A stack of matrices is `[E, in, out]` in the
+    formula's orientation, and each is stored transposed.
     """
     model = graph(config)
     together: dict[str, set[str | None]] = {}
