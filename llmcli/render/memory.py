@@ -68,7 +68,8 @@ class MemoryTable:
         lines = [
             [Text(name), *map(Text, cells), Text(note, style=FAINT)] for name, cells, note in rows
         ]
-        lines.append([Text("fits"), *map(_fits, fits), Text("")])
+        mapped = "blocks stay in the mapped file" if any(map(_stays_in_the_file, fits)) else ""
+        lines.append([Text("fits"), *map(_fits, fits), Text(mapped, style=FAINT)])
         note = Text("tokens that fit", style=FAINT)
         lines.append([Text("longest"), *map(Text, longest), note])
         lines += _decoding(fits)
@@ -95,6 +96,12 @@ def _fits(fit: DeviceFit) -> Text:
     if fit.fits is None:
         return Text("unknown", style=FAINT)
     return Text("yes", style=GOOD) if fit.fits else Text("no", style=BAD)
+
+
+def _stays_in_the_file(fit: DeviceFit) -> bool:
+    """Whether loading leaves weights in blocks where they are: on a CPU without memory for them."""
+    free, packed = fit.device.free_bytes, fit.need.formats["product_format"] == "int8"
+    return packed and fit.device.device == "cpu" and free is not None and fit.need.weights > free
 
 
 def _rounding(fit: DeviceFit) -> str:

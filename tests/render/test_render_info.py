@@ -205,6 +205,14 @@ def test_what_is_not_known_is_said():
     assert not any("memory" in line or "✓" in line for line in lines)
 
 
+def test_blocks_that_do_not_fit_are_said_to_stay_in_the_file():
+    packed = replace(NEED, formats=NEED.formats | {"product_format": "int8"}, weights=5 << 30)
+    for need, said in ((packed, True), (replace(packed, weights=3 << 30), False), (NEED, False)):
+        fit = DeviceFit(device=CPU, need=need, token=TOKEN, fits=False, longest=0)
+        text = " ".join(shown(render_info(replace(REPORT, model=replace(MODEL, fits=(fit,)))), 100))
+        assert ("blocks stay in the mapped file" in text) == said
+
+
 def test_metadata_without_effect_is_shown():
     ignored = {"llama.attention.sliding_window": "4096"}
     text = " ".join(shown(render_info(replace(REPORT, ignored=ignored)), 200))
