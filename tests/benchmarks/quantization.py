@@ -3,8 +3,9 @@
     python tests/benchmarks/quantization.py [--formats Q4_0 Q8_0 …] [--tokens 1024] [--json]
 
 SmolLM2's matrices, as its file has them, are the model that is compared with, in float32. Each
-format is those matrices once more, quantized by the gguf package. `weights`: its blocks
-dequantized, all in float32; `packed`: as llmcli runs it, activations rounded to 8 bits for
+format is those matrices once more, quantized by the gguf package, or by llama.cpp where it is
+installed: its mixtures (`Q4_K_M`) have K blocks only where 256 divides the width. `weights`: its
+blocks dequantized, all in float32; `packed`: as llmcli runs it, activations rounded to 8 bits for
 products, keys and values in bfloat16. KL in nats per token of the page (LICENSE): of the weights
 to the model, of packed to the weights, of packed to the model.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -25,7 +27,30 @@ from llmcli.checkpoints import open_model
 from llmcli.engine.session import Session
 from llmcli.loading import load
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16")
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16")
+MIXTURES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")
+
+
+def mixed(source: Path, name: str, path: Path) -> None:
+    """The model of a file in one of llama.cpp's mixtures."""
+    import ctypes
+
+    import llama_cpp
+
+    wanted = llama_cpp.llama_model_quantize_default_params()
+    wanted.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}")
+    files = str(source).encode(), str(path).encode()
+    if llama_cpp.llama_model_quantize(*files, ctypes.byref(wanted)):
+        raise SystemExit(f"llama.cpp cannot quantize to {name}")
+
+
+def stored(path: Path) -> str:
+    """The formats of a file's matrices, most numbers first."""
+    count: Counter[str] = Counter()
+    for one in open_model(str(path)).tensors.values():
+        if len(one.shape) == 2:
+            count[one.format] += one.shape[0] * one.shape[1]
+    return " + ".join(f"{name} {n / count.total():.0%}" for name, n in count.most_common())
 
 
 def log_probs(path: Path, ids: list[int], **options: str) -> Tensor:
@@ -70,11 +95,16 @@ def main() -> int:
     }  # fmt: skip
     for name in args.formats:
         path = args.folder / f"smollm2-{name}.gguf"
-        if not path.exists():
+        if not path.exists() and name in MIXTURES:
+            wide = args.folder / "smollm2-F16.gguf"
+            if not wide.exists():
+                requantized(source, "F16", wide)
+            mixed(wide, name, path)
+        elif not path.exists():
             requantized(source, name, path)
         weights = log_probs(path, ids, dtype="float32")
         packed = log_probs(path, ids)
-        rows[name] = {
+        rows[f"{name} ({stored(path)})" if name in MIXTURES else name] = {
             "weights": perplexity(weights), "packed": perplexity(packed),
             "kl_weights": divergence(base, weights),
             "kl_activations": divergence(weights, packed), "kl": divergence(base, packed),
