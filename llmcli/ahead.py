@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from threading import Thread
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -17,7 +17,7 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import shown
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, LlmcliError
-from llmcli.families import Load, Op, Plan, UnpairRows, plan, translate
+from llmcli.families import Load, Plan, UnpairRows, plan, shape_after, translate
 from llmcli.graph.blocks import PACKED, packed_bytes
 from llmcli.kernels import native
 
@@ -69,23 +69,28 @@ class Ahead:
             if spec is None or spec.dtype not in PACKED or load.target in self._spans:
                 continue
             shape = spec.stored_shape or spec.shape
-            rows = info.shape[0]
-            fits = info.format == spec.dtype and info.shape == shape and load.scale is None
-            order: Sequence[int] | None = range(rows) if fits and load.index is None else None
-            for op in load.ops:
-                order = None if order is None else _unpaired(order, op)
-            if order is None:
+            ops = [op for op in load.ops if isinstance(op, UnpairRows)]
+            alone = load.index is None and load.scale is None and len(ops) == len(load.ops)
+            if not alone or (info.format, info.shape) != (spec.dtype, shape):
+                continue
+            if shape_after(shape, ops) != shape:
                 continue
             size = packed_bytes(info.format, *shape)
             self._spans[load.target] = info.format, total, size
-            found.append((load, _places(order)))
+            found.append((load, _places(ops, shape[0]) if ops else None))
             total += size
         self._arena = mmap.mmap(-1, total or 1)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._arena.madvise(mmap.MADV_HUGEPAGE)
         self._sources: list[str] = []
-        self._kept: list[object] = []
+        self._kept: list[object] = [checkpoint]  # whose files stay open
         self._start(checkpoint, found)
+
+    def nbytes(self, formats: Mapping[str, str]) -> int:
+        """Bytes of those that are in these formats: memory that they have already."""
+        return sum(
+            size for name, (format, _, size) in self._spans.items() if formats.get(name) == format
+        )
 
     def memory(self, name: str, format: str, nbytes: int) -> memoryview | None:
         """Where that parameter lies, None where it is none of these, or in another format."""
@@ -101,7 +106,7 @@ class Ahead:
         Raises CheckpointError where a file ends early or cannot be read.
         """
         self._run(threads - len(self._threads) - 1)
-        self._call(ctypes.addressof(self._queue))
+        self._work()
         for thread in self._threads:
             thread.join()
         if self._queue[3]:
@@ -140,11 +145,13 @@ class Ahead:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         self._run(min(_THREADS, cores - 1) if found else 0)
 
+    def _work(self) -> None:
+        """Takes of the queue until it is empty. A thread that does so keeps all of this alive."""
+        self._call(ctypes.addressof(self._queue))
+
     def _run(self, count: int) -> None:
         for _ in range(count):
-            thread = Thread(
-                target=self._call, args=(ctypes.addressof(self._queue),), daemon=True
-            )
+            thread = Thread(target=self._work, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no more threads may be started: `finish` does what is left
@@ -152,22 +159,12 @@ class Ahead:
             self._threads.append(thread)
 
 
-def _unpaired(order: Sequence[int], op: Op) -> Sequence[int] | None:
-    """Stored rows in the order after an operation, None for any but one."""
-    if not isinstance(op, UnpairRows) or len(order) % op.heads:
-        return None
-    size, out = len(order) // op.heads, []
-    for start in range(0, len(order), size):
-        head = order[start : start + size]
-        out += [*head[: op.dims : 2], *head[1 : op.dims : 2], *head[op.dims :]]
-    return out if len(out) == len(order) else None
-
-
-def _places(order: Sequence[int]) -> list[int] | None:
-    """To which row each stored row goes, None where it stays."""
-    if isinstance(order, range):
-        return None
-    places = [0] * len(order)
-    for place, stored in enumerate(order):
-        places[stored] = place
+def _places(ops: Sequence[UnpairRows], rows: int) -> list[int]:
+    """To which row each stored row goes."""
+    places = list(range(rows))
+    for op in ops:
+        moved = [0] * rows
+        for place, stored in enumerate(op.order(rows)):
+            moved[stored] = place
+        places = [moved[place] for place in places]
     return places

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,15 +119,20 @@ def available_bytes(device: torch.device) -> int | None:
     return min(free, default=None)
 
 
-def require_memory(nbytes: int, device: torch.device, what: str, hint: str) -> None:
+def require_memory(
+    nbytes: int, device: torch.device, what: str, hint: str | Callable[[], str]
+) -> None:
     """Raises OutOfMemory where `nbytes` for `what` exceed what is free on `device`.
+
+    A hint that takes time to find is a function, which is called only then.
 
     Asked before allocating: Linux grants memory it has not got and kills the process later.
     """
     free = available_bytes(device)
     if free is not None and nbytes > free:
         raise OutOfMemory(
-            f"{what} need {gib(nbytes)} but only {gib(free)} are free on `{device}`", hint=hint
+            f"{what} need {gib(nbytes)} but only {gib(free)} are free on `{device}`",
+            hint=hint if isinstance(hint, str) else hint(),
         )
 
 

@@ -221,11 +221,8 @@ def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
         case Rows(start=start, stop=stop, groups=groups):
             grouped = values.reshape(groups, -1, *values.shape[1:])
             return grouped[:, start:stop].flatten(0, 1)
-        case UnpairRows(heads=heads, dims=dims):
-            grouped = values.reshape(heads, -1, *values.shape[1:])
-            turned = grouped[:, :dims]
-            parts = (turned[:, 0::2], turned[:, 1::2], grouped[:, dims:])
-            return torch.cat(parts, 1).reshape(values.shape)
+        case UnpairRows():
+            return values[torch.tensor(op.order(len(values)), device=values.device)]
         case InterleaveRows(groups=groups, unit=unit):
             grouped = values.reshape(groups, -1, unit, *values.shape[1:])
             return grouped.transpose(0, 1).reshape(values.shape)

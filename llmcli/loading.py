@@ -91,10 +91,12 @@ def load_checkpoint(
         memory: Memory | None = None
         if ahead is not None and on.type == "cpu" and todo is not None:
             memory = ahead.memory
+            weights -= ahead.nbytes(numbers.formats)
         if todo is not None and _exceeds(weights, on):
             memory, weights = _in_the_file(checkpoint, todo, config, numbers)
             ahead = None
-        devices.require_memory(weights, on, "the weights", _smaller(config, weights, on, asked))
+        smaller = partial(_smaller, config, weights, on, asked)
+        devices.require_memory(weights, on, "the weights", smaller)
         decoder = _decoder(config, numbers, on, memory)
     if todo is None:
         randomize(decoder, random_weights or 0)
@@ -145,8 +147,7 @@ def _decoder(
 ) -> Decoder:  # fmt: skip
     return Decoder(
         config, device=device, dtype=devices.DTYPES[numbers.dtype], formats=numbers.formats,
-        cache_dtype=devices.DTYPES[numbers.cache],
-        memory=memory,
+        cache_dtype=devices.DTYPES[numbers.cache], memory=memory,
     )  # fmt: skip
 
 
@@ -197,8 +198,8 @@ def load_shapes(
 
 
 def _exceeds(weights: int, device: torch.device) -> bool:
-    free = devices.available_bytes(device)
-    return device.type == "cpu" and free is not None and weights > free
+    free = devices.available_bytes(device) if device.type == "cpu" else None
+    return free is not None and weights > free
 
 
 def _in_the_file(

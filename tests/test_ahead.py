@@ -1,10 +1,13 @@
 """Weights that are read and packed while PyTorch is imported: the same bits."""
 
 import shutil
+import sys
 
+import children
 import pytest
 import torch
 
+from llmcli import devices
 from llmcli.ahead import start
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.errors import CheckpointError
@@ -41,6 +44,32 @@ def test_every_weight_is_the_same(path):
             assert torch.equal(ours.dense(), theirs.dense()), name
     assert model.ledger == right.ledger
     assert set(packed) <= set(ahead.finish(1))
+
+
+def test_what_has_memory_already_does_not_have_to_fit_again(path, monkeypatch):
+    checkpoint = open_checkpoint(path)
+    ahead = started(checkpoint)
+    monkeypatch.setattr(devices, "available_bytes", lambda device: 40 << 20)
+    model = load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead)
+    assert model.weight_bytes > 40 << 20
+    assert not model.mapped_bytes
+
+
+def test_threads_keep_what_they_read_and_write(path):
+    """Loading that fails lets go of it while they are at work: this process ended with a crash."""
+    program = (
+        "import gc, pathlib, sys, time\n"
+        "from llmcli.ahead import start\nfrom llmcli.checkpoints import open_checkpoint\n"
+        "for _ in range(5):\n"
+        "    checkpoint = open_checkpoint(pathlib.Path(sys.argv[1]))\n"
+        "    options = {'dtype': 'auto', 'quantize': 'auto', 'bfloat16': False, 'free': 1 << 40}\n"
+        "    ahead = start(checkpoint, **options)\n"
+        "    assert ahead is not None\n"
+        "    del ahead, checkpoint\n"
+        "    gc.collect()\n"
+        "time.sleep(0.5)\n"
+    )
+    children.run([sys.executable, "-c", program, str(path)], check=True)
 
 
 def test_what_is_loaded_otherwise_is_read_again(path):

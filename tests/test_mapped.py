@@ -67,7 +67,7 @@ def test_a_note_says_so():
         "import sys\nfrom llmcli import devices\nfree = devices.available_bytes\n"
         "def little(device):\n"
         "    loading = sys._getframe(1).f_code.co_name == '_exceeds'\n"
-        "    return 40 << 20 if loading else free(device)\n"
+        "    return 1 << 10 if loading else free(device)\n"
         "devices.available_bytes = little\n"
         "from llmcli.cli.app import main\nsys.exit(main())\n"
     )

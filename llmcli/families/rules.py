@@ -56,6 +56,13 @@ class UnpairRows:
     def __str__(self) -> str:
         return f"unpaired rows of {self.heads} heads"
 
+    def order(self, rows: int) -> list[int]:
+        """Which stored row each row is; `heads` divides their number."""
+        size = rows // self.heads
+        dims = min(self.dims, size)
+        turned = [*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)]
+        return [head + row for head in range(0, rows, size) for row in turned]
+
 
 @dataclass(frozen=True)
 class InterleaveRows:
