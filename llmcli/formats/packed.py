@@ -38,8 +38,8 @@ class Packed(Weight):
             self.data = torch.frombuffer(memory, dtype=torch.uint8)
         else:
             self.data = torch.empty(size, dtype=torch.uint8, device=device)
-        if memory is None and rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
-            self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
+            if rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
+                self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
         self._product = _Product([self])
 
     @property

@@ -138,8 +138,8 @@ static _Thread_local struct tile tile __attribute__((aligned(64)));
 #include "each_width.h"
 #define TEMPLATE "attend_rows.h"
 #include "each_width.h"
-BY_WIDTH(attend)
-BY_WIDTH(attend_rows)
+BY_LEVEL(attend)
+BY_LEVEL(attend_rows)
 const struct kernel kernel_attend = {items_attend, work_attend, NULL};
 
 static int64_t items_attend_rows(const struct op *op) {

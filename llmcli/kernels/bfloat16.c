@@ -366,7 +366,7 @@ static int64_t items_multiply_rows(const struct op *op) {
 
 #define TEMPLATE "bfloat16_rows.h"
 #include "each_width.h"
-BY_WIDTH(multiply_rows)
+BY_LEVEL(multiply_rows)
 const struct kernel kernel_multiply_rows = {items_multiply_rows, work_multiply_rows, NULL};
 
 const struct kernel kernel_split = {items_split, work_split, NULL};

@@ -1,7 +1,5 @@
 /* Includes TEMPLATE, which defines functions in vectors of WIDTH floats, for every level that has
- * vectors of its own: TARGET are the function's attributes, NAMED(name) its name, FUSED(a, b, c) is
- * a * b + c rounded once, EACH(x) has x in all lanes, WIDENED(bits) and HALVES(bits) are the bfloat16 or
- * float16 numbers at that address. BY_WIDTH(name) makes `work_name`, which calls the function of the level.
+ * vectors of its own; `BY_LEVEL` (program.h) calls them.
  */
 #include "common.h"
 
@@ -29,75 +27,52 @@ INLINE quad four_halves(const uint16_t *bits) {
     return (quad){half(bits[0]), half(bits[1]), half(bits[2]), half(bits[3])};
 }
 
-#ifdef X86
-#define BY_WIDTH(name)                                                                             \
-    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
-        if (level >= AVX512)                                                                       \
-            name##_avx512(op, item);                                                               \
-        else if (level >= AVX2)                                                                    \
-            name##_avx2(op, item);                                                                 \
-        else                                                                                       \
-            name##_portable(op, item);                                                             \
-    }
-#else
-#define BY_WIDTH(name)                                                                             \
-    static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
-        (void)level;                                                                               \
-        name##_portable(op, item);                                                                 \
-    }
-#endif
+#define FUSED_4(a, b, c) fused(a, b, c)
+#define EACH_4(x) each(x)
+#define WIDENED_4(bits) four_widened(bits)
+#define HALVES_4(bits) four_halves(bits)
+#define LEVEL_4 _portable
+#define TARGET_4
+
+#define FUSED_8(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define EACH_8(x) _mm256_set1_ps(x)
+#define WIDENED_8(bits)                                                                            \
+    _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(bits))), 16)
+#define HALVES_8(bits) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(bits)))
+#define LEVEL_8 _avx2
+#define TARGET_8 WITH_AVX2
+
+#define FUSED_16(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define EACH_16(x) _mm512_set1_ps(x)
+#define WIDENED_16(bits)                                                                           \
+    _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(bits))), 16)
+#define HALVES_16(bits) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(bits)))
+#define LEVEL_16 _avx512
+#define TARGET_16 WITH_AVX512
+
+/* What a template has: FUSED(a, b, c) is a * b + c rounded once, EACH(x) has x in all lanes,
+ * WIDENED(bits) and HALVES(bits) are the bfloat16 or float16 numbers at that address, TARGET are a
+ * function's attributes, NAMED(name) its name. */
+#define JOINED_(a, b) a##b
+#define JOINED(a, b) JOINED_(a, b)
+#define FUSED JOINED(FUSED_, WIDTH)
+#define EACH JOINED(EACH_, WIDTH)
+#define WIDENED JOINED(WIDENED_, WIDTH)
+#define HALVES JOINED(HALVES_, WIDTH)
+#define TARGET JOINED(TARGET_, WIDTH)
+#define NAMED(name) JOINED(name, JOINED(LEVEL_, WIDTH))
 
 #endif
 
 #ifdef X86
 #define WIDTH 16
-#define FUSED(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define EACH(x) _mm512_set1_ps(x)
-#define WIDENED(bits)                                                                              \
-    _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(bits))), 16)
-#define HALVES(bits) _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(bits)))
-#define NAMED(name) name##_avx512
-#define TARGET WITH_AVX512
 #include TEMPLATE
 #undef WIDTH
-#undef FUSED
-#undef EACH
-#undef WIDENED
-#undef HALVES
-#undef NAMED
-#undef TARGET
-
 #define WIDTH 8
-#define FUSED(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define EACH(x) _mm256_set1_ps(x)
-#define WIDENED(bits)                                                                              \
-    _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(bits))), 16)
-#define HALVES(bits) _mm256_cvtph_ps(_mm_loadu_si128((const void *)(bits)))
-#define NAMED(name) name##_avx2
-#define TARGET WITH_AVX2
 #include TEMPLATE
 #undef WIDTH
-#undef FUSED
-#undef EACH
-#undef WIDENED
-#undef HALVES
-#undef NAMED
-#undef TARGET
 #endif
-
 #define WIDTH 4
-#define FUSED(a, b, c) fused(a, b, c)
-#define EACH(x) each(x)
-#define WIDENED(bits) four_widened(bits)
-#define HALVES(bits) four_halves(bits)
-#define NAMED(name) name##_portable
-#define TARGET
 #include TEMPLATE
 #undef WIDTH
-#undef FUSED
-#undef EACH
-#undef WIDENED
-#undef HALVES
-#undef NAMED
-#undef TARGET
 #undef TEMPLATE

@@ -54,12 +54,9 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
 
-/* A function for each level from one body, which the compiler vectorizes. `name(op, item)`. */
+/* `work_name`, which calls the function of the level: name_avx512 and so on. */
 #ifdef X86
-#define EACH_LEVEL(name)                                                                           \
-    static void name##_portable(const struct op *op, int64_t item) { name(op, item); }             \
-    WITH_AVX2 static void name##_avx2(const struct op *op, int64_t item) { name(op, item); }       \
-    WITH_AVX512 static void name##_avx512(const struct op *op, int64_t item) { name(op, item); }   \
+#define BY_LEVEL(name)                                                                             \
     static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
         if (level >= AVX512)                                                                       \
             name##_avx512(op, item);                                                               \
@@ -69,11 +66,24 @@ INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
             name##_portable(op, item);                                                             \
     }
 #else
-#define EACH_LEVEL(name)                                                                           \
+#define BY_LEVEL(name)                                                                             \
     static void work_##name(const struct op *op, int64_t item, int64_t level) {                    \
         (void)level;                                                                               \
-        name(op, item);                                                                            \
+        name##_portable(op, item);                                                                 \
     }
+#endif
+
+/* The same of functions from one body, `name(op, item)`, which the compiler vectorizes. */
+#ifdef X86
+#define EACH_LEVEL(name)                                                                           \
+    static void name##_portable(const struct op *op, int64_t item) { name(op, item); }             \
+    WITH_AVX2 static void name##_avx2(const struct op *op, int64_t item) { name(op, item); }       \
+    WITH_AVX512 static void name##_avx512(const struct op *op, int64_t item) { name(op, item); }   \
+    BY_LEVEL(name)
+#else
+#define EACH_LEVEL(name)                                                                           \
+    static void name##_portable(const struct op *op, int64_t item) { name(op, item); }             \
+    BY_LEVEL(name)
 #endif
 
 #endif

@@ -54,9 +54,9 @@ class Decoder:
 
     `weight_names` are their names, each once; `head` is the embedding's weight where it is tied.
     Parameters are in `dtype`, as activations are, but for those in `formats`: they are packed.
-    Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there
-    is `memory` lie there. Works on any device, the meta
-    device included, where only shapes are computed.
+    Keys and values are kept in `cache_dtype` (None: in `dtype`). Packed ones for which there is
+    `memory` lie there. Works on any device, the meta device included, where only shapes are
+    computed.
     """
 
     def __init__(

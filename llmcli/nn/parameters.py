@@ -28,8 +28,7 @@ class Parameters:
 
     Each in its spec's dtype or block format, where it has one, else in `dtype`; keys and values
     will be kept in `cache_dtype`. The contents are not initialized: a loader fills every weight,
-    but for those that lie in `memory`.
-    On the meta device nothing is allocated.
+    but for those that lie in `memory`. On the meta device nothing is allocated.
     """
 
     def __init__(

@@ -64,64 +64,67 @@ def _is_for_kernels(x: Tensor, w_NK: Tensor) -> bool:
 
 def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """The same through our kernel; only where `has_kernel` says that it can be."""
-    x_MK = x.reshape(-1, x.shape[-1])
-    if x_MK.stride(1) != 1:
-        x_MK = x_MK.contiguous()
-    if b_N is not None:
-        b_N = b_N.float().contiguous()
-    (rows, columns), outputs = x_MK.shape, len(w_NK)
-    out_MN = torch.empty(rows, outputs)
+    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
+    rows, columns = x_MK.shape
     wide = torch.empty(rows, -(-columns // 32) * 32)
     halves = w_NK.dtype == torch.float16
     program.run(
         torch.get_num_threads(),
         (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
          x_MK.dtype == torch.float32, halves),
-        (program.MULTIPLY_BFLOAT16, wide.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
-         out_MN.data_ptr(), outputs, rows, outputs, columns,
-         0 if b_N is None else b_N.data_ptr(), halves),
+        (program.MULTIPLY_BFLOAT16, *_numbers(wide, w_NK, b_N, out_MN), halves),
         reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
     )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], outputs)
+    return out_MN.view(*x.shape[:-1], len(w_NK))
 
 
 def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """The same of many float32 rows by AMX, each number as three of bfloat16."""
-    x_MK = x.reshape(-1, x.shape[-1])
-    if x_MK.stride(1) != 1:
-        x_MK = x_MK.contiguous()
-    if b_N is not None:
-        b_N = b_N.float().contiguous()
-    (rows, columns), outputs = x_MK.shape, len(w_NK)
-    out_MN = torch.empty(rows, outputs)
+    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
+    rows, columns = x_MK.shape
     pieces = torch.empty(-(-rows // 32) * -(-columns // 32) * 32 * 32 * 3, dtype=torch.bfloat16)
     program.run(
         torch.get_num_threads(),
         (program.SPLIT, x_MK.data_ptr(), x_MK.stride(0), pieces.data_ptr(), rows, columns),
-        (program.MULTIPLY_SPLIT, pieces.data_ptr(), w_NK.data_ptr(), w_NK.stride(0),
-         out_MN.data_ptr(), outputs, rows, outputs, columns,
-         0 if b_N is None else b_N.data_ptr()),
+        (program.MULTIPLY_SPLIT, *_numbers(pieces, w_NK, b_N, out_MN)),
         reads=(x_MK, w_NK, b_N), writes=(pieces, out_MN),
     )  # fmt: skip
-    return out_MN.view(*x.shape[:-1], outputs)
+    return out_MN.view(*x.shape[:-1], len(w_NK))
 
 
 def _by_rows(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     """The same of many float32 rows by fused multiply-adds."""
+    x_MK, b_N, out_MN = _operands(x, w_NK, b_N)
+    numbers = _numbers(x_MK, w_NK, b_N, out_MN)
+    program.run(
+        torch.get_num_threads(),
+        (program.MULTIPLY_ROWS, *numbers, x_MK.stride(0), w_NK.dtype == torch.float16),
+        reads=(x_MK, w_NK, b_N), writes=(out_MN,),
+    )  # fmt: skip
+    return out_MN.view(*x.shape[:-1], len(w_NK))
+
+
+def _operands(
+    x: Tensor, w_NK: Tensor, b_N: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Rows and bias as kernels read them, and room for the results."""
     x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.stride(1) != 1:
         x_MK = x_MK.contiguous()
     if b_N is not None:
         b_N = b_N.float().contiguous()
-    (rows, columns), outputs = x_MK.shape, len(w_NK)
-    out_MN = torch.empty(rows, outputs)
-    op = (
-        program.MULTIPLY_ROWS, x_MK.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(),
-        outputs, rows, outputs, columns, 0 if b_N is None else b_N.data_ptr(), x_MK.stride(0),
-        w_NK.dtype == torch.float16,
+    return x_MK, b_N, torch.empty(len(x_MK), len(w_NK))
+
+
+def _numbers(
+    source: Tensor, w_NK: Tensor, b_N: Tensor | None, out_MN: Tensor
+) -> tuple[int, ...]:
+    """The arguments 0 to 8 of MULTIPLY_BFLOAT16 (bfloat16.c) and those like it."""
+    (rows, outputs), columns = out_MN.shape, w_NK.shape[1]
+    return (
+        source.data_ptr(), w_NK.data_ptr(), w_NK.stride(0), out_MN.data_ptr(), outputs, rows,
+        outputs, columns, 0 if b_N is None else b_N.data_ptr(),
     )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(x_MK, w_NK, b_N), writes=(out_MN,))
-    return out_MN.view(*x.shape[:-1], outputs)
 
 
 def _finished(out_MN: Tensor, b_N: Tensor | None, x: Tensor) -> Tensor:
