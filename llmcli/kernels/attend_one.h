@@ -8,6 +8,7 @@
 typedef float NAMED(floats) __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t NAMED(numbers) __attribute__((vector_size(4 * WIDTH)));
 EXPONENTIALS(TARGET, NAMED(exponentials), NAMED(floats), NAMED(numbers))
+SOFT_CAPS(TARGET, NAMED(capped), NAMED(exponentials), NAMED(floats), NAMED(numbers))
 
 #define floats NAMED(floats)
 #define numbers NAMED(numbers)
@@ -83,10 +84,15 @@ TARGET INLINE void NAMED(score)(const int G, const int wide, const struct op *op
     }
 }
 
-/* Scores become e^(score - largest); the largest and the sum go to `room`. */
-TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float *room) {
+/* Scores are capped where there is a cap, then become e^(score - largest); the largest and the sum
+ * go to `room`. */
+TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, float *room) {
     float most = -INFINITY, lanes[16];
     floats all[SHARE] = {{0}}, largest = EACH(-INFINITY);
+    for (int64_t s = 0; cap > 0.0f && s < slots; s += WIDTH) {
+        const floats score = NAMED(capped)(NAMED(at)(scores + s), cap);
+        memcpy(scores + s, &score, sizeof score);
+    }
     for (int64_t s = slots; s % 16; s++) scores[s] = -INFINITY;
     for (int64_t s = 0; s < slots; s += WIDTH) {
         const floats score = NAMED(at)(scores + s);
@@ -139,7 +145,8 @@ TARGET INLINE void NAMED(attend_queries)(const int G, const int wide, const stru
         fetch_rows(p->v, s * values, 4 * values, wide);
         NAMED(score)(G, wide, op, q, p->k, s, p->slots, scores);
     }
-    for (int g = 0; g < G; g++) NAMED(soften_one)(scores[g], p->slots, room + g * (values + 2));
+    for (int g = 0; g < G; g++)
+        NAMED(soften_one)(scores[g], p->slots, number(op->arg[21]), room + g * (values + 2));
     int64_t i = 0;
     for (; i + 16 * many <= values; i += 16 * many)
         NAMED(add_values)(G, many, wide, op, p, i, scores, room);

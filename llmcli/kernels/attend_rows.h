@@ -56,7 +56,7 @@ TARGET INLINE void NAMED(product)(const float *x, int64_t outer, int64_t inner, 
  * to fit the new largest. */
 TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slots,
                                  int64_t lanes) {
-    const float scale = number(op->arg[12]);
+    const float scale = number(op->arg[12]), cap = number(op->arg[22]);
     const int32_t window = op->arg[13] ? (int32_t)op->arg[13] : 1 << 30;
     for (int64_t r = 0; r < lanes; r += WIDTH) {
         numbers position;
@@ -68,6 +68,7 @@ TARGET INLINE void NAMED(soften)(const struct op *op, int64_t first, int64_t slo
             const numbers ago = position - (int32_t)(first + s);
             const numbers seen = ~(ago >> 31) & (ago - window) >> 31; /* 0 <= ago < window */
             floats score = NAMED(at)(at) * scale;
+            if (cap > 0.0f) score = NAMED(capped)(score, cap);
             score = (floats)(((numbers)score & seen) | ((numbers)((floats){0} - INFINITY) & ~seen));
             const numbers larger = score > most;
             most = (floats)(((numbers)score & larger) | ((numbers)most & ~larger));
@@ -111,6 +112,7 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
     const int64_t lanes = (rows + WIDTH - 1) / WIDTH * WIDTH;
     const int64_t start = ((const int64_t *)address(op->arg[14]))[b * op->arg[15]];
     const int64_t window = op->arg[13], last = start + end;
+    const float *sinks = address(op->arg[23]);
     int64_t first = window && start + begin - window + 1 > 0 ? start + begin - window + 1 : 0;
     for (int64_t r = 0; r < lanes; r++) {
         const int64_t row = r < rows ? r : 0, t = begin + row / group;
@@ -118,7 +120,8 @@ TARGET static void NAMED(attend_rows)(const struct op *op, int64_t item) {
                          (head * group + row % group) * op->arg[18] + t * op->arg[19];
         for (int64_t i = 0; i < size; i++) tile.q[i * lanes + r] = q[i];
         tile.position[r] = (int32_t)(start + t);
-        tile.most[r] = -INFINITY, tile.all[r] = 0.0f;
+        tile.most[r] = sinks ? sinks[head * group + row % group] : -INFINITY;
+        tile.all[r] = sinks ? 1.0f : 0.0f;
     }
     memset(tile.sums, 0, (size_t)(values * lanes) * sizeof(float));
     for (first -= first % KEYS; first < last; first += KEYS) {

@@ -1,6 +1,7 @@
 /* Softmax attention over the cache, of one token and of many, on float32 queries.
  *
- * A query at position p sees slots max(0, p - window + 1) to p.
+ * A query at position p sees slots max(0, p - window + 1) to p. With a cap c a score s is
+ * c * tanh(s / c). A head's sink is one score more, without a value.
  */
 #include "program.h"
 #include "vectors.h"
@@ -14,7 +15,7 @@
  * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·] bfloat16 (float32 with `wide`), 3 distance of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
  * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
- * 18 wide, 19 distance of sequences of q */
+ * 18 wide, 19 distance of sequences of q, 21 cap or 0 */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* that share a pass */
 #define KEYS_AHEAD 32  /* slots whose keys are fetched before they are needed */
@@ -79,7 +80,7 @@ INLINE struct place place_of(const struct op *op, int64_t item) {
 }
 
 /* COMBINE: the parts of all blocks. An item is a sequence's head with its G queries. The arguments
- * of ATTEND, and 20 out [B, K, G, e]. */
+ * of ATTEND, and 20 out [B, K, G, e], 22 sinks [K, G] or 0. */
 static int64_t items_combine(const struct op *op) { return op->arg[7] * op->arg[8]; }
 
 INLINE void combine(const struct op *op, int64_t item) {
@@ -87,9 +88,14 @@ INLINE void combine(const struct op *op, int64_t item) {
     const int64_t stride = values + 2, blocks = blocks_of(op, b), far = queries * stride;
     const float *room = (const float *)address(op->arg[16]) + item * op->arg[17] * far;
     float *out = (float *)address(op->arg[20]) + item * queries * values;
+    const float *sinks = address(op->arg[22]);
     for (int64_t g = 0; g < queries; g++, room += stride, out += values) {
         float most = room[0], sum = 0.0f;
         for (int64_t i = 1; i < blocks; i++) most = room[i * far] > most ? room[i * far] : most;
+        if (sinks) {
+            const float sink = sinks[item % op->arg[8] * queries + g];
+            most = sink > most ? sink : most, sum = exponential(sink - most);
+        }
         for (int64_t j = 0; j < values; j++) out[j] = 0.0f;
         for (int64_t i = 0; i < blocks; i++) {
             float by = exponential(room[i * far] - most);
@@ -110,7 +116,7 @@ const struct kernel kernel_combine = {items_combine, work_combine, NULL};
  * 0 q, 1 k, 2 v [B, K, C, ·] bfloat16 (float32 with `wide`), 3 distance of sequences of k, 4 of v,
  * 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e, 12 scale,
  * 13 window or 0, 14 starts, 15 starts_stride, 16 wide, 17 distance of sequences of q, 18 of heads,
- * 19 of tokens, 20 T, 21 out [B, T, K, G, e] */
+ * 19 of tokens, 20 T, 21 out [B, T, K, G, e], 22 cap or 0, 23 sinks [K, G] or 0 */
 #define MOST_ROWS 64 /* of an item, or G */
 
 INLINE int64_t tokens_of_tile(const struct op *op) {

@@ -20,7 +20,7 @@ enum kind {
  * bits. Distances are in elements. */
 struct op {
     int64_t kind;
-    int64_t arg[23];
+    int64_t arg[24];
 };
 
 /* Of an operation: how many items were taken, how many are done, how many pieces of what it reads

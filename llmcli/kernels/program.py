@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     MULTIPLY_SPLIT, MULTIPLY_ROWS,
 ) = range(19)  # fmt: skip
 
-_NUMBERS = 24  # of `struct op`
+NUMBERS = 25  # of `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
 _AT_ONCE = 8  # operations that one call of `run` may have
 
@@ -85,9 +85,9 @@ class Recording:
 
     def _run(self, threads: int, times: int | None) -> None:
         if self._memory is None:
-            numbers = (ctypes.c_int64 * (_NUMBERS * len(self._ops)))()
+            numbers = (ctypes.c_int64 * (NUMBERS * len(self._ops)))()
             for place, op in enumerate(self._ops):
-                numbers[place * _NUMBERS : place * _NUMBERS + len(op)] = list(op)
+                numbers[place * NUMBERS : place * NUMBERS + len(op)] = list(op)
             self._memory = numbers, _counters(len(self._ops))
         ops, counters = self._memory
         count = len(self._ops)
@@ -125,17 +125,17 @@ def bits(number: float) -> int:
     return found
 
 
-_ZEROS = [(0,) * (_NUMBERS - count) for count in range(_NUMBERS + 1)]
+_ZEROS = [(0,) * (NUMBERS - count) for count in range(NUMBERS + 1)]
 
 
-_LAYOUTS = [struct.Struct(f"={_NUMBERS * count}q") for count in range(_AT_ONCE + 1)]
+_LAYOUTS = [struct.Struct(f"={NUMBERS * count}q") for count in range(_AT_ONCE + 1)]
 
 
 class _Room(threading.local):
     """Memory for the operations of one call, of each Python thread its own."""
 
     def __init__(self) -> None:
-        self.numbers = (ctypes.c_int64 * (_NUMBERS * _AT_ONCE))()
+        self.numbers = (ctypes.c_int64 * (NUMBERS * _AT_ONCE))()
         self.address = ctypes.addressof(self.numbers)
         self.counters, self._kept = _counters(_AT_ONCE)
 

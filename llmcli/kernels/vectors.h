@@ -49,6 +49,21 @@ INLINE vector chosen(ints mask, vector a, vector b) {
     }
 EXPONENTIALS(, exponentials, vector, ints)
 
+/* `name(x, cap)` is cap * tanh(x / cap), by the `exponentials` of that type; near 0 a polynomial (Cephes). */
+#define SOFT_CAPS(target, name, exponentials, vector, ints)                                        \
+    target INLINE vector name(vector x, float cap) {                                               \
+        const vector y = x / cap, square = y * y;                                                  \
+        const vector size = (vector)((ints)y & 0x7fffffff);                                        \
+        vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;                                \
+        p = p * square - 5.37397155531e-2f;                                                        \
+        p = p * square + 1.33314442036e-1f;                                                        \
+        p = p * square - 3.33332819422e-1f;                                                        \
+        p = p * square * y + y;                                                                    \
+        const vector far = 1.0f - 2.0f / (exponentials(size + size) + 1.0f);                       \
+        const ints near = size < 0.625f, sign = (ints)y & ~0x7fffffff;                             \
+        return (vector)(((ints)p & near) | (((ints)far | sign) & ~near)) * cap;                    \
+    }
+
 INLINE float exponential(float x) { return exponentials((vector){0} + x)[0]; }
 
 #endif

@@ -21,14 +21,21 @@ def attend(
     scale: float,
     causal: bool = False,
     mask: Tensor | None = None,
+    cap: float | None = None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """`softmax(scale · Q Kᵀ + M) V` → `[B, H, T, e]`, with PyTorch's fused kernel.
+
+    `cap` and `sinks_H`: see `scores` and `weights`; there is no fused kernel for them, a block of
+    queries is computed at a time.
 
     In the dtype of the queries, to which keys and values are widened where they are narrower.
 
     `causal` hides keys after the query's own index (T = S); `mask` `[T, S]` or `[B, 1, T, S]`
     is True where a key is visible. With neither, every query sees every key.
     """
+    if cap is not None or sinks_H is not None:
+        return _attend_in_blocks(q_BHTd, k_BKSd, v_BKSe, scale, causal, mask, cap, sinks_H)
     heads, kv_heads = q_BHTd.shape[1], k_BKSd.shape[1]
     k_BKSd, v_BKSe = k_BKSd.to(q_BHTd.dtype), v_BKSe.to(q_BHTd.dtype)
     # under a mask the processor's kernel takes grouped heads itself, CUDA's fused ones do not
@@ -60,12 +67,53 @@ def _attend_one(
     return z_BKGe.reshape(batch, heads, 1, v_BKSe.shape[-1])
 
 
-def scores(q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, *, scale: float) -> Tensor:
-    """`scale · Q Kᵀ`, -∞ where `visible` is False: `[B, H, t, S]` in at least float32."""
+_QUERIES = 256  # of a block
+
+
+def _attend_in_blocks(
+    q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, scale: float, causal: bool,
+    mask: Tensor | None, cap: float | None, sinks_H: Tensor | None,
+) -> Tensor:  # fmt: skip
+    tokens, keys = q_BHTd.shape[2], k_BKSd.shape[2]
+    if mask is None:  # every query sees the last key, or those up to its own
+        first = 0 if causal else keys - 1
+        at_T = torch.arange(first, first + tokens, device=q_BHTd.device)
+        mask = visible_keys(at_T, keys, None)
+    group = q_BHTd.shape[1] // k_BKSd.shape[1]
+    v_BHSe = at_least_float32(v_BKSe).repeat_interleave(group, dim=1)
+    parts = []
+    for first in range(0, tokens, _QUERIES):
+        rows = slice(first, first + _QUERIES)
+        found = scores(q_BHTd[:, :, rows], k_BKSd, mask[..., rows, :], scale=scale, cap=cap)
+        parts.append((weights(found, sinks_H) @ v_BHSe).to(q_BHTd.dtype))
+    return torch.cat(parts, 2)
+
+
+def scores(
+    q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, *, scale: float, cap: float | None = None
+) -> Tensor:
+    """`scale · Q Kᵀ`, -∞ where `visible` is False: `[B, H, t, S]` in at least float32.
+
+    With a `cap` c a score s is `c · tanh(s / c)` (Gemma 2).
+    """
     group = q_BHtd.shape[1] // k_BKSd.shape[1]
     k_BHSd = at_least_float32(k_BKSd).repeat_interleave(group, dim=1)
     raw_BHtS = at_least_float32(q_BHtd) @ k_BHSd.transpose(-1, -2) * scale
+    if cap is not None:
+        raw_BHtS = torch.tanh(raw_BHtS / cap) * cap
     return raw_BHtS.masked_fill(~visible, -torch.inf)
+
+
+def weights(scores_BHtS: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+    """The softmax of every row.
+
+    A head's sink is one score more in its rows, without a value: weights sum to less than 1
+    (gpt-oss).
+    """
+    if sinks_H is None:
+        return scores_BHtS.softmax(-1)
+    sinks_BHt1 = sinks_H.to(scores_BHtS.dtype).view(-1, 1, 1).expand(*scores_BHtS.shape[:-1], 1)
+    return torch.cat((scores_BHtS, sinks_BHt1), -1).softmax(-1)[..., :-1]
 
 
 def visible_keys(positions_T: Tensor, keys: int, window: int | None) -> Tensor:

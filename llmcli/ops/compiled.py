@@ -124,14 +124,14 @@ def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
 
 def attend(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, *, scale: float,
-    window: int | None,
+    window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """See `ops.attention.attend`: query t of sequence b over the slots up to `starts[b]` + t.
 
     With a window those of them that it reaches. `[B, H, T, e]`.
     """
     if q_BHTd.shape[2] > 1 or k_BKCd.shape[-1] % 16 or v_BKCe.shape[-1] % 16:
-        return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window)
+        return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap, sinks_H)
     batch, heads, _, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
     queries, blocks = heads // kv_heads, -(-capacity // SLOTS) + (window is not None)
@@ -144,17 +144,18 @@ def attend(
         v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads, queries, size,
         values, _bits(scale), window or 0, starts.data_ptr(), len(starts) > 1, room.data_ptr(),
         blocks, k_BKCd.dtype == torch.float32, q_BHTd.stride(0), out.data_ptr(),
+        _bits(cap or 0.0), 0 if sinks_H is None else sinks_H.data_ptr(),
     )  # fmt: skip
     program.run(
         torch.get_num_threads(), (program.ATTEND, *arguments), (program.COMBINE, *arguments),
-        reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(room, out),
+        reads=(q_BHTd, k_BKCd, v_BKCe, starts, sinks_H), writes=(room, out),
     )  # fmt: skip
     return out
 
 
 def _attend_many(
     q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, starts: Tensor, scale: float,
-    window: int | None,
+    window: int | None, cap: float | None = None, sinks_H: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     batch, heads, tokens, size = q_BHTd.shape
     kv_heads, _, values = v_BKCe.shape[1:]
@@ -166,11 +167,13 @@ def _attend_many(
         k_BKCd.stride(0), v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads,
         heads // kv_heads, size, values, _bits(scale), min(window or 0, 1 << 30),
         starts.data_ptr(), len(starts) > 1, k_BKCd.dtype == torch.float32, *q_BHTd.stride()[:3],
-        tokens, out_BTHe.data_ptr(),
+        tokens, out_BTHe.data_ptr(), _bits(cap or 0.0),
+        0 if sinks_H is None else sinks_H.data_ptr(),
     )  # fmt: skip
     program.run(
-        torch.get_num_threads(), op, reads=(q_BHTd, k_BKCd, v_BKCe, starts), writes=(out_BTHe,)
-    )
+        torch.get_num_threads(), op, reads=(q_BHTd, k_BKCd, v_BKCe, starts, sinks_H),
+        writes=(out_BTHe,),
+    )  # fmt: skip
     return out_BTHe.transpose(1, 2)
 
 

@@ -41,11 +41,13 @@ int main(int count, char **arguments) {
         }
         void *q = drawn(B * T * H * d, 0), *k = drawn(B * K * slots * d, !wide);
         void *v = drawn(B * K * slots * e, !wide);
+        const int64_t cap = below(2) ? bits_of(1.5f) : 0;
+        void *sinks = below(2) ? drawn(H, 0) : NULL;
         float *out = malloc((size_t)(B * T * H * e) * sizeof *out);
         const struct op op = {
             ATTEND_ROWS,
             {to(q), to(k), to(v), K * slots * d, K * slots * e, slots * d, slots * e, B, K, G, d, e,
-             bits_of(0.4f), window, to(starts), 1, wide, T * H * d, d, H * d, T, to(out)},
+             bits_of(0.4f), window, to(starts), 1, wide, T * H * d, d, H * d, T, to(out), cap, to(sinks)},
         };
         struct counter counters[2];
         llmcli_run(&op, 1, counters, &team, NULL);
@@ -64,12 +66,13 @@ int main(int count, char **arguments) {
         struct op ops[2] = {{
             ATTEND,
             {to(q), to(k), to(v), K * slots * D, K * slots * E, slots * D, slots * E, B, K, G, D, E,
-             bits_of(0.4f), window, to(starts), 1, to(room), blocks, wide, H * D, to(out)},
+             bits_of(0.4f), window, to(starts), 1, to(room), blocks, wide, H * D, to(out),
+             cap, to(sinks)},
         }};
         ops[1] = ops[0], ops[1].kind = COMBINE;
         llmcli_run(ops, 2, counters, &team, NULL);
         for (int64_t i = 0; i < B * H * E; i++) hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
-        free(room);
+        free(room), free(sinks);
         free(starts), free(q), free(k), free(v), free(out);
     }
     printf("%016llx\n", (unsigned long long)hash);

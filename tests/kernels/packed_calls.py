@@ -39,7 +39,7 @@ class Kernels:
 
     def run(self, *ops):
         """Operations of `kernels.program`, with arrays where it has addresses."""
-        numbers = np.zeros((len(ops), 24), np.int64)
+        numbers = np.zeros((len(ops), program.NUMBERS), np.int64)
         for row, op in zip(numbers, ops, strict=True):
             row[: len(op)] = [_number(a).value for a in op]
         counters = copied(np.full((len(ops), 8), -1))

@@ -12,7 +12,7 @@ import torch
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
-from llmcli.ops.attention import visible_keys
+from llmcli.ops.attention import attend, visible_keys
 
 
 def levels(library, use):
@@ -23,7 +23,7 @@ def levels(library, use):
         yield level
 
 
-def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window):
+def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap=None, sinks=None):
     """Row by row in float64."""
     batch, heads, tokens, _ = q_BHTd.shape
     group = heads // k_BKCd.shape[1]
@@ -32,8 +32,13 @@ def exact(q_BHTd, k_BKCd, v_BKCe, starts, scale, window):
     for b, start in enumerate(starts.expand(batch).tolist()):
         seen = visible_keys(torch.arange(start, start + tokens), k.shape[2], window)
         for h in range(heads):
-            scores = (q[b, h] @ k[b, h // group].T * scale).masked_fill(~seen, -math.inf)
-            out[b, h] = scores.softmax(-1).nan_to_num(0) @ v[b, h // group].nan_to_num(0)
+            scores = q[b, h] @ k[b, h // group].T * scale
+            scores = scores if cap is None else cap * (scores / cap).tanh()
+            scores = scores.masked_fill(~seen, -math.inf)
+            most = scores.amax(-1) if sinks is None else scores.amax(-1).maximum(sinks[h].double())
+            shares = (scores - most[:, None]).exp()
+            total = shares.sum(-1) + (0.0 if sinks is None else (sinks[h] - most).exp())
+            out[b, h] = shares @ v[b, h // group].nan_to_num(0) / total[:, None]
     return out
 
 
@@ -63,20 +68,77 @@ def tensors(case, dtype, seed=0):
     return q, k.to(dtype), v.to(dtype), torch.tensor(starts), window
 
 
+# a cap, and whether there are sinks
+KINDS = ((None, False), (0.8, False), (None, True), (30.0, True))
+
+
+def sinks_of(heads, there):
+    return torch.linspace(-3, 4, heads) if there else None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("case", CASES)
-def test_attention_of_many_tokens(library, use, case, dtype):
+def test_attention_of_many_tokens(library, use, case, dtype, kind):
     q, k, v, starts, window = tensors(case, dtype)
-    scale = q.shape[-1] ** -0.5
-    expected = exact(q, k, v, starts, scale, window)
+    scale, cap, sinks = q.shape[-1] ** -0.5, kind[0], sinks_of(q.shape[1], kind[1])
+    expected = exact(q, k, v, starts, scale, window, cap, sinks)
     found = []
     for _ in levels(library, use):
         # what lies behind the last token is never read
         for b, start in enumerate(starts.expand(len(q)).tolist()):
             k[b, :, start + q.shape[2] :] = v[b, :, start + q.shape[2] :] = math.nan
-        found.append(compiled._attend_many(q, k, v, starts, scale, window))
+        found.append(compiled._attend_many(q, k, v, starts, scale, window, cap, sinks))
         torch.testing.assert_close(found[-1].double(), expected, rtol=0, atol=3e-6)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+# B, H, K, T = 1, d, e, window, starts
+ONE = (
+    (1, 1, 1, 1, 16, 16, None, [0]),
+    (2, 9, 3, 1, 64, 64, None, [3, 700]),
+    (2, 8, 4, 1, 80, 48, 9, [64, 0]),
+    (3, 12, 2, 1, 32, 128, 300, [511]),
+    (1, 7, 1, 1, 512, 512, None, [256]),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", ONE)
+def test_attention_of_one_token(library, use, case, dtype, kind):
+    q, k, v, starts, window = tensors(case, dtype)
+    scale, cap, sinks = q.shape[-1] ** -0.5, kind[0], sinks_of(q.shape[1], kind[1])
+    expected = exact(q, k, v, starts, scale, window, cap, sinks)
+    positions = (starts.expand(len(q)) if len(starts) == 1 else starts).unsqueeze(1)
+    mask = visible_keys(positions, k.shape[2], window).unsqueeze(1)
+    twin = attend(q, k, v, scale=scale, mask=mask, cap=cap, sinks_H=sinks)
+    torch.testing.assert_close(twin.double(), expected, rtol=0, atol=3e-6)
+    found = []
+    for _ in levels(library, use):
+        for b, start in enumerate(starts.expand(len(q)).tolist()):
+            k[b, :, start + 1 :] = v[b, :, start + 1 :] = math.nan
+        options = {"scale": scale, "window": window, "cap": cap, "sinks_H": sinks}
+        found.append(compiled.attend(q, k, v, starts, **options))
+        torch.testing.assert_close(found[-1].double(), expected, rtol=0, atol=3e-6)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("cap", [0.3, 30.0, 50.0])
+def test_a_cap_of_any_score(library, use, cap):
+    """One key with a score and one with 0: the weight tells the capped score."""
+    raw = torch.cat([torch.logspace(-12, 6, 400), torch.tensor([0.6249, 0.6251]) * cap])
+    q = torch.cat([raw, -raw]).view(1, -1, 1, 1) * torch.eye(1, 16)
+    k, v = torch.eye(16)[:2].view(1, 1, 2, 16), torch.eye(16)[:2].view(1, 1, 2, 16)
+    heads = q.split(100, 1)
+    expected = cap * (q[..., 0].double() / cap).tanh()
+    for _ in levels(library, use):
+        options = {"scale": 1.0, "window": None, "cap": cap}
+        pairs = [compiled.attend(x, k, v, torch.tensor([1]), **options) for x in heads]
+        a = torch.cat(pairs, 1).double()
+        found = (a[..., 0] / a[..., 1]).log()
+        close = expected.abs() < 10  # the smaller weight is large enough to tell
+        torch.testing.assert_close(found[close], expected[close], rtol=3e-7, atol=4e-7)
 
 
 def test_a_row_has_the_same_bits_in_any_chunk(library, use):
