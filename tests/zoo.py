@@ -473,6 +473,7 @@ def attending(model: ModelConfig) -> list[int]:
 
 VOCAB = 43
 RMS = NormConfig(kind="rms", eps=1e-6)
+OFFSET = NormConfig(kind="rms", eps=1e-6, offset=1.0)
 LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 ROPE = RopeConfig(theta=100.0, dims=8)
 PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
@@ -597,6 +598,16 @@ BLOCKS = {
         [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
         branch(GATED),
     ),) * 2),
+    "offset norms": llama(
+        *(layer(norm=OFFSET, qk_norm=OFFSET),) * 2, final_norm=OFFSET,
+        embedding=EmbeddingConfig(scale=3.5, rounded_scale=True),
+    ),
+    "caps": llama(
+        layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
+    ),
+    "scaled ends": llama(
+        embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
+    ),
     "qk norm over the width": llama(
         *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
     ),
@@ -647,6 +658,8 @@ IN_BLOCKS = {
     ),
     "norms after": in_blocks(BLOCKS["norms after"], "Q8_0", "IQ4_NL"),
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
+    "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
+    "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
 }  # fmt: skip

@@ -72,10 +72,15 @@ class Op(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LookUp(Op):
-    """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`."""
+    """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`.
+
+    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits.
+    """
 
     table: str
     by_position: bool
+    scale: float = 1.0
+    rounded: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -83,8 +88,9 @@ class LookUp(Op):
         return ()
 
     def formula(self, own: str, letter: Letter) -> str:
-        """`E = W_E[id]`."""
-        return f"{own} = {letter(self.table)}[{'position' if self.by_position else 'id'}]"
+        """`E = W_E[id]` or `E = 45.25 · W_E[id]`."""
+        scale = "" if self.scale == 1 else f"{self.scale:g} · "
+        return f"{own} = {scale}{letter(self.table)}[{'position' if self.by_position else 'id'}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +118,23 @@ class Add(Op):
         if self.scale != 1:
             total = f"{self.scale:g} · {f'({total})' if len(self.parts) > 1 else total}"
         return f"{own} = {also}{total}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftCap(Op):
+    """`logits = c · tanh(X / c)`, number by number, the shape of X."""
+
+    source: str
+    cap: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What is capped."""
+        return (self.source,)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`logits = 30 · tanh(logits_raw / 30)`."""
+        return f"{own} = {self.cap:g} · tanh({letter(self.source)} / {self.cap:g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +254,8 @@ class Normalize(Op):
         x = letter(self.source)
         kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
-        return f"{own} = {kind} / s · w{bias}{all_heads}"
+        w = f"({self.norm.offset:g} + w)" if self.norm.offset else "w"
+        return f"{own} = {kind} / s · {w}{bias}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +280,8 @@ class Score(Op):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at.
 
     `group` query heads share a key head of `head_dim` numbers. `window`: a query sees so many keys,
-    itself included (None: all before it). `root` is how the formula writes √head_dim.
+    itself included (None: all before it). `root` is how the formula writes √head_dim. With a `cap`
+    c a scaled score s is `c · tanh(s / c)`.
     """
 
     query: str
@@ -266,6 +291,7 @@ class Score(Op):
     group: int
     window: int | None
     root: str
+    cap: float | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -280,7 +306,10 @@ class Score(Op):
     def product(self, letter: Letter) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
         scaled = f"/ {self.root}" if self.usual else f"· {self.scale:g}"
-        return f"{letter(self.query)} {letter(self.key)}ᵀ {scaled} + M"
+        product = f"{letter(self.query)} {letter(self.key)}ᵀ {scaled}"
+        if self.cap is not None:
+            product = f"{self.cap:g} · tanh({product} / {self.cap:g})"
+        return f"{product} + M"
 
     def formula(self, own: str, letter: Letter) -> str:
         """`S = Q Kᵀ / √(d/h) + M`."""

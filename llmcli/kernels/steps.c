@@ -5,8 +5,8 @@
 /* ---- norms ----------------------------------------------------------------------------------- */
 
 /* NORMALIZE: x / sqrt(mean x^2 + eps) * w, or with `centred` (x - mean x) / sqrt(var x + eps) * w + b.
- * An item is a row.
- * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred */
+ * An item is a row. The offset is added to w.
+ * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred, 9 offset */
 static int64_t items_normalize(const struct op *op) { return op->arg[3]; }
 
 INLINE void normalize(const struct op *op, int64_t item) {
@@ -14,6 +14,7 @@ INLINE void normalize(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[0]) + item * op->arg[1];
     float *out = (float *)address(op->arg[2]) + item * columns;
     const float *w = address(op->arg[5]), *b = address(op->arg[6]);
+    const float offset = number(op->arg[9]);
     float lanes[LANES] = {0}, mean = 0.0f;
     if (op->arg[8]) {
         for (int64_t i = 0; i < whole; i += LANES)
@@ -27,9 +28,9 @@ INLINE void normalize(const struct op *op, int64_t item) {
     for (int64_t i = whole; i < columns; i++) lanes[i - whole] += (x[i] - mean) * (x[i] - mean);
     float by = 1.0f / sqrtf(folded(lanes) / (float)columns + number(op->arg[7]));
     if (b)
-        for (int64_t i = 0; i < columns; i++) out[i] = (x[i] - mean) * by * w[i] + b[i];
+        for (int64_t i = 0; i < columns; i++) out[i] = (x[i] - mean) * by * (w[i] + offset) + b[i];
     else
-        for (int64_t i = 0; i < columns; i++) out[i] = (x[i] - mean) * by * w[i];
+        for (int64_t i = 0; i < columns; i++) out[i] = (x[i] - mean) * by * (w[i] + offset);
 }
 EACH_LEVEL(normalize)
 const struct kernel kernel_normalize = {items_normalize, work_normalize, NULL};
@@ -130,6 +131,25 @@ INLINE void scale(const struct op *op, int64_t item) {
 }
 EACH_LEVEL(scale)
 const struct kernel kernel_scale = {items_scale, work_scale, NULL};
+
+/* SOFT_CAP: out = cap * tanh(x / cap). 0 x, 1 cap, 2 out, 3 count */
+static int64_t items_soft_cap(const struct op *op) { return parts_of(op->arg[3]); }
+
+INLINE void soft_cap(const struct op *op, int64_t item) {
+    const float *x = address(op->arg[0]), cap = number(op->arg[1]);
+    float *out = address(op->arg[2]);
+    const int64_t end = end_of(item, op->arg[3]);
+    int64_t i = item * PART;
+    for (; i + VECTOR <= end; i += VECTOR) {
+        vector part;
+        memcpy(&part, x + i, sizeof part);
+        part = soft_capped(part, cap);
+        memcpy(out + i, &part, sizeof part);
+    }
+    for (; i < end; i++) out[i] = soft_capped((vector){0} + x[i], cap)[0];
+}
+EACH_LEVEL(soft_cap)
+const struct kernel kernel_soft_cap = {items_soft_cap, work_soft_cap, NULL};
 
 /* The numbers of `program.py`. */
 enum activation { SILU, GELU, GELU_TANH, RELU };

@@ -64,6 +64,8 @@ EXPONENTIALS(, exponentials, vector, ints)
         return (vector)(((ints)p & near) | (((ints)far | sign) & ~near)) * cap;                    \
     }
 
+SOFT_CAPS(, soft_capped, exponentials, vector, ints)
+
 INLINE float exponential(float x) { return exponentials((vector){0} + x)[0]; }
 
 #endif

@@ -23,7 +23,19 @@ class PlainBlock:
 
 def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
     """Those of a model. Raises UnsupportedModel where one is built otherwise."""
+    ends = (config.embedding.scale, config.head.scale, config.head.cap)
+    if ends != (1.0, 1.0, None) or config.final_norm.offset:
+        raise UnsupportedModel(
+            "the ladder climbs models whose embeddings and logits are neither scaled nor capped, "
+            "and whose norms multiply by their weights; this one's are not so",
+            hint="try the ladder with `-m smollm2`",
+        )
     return tuple(_plain(layer, number) for number, layer in enumerate(config.layers))
+
+
+def _special(mixer: AttentionConfig) -> bool:
+    """Whether its scores are made as no rung makes them."""
+    return mixer.qk_norm_wide or mixer.cap is not None
 
 
 def _plain(layer: LayerConfig, number: int) -> PlainBlock:
@@ -31,7 +43,7 @@ def _plain(layer: LayerConfig, number: int) -> PlainBlock:
         case [
             (AttentionConfig() as mixer, NormConfig() as ln1, None, 1.0),
             (MlpConfig() as ffn, NormConfig() as ln2, None, 1.0),
-        ] if len(layer.sublayers) == 2 and layer.scale == 1 and not mixer.qk_norm_wide:
+        ] if len(layer.sublayers) == 2 and layer.scale == 1 and not _special(mixer):
             return PlainBlock(mixer=mixer, ffn=ffn, ln1=ln1, ln2=ln2)
     raise UnsupportedModel(
         f"the ladder climbs blocks of a norm and attention, then a norm and a feed-forward; "

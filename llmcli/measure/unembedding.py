@@ -54,17 +54,21 @@ def unembed(model: Model, h_ND: Tensor) -> Tensor:
     for start in range(0, rows, step):
         part = slice(start, start + step)
         logits_NV[:, part] = x_ND @ head.dense(x_ND.dtype, rows=part).t()
-    return logits_NV.add_(weight("head.b").dense()) if config.head.bias else logits_NV
+    if config.head.bias:
+        logits_NV.add_(weight("head.b").dense())
+    cap = config.head.cap
+    return logits_NV * config.head.scale if cap is None else cap * (logits_NV / cap).tanh()
 
 
 def normalized(x_ND: Tensor, config: NormConfig, w_D: Tensor, b_D: Tensor | None) -> Tensor:
     """`x / √(mean(x²) + ε) · w` (RMSNorm), `(x − μ) / √(mean((x − μ)²) + ε) · w + b` (LayerNorm).
 
-    In the dtype of `x`, whatever that of the weights is.
+    With an offset `offset + w` in place of w. In the dtype of `x`, whatever that of the weights is.
     """
     if config.kind == "layer":
         x_ND = x_ND - x_ND.mean(-1, keepdim=True)
-    x_ND = x_ND / ((x_ND * x_ND).mean(-1, keepdim=True) + config.eps).sqrt() * w_D.to(x_ND.dtype)
+    x_ND = x_ND / ((x_ND * x_ND).mean(-1, keepdim=True) + config.eps).sqrt()
+    x_ND = x_ND * (config.offset + w_D.to(x_ND.dtype))
     return x_ND if b_D is None else x_ND + b_D.to(x_ND.dtype)
 
 

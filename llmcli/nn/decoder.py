@@ -16,6 +16,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
+from llmcli.formats.dense import Dense
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
@@ -24,7 +25,10 @@ from llmcli.nn.parameters import Memory, Parameters
 from llmcli.nn.replay import Replay, ReplayClock
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
+from llmcli.ops.activations import soft_cap
+from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
+from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.norm.forward import Norm
 
 _DENSE: Mapping[str, str] = {}
@@ -80,6 +84,7 @@ class Decoder:
         )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")
+        self._embed_scale = _embed_scale(config.embedding, self.embed)
         self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
             self.pos_embed = parameters.table("pos_embed.W")
@@ -279,7 +284,10 @@ class Decoder:
         )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
-        x_BTD = step.emit("embed", self.embed.rows(ids_BT))
+        x_BTD = self.embed.rows(ids_BT)
+        if self._embed_scale != 1:
+            x_BTD = scale(x_BTD, self._embed_scale)
+        x_BTD = step.emit("embed", x_BTD)
         if self.pos_embed is not None:
             rows = self.pos_embed.rows(step.positions)
             pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))
@@ -287,8 +295,8 @@ class Decoder:
         return x_BTD
 
     def _unembed(self, x_BTD: Tensor, step: Step) -> Tensor:
-        logits_BTV = self.logits(self.ln_final.observed(x_BTD, step))
-        logits_BTV = step.emit("logits_raw", logits_BTV)
+        raw_BTV = step.emit("logits_raw", self._raw_logits(self.ln_final.observed(x_BTD, step)))
+        logits_BTV = self._finished(raw_BTV)
         step.emit("logits", logits_BTV)  # for taps only
         return logits_BTV
 
@@ -297,7 +305,24 @@ class Decoder:
 
         Rounded to bfloat16 the best two of 49k logits are often equal: a step near 16 is 1/8.
         """
+        return self._finished(self._raw_logits(x))
+
+    def _raw_logits(self, x: Tensor) -> Tensor:
         return self.head.matmul_float32(x, self.head_bias)
+
+    def _finished(self, raw: Tensor) -> Tensor:
+        """Capped or scaled, where the head says so."""
+        head = self.config.head
+        if head.cap is not None:
+            return soft_cap(raw, head.cap)
+        return scale(raw, head.scale) if head.scale != 1 else raw
+
+
+def _embed_scale(config: EmbeddingConfig, table: Weight) -> float:
+    """What rows of the table are multiplied by, in its own 16 bits where it is to be rounded."""
+    if config.rounded_scale and isinstance(table, Dense):
+        return float(torch.tensor(config.scale, dtype=table.tensor.dtype))
+    return config.scale
 
 
 def _name(dtype: torch.dtype) -> str:

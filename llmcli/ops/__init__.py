@@ -29,7 +29,7 @@ GELU, tanh form        activations.gelu_tanh          Activate             GPT-2
 sigmoid                torch.sigmoid                  –                    gates, GLM-4's routing
 softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps
-tanh soft cap          activations.soft_cap           –                    Gemma 2, not Gemma 3
+tanh soft cap          activations.soft_cap           SoftCap              Gemma 2, not Gemma 3
 argmax                 generation.sampling.choose     –                    greedy decoding
 temperature            generation.sampling.filtered   –                    sampling
 top-k, top-p           generation.sampling.filtered   –                    sampling

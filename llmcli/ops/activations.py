@@ -32,6 +32,8 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     For attention scores before the mask, and for logits. In at least float32: bfloat16 has
     three digits, and a logit goes through three roundings here. The result has the dtype of x.
     """
+    if compiled.takes(x):
+        return compiled.soft_cap(x, cap)
     return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
 
 

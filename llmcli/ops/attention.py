@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.ops.activations import soft_cap
 from llmcli.ops.norm import at_least_float32
 
 
@@ -100,7 +101,7 @@ def scores(
     k_BHSd = at_least_float32(k_BKSd).repeat_interleave(group, dim=1)
     raw_BHtS = at_least_float32(q_BHtd) @ k_BHSd.transpose(-1, -2) * scale
     if cap is not None:
-        raw_BHtS = torch.tanh(raw_BHtS / cap) * cap
+        raw_BHtS = soft_cap(raw_BHtS, cap)
     return raw_BHtS.masked_fill(~visible, -torch.inf)
 
 

@@ -40,7 +40,9 @@ def takes(x: Tensor) -> bool:
     return x.dtype == torch.float32 and x.ndim > 0 and x.numel() > 0 and runs(x)
 
 
-def normalize(x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bool) -> Tensor:
+def normalize(
+    x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bool, offset: float = 0.0
+) -> Tensor:
     """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps."""
     columns = x.shape[-1]
     rows = _rows(x)
@@ -48,7 +50,7 @@ def normalize(x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bo
     address = 0 if b is None else b.data_ptr()
     op = (
         program.NORMALIZE, rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows), columns,
-        w.data_ptr(), address, _bits(eps), centred,
+        w.data_ptr(), address, _bits(eps), centred, _bits(offset),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(rows, w, b), writes=(out,))
     return out
@@ -102,15 +104,17 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
     program.run(torch.get_num_threads(), op, reads=(x_BK1d, starts), writes=(cache_BKCd,))
 
 
-def attends(q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor) -> bool:
+def attends(
+    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, capped: bool = False
+) -> bool:
     """Whether `attend` can: heads that it has room for, whose numbers lie together.
 
-    Many tokens only with keys in bfloat16: where all is float32, PyTorch's own kernel stays (and it
-    stays where there is no processor level, since its sums are fused there, ours function calls).
+    Many tokens only with keys in bfloat16, or with a cap: elsewhere PyTorch's own kernel stays. It
+    stays, too, where there is no processor level: its sums are fused there, ours function calls.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
-    many = k_BKCd.dtype == torch.bfloat16 and native.level() != "portable"
+    many = (k_BKCd.dtype == torch.bfloat16 or capped) and native.level() != "portable"
     return (
         takes(q_BHTd)
         and (one or many)
@@ -212,6 +216,15 @@ def scale(x: Tensor, factor: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     op = (program.SCALE, x.data_ptr(), _bits(factor), out.data_ptr(), x.numel())
+    program.run(torch.get_num_threads(), op, reads=(x,), writes=(out,))
+    return out
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """`cap · tanh(x / cap)`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    op = (program.SOFT_CAP, x.data_ptr(), _bits(cap), out.data_ptr(), x.numel())
     program.run(torch.get_num_threads(), op, reads=(x,), writes=(out,))
     return out
 

@@ -13,8 +13,11 @@ from torch import Tensor
 from llmcli.ops import compiled
 
 
-def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """`x / sqrt(mean(x²) + eps) ∘ w` (Zhang & Sennrich 2019, arXiv 1910.07467) in `dtype`.
+def rms_norm(
+    x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None = None, *,
+    offset: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """`x / sqrt(mean(x²) + eps) ∘ (offset + w)` (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     PyTorch has a fused kernel on CUDA only; its CPU path writes each step of the formula out
     (512 rows of 576 float32: 816 µs, against 72 µs here).
@@ -22,9 +25,11 @@ def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None =
     dtype = dtype or x_BTD.dtype
     x_BTD = at_least_float32(x_BTD)
     if compiled.takes(x_BTD):
-        return compiled.normalize(x_BTD, w_D.float(), None, eps, centred=False).to(dtype)
+        w_D = w_D.float()
+        return compiled.normalize(x_BTD, w_D, None, eps, centred=False, offset=offset).to(dtype)
+    w_D = _offset(w_D, x_BTD.dtype, offset)
     if x_BTD.is_cuda:
-        return F.rms_norm(x_BTD, w_D.shape, w_D.to(x_BTD.dtype), eps).to(dtype)
+        return F.rms_norm(x_BTD, w_D.shape, w_D, eps).to(dtype)
     size = x_BTD.shape[-1]
     if x_BTD.numel() == size:
         # one row: what counts is the number of calls. (x, -x) has mean 0 and variance mean(x²),
@@ -32,6 +37,11 @@ def rms_norm(x_BTD: Tensor, w_D: Tensor, eps: float, dtype: torch.dtype | None =
         both = torch.cat((x_BTD, -x_BTD), -1)
         return F.layer_norm(both, (2 * size,), None, None, eps)[..., :size].mul_(w_D).to(dtype)
     return (x_BTD * _inverse_rms(x_BTD, eps)).mul_(w_D).to(dtype)
+
+
+def _offset(w_D: Tensor, dtype: torch.dtype, offset: float) -> Tensor:
+    w_D = w_D.to(dtype)
+    return w_D + offset if offset else w_D
 
 
 def _inverse_rms(x_BTD: Tensor, eps: float) -> Tensor:
@@ -46,14 +56,18 @@ def layer_norm(
     b_D: Tensor | None,
     eps: float,
     dtype: torch.dtype | None = None,
+    *,
+    offset: float = 0.0,
 ) -> Tensor:
-    """`(x - mean(x)) / sqrt(var(x) + eps) ∘ w + b` in `dtype`, biased variance (Ba et al. 2016)."""
+    """`(x - mean(x)) / sqrt(var(x) + eps) ∘ (offset + w) + b`, biased variance (Ba et al. 2016)."""
     dtype = dtype or x_BTD.dtype
     x_BTD = at_least_float32(x_BTD)
     wide_b_D = None if b_D is None else b_D.to(x_BTD.dtype)
     if compiled.takes(x_BTD):
-        return compiled.normalize(x_BTD, w_D.float(), wide_b_D, eps, centred=True).to(dtype)
-    return F.layer_norm(x_BTD, w_D.shape, w_D.to(x_BTD.dtype), wide_b_D, eps).to(dtype)
+        w_D = w_D.float()
+        return compiled.normalize(x_BTD, w_D, wide_b_D, eps, centred=True, offset=offset).to(dtype)
+    w_D = _offset(w_D, x_BTD.dtype, offset)
+    return F.layer_norm(x_BTD, w_D.shape, w_D, wide_b_D, eps).to(dtype)
 
 
 def l2_norm(x: Tensor, eps: float) -> Tensor:

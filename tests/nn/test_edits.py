@@ -117,6 +117,8 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
             q, k = (seen[name] for name in graph(model.config).entering(i))
             scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.attention.scale
+            if layer.attention.cap is not None:
+                scores = (scores / layer.attention.cap).tanh() * layer.attention.cap
             at = torch.arange(TOKENS.shape[1])
             hidden = at[None] > at[:, None]
             if layer.attention.window is not None:
@@ -175,8 +177,12 @@ def test_the_last_logits_are_at_the_last_position(model):
     plain, _ = run(model, logits="last")
     assert torch.equal(other, plain)
     assert not torch.equal(last, plain)
-    raw, _ = run(model, double("logits_raw"), logits="last")
-    assert torch.equal(raw, 2 * plain)
+    doubled, seen = run(model, double("logits_raw"), logits="last")
+    _, before = run(model, logits="last")
+    assert torch.equal(seen["logits_raw"], 2 * before["logits_raw"])
+    cap, scale = model.config.head.cap, model.config.head.scale
+    raw = seen["logits_raw"] * scale
+    torch.testing.assert_close(doubled, raw if cap is None else (raw / cap).tanh() * cap)
 
 
 def test_edited_keys_and_values_enter_the_cache(model):

@@ -55,7 +55,10 @@ class Score(Rule[ops.Score]):
             for head, q_Td in enumerate(q_HTd)
         ]
         hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
-        return torch.stack(heads).masked_fill_(hidden_TS, -math.inf)
+        s_HTS = torch.stack(heads)
+        if self.op.cap is not None:
+            s_HTS = (s_HTS / self.op.cap).tanh() * self.op.cap
+        return s_HTS.masked_fill_(hidden_TS, -math.inf)
 
     def hidden(self, positions: Sequence[int], keys: int) -> Tensor:
         """Which keys the queries at those positions may not look at, `[T, S]`."""
@@ -66,7 +69,7 @@ class Score(Rule[ops.Score]):
         return hidden_TS
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Σ|q·k|, scaled; a mask is exact."""
+        """Σ|q·k|, scaled; a mask is exact, and what is rounded before a cap is no more after it."""
         q_HTd, k_KSd = values[self.op.query].abs(), values.every(self.op.key).abs()
         k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
         size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.op.scale)
@@ -96,13 +99,18 @@ class Score(Rule[ops.Score]):
             value=value,
         )
         at = largest(terms).at
+        after: tuple[Fact, ...] = (scaled,)
+        if (cap := self.op.cap) is not None:
+            formula = f"{cap:g} · tanh({{}} / {cap:g})"
+            capped = Fact(formula=formula, parts=(value,), value=cap * math.tanh(value / cap))
+            value, after = capped.value, (scaled, capped)
         return Element(
             value=value,
             magnitude=size(terms) * abs(self.op.scale),
             note=_shared(self.op.group, head),
             sum=dot(columns, summed),
             terms=terms,
-            after=(scaled,),
+            after=after,
             follow=((self.op.query, (head, query, at)), (self.op.key, (shared, key, at))),
         )
 

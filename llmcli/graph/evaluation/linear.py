@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,21 +34,29 @@ class LookUp(Rule[ops.LookUp]):
     def tensor(self, values: Numbers) -> Tensor:
         """The rows, one after the other."""
         rows = [at if self.op.by_position else values.ids[at] for at in values.positions]
-        return values.table_rows(self.op.table, rows)
+        return values.table_rows(self.op.table, rows) * self._scale(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """None: a copy."""
-        return torch.zeros(1, dtype=torch.float64)
+        """None of a copy."""
+        if self.op.scale == 1:
+            return torch.zeros(1, dtype=torch.float64)
+        return self.tensor(values).abs()
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
-        """None: a copy."""
-        return 0.0
+        """None of a copy."""
+        return 0.0 if self.op.scale == 1 else super().magnitude(values, name, index)
+
+    def _scale(self, values: Numbers) -> float:
+        if not self.op.rounded:
+            return self.op.scale
+        return float(torch.tensor(self.op.scale).to(values.weight(self.op.table).dtype))
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One number of the table."""
         token, i = index
         row = token if self.op.by_position else values.ids[token]
-        value = float(values.table_rows(self.op.table, [row])[0, i])
+        stored = float(values.table_rows(self.op.table, [row])[0, i])
+        scale = self._scale(values)
         table = self.letter_of(self.op.table)
         which = (
             f"token {token} stands at position {row}"
@@ -55,8 +64,14 @@ class LookUp(Rule[ops.LookUp]):
             else f"token {token} has the id {row}"
         )
         note = f"{which}: row {row} of {table}, {values.origin(self.op.table)}"
-        fact = Fact(formula=symbol(table, row, i), parts=(), value=value)
-        return Element(value=value, magnitude=0.0, note=note, after=(fact,))
+        cell = symbol(table, row, i)
+        fact = Fact(formula=cell, parts=(), value=stored)
+        if self.op.scale != 1:
+            fact = Fact(
+                formula=f"scale · {cell} = {{}} · {{}}", parts=(scale, stored), value=scale * stored
+            )
+        magnitude = 0.0 if self.op.scale == 1 else abs(scale * stored)
+        return Element(value=scale * stored, magnitude=magnitude, note=note, after=(fact,))
 
 
 class Add(Rule[ops.Add]):
@@ -108,6 +123,32 @@ class Add(Rule[ops.Add]):
             after=(added,),
             origins=origins if len(origins) > 2 and self.op.scale == 1 else (),
             follow=((self.op.parts[largest(terms).at], index),),
+        )
+
+
+class SoftCap(Rule[ops.SoftCap]):
+    """`logits = c · tanh(X / c)`, number by number."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Number by number."""
+        return (values[self.op.source] / self.op.cap).tanh() * self.op.cap
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """What is capped: its own roundings become no larger."""
+        return values[self.op.source].abs()
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """One number."""
+        x, cap = float(values[self.op.source][index]), self.op.cap
+        value = cap * math.tanh(x / cap)
+        fact = Fact(
+            formula=f"{cap:g} · tanh({self.cell(self.op.source, *index)} / {cap:g})"
+            f" = {cap:g} · tanh({{}} / {cap:g})",
+            parts=(x,),
+            value=value,
+        )
+        return Element(
+            value=value, magnitude=abs(x), after=(fact,), follow=((self.op.source, index),)
         )
 
 

@@ -99,9 +99,13 @@ class Normalize(_Rows[ops.Normalize]):
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
         x = self._rows(values)
-        out = (x - self._means(x)) / self.scales(x) * values.vector(self.op.weight)
+        out = (x - self._means(x)) / self.scales(x) * self._factors(values)
         out = out if self.op.bias is None else out + values.vector(self.op.bias)
         return self._split(out, values)
+
+    def _factors(self, values: Numbers) -> Tensor:
+        """What a row is multiplied by, `[d]`."""
+        return values.vector(self.op.weight) + self.op.norm.offset
 
     def _rows(self, values: Numbers) -> Tensor:
         """`[…, T, d]` that are normalized: of joined heads `[T, H·d]`."""
@@ -116,7 +120,7 @@ class Normalize(_Rows[ops.Normalize]):
         """The row's number, the terms of its mean, and the bias."""
         x = self._rows(values)
         spread = x.abs() + x.abs().mean(-1, keepdim=True) * self._mean_is_rounded(values, x)
-        out = spread / self.scales(x) * values.vector(self.op.weight).abs()
+        out = spread / self.scales(x) * self._factors(values).abs()
         out = out if self.op.bias is None else out + values.vector(self.op.bias).abs()
         return self._split(out, values)
 
@@ -145,11 +149,15 @@ class Normalize(_Rows[ops.Normalize]):
         w = float(values.weight(self.op.weight)[i])
         b = None if self.op.bias is None else float(values.weight(self.op.bias)[i])
         scale = found.scale.value
-        value = (x[i] - (found.mean or 0.0)) / scale * w + (b or 0.0)
+        offset = self.op.norm.offset
+        value = (x[i] - (found.mean or 0.0)) / scale * (offset + w) + (b or 0.0)
         cell = self.cell(self.op.source, *row, i)
         words = cell if found.mean is None else f"({cell} − μ)"
         numbers = "{}" if found.mean is None else "({} − {})"
-        words, numbers = f"{words} / s · w[{i}]", f"{numbers} / {{}} · {{}}"
+        factor = (f"w[{i}]", "{}")
+        if offset:
+            factor = (f"({offset:g} + w[{i}])", f"({offset:g} + {{}})")
+        words, numbers = f"{words} / s · {factor[0]}", f"{numbers} / {{}} · {factor[1]}"
         parts = [x[i], *([] if found.mean is None else [found.mean]), scale, w]
         if b is not None:
             words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
@@ -158,7 +166,7 @@ class Normalize(_Rows[ops.Normalize]):
         mean = math.fsum(map(abs, x)) / len(x) if rounded else 0.0
         return Element(
             value=value,
-            magnitude=(abs(x[i]) + mean) / scale * abs(w) + abs(b or 0.0),
+            magnitude=(abs(x[i]) + mean) / scale * abs(offset + w) + abs(b or 0.0),
             note=note,
             before=found.before,
             sum=found.sum,

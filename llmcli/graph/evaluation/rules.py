@@ -14,6 +14,7 @@ from llmcli.graph.ops import Letter
 RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.LookUp: linear.LookUp,
     ops.Add: linear.Add,
+    ops.SoftCap: linear.SoftCap,
     ops.Project: linear.Project,
     ops.HeadShare: linear.HeadShare,
     ops.Scale: norms.Scale,

@@ -26,6 +26,7 @@ from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName
 from llmcli.model import Model
 from llmcli.nn.state import State
+from llmcli.ops.activations import soft_cap
 from llmcli.ops.attention import visible_keys
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
@@ -123,6 +124,8 @@ class Splitter:
             self.clock(_piece(of.group, "scores"))
             visible = visible_keys(positions, last - first, window)
             wide = at_least_float32(scores).view(*shared, rows, last - first) * of.score.scale
+            if of.score.cap is not None:
+                wide = soft_cap(wide, of.score.cap)
             wide = wide.masked_fill(~visible, -torch.inf).softmax(-1)
             pattern = wide.to(scores.dtype).view(scores.shape)
             self.clock(_piece(of.group, "softmax"))

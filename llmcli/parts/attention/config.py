@@ -106,7 +106,8 @@ class AttentionConfig:
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
     included). `qk_norm` normalizes each head's query and key before the rotation; with
-    `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2).
+    `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
+    scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2).
     """
 
     heads: int
@@ -118,6 +119,7 @@ class AttentionConfig:
     qk_norm: NormConfig | None = None
     qk_norm_wide: bool = False
     window: int | None = None
+    cap: float | None = None
     qkv_bias: bool = False
     out_bias: bool = False
 

@@ -74,10 +74,13 @@ class Attention:
             k_BKSd, v_BKSe = cache.k, cache.v
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif cache is not None and compiled.attends(q_BHTd, k_BKSd, v_BKSe):
+        elif cache is not None and compiled.attends(
+            q_BHTd, k_BKSd, v_BKSe, capped=config.cap is not None
+        ):
             z_BHTe = compiled.attend(
-                q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window
-            )
+                q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window,
+                cap=config.cap,
+            )  # fmt: skip
         else:
             parts = [
                 attend(
@@ -87,6 +90,7 @@ class Attention:
                     scale=config.scale,
                     causal=seen.causal,
                     mask=seen.mask,
+                    cap=config.cap,
                 )
                 for seen in step.visible(config.window)
             ]
@@ -168,7 +172,7 @@ class Attention:
         visible = visible_keys(step.positions, step.keys, self.config.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
-        scores_BHTS = scores(q_BHTd, k_BKSd[:, :, keys], visible, scale=self.config.scale)
+        scores_BHTS = self._scores(q_BHTd, k_BKSd[:, :, keys], visible)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
         pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
         group = self.config.heads // self.config.kv_heads
@@ -183,7 +187,10 @@ class Attention:
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
         visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
-        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
+        return self._scores(q_BHtd, k_BKSd, visible)
+
+    def _scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
+        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
 
     def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
         """The attention pattern of those queries: rows of `score_rows` through the softmax."""

@@ -187,7 +187,7 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
     group, bias = a.heads // a.kv_heads, f"{p}.b_o" if a.out_bias else None
     score = Score(
         query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
-        window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k",
+        window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k", cap=a.cap,
     )  # fmt: skip
     mix = Mix(
         pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
@@ -206,7 +206,8 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
 
     return [
         derived("scores", "S", ("H", "T", "S"), score,
-                "query times key, scaled, −∞ where the mask hides the key",
+                f"query times key, scaled{'' if a.cap is None else ', capped'}, −∞ where the mask"
+                " hides the key",
                 "attn.hook_attn_scores"),
         derived("pattern", "A", ("H", "T", "S"), Softmax(source=f"{p}.scores"),
                 "attention weights: the softmax of the scores, rows that sum to 1",

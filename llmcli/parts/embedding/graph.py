@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph
-from llmcli.graph.ops import LookUp, Project
+from llmcli.graph.ops import Add, LookUp, Op, Project, SoftCap
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 
 
@@ -17,8 +17,12 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     """
     token = Node(
         name="embed", letter="E", axes=("T", "D"),
-        op=LookUp(table="embed.W", by_position=False),
-        words="the tokens' rows of the embedding table", group="embed", wide=True,
+        op=LookUp(
+            table="embed.W", by_position=False, scale=embedding.scale,
+            rounded=embedding.rounded_scale,
+        ),
+        words="the tokens' rows of the embedding table" + ", scaled" * (embedding.scale != 1),
+        group="embed", wide=True,
         theirs=("hook_embed", "embed.hook_out"),
     )  # fmt: skip
     table = Parameter(
@@ -63,16 +67,22 @@ def head_graph(head: HeadConfig, source: str) -> PartGraph:
         source=source, weight="head.W", bias="head.b" if head.bias else None, over="D", columns="V",
         remark=", W_head = W_Eᵀ (tied)" if head.tied else "",
     )  # fmt: skip
+    finish: Op | None = None
+    remark = "the same in at least float32, as the softmax takes it"
+    if head.cap is not None:
+        finish, remark = SoftCap(source="logits_raw", cap=head.cap), "the same, capped"
+    elif head.scale != 1:
+        finish = Add(parts=("logits_raw",), before=(), scale=head.scale)
+        remark = f"the same times {head.scale:g}"
     raw = Node(
         name="logits_raw", letter="logits_raw", axes=("T", "V"), op=product, group="head",
         words="a score for every token of the vocabulary, in the model's arithmetic", wide=True,
         theirs=("hook_unembed", "unembed.hook_out", "lm_head"),
-        formula_letter="logits", ends=True,
+        formula_letter="logits" if finish is None else "", ends=True,
     )  # fmt: skip
     logits = Node(
-        name="logits", letter="logits", axes=("T", "V"), op=product, group="head",
-        words="the same in at least float32, as the softmax takes it", wide=True,
-        shares="logits_raw", ends=True,
+        name="logits", letter="logits", axes=("T", "V"), op=finish or product, group="head",
+        words=remark, wide=True, shares="logits_raw" if finish is None else None, ends=True,
     )  # fmt: skip
     parameters = (
         Parameter(

@@ -8,8 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016)."""
+    """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016).
+
+    The result is multiplied by `offset + w`: 1 + w in Gemma 1 to 3, whose weights are near 0.
+    """
 
     kind: Literal["rms", "layer"]
     eps: float
     bias: bool = False
+    offset: float = 0.0

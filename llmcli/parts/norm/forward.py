@@ -28,8 +28,10 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Same shape as `x`, which has at least float32; in the model's dtype, or wide."""
         if self.config.kind == "rms":
-            return rms_norm(x, self.w, self.config.eps, self.dtype)
-        return layer_norm(x, self.w, self.b, self.config.eps, self.dtype)
+            return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
+        return layer_norm(
+            x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset
+        )
 
     def observed(self, x: Tensor, step: Step) -> Tensor:
         """The same, with `{name}.scale` (for a tap only: it is computed anew) and `{name}.out`.
