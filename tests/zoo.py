@@ -137,6 +137,16 @@ _OLMO2_MODULES = {key: _MODULES[key] for key in _MODULES if key not in ("ln1.out
     **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
 }  # fmt: skip
+_GEMMA = _ROPE | {
+    "head_dim": 16, "query_pre_attn_scalar": 24, "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA_WIDE = _WIDE | {"query_pre_attn_scalar": 16}  # which GGUF cannot say
+_GEMMA_MODULES = _MODULES | {
+    "attn.out": "self_attn", "mlp.out": "mlp", "resid_mid": "pre_feedforward_layernorm<",
+    "ln2.out": "pre_feedforward_layernorm",
+    **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
+    **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
+}  # fmt: skip
 _LFM2_MODULES = _MODULES | {
     "ln_final.out": "embedding_norm", "ln1.out": "operator_norm", "attn.z": "self_attn.out_proj<",
     **{f"attn.{one}_norm": f"self_attn.{one}_layernorm" for one in "qk"},
@@ -159,6 +169,12 @@ TYPES: dict[str, Type] = {
     ),
     # what it normalizes is small, so that eps counts: GGUF rounds it to float32
     "olmo2": Type(_ROPE | {"rms_norm_eps": 2.0**-17}, _OLMO2_MODULES, "OLMO2", _WIDE),
+    "gemma": Type(_ROPE | {"head_dim": 16, "tie_word_embeddings": True}, _MODULES, "GEMMA", _WIDE),
+    "gemma2": Type(_GEMMA | {"sliding_window": 19}, _GEMMA_MODULES, "GEMMA2", _GEMMA_WIDE),
+    "gemma3_text": Type(
+        _GEMMA | {"sliding_window": 21, "num_hidden_layers": 3, "sliding_window_pattern": 3},
+        _GEMMA_MODULES, "GEMMA3", _GEMMA_WIDE,
+    ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
 }  # fmt: skip
 
@@ -438,6 +454,43 @@ ZOO: tuple[Variant, ...] = (
     Variant("olmo2-bias-tied", "olmo2", {
         "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6,
     }),
+    # Gemma
+    Variant("gemma", "gemma", typical=True, views=True, gguf=1e-9),
+    Variant("gemma-untied", "gemma", {
+        "tie_word_embeddings": False, "hidden_act": "gelu", "num_key_value_heads": 1,
+    } | _rope("default", 500.0)),
+    Variant("gemma-bf16", "gemma", {"hidden_size": 51}, dtype=torch.bfloat16),
+    Variant("gemma2", "gemma2", typical=True, views=True),
+    Variant("gemma2-gguf", "gemma2", {
+        "query_pre_attn_scalar": 16, "sliding_window": 5, "attn_logit_softcapping": 3.0,
+    }, gguf=1e-9),
+    Variant("gemma2-uncapped", "gemma2", {
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "num_hidden_layers": 3,
+    }),
+    Variant("gemma2-strong-caps", "gemma2", {
+        "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.3, "sliding_window": 1,
+        "tie_word_embeddings": False, "num_key_value_heads": 6,
+    }),
+    Variant("gemma2-layer-types", "gemma2", {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "num_hidden_layers": 3, "head_dim": 10, "query_pre_attn_scalar": 10,
+    }),
+    Variant("gemma3", "gemma3_text", typical=True, views=True),
+    Variant("gemma3-gguf", "gemma3_text", {
+        "query_pre_attn_scalar": 16, "final_logit_softcapping": 1.5,
+    } | {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }}, gguf=1e-9),
+    Variant("gemma3-capped", "gemma3_text", {
+        "attn_logit_softcapping": 0.7, "final_logit_softcapping": 2.0, "num_key_value_heads": 1,
+        "tie_word_embeddings": False, "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "num_hidden_layers": 4,
+    }, typical=True),
+    Variant("gemma3-linear", "gemma3_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+    }}),
     # LFM2
     Variant("lfm2", "lfm2", views=True, gguf=1e-9),
     Variant("lfm2-bias-tied", "lfm2", {

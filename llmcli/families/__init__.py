@@ -1,6 +1,13 @@
 """Each family translates its checkpoints' configuration and tensor names into ours. No torch."""
 
-from llmcli.families.family import Family, describe, families, find, translate
+from llmcli.families.family import (
+    Family,
+    describe,
+    families,
+    find,
+    ignored_metadata,
+    translate,
+)
 from llmcli.families.rules import (
     AddConstant,
     Drop,
@@ -42,6 +49,7 @@ __all__ = [
     "describe",
     "families",
     "find",
+    "ignored_metadata",
     "moves_rows",
     "packable",
     "parts_to_fill",

@@ -11,6 +11,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import UnsupportedModel
 from llmcli.families.multimodal import PREFIXES, text_settings, with_prefixes
 from llmcli.families.quantized import Scheme, scale_names, scheme, with_scales
+from llmcli.families.read import gguf_ignored
 from llmcli.families.rules import HF_HEAD, Rename, Rule
 from llmcli.families.unsupported import Kind, meant, needed_parts, needs, run_instead
 from llmcli.families.values import shortened
@@ -18,7 +19,7 @@ from llmcli.families.values import shortened
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
-_FILES = ("gpt2", "llama", "olmo2", "lfm2")  # of families: each has its `FAMILIES`
+_FILES = ("gpt2", "llama", "olmo2", "gemma", "lfm2")  # of families: each has its `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 
 
@@ -28,7 +29,7 @@ class Family:
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
     `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
-    `text_config` may be of `hf_types`.
+    `text_config` may be of `hf_types`. `gguf_windows`: llama.cpp reads the windows of such files.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -41,6 +42,7 @@ class Family:
     rules_hf: Callable[[ModelConfig], tuple[Rule, ...]]
     rules_gguf: Callable[[ModelConfig], tuple[Rule, ...]]
     hf_multimodal: tuple[str, ...] = ()
+    gguf_windows: bool = False
 
     def types(self, kind: Kind) -> tuple[str, ...]:
         """The names under which checkpoints of that kind call this family."""
@@ -83,6 +85,15 @@ def describe(checkpoint: Checkpoint) -> ModelConfig:
     the impossible, UnsupportedModel where it is of a kind that we do not have.
     """
     return _described(checkpoint)[1]
+
+
+def ignored_metadata(checkpoint: Checkpoint) -> dict[str, str]:
+    """Key → value of what a GGUF file says and llama.cpp does not read for its architecture."""
+    if checkpoint.kind != "gguf":
+        return {}
+    arch = checkpoint.model_type
+    windows = find(arch, "gguf").gguf_windows
+    return gguf_ignored(checkpoint.metadata, arch, has_windows=windows)
 
 
 def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:

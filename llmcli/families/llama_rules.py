@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmcli.config import ModelConfig
 from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS
-from llmcli.families.rules import Drop, Rename, Rule, UnpairRows
+from llmcli.families.rules import AddConstant, Drop, Rename, Rule, UnpairRows
+
+Norms = Sequence[tuple[str, str]]  # of a block: theirs, and our name
+
+NORMS_HF: Norms = (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
+NORMS_GGUF: Norms = (("attn_norm", "ln1"), ("ffn_norm", "ln2"))
 
 
-def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+def rules_hf(config: ModelConfig, *, norms: Norms = NORMS_HF) -> tuple[Rule, ...]:
     """transformers' names, with `model.` before them or (a bare decoder) without."""
     rules: list[Rule] = [hf_head(config)]
     computed = "frequencies of the rotation, which are computed"
@@ -16,10 +23,9 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
         h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
         rules += [
             Rename(f"{prefix}embed_tokens.weight", "embed.W"),
-            Rename(f"{h}.input_layernorm.weight", f"{b}.ln1.w"),
             Rename(f"{h}.self_attn.q_norm.weight", f"{b}.attn.q_norm.w"),
             Rename(f"{h}.self_attn.k_norm.weight", f"{b}.attn.k_norm.w"),
-            Rename(f"{h}.post_attention_layernorm.weight", f"{b}.ln2.w"),
+            *(Rename(f"{h}.{theirs}.weight", f"{b}.{ours}.w") for theirs, ours in norms),
             Rename(f"{prefix}norm.weight", "ln_final.w"),
             Drop(f"{h}.self_attn.rotary_emb.inv_freq", computed),
             Drop(f"{prefix}rotary_emb.inv_freq", computed),
@@ -31,11 +37,11 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+def rules_gguf(config: ModelConfig, *, norms: Norms = NORMS_GGUF) -> tuple[Rule, ...]:
     """llama.cpp's names where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`)."""
     g, b = "blk.{layer}", "blocks.{layer}"
     return (
-        *_gguf_shared(config),
+        *_gguf_shared(config, norms),
         *_linear(f"{g}.attn_q", f"{b}.attn", "q"),
         *_linear(f"{g}.attn_k", f"{b}.attn", "k"),
     )
@@ -46,7 +52,7 @@ def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
 
     The order of rows depends on a layer's own heads, so that each layer has its own rules.
     """
-    rules = _gguf_shared(config)
+    rules = _gguf_shared(config, NORMS_GGUF)
     for index, layer in enumerate(config.layers):
         mixer = layer.attention
         assert mixer is not None
@@ -57,20 +63,22 @@ def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _gguf_shared(config: ModelConfig) -> list[Rule]:
+def _gguf_shared(config: ModelConfig, norms: Norms) -> list[Rule]:
     g, b = "blk.{layer}", "blocks.{layer}"
+    offset = config.final_norm.offset
+    # files have what the norms multiply by, the offset included
+    ops = (AddConstant(-offset),) if offset else ()
     rules: list[Rule] = [
         Rename("token_embd.weight", "embed.W"),
-        Rename(f"{g}.attn_norm.weight", f"{b}.ln1.w"),
+        *(Rename(f"{g}.{theirs}.weight", f"{b}.{ours}.w", *ops) for theirs, ours in norms),
         *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
-        Rename(f"{g}.attn_q_norm.weight", f"{b}.attn.q_norm.w"),
-        Rename(f"{g}.attn_k_norm.weight", f"{b}.attn.k_norm.w"),
+        Rename(f"{g}.attn_q_norm.weight", f"{b}.attn.q_norm.w", *ops),
+        Rename(f"{g}.attn_k_norm.weight", f"{b}.attn.k_norm.w", *ops),
         *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
-        Rename(f"{g}.ffn_norm.weight", f"{b}.ln2.w"),
         *_linear(f"{g}.ffn_gate", f"{b}.mlp", "gate"),
         *_linear(f"{g}.ffn_up", f"{b}.mlp", "up"),
         *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
-        Rename("output_norm.weight", "ln_final.w"),
+        Rename("output_norm.weight", "ln_final.w", *ops),
         Drop(GGUF_FACTORS, "read into the configuration as the rotation's frequency factors"),
         Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
     ]

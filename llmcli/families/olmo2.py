@@ -5,20 +5,22 @@ No norm precedes a part, one follows each, and queries and keys are normalized o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.rules import Rename, Rule
+from llmcli.families.rules import Rule
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
 # what `Olmo2Config` sets where LlamaConfig sets something else
 _DEFAULTS = {"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279}
+_NORMS_HF = (("post_attention_layernorm", "ln1_post"), ("post_feedforward_layernorm", "ln2_post"))
+_NORMS_GGUF = (("post_attention_norm", "ln1_post"), ("post_ffw_norm", "ln2_post"))
 _LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False}
 
 
@@ -34,26 +36,12 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names."""
-    return (
-        *_without_norms(llama_rules.rules_hf(config)),
-        *(
-            Rename(f"{prefix}layers.{{layer}}.{theirs}.weight", f"blocks.{{layer}}.{ours}.w")
-            for prefix in ("model.", "")
-            for theirs, ours in (
-                ("post_attention_layernorm", "ln1_post"),
-                ("post_feedforward_layernorm", "ln2_post"),
-            )
-        ),
-    )
+    return llama_rules.rules_hf(config, norms=_NORMS_HF)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names; rows of queries and keys lie as we rotate them."""
-    return (
-        *_without_norms(llama_rules.rules_gguf(config)),
-        Rename("blk.{layer}.post_attention_norm.weight", "blocks.{layer}.ln1_post.w"),
-        Rename("blk.{layer}.post_ffw_norm.weight", "blocks.{layer}.ln2_post.w"),
-    )
+    return llama_rules.rules_gguf(config, norms=_NORMS_GGUF)
 
 
 def _with_norms(config: ModelConfig) -> ModelConfig:
@@ -70,11 +58,6 @@ def _with_norms(config: ModelConfig) -> ModelConfig:
     return replace(
         config, family="olmo2", model_type="olmo2", layers=tuple(map(block, config.layers))
     )
-
-
-def _without_norms(rules: Iterable[Rule]) -> list[Rule]:
-    norms = ("blocks.{layer}.ln1.w", "blocks.{layer}.ln2.w")
-    return [rule for rule in rules if not (isinstance(rule, Rename) and rule.target in norms)]
 
 
 FAMILIES = (

@@ -81,6 +81,50 @@ def hf_head(config: ModelConfig) -> Rule:
     return Rename(HF_HEAD, "head.W")
 
 
+def hf_windows(
+    values: Values, layers: int, *, period: int, window: int | None
+) -> list[int | None]:
+    """The window of every layer: `layer_types`, or all but the last of `period` layers have it.
+
+    `sliding_window_pattern` says another period. Raises CheckpointError where a layer has a window
+    and there is no size of it.
+    """
+    if values.has("layer_types"):
+        known = ("full_attention", "sliding_attention")
+        slides = [kind == known[1] for kind in values.layer_types(layers, known)]
+    else:
+        period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
+        slides = [(index + 1) % period != 0 for index in range(layers)]
+    size = window
+    if values.says("sliding_window"):
+        size = None
+        if values.has("sliding_window"):
+            size = values.integer("sliding_window", most=MOST["positions"])
+    if any(slides) and size is None:
+        raise CheckpointError("layers have windows but `sliding_window` says no size")
+    return [size if slide else None for slide in slides]
+
+
+def gguf_windows(
+    values: Values, layers: int, *, period: int, window: int | None
+) -> list[int | None]:
+    """The same of a GGUF file, whose pattern is a period or a flag for each layer.
+
+    No layer has one where the file says no size and the architecture has no `window` of its own.
+    """
+    size = values.integer("attention.sliding_window", window or 0, least=0, most=MOST["positions"])
+    key = "attention.sliding_window_pattern"
+    pattern = values.raw(key)
+    if isinstance(pattern, list):
+        if len(pattern) != layers or not all(isinstance(one, bool) for one in pattern):
+            raise values.wrong(key, f"a period, or true or false for each of {layers} layers")
+        slides = pattern
+    else:
+        period = values.integer(key, period, most=MOST["layers"])
+        slides = [index % period < period - 1 for index in range(layers)]
+    return [size if slide and size else None for slide in slides]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GgufHeader:
     """What every architecture writes: sizes, the ids that begin and end a text, the head.
@@ -131,9 +175,11 @@ def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
     )
 
 
-def gguf_ignored(metadata: Mapping[str, Any], arch: str) -> dict[str, str]:
+def gguf_ignored(
+    metadata: Mapping[str, Any], arch: str, *, has_windows: bool
+) -> dict[str, str]:
     """Key → value of metadata that changes other architectures, but not `arch`, in llama.cpp."""
-    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED]
+    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if not (has_windows and "sliding" in key)]
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping
+from typing import Any
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families.values import MOST, Values, shortened
@@ -56,6 +57,22 @@ def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
     scaling = _HF_KINDS[kind](scaled, dims, context, original)
     _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
+
+
+def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict[str, Any]:
+    """A config.json as if all layers were of that type (`full_attention`, `sliding_attention`).
+
+    Since transformers 5 each type has rope settings of its own inside of `rope_parameters`. Before,
+    `rope_scaling` was of full attention alone, and `rope_theta`, too; where there is none, `theta`.
+    """
+    nested = config.get("rope_parameters")
+    own = nested.get(kind) if isinstance(nested, Mapping) else None
+    settings = dict(own) if isinstance(own, Mapping) else {}
+    if kind == "full_attention":
+        old = config.get("rope_scaling")
+        settings |= old if isinstance(old, Mapping) else {}
+        theta = config.get("rope_theta") or theta
+    return {**config, "rope_parameters": {"rope_theta": theta, **settings}, "rope_scaling": None}
 
 
 def rope_from_gguf(

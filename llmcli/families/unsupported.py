@@ -34,14 +34,12 @@ _NEEDED_BY = (
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
     ("attention sinks", "gpt_oss", "gpt-oss"),
     ("chunked attention", "llama4 llama4_text", "llama4"),
-    ("soft caps", "gemma2", "gemma2"),
-    ("centred norms", "gemma gemma2 gemma3 gemma3_text", "gemma gemma2 gemma3"),
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
     ("keys and values shared between layers", "gemma4 gemma4_text", "gemma4"),
     ("per-layer embeddings", "gemma4 gemma4_text", "gemma4"),
     ("post-norms",
-     "exaone4 gemma2 gemma3 gemma3_text glm4 olmo3",
-     "exaone4 gemma2 gemma3 glm4"),
+     "exaone4 glm4 olmo3",
+     "exaone4 glm4"),
     ("parallel residual",
      "codegen cohere cohere2 falcon gpt_neox gptj phi",
      "cohere2 command-r falcon gptj gptneox phi2"),
@@ -67,7 +65,7 @@ _NEEDED_BY = (
     ("an encoder beside the decoder",
      "bart mbart mt5 t5 t5gemma whisper", "t5"),
     ("the text model of a multimodal checkpoint",
-     "gemma3 gemma3n gemma4 idefics3 internvl llama4 llava llava_next mistral3 mllama paligemma "
+     "gemma3n gemma4 idefics3 internvl llama4 llava llava_next mistral3 mllama paligemma "
      "phi4_multimodal qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe "
      "smolvlm",
      ""),

@@ -14,8 +14,15 @@ from llmcli.anatomy.work import total_work
 from llmcli.arithmetic import arithmetic_of
 from llmcli.checkpoints.catalog import CATALOG, CatalogEntry
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Plan, families, find, parts_to_fill, plan, translate
-from llmcli.families.read import gguf_ignored
+from llmcli.families import (
+    Plan,
+    families,
+    find,
+    ignored_metadata,
+    parts_to_fill,
+    plan,
+    translate,
+)
 from llmcli.graph.blocks import PACKED, ROWS, packed_bytes
 from llmcli.graph.spec import DTYPE_BYTES, Call
 from llmcli.kernels import native
@@ -84,8 +91,7 @@ def measure_info(
             )  # fmt: skip
             model = _model(config, checkpoint, numbers, run)
             checks = _checks(checkpoint, config, todo)
-            if checkpoint.kind == "gguf":
-                ignored = gguf_ignored(checkpoint.metadata, config.model_type)
+            ignored = ignored_metadata(checkpoint)
         except UnsupportedModel as error:
             unknown.append(error.message)
     if untold is not None:

@@ -44,7 +44,8 @@ def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_metadata(writer, model)
     for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and not head:
+        has_head = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[arch]
+        if name == "lm_head.weight" and not (head and has_head):
             continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
@@ -70,6 +71,8 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
         return interleave(values, config.num_attention_heads)
     if config.model_type == "llama" and ".k_proj." in name:
         return interleave(values, config.num_key_value_heads)
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
 
@@ -81,6 +84,8 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
         return separate(values, config.num_attention_heads)
     if config.model_type == "llama" and ".k_proj." in name:
         return separate(values, config.num_key_value_heads)
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        return values - 1
     return values
 
 
@@ -143,11 +148,20 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type in ("gemma2", "gemma3_text"):
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if config.model_type == "gemma3_text":
+        slides = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(slides)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    _write_rope(writer, config.rope_parameters, head_dim)
+    rope = config.rope_parameters
+    _write_rope(writer, rope.get("full_attention", rope), head_dim)
 
 
 def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, float], head_dim: int) -> None:

@@ -18,11 +18,12 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     amplify rounding: as it is, transformers moves by up to 5e-6 between float32 and float64.
     """
     generator = torch.Generator().manual_seed(seed)
+    centre = 0 if model.config.model_type.startswith("gemma") else 1  # what norms multiply by is 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and name.endswith("weight"):
-                parameter.copy_(1 + 0.3 * noise)
+                parameter.copy_(centre + 0.3 * noise)
             elif parameter.ndim == 1:
                 parameter.copy_(0.3 * noise)
             elif "embed" in name or "wte" in name or "wpe" in name:

@@ -70,10 +70,10 @@ def _heads(model: PreTrainedModel, ours: str) -> int:
 
 
 def _put(seen: Seen, name: str, heads: int, value: Tensor) -> None:
-    """`[B, T, H·d]` and `[B, T, H, d]` → `[B, H, T, d]`, where there are heads."""
+    """`[B, T, H·d]` and `[B, T, H, d]` → `[B, H, T, d]`, where there are heads (T is not H)."""
     if heads:
         value = value if value.ndim == 4 else value.unflatten(-1, (heads, -1))
-        value = value.transpose(1, 2)
+        value = value if value.shape[1] == heads else value.transpose(1, 2)
     seen[name] = value
 
 

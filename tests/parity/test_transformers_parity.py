@@ -33,6 +33,14 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return (ours.double() - theirs.double()).abs().nan_to_num(torch.inf).max().item()
 
 
+def allowed(name: str, dtype: str, references: References, ids: Tensor) -> float:
+    """In float32 at least five times what transformers itself moves between that and float64."""
+    if dtype == "float64":
+        return TOLERANCE[dtype]
+    narrow, wide = (reference_logprobs(references(name, one), ids) for one in TOLERANCE)
+    return max(TOLERANCE[dtype], 5 * difference(narrow, wide))
+
+
 def logprobs(decoder: Decoder, ids: Tensor, chunks: Sequence[int] | None = None) -> Tensor:
     """Ours, in one pass without a state, or piece by piece through one."""
     if chunks is None:
@@ -78,7 +86,8 @@ def test_a_whole_prompt(name: str, dtype: str, models: Models, references: Refer
     ids = prompt()
     ours = logprobs(models(name, dtype).decoder, ids)
     assert ours.dtype == getattr(torch, dtype)
-    assert difference(ours, reference_logprobs(references(name, dtype), ids)) < TOLERANCE[dtype]
+    off = difference(ours, reference_logprobs(references(name, dtype), ids))
+    assert off < TOLERANCE[dtype] or off < allowed(name, dtype, references, ids)
 
 
 @pytest.mark.parametrize("size", [7, 64])
@@ -94,8 +103,8 @@ def test_a_prompt_then_token_by_token(name: str, models: Models, references: Ref
     ids = prompt()
     for dtype, tolerance in TOLERANCE.items():
         ours = logprobs(models(name, dtype).decoder, ids, [PROMPT - 20] + [1] * 20)
-        theirs = reference_logprobs(references(name, dtype), ids)
-        assert difference(ours, theirs) < tolerance
+        off = difference(ours, reference_logprobs(references(name, dtype), ids))
+        assert off < tolerance or off < allowed(name, dtype, references, ids)
 
 
 @pytest.mark.parametrize("name", TYPICAL)

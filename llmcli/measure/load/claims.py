@@ -14,7 +14,7 @@ from llmcli.checkpoints import Checkpoint
 from llmcli.checkpoints.files import read_object
 from llmcli.checkpoints.folder import INDEX, SINGLE
 from llmcli.config import ModelConfig
-from llmcli.families.read import gguf_ignored
+from llmcli.families import ignored_metadata
 from llmcli.families.rules import HF_HEAD
 from llmcli.reports.load import Claim
 from llmcli.reports.numbers import counted
@@ -208,7 +208,6 @@ def _head(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
 
 def _ignored(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[Claim]:
     """Metadata that has no effect, although it would for another architecture."""
-    if checkpoint.kind == "gguf":
-        why = f"without effect: llama.cpp does not read it for `{config.model_type}` either"
-        for key, value in gguf_ignored(checkpoint.metadata, config.model_type).items():
-            yield _claim("ignored", f"`{key}`", value, why, False, must=False)
+    why = f"without effect: llama.cpp does not read it for `{config.model_type}` either"
+    for key, value in ignored_metadata(checkpoint).items():
+        yield _claim("ignored", f"`{key}`", value, why, False, must=False)
