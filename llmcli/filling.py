@@ -80,13 +80,22 @@ def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
     """
     info = checkpoint.tensors[load_.source]
     rows = torch.arange(info.shape[0])
-    order = _with_operations(rows, load_.ops, info.name).contiguous()
+    order = row_order(load_.ops, info.shape[:1], info.name).contiguous()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written
         data = torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
     in_order = len(order) == len(rows) and bool((order == rows).all())
     data = data.view(len(rows), _row_bytes(info))
     return Mapped(info.format, info.shape[1], data, None if in_order else order)
+
+
+def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:
+    """Which stored row each row of the result is, where those operations that move rows are done.
+
+    `shape`: of what is stored, without its last axis; of a vector its numbers are the rows.
+    """
+    rows = torch.arange(prod(shape)).view(shape)
+    return _with_operations(rows, [op for op in ops if moves_rows(op)], source)
 
 
 def _goes_by_rows(info: TensorInfo, ops: Sequence[Op]) -> bool:
@@ -190,9 +199,8 @@ def _row_chunks(
 
     A row takes as many bytes as it has in the file, or `wide_bytes`.
     """
-    count, row_bytes = prod(info.shape[:-1]), _row_bytes(info)
-    order = torch.arange(count).view(info.shape[:-1])
-    rows = _with_operations(order, [op for op in ops if moves_rows(op)], info.name).flatten()
+    row_bytes = _row_bytes(info)
+    rows = row_order(ops, info.shape[:-1], info.name).flatten()
     stored, place = rows.sort()  # stored row `stored[i]` of the file → row `place[i]` of the slot
     chunk = max(1, _CHUNK_BYTES // max(row_bytes, wide_bytes))
     done = 0

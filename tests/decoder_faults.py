@@ -155,7 +155,8 @@ def another_epsilon(monkeypatch, of):
     """1e-6 for 1e-5: seen where rows are small, as embeddings of trained models are."""
     layer_norm = norm.layer_norm
     monkeypatch.setattr(
-        norm, "layer_norm", lambda x, w, b, eps, dtype: layer_norm(x, w, b, eps / 10, dtype)
+        norm, "layer_norm",
+        lambda x, w, b, eps, dtype, **rest: layer_norm(x, w, b, eps / 10, dtype, **rest),
     )
 
 
@@ -163,7 +164,7 @@ def another_epsilon(monkeypatch, of):
 def variance_with_one_less(monkeypatch, of):
     """Divided by d - 1, as statistics of a sample are."""
 
-    def unbiased(x, w, b, eps, dtype):
+    def unbiased(x, w, b, eps, dtype, *, offset):
         out = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w + b
         return out.to(dtype)
 

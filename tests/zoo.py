@@ -147,6 +147,35 @@ _GEMMA_MODULES = _MODULES | {
     **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
 }  # fmt: skip
+_UNPADDED = {"pad_token_id": None}  # their own one lies beyond the vocabulary
+_FUSED = {**dict.fromkeys(("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"), "")}
+_PHI3_MODULES = _MODULES | _FUSED | {"mlp.act": "mlp.activation_fn"}
+_GLM_MODULES = _MODULES | {"mlp.gate": "", "mlp.up": "", "mlp.act": "mlp.activation_fn"}
+_GLM4_MODULES = _GLM_MODULES | {
+    "attn.out": "self_attn", "mlp.out": "mlp",
+    **dict.fromkeys(("ln1_post.out", "attn_out"), "post_self_attn_layernorm"),
+    **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_mlp_layernorm"),
+}  # fmt: skip
+_COHERE2_MODULES = {
+    key: _MODULES[key] for key in _MODULES if key not in ("resid_mid", "ln2.out")
+}  # fmt: skip
+_STARCODER2_MODULES = {
+    key: _MODULES[key] for key in _MODULES if key not in ("mlp.gate", "mlp.up", "mlp.act")
+} | {"mlp.pre": "mlp.c_fc", "mlp.post": "mlp.act"}  # fmt: skip
+_NEOX_MODULES = {
+    "embed": "embed_in", "ln_final.out": "final_layer_norm", "ln1.out": "input_layernorm",
+    "attn.q": "", "attn.k": "", "attn.v": "", "attn.z": "attention.dense<",
+    "attn_out": "attention", "ln2.out": "post_attention_layernorm",
+    "resid_mid": "post_attention_layernorm<", "mlp.pre": "mlp.dense_h_to_4h",
+    "mlp.post": "mlp.act", "mlp_out": "mlp",
+}  # fmt: skip
+_GRANITE = _ROPE | {
+    "attention_multiplier": 0.3125, "residual_multiplier": 0.75, "embedding_multiplier": 5.0,
+    "logits_scaling": 4.0,  # all of them float32 numbers, for GGUF rounds to these
+}  # fmt: skip
+_GRANITE_MODULES = _MODULES | {
+    "attn.out": "self_attn", "mlp.out": "mlp", "attn_out": "", "mlp_out": "", "embed": "",
+}  # fmt: skip
 _LFM2_MODULES = _MODULES | {
     "ln_final.out": "embedding_norm", "ln1.out": "operator_norm", "attn.z": "self_attn.out_proj<",
     **{f"attn.{one}_norm": f"self_attn.{one}_layernorm" for one in "qk"},
@@ -174,6 +203,35 @@ TYPES: dict[str, Type] = {
     "gemma3_text": Type(
         _GEMMA | {"sliding_window": 21, "num_hidden_layers": 3, "sliding_window_pattern": 3},
         _GEMMA_MODULES, "GEMMA3", _GEMMA_WIDE,
+    ),
+    "olmo3": Type(
+        _ROPE | {"rms_norm_eps": 2.0**-17, "sliding_window": 18, "num_hidden_layers": 4},
+        _OLMO2_MODULES,
+    ),
+    "phi3": Type(_ROPE | _UNPADDED, _PHI3_MODULES, "PHI3", _WIDE),
+    "granite": Type(_GRANITE, _GRANITE_MODULES, "GRANITE", _WIDE),
+    "smollm3": Type(_ROPE | _UNPADDED | {"num_hidden_layers": 4}, _MODULES, "SMOLLM3", _WIDE),
+    "exaone4": Type(
+        _ROPE | {"sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 2.0**-17},
+        _OLMO2_MODULES, "EXAONE4", _WIDE,
+    ),
+    "glm": Type(_ROPE | _UNPADDED | {"head_dim": 8}, _GLM_MODULES),
+    "glm4": Type(
+        _ROPE | _UNPADDED | {"head_dim": 8}, _GLM4_MODULES, "GLM4", _WIDE | {"head_dim": 16}
+    ),
+    "starcoder2": Type(
+        {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"},
+        _STARCODER2_MODULES, "STARCODER2", _WIDE,
+    ),
+    "cohere2": Type(
+        {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"}
+        | {"sliding_window": 22, "num_hidden_layers": 4, "tie_word_embeddings": True},
+        _COHERE2_MODULES, "COHERE2", _WIDE,
+    ),
+    "gpt_neox": Type(
+        {key: value for key, value in _ROPE.items()
+         if key not in ("rms_norm_eps", "num_key_value_heads")},
+        _NEOX_MODULES, "GPTNEOX", _WIDE,
     ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
 }  # fmt: skip
@@ -491,6 +549,70 @@ ZOO: tuple[Variant, ...] = (
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
     }}),
+    # OLMo 3
+    Variant("olmo3", "olmo3", typical=True, views=True),
+    Variant("olmo3-yarn", "olmo3", {"rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, **_YARN},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+    }, "attention_bias": True, "tie_word_embeddings": True,
+        "layer_types": ["full_attention", "sliding_attention"] * 2}),
+    # Phi 3
+    Variant("phi3", "phi3", typical=True, views=True, gguf=1e-9),
+    Variant("phi3-window", "phi3", {"sliding_window": 16, "num_key_value_heads": 6}, gguf=1e-9),
+    Variant("phi3-partial", "phi3", {
+        "tie_word_embeddings": True, "partial_rotary_factor": 0.75, "hidden_act": "gelu",
+    }),
+    # Granite
+    Variant("granite", "granite", typical=True, views=True, gguf=1e-9),
+    Variant("granite-plain", "granite", {
+        "attention_multiplier": 1.0, "residual_multiplier": 1.0, "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0, "tie_word_embeddings": True, "attention_bias": True,
+        "mlp_bias": True, "hidden_size": 30, "num_attention_heads": 3, "num_key_value_heads": 1,
+    }),
+    # SmolLM3
+    Variant("smollm3", "smollm3", typical=True, views=True, gguf=1e-9),
+    Variant("smollm3-listed", "smollm3", {
+        "no_rope_layers": [0, 1, 1, 0], "attention_bias": True, "tie_word_embeddings": True,
+    }),
+    Variant("smollm3-window", "smollm3", {
+        "use_sliding_window": True, "sliding_window": 14, "no_rope_layer_interval": 2,
+        "num_key_value_heads": 6,
+    }),
+    # EXAONE 4
+    Variant("exaone4", "exaone4", typical=True, views=True, gguf=1e-9),
+    Variant("exaone4-full", "exaone4", {
+        "sliding_window": None, "layer_types": ["full_attention"] * 4, "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    }),
+    # GLM
+    Variant("glm", "glm", typical=True, views=True),
+    Variant("glm-whole-heads", "glm", {
+        "partial_rotary_factor": 1.0, "attention_bias": False, "head_dim": 10,
+        "tie_word_embeddings": True, "num_key_value_heads": 6,
+    }),
+    Variant("glm4", "glm4", typical=True, views=True, gguf=1e-9),
+    Variant("glm4-tied", "glm4", {
+        "tie_word_embeddings": True, "attention_bias": False, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-3,
+    }),
+    # StarCoder 2
+    Variant("starcoder2", "starcoder2", typical=True, views=True, gguf=1e-7),
+    Variant("starcoder2-plain", "starcoder2", {
+        "use_bias": False, "tie_word_embeddings": True, "sliding_window": 15,
+        "norm_epsilon": 1e-3, "num_key_value_heads": 1,
+    }),
+    # Cohere 2
+    Variant("cohere2", "cohere2", typical=True, views=True, gguf=1e-7),
+    Variant("cohere2-bias", "cohere2", {
+        "attention_bias": True, "logit_scale": 2.5, "num_key_value_heads": 6,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    }),
+    # GPT-NeoX
+    Variant("gpt_neox", "gpt_neox", typical=True, views=True, gguf=1e-7),
+    Variant("gpt_neox-in-sequence", "gpt_neox", {
+        "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
+        "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,
+    }),
     # LFM2
     Variant("lfm2", "lfm2", views=True, gguf=1e-9),
     Variant("lfm2-bias-tied", "lfm2", {

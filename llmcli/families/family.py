@@ -19,7 +19,10 @@ from llmcli.families.values import shortened
 if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
-_FILES = ("gpt2", "llama", "olmo2", "gemma", "lfm2")  # of families: each has its `FAMILIES`
+_FILES = (
+    "gpt2", "llama", "olmo2", "gemma", "phi3", "glm", "granite",
+    "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "lfm2",
+)  # of families: each has its `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 
 

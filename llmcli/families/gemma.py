@@ -91,7 +91,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     arch = metadata["general.architecture"]
     rest = {key: value for key, value in metadata.items() if not key.endswith(_CAPS)}
     values, header = Values(metadata, prefix=f"{arch}."), gguf_header(rest, tensors)
-    model = llama.from_gguf(rest, tensors)
+    model = llama.from_gguf(rest, tensors, function="gelu_tanh")
     attention = _attention(model)
     scale, local = attention.scale, None
     windows: list[int | None] = [None] * header.layers
@@ -131,16 +131,13 @@ def _gemma(
 ) -> ModelConfig:
     norm = NormConfig(kind="rms", eps=model.final_norm.eps, offset=1.0)
 
-    def block(layer: LayerConfig, window: int | None) -> LayerConfig:
-        attention, mlp = layer.attention, layer.parts[-1]
-        assert attention is not None
-        assert isinstance(mlp, MlpConfig)
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        window = windows[number]
         attention = replace(
             attention, scale=scale, window=window, cap=caps[0],
             qk_norm=norm if kind.startswith("gemma3") else None,
             rope=local if window is not None and local is not None else attention.rope,
         )  # fmt: skip
-        mlp = replace(mlp, activation="gelu_tanh") if not rounded else mlp
         if kind == "gemma":
             return sequential(attention, mlp, norm=norm)
         return LayerConfig(
@@ -149,9 +146,8 @@ def _gemma(
             )
         )
 
-    return replace(
-        model, family="gemma", model_type=kind, final_norm=norm,
-        layers=tuple(map(block, model.layers, windows)),
+    return llama.rebuilt(
+        model, block, family="gemma", model_type=kind, final_norm=norm,
         embedding=EmbeddingConfig(scale=model.width**0.5, rounded_scale=rounded),
         head=HeadConfig(tied=model.head.tied, cap=caps[1]),
     )  # fmt: skip

@@ -6,7 +6,7 @@ and in the window: values, listed in `_TYPES` as transformers' configuration cla
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import CheckpointError
 from llmcli.families.family import Family
-from llmcli.families.llama_rules import rules_gguf, rules_gguf_paired, rules_hf
+from llmcli.families.llama_rules import rules_gguf, rules_hf
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
 from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ _TYPES = {
 }
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig. Sizes have to be there; other defaults are transformers'."""
+def from_hf(config: Mapping[str, Any], *, rotated: float | None = None) -> ModelConfig:
+    """config.json → ModelConfig. Sizes have to be there; other defaults are transformers'.
+
+    `rotated`: the share of a head, of a type that can rotate less than all of it.
+    """
     values = Values(config)
     model_type = values.text("model_type")
     kind = _TYPES[model_type]
@@ -76,7 +79,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         bias=values.flag("mlp_bias", False) if kind.mlp_bias is None else kind.mlp_bias,
     )
     context = values.integer("max_position_embeddings", kind.context, most=MOST["positions"])
-    attention = _hf_attention(values, kind, width, context, norm)
+    attention = _hf_attention(values, kind, width, context, norm, rotated)
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
     bos, eos = end_ids(values, vocab, bos=kind.bos, eos=kind.eos)
     return ModelConfig(
@@ -97,13 +100,17 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+def from_gguf(
+    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
+    function: Activation = "silu",
+) -> ModelConfig:  # fmt: skip
     """GGUF metadata → ModelConfig. Biases and query/key norms are where it has tensors for them."""
     header = gguf_header(metadata, tensors)
     values, count = header.values, header.layers
-    norm = NormConfig(
-        kind="rms", eps=values.number("attention.layer_norm_rms_epsilon", above=False)
-    )
+    # LayerNorm's is called otherwise; its families have norms of their own
+    eps = "attention.layer_norm_epsilon"
+    eps = eps if values.has(eps) else "attention.layer_norm_rms_epsilon"
+    norm = NormConfig(kind="rms", eps=values.number(eps, above=False))
     heads = values.per_layer("attention.head_count", count, most=MOST["heads"])
     kv_heads = values.per_layer("attention.head_count_kv", count, heads, most=MOST["heads"])
     hidden = values.per_layer("feed_forward_length", count, most=MOST["hidden"])
@@ -118,7 +125,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
             out_bias=has("attn_output.bias"),
         )
         mlp = MlpConfig(
-            hidden=hidden[index], activation="silu", gated=True, bias=has("ffn_down.bias")
+            hidden=hidden[index], activation=function, gated=True, bias=has("ffn_down.bias")
         )
         return sequential(attention, mlp, norm=norm)
 
@@ -137,9 +144,25 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     )
 
 
+def rebuilt(
+    model: ModelConfig,
+    block: Callable[[int, AttentionConfig, MlpConfig], LayerConfig],
+    **changes: Any,
+) -> ModelConfig:
+    """The same with other blocks, each made of its number and of the parts that Llama's has."""
+    layers = []
+    for number, layer in enumerate(model.layers):
+        attention, mlp = layer.parts
+        assert isinstance(attention, AttentionConfig)
+        assert isinstance(mlp, MlpConfig)
+        layers.append(block(number, attention, mlp))
+    return replace(model, layers=tuple(layers), **changes)
+
+
 def _hf_attention(
-    values: Values, kind: _Type, width: int, context: int, norm: NormConfig
-) -> AttentionConfig:
+    values: Values, kind: _Type, width: int, context: int, norm: NormConfig,
+    rotated: float | None,
+) -> AttentionConfig:  # fmt: skip
     heads = values.integer("num_attention_heads", most=MOST["heads"])
     # Absent is the type's default, an explicit null means as many as there are query heads.
     usual = heads if values.says("num_key_value_heads") or kind.kv_heads is None else kind.kv_heads
@@ -156,7 +179,7 @@ def _hf_attention(
         head_dim=head_dim,
         value_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope_from_hf(values, head_dim=head_dim, context=context),
+        rope=rope_from_hf(values, head_dim=head_dim, context=context, share=rotated),
         qk_norm=norm if kind.qk_norm else None,
         qkv_bias=biased if kind.qkv_bias is None else kind.qkv_bias,
         out_bias=biased if kind.out_bias is None else kind.out_bias,
@@ -216,7 +239,7 @@ LLAMA = Family(
     from_hf=from_hf,
     from_gguf=from_gguf,
     rules_hf=rules_hf,
-    rules_gguf=rules_gguf_paired,
+    rules_gguf=partial(rules_gguf, paired=True),
 )
 QWEN = Family(
     name="qwen",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.config import ModelConfig
+from llmcli.families.fused import fused_gate_up
 from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS
 from llmcli.families.rules import AddConstant, Drop, Rename, Rule, UnpairRows
@@ -15,75 +16,91 @@ NORMS_HF: Norms = (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2
 NORMS_GGUF: Norms = (("attn_norm", "ln1"), ("ffn_norm", "ln2"))
 
 
-def rules_hf(config: ModelConfig, *, norms: Norms = NORMS_HF) -> tuple[Rule, ...]:
-    """transformers' names, with `model.` before them or (a bare decoder) without."""
+def rules_hf(
+    config: ModelConfig, *, norms: Norms = NORMS_HF, paired: bool = False
+) -> tuple[Rule, ...]:
+    """transformers' names, with `model.` before them or (a bare decoder) without.
+
+    `paired`: neighbouring numbers of a head are rotated together.
+    """
     rules: list[Rule] = [hf_head(config)]
     computed = "frequencies of the rotation, which are computed"
     for prefix in ("model.", ""):
         h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
         rules += [
             Rename(f"{prefix}embed_tokens.weight", "embed.W"),
-            Rename(f"{h}.self_attn.q_norm.weight", f"{b}.attn.q_norm.w"),
-            Rename(f"{h}.self_attn.k_norm.weight", f"{b}.attn.k_norm.w"),
-            *(Rename(f"{h}.{theirs}.weight", f"{b}.{ours}.w") for theirs, ours in norms),
-            Rename(f"{prefix}norm.weight", "ln_final.w"),
+            *_norms([(f"self_attn.{one}_norm", f"attn.{one}_norm") for one in "qk"], h, b),
+            *_norms(norms, h, b),
+            *_norms([("norm", "ln_final")], prefix.rstrip("."), ""),
             Drop(f"{h}.self_attn.rotary_emb.inv_freq", computed),
             Drop(f"{prefix}rotary_emb.inv_freq", computed),
         ]
-        for symbol in "qkvo":
+        if paired:
+            rules += _unpaired(config, prefix + "layers.{layer}.self_attn.{symbol}_proj")
+        for symbol in "vo" if paired else "qkvo":
             rules += _linear(f"{h}.self_attn.{symbol}_proj", f"{b}.attn", symbol)
         for symbol in ("gate", "up", "down"):
             rules += _linear(f"{h}.mlp.{symbol}_proj", f"{b}.mlp", symbol)
     return tuple(rules)
 
 
-def rules_gguf(config: ModelConfig, *, norms: Norms = NORMS_GGUF) -> tuple[Rule, ...]:
-    """llama.cpp's names where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`)."""
-    g, b = "blk.{layer}", "blocks.{layer}"
-    return (
-        *_gguf_shared(config, norms),
-        *_linear(f"{g}.attn_q", f"{b}.attn", "q"),
-        *_linear(f"{g}.attn_k", f"{b}.attn", "k"),
-    )
+def rules_gguf(
+    config: ModelConfig, *, norms: Norms = NORMS_GGUF, paired: bool = False, fused_up: bool = False
+) -> tuple[Rule, ...]:
+    """llama.cpp's names, where rows of queries and keys lie as we rotate them (`qwen2`, `qwen3`).
 
-
-def rules_gguf_paired(config: ModelConfig) -> tuple[Rule, ...]:
-    """The same for architecture `llama`, whose files have neighbouring rows rotated together.
-
-    The order of rows depends on a layer's own heads, so that each layer has its own rules.
+    `paired`: neighbouring rows are rotated together, as in architecture `llama`. `fused_up`: gate
+    and up are one tensor.
     """
-    rules = _gguf_shared(config, NORMS_GGUF)
-    for index, layer in enumerate(config.layers):
-        mixer = layer.attention
-        assert mixer is not None
-        dims = mixer.rope.dims if mixer.rope is not None else 0
-        for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
-            source, target = f"blk.{index}.attn_{symbol}", f"blocks.{index}.attn"
-            rules += _linear(source, target, symbol, UnpairRows(heads, dims))
-    return tuple(rules)
-
-
-def _gguf_shared(config: ModelConfig, norms: Norms) -> list[Rule]:
     g, b = "blk.{layer}", "blocks.{layer}"
     offset = config.final_norm.offset
     # files have what the norms multiply by, the offset included
     ops = (AddConstant(-offset),) if offset else ()
     rules: list[Rule] = [
         Rename("token_embd.weight", "embed.W"),
-        *(Rename(f"{g}.{theirs}.weight", f"{b}.{ours}.w", *ops) for theirs, ours in norms),
+        *_norms(norms, g, b, ops),
+        *_norms([(f"attn_{one}_norm", f"attn.{one}_norm") for one in "qk"], g, b, ops),
+        *_norms([("output_norm", "ln_final")], "", "", ops),
         *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
-        Rename(f"{g}.attn_q_norm.weight", f"{b}.attn.q_norm.w", *ops),
-        Rename(f"{g}.attn_k_norm.weight", f"{b}.attn.k_norm.w", *ops),
         *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
-        *_linear(f"{g}.ffn_gate", f"{b}.mlp", "gate"),
-        *_linear(f"{g}.ffn_up", f"{b}.mlp", "up"),
         *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
-        Rename("output_norm.weight", "ln_final.w", *ops),
         Drop(GGUF_FACTORS, "read into the configuration as the rotation's frequency factors"),
         Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
     ]
+    if fused_up:
+        rules += fused_gate_up(config, f"{g}.ffn_up")
+    else:
+        rules += _linear(f"{g}.ffn_gate", f"{b}.mlp", "gate")
+        rules += _linear(f"{g}.ffn_up", f"{b}.mlp", "up")
+    if paired:
+        rules += _unpaired(config, "blk.{layer}.attn_{symbol}")
+    else:
+        rules += _linear(f"{g}.attn_q", f"{b}.attn", "q") + _linear(f"{g}.attn_k", f"{b}.attn", "k")
     if not config.head.tied:
         rules.append(Rename("output.weight", "head.W"))
+    return tuple(rules)
+
+
+def _norms(norms: Norms, theirs: str, ours: str, ops: tuple[AddConstant, ...] = ()) -> list[Rename]:
+    """Weights and biases of norms, by the names before theirs and ours."""
+    return [
+        Rename(".".join(filter(None, (theirs, one, kind))),
+               ".".join(filter(None, (ours, other, letter))), *(ops if letter == "w" else ()))
+        for one, other in norms
+        for kind, letter in (("weight", "w"), ("bias", "b"))
+    ]  # fmt: skip
+
+
+def _unpaired(config: ModelConfig, source: str) -> list[Rename]:
+    """Queries and keys of a file in which neighbouring rows are rotated together."""
+    rules = []
+    for index, layer in enumerate(config.layers):
+        mixer = layer.attention
+        assert mixer is not None
+        dims = mixer.rope.dims if mixer.rope is not None else 0
+        for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
+            stored = source.format(layer=index, symbol=symbol)
+            rules += _linear(stored, f"blocks.{index}.attn", symbol, UnpairRows(heads, dims))
     return rules
 
 

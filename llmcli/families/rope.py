@@ -28,10 +28,13 @@ DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"
 
 
-def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
+def rope_from_hf(
+    values: Values, *, head_dim: int, context: int, share: float | None = None
+) -> RopeConfig:
     """The rotation that a config.json describes, for heads of `head_dim` numbers.
 
-    Raises CheckpointError for values that cannot be, UnsupportedModel for an unknown kind.
+    `share` of a head is rotated where nothing is said; None: the type rotates whole heads. Raises
+    CheckpointError for values that cannot be, UnsupportedModel for an unknown kind.
     """
     # An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers.
     scaled = values.section("rope_scaling") or values.section("rope_parameters") or Values({})
@@ -45,9 +48,9 @@ def rope_from_hf(values: Values, *, head_dim: int, context: int) -> RopeConfig:
         )
     theta = (scaled if scaled.has("rope_theta") else values).number("rope_theta", DEFAULT_THETA)
     dims = head_dim
-    if kind != "default":  # the default kind rotates whole heads, whatever the fraction says
+    if kind != "default" or share is not None:  # whole heads, whatever the fraction says
         part_at = scaled if scaled.has("partial_rotary_factor") else values
-        dims = int(head_dim * _fraction(part_at))
+        dims = int(head_dim * _fraction(part_at, share or 1.0))
     _check_dims(dims, head_dim)
     # A length beside the rope settings wins over the one inside them, as in transformers.
     length_at = values if values.has("original_max_position_embeddings") else scaled
@@ -203,8 +206,8 @@ def _mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
-def _fraction(values: Values) -> float:
-    fraction = values.number("partial_rotary_factor", 1.0)
+def _fraction(values: Values, usual: float) -> float:
+    fraction = values.number("partial_rotary_factor", usual)
     if fraction > 1.0:
         raise values.wrong("partial_rotary_factor", "a number above 0, at most 1")
     return fraction

@@ -6,7 +6,7 @@ configuration is only given where its own family reads it back as the very same 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -58,10 +58,10 @@ def transposed(load: Load) -> bool:
 
 
 def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    settings = _settings(config)
     wanted = _compared(config)
-    for family in families():
-        for kind in sorted(family.hf_types, key=lambda kind: kind != config.model_type):
+    types = [(family, kind) for family in families() for kind in family.hf_types]
+    for family, kind in sorted(types, key=lambda one: one[1] != config.model_type):
+        for settings in _settings(config):
             one = settings | {"model_type": kind}
             try:
                 same = _compared(family.from_hf(one)) == wanted
@@ -76,7 +76,10 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 
 
 def _compared(config: ModelConfig) -> ModelConfig:
-    """What decides the numbers: not the names, nor the ids that end a text."""
+    """What decides the numbers: not the names, nor the ids that end a text.
+
+    Nor how a factor of the embeddings is rounded: a GGUF file's is not, transformers' is.
+    """
     layers = []
     for layer in config.layers:
         attention = layer.attention
@@ -86,15 +89,22 @@ def _compared(config: ModelConfig) -> ModelConfig:
                 rope = replace(rope, scaling=None)
             layer = layer.with_attention(replace(attention, rope=rope))
         layers.append(layer)
-    return replace(config, family="", model_type="", bos=None, eos=(), layers=tuple(layers))
+    embedding = replace(config.embedding, rounded_scale=False)
+    return replace(
+        config, family="", model_type="", bos=None, eos=(), layers=tuple(layers),
+        embedding=embedding,
+    )  # fmt: skip
 
 
-def _settings(config: ModelConfig) -> dict[str, Any]:
-    """The keys of all types at once: each reads its own, and `_written` sees what came of it."""
+def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """The keys of all types at once: each reads its own, and `_written` sees what came of it.
+
+    With the same rotary positions for all layers, and with those of each type of layer.
+    """
     attentions = [layer.attention for layer in config.layers if layer.attention is not None]
     ffns = [part for part in config.layers[0].parts if isinstance(part, MlpConfig)]
     if not attentions or not ffns:
-        return {}
+        return
     mixer, ffn = attentions[0], ffns[0]
     windows = [layer.window for layer in config.layers]
     window = next((size for size in windows if size), None)
@@ -134,14 +144,37 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos,
         "eos_token_id": list(config.eos) or None,
     }
-    if mixer.rope is not None:
-        settings["rope_parameters"] = _rope(mixer.rope, mixer.head_dim)
-    return settings
+    branches = config.layers[0].sublayers[0]
+    settings |= {
+        "layer_norm_eps": config.final_norm.eps,
+        "norm_epsilon": config.final_norm.eps,
+        "use_bias": mixer.qkv_bias,
+        "hidden_activation": activation,
+        "query_pre_attn_scalar": round(mixer.scale**-2, 9),
+        "attn_logit_softcapping": mixer.cap,
+        "final_logit_softcapping": config.head.cap,
+        "attention_multiplier": mixer.scale,
+        "residual_multiplier": branches[0].multiplier,
+        "embedding_multiplier": config.embedding.scale,
+        "logits_scaling": 1 / config.head.scale,
+        "logit_scale": config.head.scale,
+        "no_rope_layers": [int(attention.rope is not None) for attention in attentions],
+        "use_parallel_residual": len(branches) > 1,
+    }
+    rotated = [attention for attention in attentions if attention.rope is not None]
+    full = next((one.rope for one in rotated if one.window is None), None)
+    slides = next((one.rope for one in rotated if one.window is not None), None)
+    for rope in dict.fromkeys((full, slides)):
+        if rope is not None:
+            yield settings | {"rope_parameters": _rope(rope, mixer.head_dim)}
+    yield settings | {"rope_parameters": {
+        name: _rope(rope, mixer.head_dim)
+        for name, rope in (("full_attention", full), ("sliding_attention", slides)) if rope
+    } or None}  # fmt: skip
 
 
 def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
-    share = {} if rope.dims == head_dim else {"partial_rotary_factor": rope.dims / head_dim}
-    written = {"rope_theta": rope.theta, **share}
+    written = {"rope_theta": rope.theta, "partial_rotary_factor": rope.dims / head_dim}
     match rope.scaling:
         case LinearScaling(factor=factor):
             return written | {"rope_type": "linear", "factor": factor}

@@ -124,10 +124,12 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
     ("name", "kind", "message"),
     [
         ("mixtral", "safetensors", "`mixtral` is not supported: it needs `mixture of experts`"),
-        ("gptneox", "gguf", "`gptneox` is not supported: it needs `parallel residual` and "
+        ("phi2", "gguf", "`phi2` is not supported: it needs `parallel residual` and "
          "`partial rotary positions`"),
-        ("gemma2", "gguf", "`gemma2` is not supported: it needs `soft caps`, `centred norms` and "
-         "`post-norms`"),
+        ("gpt-oss", "gguf", "`gpt-oss` is not supported: it needs `mixture of experts` and "
+         "`attention sinks`"),
+        ("glm4_moe_lite", "safetensors", "`glm4_moe_lite` is not supported: it needs "
+         "`mixture of experts` and `latent attention`"),
         ("qwen2_5_vl", "safetensors",
          "`qwen2_5_vl` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
@@ -160,7 +162,7 @@ def test_a_typing_error_gets_the_type_that_was_meant(written, name):
     assert caught.value.hint == f"did you mean `{name}`? see `model_type` in its configuration"
 
 
-@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "ministral", "gemma2", "ll", "qwen"])
+@pytest.mark.parametrize("written", ["gpt", "gpt22", "llama5", "ministral", "gemma4", "ll", "qwen"])
 def test_nothing_further_away_than_a_typing_error_is_suggested(written):
     with pytest.raises(UnsupportedModel) as caught:
         find(written, "safetensors")

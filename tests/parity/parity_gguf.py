@@ -15,10 +15,15 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from zoo import TYPES
 
 from llmcli.ops.quant import FORMATS
+
+WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4")
+LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
+              "gpt_neox": "layer_norm_eps"}  # fmt: skip
+PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys, by the converter
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
@@ -67,10 +72,13 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     config = model.config
     if config.model_type == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T.contiguous()
-    if config.model_type == "llama" and ".q_proj." in name:
+    if config.model_type in PERMUTED and ".q_proj." in name:
         return interleave(values, config.num_attention_heads)
-    if config.model_type == "llama" and ".k_proj." in name:
+    if config.model_type in PERMUTED and ".k_proj." in name:
         return interleave(values, config.num_key_value_heads)
+    if "query_key_value" in name:  # by head there, all queries first here
+        heads = config.num_attention_heads
+        return values.unflatten(0, (heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
@@ -80,10 +88,13 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     config = model.config
     if config.model_type == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T
-    if config.model_type == "llama" and ".q_proj." in name:
+    if config.model_type in PERMUTED and ".q_proj." in name:
         return separate(values, config.num_attention_heads)
-    if config.model_type == "llama" and ".k_proj." in name:
+    if config.model_type in PERMUTED and ".k_proj." in name:
         return separate(values, config.num_key_value_heads)
+    if "query_key_value" in name:
+        heads = config.num_attention_heads
+        return values.unflatten(0, (3, heads, -1)).swapaxes(0, 1).flatten(0, 2)
     if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
         return values - 1
     return values
@@ -146,22 +157,45 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_head_count_kv(
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        )
+        if config.model_type in LAYER_NORM:
+            writer.add_layer_norm_eps(getattr(config, LAYER_NORM[config.model_type]))
+        else:
+            writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    _write_own(writer, config)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    _write_rope(writer, rope.get("full_attention", rope), head_dim)
+
+
+def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """What only some architectures write."""
     if config.model_type in ("gemma2", "gemma3_text"):
-        writer.add_sliding_window(config.sliding_window)
         writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
     if config.model_type == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if config.model_type == "gemma3_text":
         slides = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(slides)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    rope = config.rope_parameters
-    _write_rope(writer, rope.get("full_attention", rope), head_dim)
+    if config.model_type == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
+    if config.model_type == "gpt_neox":
+        writer.add_parallel_residual(config.use_parallel_residual)
+    if config.model_type in WINDOWED and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "exaone4":
+        kinds = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(kinds)
 
 
 def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, float], head_dim: int) -> None:

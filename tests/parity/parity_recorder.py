@@ -19,6 +19,7 @@ Seen = dict[str, Tensor]
 
 
 ENDS = ("embed", "pos_embed", "ln_final.out")
+PAIRED = ("attn.q", "attn.k", "attn.q_rot", "attn.k_rot")
 KEYS = ("attn.k", "attn.k_norm", "attn.v")
 
 
@@ -39,7 +40,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
         for i, layer in enumerate(layers):
             _watch(hooks, layer, "<", partial(seen.__setitem__, f"blocks.{i}.resid_pre"))
             _watch(hooks, layer, ".", partial(seen.__setitem__, f"blocks.{i}.resid_post"))
-        _watch(hooks, model, "lm_head", partial(seen.__setitem__, "logits_raw"))
+        _watch(hooks, model, "lm_head|embed_out", partial(seen.__setitem__, "logits_raw"))
         hooks.enter_context(_watch_rotation(model, seen))
         fresh_rope(model)
         out = model(ids, use_cache=False, output_attentions=True)
@@ -48,10 +49,24 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     seen["logits"] = out.logits
+    for name in [name for name in seen if name.endswith(PAIRED)]:
+        seen[name] = seen[name][..., _order(model, int(name.split(".")[1]))]
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
         seen[f"{at}conv"] = seen[f"{at}out"] / seen[f"{at}gate"]
     return seen
+
+
+def _order(model: PreTrainedModel, layer: int) -> list[int]:
+    """Which number of a head each of ours is: where neighbours are rotated we have them apart."""
+    config = model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dims = 0
+    if config.model_type.startswith("glm"):
+        dims = int(size * config.rope_parameters["partial_rotary_factor"])
+    if config.model_type == "cohere2" and config.layer_types[layer] == "sliding_attention":
+        dims = size
+    return [*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)]
 
 
 def attending_layers(model: PreTrainedModel) -> list[int]:
@@ -59,6 +74,17 @@ def attending_layers(model: PreTrainedModel) -> list[int]:
     config = model.config
     kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
     return [layer for layer, kind in enumerate(kinds) if "attention" in kind]
+
+
+def rotating_layers(model: PreTrainedModel) -> list[int]:
+    """The layers that rotate queries and keys."""
+    config, layers = model.config, attending_layers(model)
+    if config.model_type == "smollm3":
+        return [layer for layer in layers if config.no_rope_layers[layer]]
+    windows = config.model_type == "cohere2" or getattr(config, "sliding_window", None)
+    if config.model_type in ("cohere2", "exaone4") and windows:
+        return [layer for layer in layers if config.layer_types[layer] == "sliding_attention"]
+    return layers
 
 
 def _heads(model: PreTrainedModel, ours: str) -> int:
@@ -106,7 +132,7 @@ def _watch_rotation(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
     if not hasattr(module, "apply_rotary_pos_emb"):
         yield
         return
-    rotate, layer = module.apply_rotary_pos_emb, iter(attending_layers(model))
+    rotate, layer = module.apply_rotary_pos_emb, iter(rotating_layers(model))
 
     def rotated(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         q_rot, k_rot = rotate(q, k, *args, **kwargs)

@@ -71,8 +71,11 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
         meant = names.canonical(path)
         assert meant is not None, path
         # heads of their own are normalized as `[B, T, H, d]`
-        there = value.flatten(2) if value.ndim == 4 else value
         here = flat(ours[meant])
+        there = value
+        if value.ndim == 4:  # or, in Gemma 3 and EXAONE 4, as `[B, H, T, d]`
+            heads_first = value.shape[1] == ours[meant].shape[1]
+            there = flat(value) if heads_first else value.flatten(2)
         there = there.expand_as(here)  # positions are looked up once for all rows
         assert (here - there).abs().max() <= 1e-11 * (1 + there.abs().max()), (path, meant)
         compared += 1

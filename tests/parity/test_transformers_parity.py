@@ -200,7 +200,7 @@ def test_the_cases_cover_what_the_parity_promises() -> None:
     kinds = {
         one.overrides["rope_parameters"]["rope_type"]
         for one in ZOO
-        if "rope_parameters" in one.overrides
+        if "rope_type" in one.overrides.get("rope_parameters", {})
     }
     assert kinds == {"default", "linear", "dynamic", "yarn", "llama3", "longrope"}
     types = {name for family in families() for name in family.hf_types}

@@ -111,6 +111,13 @@ def test_attention(name: str, new: int, made: Any, view: Any, tmp_path: Path) ->
         assert np.abs(found - pattern[0].numpy()).max() < 1e-5
 
 
+def finished(config: Any, logits: torch.Tensor) -> torch.Tensor:
+    """What some models do to the logits after the head."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    logits = logits if cap is None else (logits / cap).tanh() * cap
+    return logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_lens(name: str, made: Any, view: Any) -> None:
     """Every row is what transformers' own final norm and head make of its residual stream."""
@@ -118,13 +125,15 @@ def test_lens(name: str, made: Any, view: Any) -> None:
     said = view(both.path, "lens", *GIVEN, "--mid", "--top", "3")
     stream = reference_hidden(both.theirs, torch.tensor([IDS]))
     base = both.theirs.base_model
-    names = ("ln_f", "embedding_norm", "norm")
+    names = ("ln_f", "embedding_norm", "final_layer_norm", "norm")
     norm = next(getattr(base, name) for name in names if hasattr(base, name))
     rows = {row["name"]: row["cells"] for row in said["rows"]}
     assert len(rows) == 1 + 2 * (len(stream) - 1)
     with torch.no_grad():  # the last of `stream` is behind the norm already
-        read = [both.theirs.lm_head(norm(x))[0].double() for x in stream[:-1]]
-        read.append(both.theirs.lm_head(stream[-1])[0].double())
+        head = both.theirs.get_output_embeddings()
+        read = [head(norm(x))[0].double() for x in stream[:-1]]
+        read.append(head(stream[-1])[0].double())
+    read = [finished(both.theirs.config, logits) for logits in read]
     output = read[-1].log_softmax(-1)
     for layer, logits in enumerate(read):
         row = f"blocks.{layer - 1}.resid_post" if layer else "blocks.0.resid_pre"

@@ -49,7 +49,7 @@ class LookUp(Rule[ops.LookUp]):
     def _scale(self, values: Numbers) -> float:
         if not self.op.rounded:
             return self.op.scale
-        return float(torch.tensor(self.op.scale).to(values.weight(self.op.table).dtype))
+        return float(torch.tensor(self.op.scale, dtype=values.weight(self.op.table).dtype))
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One number of the table."""

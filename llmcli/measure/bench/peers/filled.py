@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llmcli.errors import UsageError
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
+from llmcli.filling import row_order
 from llmcli.model import Model
 from llmcli.parts.attention.config import FrequencyFactors
 
@@ -71,6 +72,10 @@ def filled(model: Any, ours: Model) -> Any:
                 fresh = type(part)(model.config)
             _divide(fresh, ours)
             model.set_submodule(name, fresh)
+    for part in model.modules():
+        if hasattr(part, "scalar_embed_scale"):  # Gemma's embeddings
+            factor = torch.tensor(part.scalar_embed_scale, dtype=part.weight.dtype)
+            part.embed_scale = factor.to(ours.device)
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.is_meta:
             raise UsageError(
@@ -87,7 +92,11 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
         loads[load.source].append(load)
     state = {}
     for name, parts in loads.items():
-        value = torch.cat([ours.decoder.weight(part.target).dense() for part in parts])
+        pieces = [ours.decoder.weight(part.target).dense() for part in parts]
+        value = torch.cat(pieces)
+        orders = [row_order(part.ops, (len(value),), name) for part in parts]
+        if all(len(order) == len(piece) for order, piece in zip(orders, pieces, strict=True)):
+            value[torch.cat(orders).to(value.device)] = torch.cat(pieces)
         state[name] = value.t().contiguous() if transposed(parts[0]) and value.ndim == 2 else value
     return state
 

@@ -1,0 +1,80 @@
+"""Granite (IBM 2024, arXiv 2405.04324): Llama with multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.families import llama
+from llmcli.families.family import Family
+from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.values import Values
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.mlp.config import MlpConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+# of scores, of what a part adds, of embeddings, and what logits are divided by
+_HF = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "logits_scaling")
+_GGUF = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig."""
+    model = llama.from_hf({"bos_token_id": 1, "eos_token_id": 2, **config, "model_type": "llama"})
+    values = Values(config)
+    return _granite(model, *(values.number(key, 1.0) for key in _HF))
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig. What is 0 or not there changes nothing, as in llama.cpp."""
+    own = {f"granite.{key}" for key in _GGUF}
+    rest = {key: value for key, value in metadata.items() if key not in own}
+    model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix="granite.")
+    attention = model.layers[0].attention
+    assert attention is not None
+    usual = (attention.scale, 1.0, 1.0, 1.0)
+    found = (
+        values.number(key, other, above=False) or other
+        for key, other in zip(_GGUF, usual, strict=True)
+    )
+    return _granite(model, *found)
+
+
+def _granite(
+    model: ModelConfig, scale: float, residual: float, embedding: float, logits: float
+) -> ModelConfig:
+    norm = model.final_norm
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        parts = (replace(attention, scale=scale), mlp)
+        return LayerConfig(
+            sublayers=tuple(
+                (Branch(part=part, pre_norm=norm, multiplier=residual),) for part in parts
+            )
+        )
+
+    return llama.rebuilt(
+        model, block, family="granite", model_type="granite",
+        embedding=EmbeddingConfig(scale=embedding),
+        head=HeadConfig(tied=model.head.tied, scale=1 / logits),
+    )  # fmt: skip
+
+
+FAMILIES = (
+    Family(
+        name="granite",
+        words="as llama with multipliers of embeddings, scores, residual parts and logits",
+        hf_types=("granite",),
+        gguf_archs=("granite",),
+        from_hf=from_hf,
+        from_gguf=from_gguf,
+        rules_hf=rules_hf,
+        rules_gguf=partial(rules_gguf, paired=True),
+    ),
+)
