@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FILES = (
     "gpt2", "llama", "olmo2", "gemma", "phi3", "glm", "granite",
-    "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "lfm2",
+    "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "qwen_vl", "lfm2",
 )  # of families: each has its `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 
@@ -32,7 +32,8 @@ class Family:
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
     `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
-    `text_config` may be of `hf_types`. `gguf_windows`: llama.cpp reads the windows of such files.
+    `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_windows`:
+    llama.cpp reads the windows of such files.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -45,6 +46,7 @@ class Family:
     rules_hf: Callable[[ModelConfig], tuple[Rule, ...]]
     rules_gguf: Callable[[ModelConfig], tuple[Rule, ...]]
     hf_multimodal: tuple[str, ...] = ()
+    hf_texts: tuple[str, ...] = ()
     gguf_windows: bool = False
 
     def types(self, kind: Kind) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | No
 def _of_text(whole: str, text: str, multimodal: Iterable[Family]) -> Family:
     """The family of a text model inside of a multimodal one."""
     for family in multimodal:
-        if text in family.hf_types:
+        if text in (*family.hf_types, *family.hf_texts):
             return family
     parts = needs(needed_parts(text, "safetensors"))
     raise UnsupportedModel(

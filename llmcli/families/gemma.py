@@ -36,7 +36,9 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "gemma": {"num_key_value_heads": 16},
     "gemma2": {"num_key_value_heads": 4, "attn_logit_softcapping": 50.0,
                "final_logit_softcapping": 30.0},
-    "gemma3_text": {"num_key_value_heads": 4, "max_position_embeddings": 131_072},
+    # files of multimodal models leave these out
+    "gemma3_text": {"num_key_value_heads": 4, "max_position_embeddings": 131_072,
+                    "vocab_size": 262_208, "num_attention_heads": 8},
 }  # fmt: skip
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those whose queries are scaled by D / H

@@ -235,6 +235,7 @@ LLAMA = Family(
     words="RMSNorm, rotary positions (linear, dynamic, llama3, yarn, longrope), grouped queries, "
     "gated SiLU MLP; biases, window and tied head as configured",
     hf_types=("llama", "mistral"),
+    hf_multimodal=("mistral3",),
     gguf_archs=("llama",),
     from_hf=from_hf,
     from_gguf=from_gguf,

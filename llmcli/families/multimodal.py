@@ -36,7 +36,12 @@ _OF_THE_WHOLE = (
 
 
 def text_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's configuration. Raises CheckpointError where it has none or no type."""
+    """The text model's configuration. Raises CheckpointError where it has none or no type.
+
+    It may stand beside that of the vision tower, and its type is then that of the whole.
+    """
+    if "text_config" not in settings and "hidden_size" in settings:  # Qwen's first files
+        return {**settings, "model_type": f"{settings['model_type']}_text"}
     if Values(settings).section("text_config") is None:
         raise CheckpointError("the configuration of a multimodal model has no `text_config`")
     text: Mapping[str, Any] = settings["text_config"]

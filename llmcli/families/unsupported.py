@@ -46,7 +46,7 @@ _NEEDED_BY = (
     ("partial rotary positions",
      "nemotron phi stablelm",
      "nemotron phi2 stablelm"),
-    ("rotary positions in sections", "", "qwen2vl qwen3vl qwen3vlmoe"),
+    ("rotary positions in sections", "", "qwen3vlmoe"),
     ("fused projections", "phi4_multimodal", ""),
     ("multipliers", "granitemoe granitemoehybrid minicpm3",
      "granitehybrid granitemoe minicpm minicpm3"),
@@ -61,8 +61,8 @@ _NEEDED_BY = (
     ("an encoder beside the decoder",
      "bart mbart mt5 t5 t5gemma whisper", "t5"),
     ("the text model of a multimodal checkpoint",
-     "gemma3n gemma4 idefics3 internvl llama4 llava llava_next mistral3 mllama paligemma "
-     "phi4_multimodal qwen2_5_omni qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe "
+     "gemma3n gemma4 idefics3 internvl llama4 llava llava_next mllama paligemma "
+     "phi4_multimodal qwen2_5_omni qwen3_5 qwen3_5_moe qwen3_vl_moe "
      "smolvlm",
      ""),
 )  # fmt: skip

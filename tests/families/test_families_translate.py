@@ -130,8 +130,8 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
          "`attention sinks`"),
         ("glm4_moe_lite", "safetensors", "`glm4_moe_lite` is not supported: it needs "
          "`mixture of experts` and `latent attention`"),
-        ("qwen2_5_vl", "safetensors",
-         "`qwen2_5_vl` is not supported: it needs `the text model of a multimodal checkpoint`"),
+        ("qwen2_5_omni", "safetensors",
+         "`qwen2_5_omni` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
         ("qwen4", "safetensors", "`qwen4` is not supported"),
         ("gpt3", "gguf", "`gpt3` is not supported"),

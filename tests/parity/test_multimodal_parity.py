@@ -1,39 +1,101 @@
 """The text model inside of a multimodal checkpoint of transformers, against transformers."""
 
-from dataclasses import replace
+import json
 
+import pytest
 import torch
+from parity_models import randomize
 from parity_reference import really_float64
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
+from zoo import TYPES
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.families import families
-from llmcli.families.llama import LLAMA
+from llmcli.families import describe
 from llmcli.loading import load_checkpoint
 
+_TOWER = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 8, "patch_size": 4,
+}  # fmt: skip
+_QWEN_TOWER = {
+    "depth": 1, "hidden_size": 16, "embed_dim": 16, "intermediate_size": 16, "num_heads": 2,
+    "out_hidden_size": 48, "patch_size": 4, "deepstack_visual_indexes": [],
+}  # fmt: skip
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
 
-def test_llava_without_an_image_is_its_text_model(tmp_path, monkeypatch):
-    """No family reads LLaVA's files yet: here Llama's does."""
-    known = [replace(one, hf_multimodal=("llava",)) if one is LLAMA else one for one in families()]
-    monkeypatch.setattr("llmcli.families.family.families", lambda: tuple(known))
-    eye = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        image_size=8, patch_size=4, projection_dim=16,
-    )  # fmt: skip
-    text = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=97, max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = LlavaConfig(vision_config=eye, text_config=text, image_token_index=96)
-    with really_float64():
-        theirs = LlavaForConditionalGeneration(config).double().eval()
+
+def text(kind, **changes):
+    base = dict(TYPES[kind.removesuffix("_text") if "vl" in kind else kind].base)
+    return base | {"model_type": kind} | changes
+
+
+# model_type: the text model, the vision tower, and how its tensors begin
+CASES = {
+    "gemma3": (text("gemma3_text"), {"model_type": "siglip_vision_model"} | _TOWER,
+               {"mm_tokens_per_image": 4}),
+    "mistral3": (text("mistral"), {"model_type": "pixtral", "head_dim": 8} | _TOWER, {}),
+    "qwen2_5_vl": (
+        TYPES["qwen2"].base | {"model_type": "qwen2_5_vl_text", "rope_parameters": _SECTIONS},
+        {"model_type": "qwen2_5_vl"} | _QWEN_TOWER, {},
+    ),
+    "qwen3_vl": (
+        TYPES["qwen3"].base | {"model_type": "qwen3_vl_text", "rope_parameters": _SECTIONS
+                               | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}},
+        {"model_type": "qwen3_vl"} | _QWEN_TOWER, {},
+    ),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", CASES)
+def test_without_an_image_it_is_its_text_model(kind, tmp_path):
+    inside, tower, more = CASES[kind]
+    config = AutoConfig.for_model(kind, text_config=inside, vision_config=tower, **more)
+    theirs = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    randomize(theirs, 0)
     theirs.save_pretrained(tmp_path)
+    theirs = AutoModelForImageTextToText.from_pretrained(
+        tmp_path, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
     model = load_checkpoint(open_checkpoint(tmp_path), device="cpu", dtype="float64")
-    dropped = dict(model.ledger.dropped)
-    assert any("vision_tower" in name for name in dropped)
-    assert any("multi_modal_projector" in name for name in dropped)
-    ids = torch.arange(9)[None]
-    with torch.no_grad(), really_float64():
+    reasons = {reason for _, reason in model.ledger.dropped}
+    assert any("vision tower" in reason for reason in reasons)
+    ids = torch.arange(3, 60)[None]
+    with really_float64():
+        inner = theirs.model.language_model
+        inner.rotary_emb = type(inner.rotary_emb)(inner.config)
         right = theirs(input_ids=ids).logits
-    torch.testing.assert_close(model.decoder(ids), right, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        model.decoder(ids).log_softmax(-1), right.log_softmax(-1), rtol=0, atol=1e-9
+    )
+
+
+def test_the_first_files_of_qwen_have_no_text_config(tmp_path):
+    flat = TYPES["qwen2"].base | {
+        "model_type": "qwen2_5_vl", "vision_config": {"depth": 1},
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}, "rope_theta": 1e6,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    found = describe(open_checkpoint(tmp_path))
+    assert found.family == "llama" or found.layers[0].attention.qkv_bias
+    assert found.layers[0].attention.rope.theta == 1e6
+
+
+def test_gemma_3_leaves_sizes_out(tmp_path):
+    """As `google/gemma-3-4b-it` has it: neither a vocabulary nor heads."""
+    inside = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }  # fmt: skip
+    whole = {"model_type": "gemma3", "text_config": inside, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    found = describe(open_checkpoint(tmp_path))
+    attention = found.layers[5].attention
+    assert (found.vocab, attention.heads, attention.kv_heads, attention.head_dim) == (
+        262_208, 8, 4, 256,
+    )  # fmt: skip
+    assert [layer.window for layer in found.layers[:7]] == [1024] * 5 + [None, 1024]
+    assert (attention.rope.theta, attention.rope.scaling.factor) == (1e6, 8.0)
+    assert found.layers[0].attention.rope.theta == 10_000.0
+    assert found.layers[0].attention.rope.scaling is None

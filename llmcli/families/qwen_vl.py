@@ -1,0 +1,50 @@
+"""The text model of Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Alibaba 2024 and 2025, arXiv 2502.13923).
+
+Qwen 2 and 3. Their rotary positions are in sections, one for time and two for places in an image:
+of text all three are the same number, so that sections change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmcli.config import ModelConfig
+from llmcli.families import llama
+from llmcli.families.family import Family
+from llmcli.families.llama_rules import rules_gguf, rules_hf
+
+# the text model that it is, and what its configuration sets where that one's sets something else
+_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2_vl_text": ("qwen2", {"num_key_value_heads": 8, "rope_theta": 1e6}),
+    "qwen2_5_vl_text": ("qwen2", {"num_key_value_heads": 8, "rope_theta": 1e6}),
+    "qwen3_vl_text": ("qwen3", {"max_position_embeddings": 128_000, "rope_theta": 500_000.0}),
+}
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """The text model's part of config.json → ModelConfig."""
+    kind, defaults = _TYPES[config["model_type"]]
+    settings = {**defaults, **config, "model_type": kind}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = settings.get(key)
+        if isinstance(rope, Mapping):
+            named = rope.get("rope_type", rope.get("type", "default"))
+            settings[key] = {**rope, "rope_type": "default" if named == "mrope" else named}
+    return llama.from_hf(settings)
+
+
+FAMILIES = (
+    Family(
+        name="qwen_vl",
+        words="the text model of qwen2_vl, qwen2_5_vl and qwen3_vl: qwen2 and qwen3",
+        hf_types=(),
+        hf_texts=tuple(_TYPES),
+        hf_multimodal=("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+        gguf_archs=("qwen2vl", "qwen3vl"),
+        from_hf=from_hf,
+        from_gguf=llama.from_gguf,
+        rules_hf=rules_hf,
+        rules_gguf=rules_gguf,
+    ),
+)
