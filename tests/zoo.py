@@ -215,7 +215,9 @@ TYPES: dict[str, Type] = {
         _ROPE | {"sliding_window": 20, "num_hidden_layers": 4, "rms_norm_eps": 2.0**-17},
         _OLMO2_MODULES, "EXAONE4", _WIDE,
     ),
-    "glm": Type(_ROPE | _UNPADDED | {"head_dim": 8}, _GLM_MODULES),
+    "glm": Type(
+        _ROPE | _UNPADDED | {"head_dim": 8}, _GLM_MODULES, "CHATGLM", _WIDE | {"head_dim": 16}
+    ),
     "glm4": Type(
         _ROPE | _UNPADDED | {"head_dim": 8}, _GLM4_MODULES, "GLM4", _WIDE | {"head_dim": 16}
     ),
@@ -585,7 +587,7 @@ ZOO: tuple[Variant, ...] = (
         "tie_word_embeddings": True,
     }),
     # GLM
-    Variant("glm", "glm", typical=True, views=True),
+    Variant("glm", "glm", typical=True, views=True, gguf=1e-9),
     Variant("glm-whole-heads", "glm", {
         "partial_rotary_factor": 1.0, "attention_bias": False, "head_dim": 10,
         "tie_word_embeddings": True, "num_key_value_heads": 6,

@@ -14,7 +14,7 @@ from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.fused import fused_qkv
-from llmcli.families.rules import Drop, Rename, Rule
+from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
 from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -72,8 +72,11 @@ def _neox(model: ModelConfig, *, parallel: bool, biased: bool | None = None) -> 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names, with `gpt_neox.` before them or (a bare decoder) without."""
-    head = Drop("embed_out.weight", "tied: the head is `embed.W`")
-    rules: list[Rule] = [head if config.head.tied else Rename("embed_out.weight", "head.W")]
+    tied = "tied: the head is `embed.W`"
+    rules: list[Rule] = [
+        Drop(name, tied) if config.head.tied else Rename(name, "head.W")
+        for name in ("embed_out.weight", HF_HEAD)  # in files, and in transformers' own model
+    ]
     for prefix in ("gpt_neox.", ""):
         h, b = f"{prefix}layers.{{layer}}", "blocks.{layer}"
         rules.append(Rename(f"{prefix}embed_in.weight", "embed.W"))

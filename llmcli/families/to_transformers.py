@@ -6,6 +6,7 @@ configuration is only given where its own family reads it back as the very same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -143,6 +144,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "block_auto_adjust_ff_dim": False,
         "bos_token_id": config.bos,
         "eos_token_id": list(config.eos) or None,
+        "pad_token_id": None,
     }
     branches = config.layers[0].sublayers[0]
     settings |= {
@@ -150,7 +152,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "norm_epsilon": config.final_norm.eps,
         "use_bias": mixer.qkv_bias,
         "hidden_activation": activation,
-        "query_pre_attn_scalar": round(mixer.scale**-2, 9),
+        "query_pre_attn_scalar": _whole(mixer.scale**-2),
         "attn_logit_softcapping": mixer.cap,
         "final_logit_softcapping": config.head.cap,
         "attention_multiplier": mixer.scale,
@@ -171,6 +173,11 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         name: _rope(rope, mixer.head_dim)
         for name, rope in (("full_attention", full), ("sliding_attention", slides)) if rope
     } or None}  # fmt: skip
+
+
+def _whole(number: float) -> float | int:
+    """A whole number where it is one but for rounding."""
+    return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else number
 
 
 def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:

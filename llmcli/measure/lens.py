@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.block import block_names
+from llmcli.config import ModelConfig
 from llmcli.engine.session import Session
 from llmcli.generation.sampling import Sampling
 from llmcli.measure.chunks import ChunkProof, read_in_chunks
@@ -43,18 +45,19 @@ class Places:
     layers: tuple[int, ...] | None = None
     mid: bool = False
 
-    def names(self, count: int) -> tuple[str, ...]:
-        """In execution order, of a model with so many layers."""
+    def names(self, config: ModelConfig) -> tuple[str, ...]:
+        """In execution order. Where parts of a block stand side by side nothing is between them."""
+        count = len(config.layers)
         chosen = range(count) if self.layers is None else sorted(set(self.layers))
         found = ["blocks.0.resid_pre"] if self.layers is None else []
         for layer in chosen:
-            found += [f"blocks.{layer}.resid_mid"] if self.mid else []
-            found.append(f"blocks.{layer}.resid_post")
+            leaves = [one.leaves for one in block_names(config.layers[layer], f"blocks.{layer}")]
+            found += leaves if self.mid else leaves[-1:]
         return tuple(dict.fromkeys([*found, f"blocks.{count - 1}.resid_post"]))
 
-    def every(self, count: int) -> tuple[str, ...]:
+    def every(self, config: ModelConfig) -> tuple[str, ...]:
         """Those of all layers, whichever are chosen."""
-        return Places(mid=self.mid).names(count)
+        return Places(mid=self.mid).names(config)
 
 
 def measure_lens(
@@ -76,18 +79,18 @@ def measure_lens(
     them; kept are the rows of all layers at the positions (R · P · D numbers) beside the cache, and
     never all logits. Raises OutOfMemory, NotFinite and what `span` raises.
     """
-    layers = len(model.config.layers)
-    every = places.every(layers)
+    every = places.every(model.config)
     total = len(ids) + generate
     # an end of text would move what counts from it
     kept = range(total) if generate else span(total)
     _need(model, len(every), len(kept), total)
-    stream = Stream(every, kept, model.stream_dtype)
+    stream = Stream(model.config, every, kept, model.stream_dtype)
     agreement = Agreement(model.dtype, model.device)
     with torch.inference_mode():
         known, also = _run(model, ids, stream, agreement, generate, sampling, progress)
         positions = span(len(known))
-        reader = Reader(model, known, stream, agreement, places.names(layers), top, target)
+        names = places.names(model.config)
+        reader = Reader(model, known, stream, agreement, names, top, target)
         step = max(1, CHUNK // (len(every) * model.config.vocab))
         for start in range(positions.start, positions.stop, step):
             if progress is not None:

@@ -11,11 +11,10 @@ import math
 import torch
 from torch import Tensor
 
+from llmcli.anatomy.block import block_names
+from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
 from llmcli.reports.checks import ViewCheck
-
-PLACES = ("resid_pre", "resid_mid", "resid_post")
-ADDED = ("embed", "pos_embed", "attn_out", "mlp_out")
 
 
 class Stream:
@@ -25,8 +24,18 @@ class Stream:
     embedding. `dtype`: what the stream has to have.
     """
 
-    def __init__(self, names: tuple[str, ...], positions: range, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, names: tuple[str, ...], positions: range, dtype: torch.dtype
+    ) -> None:
         self.names = names
+        # what is added, and the places of the stream, each with what its sum is multiplied by
+        self._added = {"embed", "pos_embed"}
+        self._places: dict[str, float] = {}
+        for number, layer in enumerate(config.layers):
+            for sublayer in block_names(layer, f"blocks.{number}"):
+                self._places |= {sublayer.stream: 1.0, sublayer.leaves: 1.0}
+                self._added |= {branch.adds for branch in sublayer.branches}
+            self._places[sublayer.leaves] = layer.scale
         self._dtype = dtype
         self._positions = positions
         self._kept: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -35,12 +44,11 @@ class Stream:
 
     def watch(self, first: int, name: str, x_BTD: Tensor) -> None:
         """An activation of the call whose tokens begin at `first`. Raises NotFinite."""
-        part = name.rpartition(".")[2]
         if name == "embed":
             self._parts = []
-        if part in PLACES:
+        if name in self._places:
             self._add_up(first, name, x_BTD[0])
-        if part in PLACES or part in ADDED:
+        if name in self._places or name in self._added:
             self._parts.append(x_BTD[0])
         if name in self._kept:
             wanted = self._positions
@@ -81,7 +89,10 @@ class Stream:
     def _add_up(self, first: int, name: str, x_TD: Tensor) -> None:
         parts = [part.to(self._dtype) for part in self._parts]
         size_TD = sum((part.abs() for part in parts), torch.zeros_like(parts[0]))
-        apart_TD = (sum(parts[1:], parts[0]) - x_TD.to(self._dtype)).abs()
+        total_TD = sum(parts[1:], parts[0])
+        if (scale := self._places[name]) != 1:
+            total_TD, size_TD = total_TD * scale, size_TD * abs(scale)
+        apart_TD = (total_TD - x_TD.to(self._dtype)).abs()
         share_T = (apart_TD / size_TD.clamp_min(torch.finfo(self._dtype).tiny)).amax(-1)
         off, at = (float(found) for found in share_T.max(0))
         if not math.isfinite(off):

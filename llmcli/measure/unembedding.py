@@ -84,8 +84,7 @@ class Agreement:
     difference has a range of 2e), a probability is off by at most e/2 (Pinsker's inequality) and
     a log-probability by at most 2e (the logarithm of the sum is off by at most e, too). The last
     is what sees a token that is unlikely in both. e is a number of roundings of the row's largest
-    logit. The comparison itself is done in float64, whose own roundings the divergence is allowed
-    as well.
+    logit. The comparison itself is done in float64, whose own roundings are allowed as well.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -107,14 +106,14 @@ class Agreement:
         kl_N = (theirs_NV.exp() * (theirs_NV - ours_NV)).sum(-1).abs()
         for n, position in enumerate(positions):
             off = self._off * float(largest_N[n])
+            itself = 32 * torch.finfo(torch.float64).eps * max(1.0, float(largest_N[n]))
             place = f"position {position}"
             for worst, found, allowed in (
-                (self._probability, probabilities, off / 2),
-                (self._logarithm, logarithms, 2 * off),
+                (self._probability, probabilities, off / 2 + itself),
+                (self._logarithm, logarithms, 2 * off + itself),
             ):
                 value, token = found[n]
                 worst.add(value, allowed, f"{place}, id {token}")
-            itself = 32 * torch.finfo(torch.float64).eps * max(1.0, float(largest_N[n]))
             self._divergence.add(float(kl_N[n]), off * off / 2 + itself, place)
 
     def checks(self) -> tuple[ViewCheck, ...]:

@@ -55,7 +55,9 @@ def test_every_alias_means_exactly_one_name(name):
             assert names.canonical(theirs) == ours
             assert theirs not in names.known
     first = attending(config)[0]
-    assert {"hook_pattern", f"pattern{first}", "c_proj" if "gpt2" in name else "q_proj"} <= {
+    own = {"gpt2": "c_proj", "gpt_neox": "dense", "phi3": "o_proj"}
+    module = own.get(variant(name).model_type, "q_proj")
+    assert {"hook_pattern", f"pattern{first}", module} <= {
         theirs.rpartition(".")[2] for theirs in claimed
     }
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from zoo import ZOO, Variant, attending, variant
+from zoo import ZOO, Variant, variant
 
 from llmcli.config import ModelConfig
 
@@ -12,10 +12,20 @@ EVERY = {one.model_type: one for one in reversed(ZOO)} | {
     "qwen2": variant("qwen2-tied"),
     "qwen3": variant("qwen3-tied-bf16"),
 }
+
+
+def _alike(config: ModelConfig) -> bool:
+    """Whether one formula is that of every layer, and of a fused kernel: none caps its scores."""
+    attentions = [layer.attention for layer in config.layers]
+    if None in attentions:
+        return False
+    return {(one.window, one.cap) for one in attentions} == {(attentions[0].window, None)}
+
+
 FAMILIES = {
     name: one
     for name, one in EVERY.items()
-    if len(attending(one.config())) == len(one.config().layers)
+    if _alike(one.config())
 }
 
 
@@ -71,7 +81,7 @@ def by_hand(name: str) -> Hand:
         )  # fmt: skip
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     return Hand(
-        D=width, H=heads, Hk=raw["num_key_value_heads"], dh=raw.get("head_dim", width // heads),
-        F=raw["intermediate_size"], V=raw["vocab_size"], L=raw["num_hidden_layers"],
-        W=raw.get("sliding_window"), gated=True,
+        D=width, H=heads, Hk=raw.get("num_key_value_heads", heads),
+        dh=raw.get("head_dim", width // heads), F=raw["intermediate_size"], V=raw["vocab_size"], L=raw["num_hidden_layers"],
+        W=raw.get("sliding_window"), gated=name not in ("starcoder2", "gpt_neox"),
     )  # fmt: skip

@@ -53,9 +53,10 @@ def after(shape, ops):
     shape = tuple(shape)
     for op in ops:
         match op:
-            case Rows(start=start, stop=stop):
-                assert 0 <= start < stop <= shape[0]
-                shape = (stop - start, *shape[1:])
+            case Rows(start=start, stop=stop, groups=groups):
+                assert shape[0] % groups == 0
+                assert 0 <= start < stop <= shape[0] // groups
+                shape = (groups * (stop - start), *shape[1:])
             case Reshape():
                 assert prod(op.shape) == prod(shape)
                 shape = op.shape

@@ -71,15 +71,17 @@ def test_values_are_those_that_transformers_reads(one, tmp_path):
         eps = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms}
         branches = [norm for one in layer.branches for norm in (one.pre_norm, one.post_norm)]
         assert {norm.eps for norm in branches if norm} == {ours.final_norm.eps} == eps
-        attention = block.attn if model_type == "gpt2" else getattr(block, "self_attn", None)
+        names = {"gpt2": "attn", "gpt_neox": "attention"}
+        attention = getattr(block, names.get(model_type, "self_attn"), None)
         assert (layer.attention is None) == (attention is None)
         if attention is None:
             continue
-        assert layer.attention.head_dim == layer.attention.value_dim == attention.head_dim
+        head_dim = attention.head_size if model_type == "gpt_neox" else attention.head_dim
+        assert layer.attention.head_dim == layer.attention.value_dim == head_dim
         assert layer.attention.scale == attention.scaling
-        assert layer.attention.window == getattr(
-            attention, "sliding_window", getattr(theirs, "sliding_window", None)
-        )
+        window = getattr(attention, "sliding_window", getattr(theirs, "sliding_window", None))
+        window = window if getattr(attention, "is_sliding", True) else None
+        assert layer.attention.window == window
         q_norm = modules.get("attn.q_norm", "").rpartition(".")[2]
         assert (layer.attention.qk_norm is not None) == hasattr(attention, q_norm or "q_norm")
 

@@ -11,6 +11,7 @@ from decoder_parameters import parameters_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
+from zoo import BLOCKS, layer, llama
 
 import llmcli.devices
 import llmcli.measure.lens as lens_module
@@ -397,11 +398,16 @@ def test_some_positions_and_layers_are_those_of_all(model):
 
 
 def test_places_are_in_order_each_once_and_the_last_is_there():
-    assert Places(layers=(2, 0, 2)).names(4) == (
+    four, one = llama(*(layer(),) * 4), llama(layer())
+    assert Places(layers=(2, 0, 2)).names(four) == (
         "blocks.0.resid_post", "blocks.2.resid_post", "blocks.3.resid_post",
     )  # fmt: skip
-    assert Places(layers=(3,), mid=True).names(4) == ("blocks.3.resid_mid", "blocks.3.resid_post")
-    assert Places(mid=True).names(1) == (
+    assert Places(layers=(3,), mid=True).names(four) == (
+        "blocks.3.resid_mid", "blocks.3.resid_post",
+    )  # fmt: skip
+    beside = BLOCKS["parallel with one norm"]  # nothing is between parts side by side
+    assert Places(layers=(1,), mid=True).names(beside) == ("blocks.1.resid_post",)
+    assert Places(mid=True).names(one) == (
         "blocks.0.resid_pre", "blocks.0.resid_mid", "blocks.0.resid_post",
     )  # fmt: skip
 

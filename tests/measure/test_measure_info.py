@@ -269,5 +269,6 @@ def test_every_family_is_listed_with_its_words():
     listed = {facts.name: facts for facts in supported_families()}
     assert list(listed) == [family.name for family in families()]
     for family in families():
-        assert listed[family.name].hf_types == family.hf_types
+        types = (*family.hf_types, *family.hf_multimodal)
+        assert listed[family.name].hf_types == types
         assert listed[family.name].words

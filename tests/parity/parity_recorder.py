@@ -50,14 +50,14 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     seen["logits"] = out.logits
     for name in [name for name in seen if name.endswith(PAIRED)]:
-        seen[name] = seen[name][..., _order(model, int(name.split(".")[1]))]
+        seen[name] = seen[name][..., numbers_of_a_head(model, int(name.split(".")[1]))]
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
         seen[f"{at}conv"] = seen[f"{at}out"] / seen[f"{at}gate"]
     return seen
 
 
-def _order(model: PreTrainedModel, layer: int) -> list[int]:
+def numbers_of_a_head(model: PreTrainedModel, layer: int) -> list[int]:
     """Which number of a head each of ours is: where neighbours are rotated we have them apart."""
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 from parity_models import prompt
+from parity_recorder import PAIRED, numbers_of_a_head
 from parity_reference import fresh_rope, precision
 from parity_types import Models, References
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
     theirs = outputs(references(name, "float64"), ids)
     modules = TYPES[variant(name).model_type].modules.values()
     fused = tuple(module.partition("/")[0] for module in modules if "/" in module)
+    fused += ("qkv_proj", "gate_up_proj", "query_key_value")
     compared = 0
     for path, value in theirs.items():
         if re.fullmatch(UNNAMED, path):
@@ -70,12 +72,17 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
             continue
         meant = names.canonical(path)
         assert meant is not None, path
+        if meant == "embed" and variant(name).model_type == "granite":
+            value = value * model.config.embedding.scale  # which its module does not
         # heads of their own are normalized as `[B, T, H, d]`
         here = flat(ours[meant])
         there = value
         if value.ndim == 4:  # or, in Gemma 3 and EXAONE 4, as `[B, H, T, d]`
             heads_first = value.shape[1] == ours[meant].shape[1]
             there = flat(value) if heads_first else value.flatten(2)
+        if meant.endswith(PAIRED):
+            order = numbers_of_a_head(references(name, "float64"), int(meant.split(".")[1]))
+            there = there.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
         there = there.expand_as(here)  # positions are looked up once for all rows
         assert (here - there).abs().max() <= 1e-11 * (1 + there.abs().max()), (path, meant)
         compared += 1

@@ -109,10 +109,7 @@ def test_a_model_that_transformers_has_not_is_refused(checkpoints: Checkpoints) 
     other = second.with_attention(replace(second.attention, kv_heads=6))
     with pytest.raises(UnsupportedModel, match="exactly this one"):
         hub_config(replace(model.config, layers=(first, other)))
-    assert first.attention.rope is not None
-    part = first.with_attention(
-        replace(first.attention, rope=replace(first.attention.rope, dims=4))
-    )
+    part = first.with_attention(replace(first.attention, cap=3.0))
     with pytest.raises(UnsupportedModel, match="exactly this one"):
         hub_config(replace(model.config, layers=(part, part)))
     with pytest.raises(UnsupportedModel, match=r"`model\.extra\.weight` that we have not"):

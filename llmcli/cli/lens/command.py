@@ -98,7 +98,7 @@ def _measured(
         return range(first if on_screen is None else max(first, last - on_screen), last)
 
     if lens.save is not None:
-        count = len(places.names(layers)), len(span(len(ids) + new.generate))
+        count = len(places.names(model.config)), len(span(len(ids) + new.generate))
         check_lens_size(lens.save, kind, *count, lens.top, force=lens.force)
     with Progress(out) as progress:
         report = measure_lens(
