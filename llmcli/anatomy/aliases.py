@@ -131,7 +131,11 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             yield around.rpartition(".")[0], (f"{block}.resid_post",)
         else:
             act = "act" if f"{block}.mlp.act" in model else "post"
-            function = "act" if module.endswith(".c_proj") else "act_fn"  # as GPT-2 calls it
+            function = "act_fn"
+            if module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
+                function = "act"
+            elif f"{around}.gate_up_proj.weight" in sources:
+                function = "activation_fn"
             yield f"{around}.{function}", (f"{block}.mlp.{act}",)
 
 

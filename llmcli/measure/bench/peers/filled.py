@@ -37,7 +37,6 @@ def read_model(ours: Model) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         str(ours.checkpoint.path),
         dtype=ours.dtype,
-        attn_implementation="sdpa",
         local_files_only=True,
         use_safetensors=True,
         trust_remote_code=False,
@@ -56,9 +55,7 @@ def without_weights(ours: Model) -> Any:
     else:
         config = AutoConfig.for_model(**hub_config(ours.config))
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            config, dtype=ours.dtype, attn_implementation="sdpa"
-        )
+        return AutoModelForCausalLM.from_config(config, dtype=ours.dtype)
 
 
 def filled(model: Any, ours: Model) -> Any:

@@ -30,9 +30,9 @@ _OLDEST = 5
 class Transformers:
     """Engine over a causal language model of transformers and its growing cache.
 
-    Attention is PyTorch's (`sdpa`), as it is by default; the cache is the default one, too, that
-    of every layer growing with each token. It keeps what lies before a window, so that a rewind
-    is exact; the mask still hides it.
+    Attention is transformers' default, PyTorch's (`sdpa`) but for Gemma 2; the cache is the default
+    one, too, that of every layer growing with each token. It keeps what lies before a window, so
+    that a rewind is exact; the mask still hides it.
     """
 
     def __init__(
