@@ -33,7 +33,7 @@ class Family:
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
     `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
     `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_windows`:
-    llama.cpp reads the windows of such files.
+    llama.cpp reads the windows of such files. `ran`: whose own weights were run.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -48,6 +48,7 @@ class Family:
     hf_multimodal: tuple[str, ...] = ()
     hf_texts: tuple[str, ...] = ()
     gguf_windows: bool = False
+    ran: tuple[str, ...] = ()
 
     def types(self, kind: Kind) -> tuple[str, ...]:
         """The names under which checkpoints of that kind call this family."""

@@ -194,6 +194,7 @@ FAMILIES = (
         words="LayerNorm, learned positions, GELU MLP, biases, tied head",
         hf_types=("gpt2",),
         gguf_archs=("gpt2",),
+        ran=("tiny",),
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

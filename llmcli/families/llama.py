@@ -237,6 +237,7 @@ LLAMA = Family(
     hf_types=("llama", "mistral"),
     hf_multimodal=("mistral3",),
     gguf_archs=("llama",),
+    ran=("smollm2",),
     from_hf=from_hf,
     from_gguf=from_gguf,
     rules_hf=rules_hf,

@@ -235,3 +235,4 @@ class FamilyFacts:
     words: str
     hf_types: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
+    checked: str

@@ -142,5 +142,5 @@ def test_families_are_listed(cli):
     assert [family["name"] for family in document["families"]] == [f.name for f in families()]
     shown = cli("info", "--families").out
     for family in families():
-        for name in (*family.hf_types, *family.gguf_archs):
+        for name in (*family.hf_types, *family.hf_multimodal, *family.gguf_archs, *family.ran):
             assert name in shown

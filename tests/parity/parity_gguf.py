@@ -38,9 +38,12 @@ def separate(rows: Tensor, heads: int) -> Tensor:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = True) -> None:
+def write_gguf(
+    model: PreTrainedModel, path: Path, format: str, *, head: bool = True, tokenizer: str = ""
+) -> None:
     """Write `model` to `path`; matrices in `format`. `head=False` leaves a tied head out.
 
+    `tokenizer`: its kind; llama.cpp runs a file without one where it is `none`.
     The model's own parameters become what the file says they are: quantized and back.
     """
     config = model.config
@@ -48,6 +51,8 @@ def write_gguf(model: PreTrainedModel, path: Path, format: str, *, head: bool = 
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_metadata(writer, model)
+    if tokenizer:
+        writer.add_tokenizer_model(tokenizer)
     for name, parameter in model.state_dict().items():
         has_head = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[arch]
         if name == "lm_head.weight" and not (head and has_head):
@@ -144,11 +149,11 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
     if config.model_type == "gpt2":
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_vocab_size(config.vocab_size)
     if config.model_type == "lfm2":
         writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
         attends = [kind != "conv" for kind in config.layer_types]

@@ -112,10 +112,14 @@ def fused_kernel(name: str) -> Kernel:
 
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
+    details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.rope is not None and a.rope.dims < a.head_dim:
+        details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
     return {
         "kind": "full attention" if a.window is None else "sliding window",
         "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
         "value_dim": a.value_dim, "rotary": a.rope is not None, "qk_norm": a.qk_norm is not None,
+        "details": details,
     }  # fmt: skip
 
 
