@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from llmcli.formats.packed import Mapped
 from llmcli.model import Ledger, Model, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.parameters import Memory
-from llmcli.parts.attention.config import FrequencyFactors
+from llmcli.parts.attention.config import FrequencyFactors, LongRopeScaling, RopeConfig
 from llmcli.reports.progress import Progress
 from llmcli.text import Tokenizer, load_tokenizer
 from llmcli.weights import check_fit, load_weights, randomize
@@ -252,22 +252,36 @@ def _smaller(
 
 
 def _with_frequency_factors(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """Fills in RoPE divisors that the file keeps in a tensor instead of its metadata."""
+    """Fills in RoPE divisors that the file keeps in tensors instead of its metadata."""
 
-    def filled(layer: LayerConfig) -> LayerConfig:
-        attention = layer.attention
-        rope = None if attention is None else attention.rope
-        if attention is None or rope is None or not isinstance(rope.scaling, FrequencyFactors):
-            return layer
-        info = checkpoint.tensors[rope.scaling.source]
+    def read(source: str, rope: RopeConfig) -> tuple[float, ...]:
+        info = checkpoint.tensors[source]
         count, needed = math.prod(info.shape), rope.dims // 2
         if count != needed:
             raise CheckpointError(f"`{info.name}` has {count} numbers for {needed} frequencies")
-        values = read_values(checkpoint, info, torch.empty(0, dtype=torch.float64)).tolist()
-        scaling = replace(rope.scaling, factors=tuple(values))
-        return layer.with_attention(replace(attention, rope=replace(rope, scaling=scaling)))
+        values = read_values(checkpoint, info, torch.empty(0, dtype=torch.float64))
+        return tuple(values.flatten().tolist())
 
-    return replace(config, layers=tuple(filled(layer) for layer in config.layers))
+    @cache
+    def filled(rope: RopeConfig) -> RopeConfig:
+        match rope.scaling:
+            case FrequencyFactors(source=source) as scaling:
+                return replace(rope, scaling=replace(scaling, factors=read(source, rope)))
+            case LongRopeScaling(sources=(short, long)) as scaling:
+                scaling = replace(scaling, short=read(short, rope), long=read(long, rope))
+                return replace(rope, scaling=replace(scaling, sources=()))
+        return rope
+
+    def layer_of(layer: LayerConfig) -> LayerConfig:
+        attention = layer.attention
+        if attention is None or attention.rope is None:
+            return layer
+        rope = filled(attention.rope)
+        if rope is attention.rope:
+            return layer
+        return layer.with_attention(replace(attention, rope=rope))
+
+    return replace(config, layers=tuple(map(layer_of, config.layers)))
 
 
 def _eos_ids(

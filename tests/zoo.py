@@ -564,6 +564,12 @@ ZOO: tuple[Variant, ...] = (
     Variant("phi3-partial", "phi3", {
         "tie_word_embeddings": True, "partial_rotary_factor": 0.75, "hidden_act": "gelu",
     }),
+    Variant("phi3-longrope", "phi3", {
+        "max_position_embeddings": 512, "original_max_position_embeddings": 128,
+    } | _rope(
+        "longrope", factor=4.0, short_factor=[1.0, 1.125, 1.25, 1.75],
+        long_factor=[1.0, 1.5, 2.5, 4.0], original_max_position_embeddings=128,
+    ), history=True, gguf=1e-5),
     # Granite
     Variant("granite", "granite", typical=True, views=True, gguf=1e-9),
     Variant("granite-plain", "granite", {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llmcli.config import ModelConfig
 from llmcli.families.fused import fused_gate_up
 from llmcli.families.read import hf_head
-from llmcli.families.rope import GGUF_FACTORS
+from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
 from llmcli.families.rules import AddConstant, Drop, Rename, Rule, UnpairRows
 
 Norms = Sequence[tuple[str, str]]  # of a block: theirs, and our name
@@ -64,7 +64,10 @@ def rules_gguf(
         *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
         *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
         *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
-        Drop(GGUF_FACTORS, "read into the configuration as the rotation's frequency factors"),
+        *(
+            Drop(name, "read into the configuration as the rotation's frequency factors")
+            for name in (GGUF_FACTORS, *GGUF_LONGROPE)
+        ),
         Drop(f"{g}.attn_rot_embd.weight", "frequencies of the rotation, which are computed"),
     ]
     if fused_up:

@@ -26,6 +26,7 @@ from llmcli.parts.attention.config import (
 
 DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"
+GGUF_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 def rope_from_hf(
@@ -89,7 +90,10 @@ def rope_from_gguf(
     dims = values.integer("rope.dimension_count", head_dim, most=MOST["head_dim"])
     _check_dims(dims, head_dim)
     theta = values.number("rope.freq_base", DEFAULT_THETA)
-    scaling = _gguf_scaling(values, context)
+    if all(name in tensors for name in GGUF_LONGROPE):
+        scaling: RopeScaling = _gguf_longrope(values, context)
+    else:
+        scaling = _gguf_scaling(values, context)
     _check_theta(theta, scaling)
     if GGUF_FACTORS in tensors:
         if scaling is not None:
@@ -130,6 +134,16 @@ def _gguf_yarn(values: Values, factor: float, attention: float, context: int) ->
         ),
         attention_factor=_mscale(factor) * attention,
     )
+
+
+def _gguf_longrope(values: Values, context: int) -> LongRopeScaling:
+    """Phi-3's: two tensors of divisors, and the factor on cos and sin."""
+    key = "rope.scaling.original_context_length"
+    return LongRopeScaling(
+        short=(), long=(), sources=GGUF_LONGROPE,
+        original=values.integer(key, context, most=MOST["positions"]),
+        attention_factor=values.number("rope.scaling.attn_factor", 1.0),
+    )  # fmt: skip
 
 
 def _default(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:

@@ -213,6 +213,16 @@ def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, float], head_dim: in
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(int(rope["original_max_position_embeddings"]))
+        case "longrope":
+            original = int(rope["original_max_position_embeddings"])
+            factor = rope["factor"]
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(
+                math.sqrt(1 + math.log(factor) / math.log(original))
+            )
+            for kind in ("long", "short"):
+                factors = np.array(rope[f"{kind}_factor"], dtype=np.float32)
+                writer.add_tensor(f"rope_factors_{kind}.weight", factors)
         case "llama3":
             writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_dim))
 

@@ -56,13 +56,15 @@ class LongRopeScaling:
     """LongRoPE (Ding et al. 2024, arXiv 2402.13753): one divisor per frequency, two sets.
 
     `short` applies up to `original` positions and `long` beyond; `attention_factor`
-    multiplies cos and sin.
+    multiplies cos and sin. `sources` are checkpoint tensors that hold `short` and `long`, where a
+    GGUF file stores them so; the loader fills them in.
     """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
     original: int
     attention_factor: float
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
