@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.read import gguf_header, gguf_windows, hf_windows
+from llmcli.families.read import gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.rules import Rule
 from llmcli.families.values import Values
@@ -26,8 +26,7 @@ from llmcli.parts.norm.config import NormConfig
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
 
-# What transformers' configurations set where LlamaConfig sets something else; the layers, one after
-# the other, of which the last has no window.
+# what transformers' configurations set where LlamaConfig sets something else
 _DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "bos_token_id": 2,
     "eos_token_id": 1, "max_position_embeddings": 8192,
@@ -40,17 +39,12 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
     "gemma3_text": {"num_key_value_heads": 4, "max_position_embeddings": 131_072,
                     "vocab_size": 262_208, "num_attention_heads": 8},
 }  # fmt: skip
-_PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}
+_PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers, the last of them without a window
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those whose queries are scaled by D / H
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-_Caps = tuple[float | None, float | None]  # of scores and of logits
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
 _NORMS_HF = (
     ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln1_post"),
     ("pre_feedforward_layernorm", "ln2"), ("post_feedforward_layernorm", "ln2_post"),
-)  # fmt: skip
-_NORMS_GGUF = (
-    ("attn_norm", "ln1"), ("post_attention_norm", "ln1_post"),
-    ("ffn_norm", "ln2"), ("post_ffw_norm", "ln2_post"),
 )  # fmt: skip
 
 
@@ -58,31 +52,29 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     kind = config["model_type"]
     settings = {**_DEFAULTS, **_TYPES[kind], **config}
-    values = Values(settings)
-    activation = values.text("hidden_act" if kind == "gemma" else "hidden_activation", "gelu")
-    # the first files say `gelu` and mean its tanh form
-    settings["hidden_act"] = "gelu_pytorch_tanh" if activation == "gelu" else activation
-    settings |= {"model_type": "llama", "mlp_bias": False}
-    if kind != "gemma3_text":
-        model = llama.from_hf(settings)
-        local = None
-    else:
-        model = llama.from_hf(of_layer_type(settings, "full_attention", theta=1e6))
-        theta = values.number("rope_local_base_freq", 10_000.0)
-        of_local = of_layer_type(settings, "sliding_attention", theta=theta)
-        local = rope_from_hf(
-            Values(of_local), head_dim=_attention(model).head_dim, context=model.context
-        )
-    scale = _attention(model).scale
-    windows: list[int | None] = [None] * len(model.layers)
-    caps: _Caps = (None, None)
+    values, local = Values(settings), None
     if kind != "gemma":
-        scale = values.number("query_pre_attn_scalar", 256.0) ** -0.5
-        windows = hf_windows(values, len(model.layers), period=_PERIOD[kind], window=4096)
+        settings["hidden_act"] = values.text("hidden_activation", "gelu_pytorch_tanh")
+    elif values.text("hidden_act", "gelu") == "gelu":  # the first files mean its tanh form
+        settings["hidden_act"] = "gelu_pytorch_tanh"
+    settings |= {"model_type": "llama", "mlp_bias": False}
+    if kind == "gemma3_text":
+        theta = values.number("rope_local_base_freq", 10_000.0)
+        of_local = Values(of_layer_type(settings, "sliding_attention", theta=theta))
+        settings = of_layer_type(settings, "full_attention", theta=1e6)
+    model = llama.from_hf(settings)
+    size, count = llama.first_attention(model).head_dim, len(model.layers)
+    if kind == "gemma":
+        return _gemma(model, kind, size**-0.5, [None] * count, rounded=True)
+    if kind == "gemma3_text":
+        local = rope_from_hf(of_local, head_dim=size, context=model.context)
+    return _gemma(
+        model, kind, values.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        hf_windows(values, count, period=_PERIOD[kind], window=4096), local,
         # transformers has no cap of Gemma 3's scores, whatever is written
-        score_cap = None if local is not None else values.optional_number(_CAPS[0])
-        caps = score_cap, values.optional_number(_CAPS[1])
-    return _gemma(model, kind, scale, windows, local, caps, rounded=True)
+        values.optional_number(_CAPS[0]) if kind == "gemma2" else None,
+        values.optional_number(_CAPS[1]), rounded=True,
+    )  # fmt: skip
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
@@ -91,96 +83,69 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     What they leave out is as llama.cpp has it.
     """
     arch = metadata["general.architecture"]
+    values = Values(metadata, prefix=f"{arch}.")
     rest = {key: value for key, value in metadata.items() if not key.endswith(_CAPS)}
-    values, header = Values(metadata, prefix=f"{arch}."), gguf_header(rest, tensors)
     model = llama.from_gguf(rest, tensors, function="gelu_tanh")
-    attention = _attention(model)
-    scale, local = attention.scale, None
-    windows: list[int | None] = [None] * header.layers
-    caps: _Caps = (None, None)
-    if arch != "gemma":
-        if header.layers == _LARGEST[arch]:
-            scale = (header.width // attention.heads) ** -0.5
-        windows = gguf_windows(
-            values, header.layers, period=_PERIOD[arch],
-            window=4096 if arch == "gemma2" else None,
-        )  # fmt: skip
-        assert attention.rope is not None
-        if arch == "gemma3":
-            theta = values.number("rope.freq_base_swa", 10_000.0)
-            local = replace(attention.rope, theta=theta, scaling=None)
-            caps = None, values.number(_CAPS[1], 0.0, above=False) or None
-        else:
-            caps = values.number(_CAPS[0], 50.0), values.number(_CAPS[1], 30.0)
-    return _gemma(model, arch, scale, windows, local, caps, rounded=False)
-
-
-def _attention(model: ModelConfig) -> AttentionConfig:
-    found = model.layers[0].attention
-    assert found is not None
-    return found
+    attention, count = llama.first_attention(model), len(model.layers)
+    if arch == "gemma":
+        return _gemma(model, arch, attention.scale, [None] * count)
+    scale, local, two = attention.scale, None, arch == "gemma2"
+    if count == _LARGEST[arch]:
+        scale = max(1, model.width // attention.heads) ** -0.5
+    windows = gguf_windows(values, count, period=_PERIOD[arch], window=4096 if two else None)
+    if not two and attention.rope is not None:
+        theta = values.number("rope.freq_base_swa", 10_000.0)
+        local = replace(attention.rope, theta=theta, scaling=None)
+    caps = [values.number(key, usual * two, above=False) or None
+            for key, usual in zip(_CAPS, (50.0, 30.0), strict=True)]  # fmt: skip
+    return _gemma(model, arch, scale, windows, local, caps[0] if two else None, caps[1])
 
 
 def _gemma(
-    model: ModelConfig,
-    kind: str,
-    scale: float,
-    windows: Sequence[int | None],
-    local: RopeConfig | None,
-    caps: _Caps,
-    *,
-    rounded: bool,
-) -> ModelConfig:
+    model: ModelConfig, kind: str, scale: float, windows: Sequence[int | None],
+    local: RopeConfig | None = None, score_cap: float | None = None,
+    logit_cap: float | None = None, *, rounded: bool = False,
+) -> ModelConfig:  # fmt: skip
     norm = NormConfig(kind="rms", eps=model.final_norm.eps, offset=1.0)
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
         window = windows[number]
         attention = replace(
-            attention, scale=scale, window=window, cap=caps[0],
+            attention, scale=scale, window=window, cap=score_cap,
             qk_norm=norm if kind.startswith("gemma3") else None,
-            rope=local if window is not None and local is not None else attention.rope,
+            rope=attention.rope if window is None or local is None else local,
         )  # fmt: skip
-        if kind == "gemma":
-            return sequential(attention, mlp, norm=norm)
+        after = None if kind == "gemma" else norm
         return LayerConfig(
             sublayers=tuple(
-                (Branch(part=part, pre_norm=norm, post_norm=norm),) for part in (attention, mlp)
+                (Branch(part=part, pre_norm=norm, post_norm=after),) for part in (attention, mlp)
             )
         )
 
     return llama.rebuilt(
         model, block, family="gemma", model_type=kind, final_norm=norm,
         embedding=EmbeddingConfig(scale=model.width**0.5, rounded_scale=rounded),
-        head=HeadConfig(tied=model.head.tied, cap=caps[1]),
+        head=HeadConfig(tied=model.head.tied, cap=logit_cap),
     )  # fmt: skip
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names."""
-    if config.model_type == "gemma":
-        return llama_rules.rules_hf(config)
-    return llama_rules.rules_hf(config, norms=_NORMS_HF)
+    norms = llama_rules.NORMS_HF if config.model_type == "gemma" else _NORMS_HF
+    return llama_rules.rules_hf(config, norms=norms)
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names; rows of queries and keys lie as we rotate them."""
-    if config.model_type == "gemma":
-        return llama_rules.rules_gguf(config)
-    return llama_rules.rules_gguf(config, norms=_NORMS_GGUF)
+    after = () if config.model_type == "gemma" else llama_rules.NORMS_AFTER_GGUF
+    return llama_rules.rules_gguf(config, norms=(*llama_rules.NORMS_GGUF, *after))
 
 
-FAMILIES = (
-    Family(
-        name="gemma",
-        words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft "
-        "caps, windows by layer with rotary positions of their own",
-        hf_types=("gemma", "gemma2", "gemma3_text"),
-        gguf_archs=("gemma", "gemma2", "gemma3"),
-        hf_multimodal=("gemma3",),
-        gguf_windows=True,
-        from_hf=from_hf,
-        from_gguf=from_gguf,
-        rules_hf=rules_hf,
-        rules_gguf=rules_gguf,
-    ),
-)
+FAMILIES = (Family(
+    name="gemma",
+    words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft caps, "
+    "windows by layer with rotary positions of their own",
+    hf_types=("gemma", "gemma2", "gemma3_text"), gguf_archs=("gemma", "gemma2", "gemma3"),
+    hf_multimodal=("gemma3",), gguf_windows=True,
+    from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+),)  # fmt: skip

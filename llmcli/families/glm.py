@@ -30,10 +30,6 @@ _NORMS_HF = (
     ("input_layernorm", "ln1"), ("post_self_attn_layernorm", "ln1_post"),
     ("post_attention_layernorm", "ln2"), ("post_mlp_layernorm", "ln2_post"),
 )  # fmt: skip
-_NORMS_GGUF = (
-    ("attn_norm", "ln1"), ("post_attention_norm", "ln1_post"),
-    ("ffn_norm", "ln2"), ("post_ffw_norm", "ln2_post"),
-)  # fmt: skip
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -71,7 +67,9 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names."""
-    norms = _NORMS_GGUF if config.model_type == "glm4" else llama_rules.NORMS_GGUF
+    norms = llama_rules.NORMS_GGUF
+    if config.model_type == "glm4":
+        norms = (*norms, *llama_rules.NORMS_AFTER_GGUF)
     return llama_rules.rules_gguf(config, norms=norms, paired=True, fused_up=True)
 
 

@@ -36,9 +36,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     own = {f"granite.{key}" for key in _GGUF}
     rest = {key: value for key, value in metadata.items() if key not in own}
     model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix="granite.")
-    attention = model.layers[0].attention
-    assert attention is not None
-    usual = (attention.scale, 1.0, 1.0, 1.0)
+    usual = (llama.first_attention(model).scale, 1.0, 1.0, 1.0)
     found = (
         values.number(key, other, above=False) or other
         for key, other in zip(_GGUF, usual, strict=True)

@@ -144,6 +144,13 @@ def from_gguf(
     )
 
 
+def first_attention(model: ModelConfig) -> AttentionConfig:
+    """That of the first layer."""
+    found = model.layers[0].attention
+    assert found is not None
+    return found
+
+
 def rebuilt(
     model: ModelConfig,
     block: Callable[[int, AttentionConfig, MlpConfig], LayerConfig],

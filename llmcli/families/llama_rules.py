@@ -14,6 +14,7 @@ Norms = Sequence[tuple[str, str]]  # of a block: theirs, and our name
 
 NORMS_HF: Norms = (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2"))
 NORMS_GGUF: Norms = (("attn_norm", "ln1"), ("ffn_norm", "ln2"))
+NORMS_AFTER_GGUF: Norms = (("post_attention_norm", "ln1_post"), ("post_ffw_norm", "ln2_post"))
 
 
 def rules_hf(

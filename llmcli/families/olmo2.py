@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # what their configurations set where LlamaConfig sets something else
 _DEFAULTS = {"rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": 50279}
 _NORMS_HF = (("post_attention_layernorm", "ln1_post"), ("post_feedforward_layernorm", "ln2_post"))
-_NORMS_GGUF = (("post_attention_norm", "ln1_post"), ("post_ffw_norm", "ln2_post"))
 _LLAMA_ONLY = {"model_type": "llama", "mlp_bias": False}
 _PERIOD = 4  # layers of OLMo 3, of which the last has no window
 
@@ -37,11 +36,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     if config["model_type"] == "olmo2":
         return _with_norms(llama.from_hf(settings), "olmo2")
     model = llama.from_hf(of_layer_type(settings, "full_attention", theta=500_000.0))
-    attention = model.layers[0].attention
-    assert attention is not None
     local = rope_from_hf(
         Values(of_layer_type(settings, "sliding_attention", theta=500_000.0)),
-        head_dim=attention.head_dim, context=model.context,
+        head_dim=llama.first_attention(model).head_dim, context=model.context,
     )  # fmt: skip
     windows = hf_windows(Values(settings), len(model.layers), period=_PERIOD, window=4096)
     return _with_norms(model, "olmo3", windows, local)
@@ -52,10 +49,9 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     model = llama.from_gguf(metadata, tensors)
     values = Values(metadata, prefix="olmo2.")
     windows = gguf_windows(values, len(model.layers), period=_PERIOD, window=None)
-    attention = model.layers[0].attention
-    assert attention is not None
-    assert attention.rope is not None
-    return _with_norms(model, "olmo2", windows, replace(attention.rope, scaling=None))
+    rope = llama.first_attention(model).rope
+    assert rope is not None
+    return _with_norms(model, "olmo2", windows, replace(rope, scaling=None))
 
 
 def _with_norms(
@@ -82,7 +78,7 @@ def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names; rows of queries and keys lie as we rotate them."""
-    return llama_rules.rules_gguf(config, norms=_NORMS_GGUF)
+    return llama_rules.rules_gguf(config, norms=llama_rules.NORMS_AFTER_GGUF)
 
 
 FAMILIES = (

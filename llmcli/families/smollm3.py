@@ -33,7 +33,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     count = len(model.layers)
     if values.has("no_rope_layers"):  # 1: a layer with rotary positions
         listed = values.raw("no_rope_layers")
-        if not isinstance(listed, list) or len(listed) != count or not set(listed) <= {0, 1}:
+        if not isinstance(listed, list) or len(listed) != count or not all(
+            isinstance(one, int) and one in (0, 1) for one in listed
+        ):  # fmt: skip
             raise values.wrong("no_rope_layers", f"0 or 1 for each of {count} layers")
         rotated = [bool(one) for one in listed]
     else:
