@@ -447,7 +447,7 @@ def test_force_writes_it_all_the_same(attention, monkeypatch, tmp_path):
 def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeypatch, tmp_path):
     attend = llmcli.parts.attention.forward.attend
 
-    def unmasked(q, k, v, *, scale, causal, mask):
+    def unmasked(q, k, v, *, scale, **rest):
         return attend(q, k, v, scale=scale)
 
     monkeypatch.setattr(llmcli.parts.attention.forward, "attend", unmasked)

@@ -275,7 +275,7 @@ def test_a_number_has_to_be_named(cli):
 def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
     attend = llmcli.parts.attention.forward.attend
 
-    def unmasked(q, k, v, *, scale, causal, mask):
+    def unmasked(q, k, v, *, scale, **rest):
         return attend(q, k, v, scale=scale)
 
     monkeypatch.setattr(llmcli.parts.attention.forward, "attend", unmasked)
@@ -297,7 +297,8 @@ def test_what_differs_exits_1_with_the_whole_report(explain, monkeypatch):
 def test_a_small_fault_on_a_long_way_exits_1(explain, monkeypatch):
     norm = llmcli.parts.norm.forward.rms_norm
     monkeypatch.setattr(
-        llmcli.parts.norm.forward, "rms_norm", lambda *given: norm(*given) * 1.00002
+        llmcli.parts.norm.forward, "rms_norm",
+        lambda *given, **rest: norm(*given, **rest) * 1.00002,
     )
     result = explain("blocks.1.resid_post[3,2]", "hello", "--depth", "all")
     assert result.code == 1
