@@ -27,6 +27,7 @@ from llmcli.parts.attention.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    QueryGrowth,
     RopeConfig,
     YarnScaling,
 )
@@ -235,6 +236,10 @@ TYPES: dict[str, Type] = {
          if key not in ("rms_norm_eps", "num_key_value_heads")},
         _NEOX_MODULES, "GPTNEOX", _WIDE,
     ),
+    "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }}, _MODULES),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
 }  # fmt: skip
 
@@ -621,6 +626,11 @@ ZOO: tuple[Variant, ...] = (
         "use_parallel_residual": False, "rotary_pct": 0.5, "tie_word_embeddings": True,
         "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,
     }),
+    # Ministral 3
+    Variant("ministral3", "ministral3", typical=True, views=True),
+    Variant("ministral3-window", "ministral3", {
+        "sliding_window": 33, "tie_word_embeddings": True, "num_key_value_heads": 1,
+    }),
     # LFM2
     Variant("lfm2", "lfm2", views=True, gguf=1e-9),
     Variant("lfm2-bias-tied", "lfm2", {
@@ -787,6 +797,10 @@ BLOCKS = {
     ),
     "caps": llama(
         layer(cap=1.5), layer(cap=0.7, window=3), head=HeadConfig(tied=True, cap=2.0),
+    ),
+    "growing queries": llama(
+        layer(growth=QueryGrowth(beta=0.5, original=3)),
+        layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),

@@ -16,6 +16,7 @@ from llmcli.errors import LlmcliError, UnsupportedModel
 from llmcli.families.family import Family, families
 from llmcli.families.rules import Load, Transpose, plan
 from llmcli.parts.attention.config import (
+    AttentionConfig,
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -167,10 +168,14 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     full = next((one.rope for one in rotated if one.window is None), None)
     slides = next((one.rope for one in rotated if one.window is not None), None)
     for rope in dict.fromkeys((full, slides)):
-        if rope is not None:
-            yield settings | {"rope_parameters": _rope(rope, mixer.head_dim)}
+        if rope is None:
+            continue
+        own = settings | {"rope_parameters": _rope(rope, mixer)}
+        if isinstance(rope.scaling, LongRopeScaling):  # beside the others it wins over them
+            own["original_max_position_embeddings"] = rope.scaling.original
+        yield own
     yield settings | {"rope_parameters": {
-        name: _rope(rope, mixer.head_dim)
+        name: _rope(rope, mixer)
         for name, rope in (("full_attention", full), ("sliding_attention", slides)) if rope
     } or None}  # fmt: skip
 
@@ -180,8 +185,13 @@ def _whole(number: float) -> float | int:
     return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else number
 
 
-def _rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
-    written = {"rope_theta": rope.theta, "partial_rotary_factor": rope.dims / head_dim}
+def _rope(rope: RopeConfig, mixer: AttentionConfig) -> dict[str, Any]:
+    written = {"rope_theta": rope.theta, "partial_rotary_factor": rope.dims / mixer.head_dim}
+    if (growth := mixer.growth) is not None:
+        written |= {
+            "llama_4_scaling_beta": growth.beta,
+            "original_max_position_embeddings": growth.original,
+        }
     match rope.scaling:
         case LinearScaling(factor=factor):
             return written | {"rope_type": "linear", "factor": factor}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from llmcli.graph.spec import Call
-from llmcli.parts.attention.config import RopeConfig
+from llmcli.parts.attention.config import QueryGrowth, RopeConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
@@ -281,7 +281,7 @@ class Score(Op):
 
     `group` query heads share a key head of `head_dim` numbers. `window`: a query sees so many keys,
     itself included (None: all before it). `root` is how the formula writes √head_dim. With a `cap`
-    c a scaled score s is `c · tanh(s / c)`.
+    c a scaled score s is `c · tanh(s / c)`. `growth`: queries count more at later positions.
     """
 
     query: str
@@ -292,6 +292,11 @@ class Score(Op):
     window: int | None
     root: str
     cap: float | None = None
+    growth: QueryGrowth | None = None
+
+    def factor(self, position: int) -> float:
+        """What the scores of a query at that position are multiplied by."""
+        return self.scale * (1.0 if self.growth is None else self.growth.at(position))
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -307,6 +312,8 @@ class Score(Op):
         """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
         scaled = f"/ {self.root}" if self.usual else f"· {self.scale:g}"
         product = f"{letter(self.query)} {letter(self.key)}ᵀ {scaled}"
+        if (grown := self.growth) is not None:
+            product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
         if self.cap is not None:
             product = f"{self.cap:g} · tanh({product} / {self.cap:g})"
         return f"{product} + M"

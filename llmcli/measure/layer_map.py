@@ -131,8 +131,11 @@ class LayerMap:
         groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
         k_KSd = wide(seen[self.score.key][groups, keys])
         assert isinstance(mixer, Attention)
-        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], queries.start - keys.start)[0]
-        return Scores(scores_HtS, ((q_Htd * self.score.scale).norm(dim=-1), k_KSd.norm(dim=-1)))
+        first = queries.start - keys.start
+        scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, before=keys.start)[0]
+        factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
+        factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
+        return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
 
 class Scores(NamedTuple):

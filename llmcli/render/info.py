@@ -59,7 +59,7 @@ def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
     for family in families:
         rows.append((family.name, (family.words,)))
         rows.append(("", (f"model_type of config.json: {', '.join(family.hf_types)}",)))
-        rows.append(("", (f"GGUF architecture: {', '.join(family.gguf_architectures)}",)))
+        rows.append(("", (f"GGUF architecture: {', '.join(family.gguf_architectures) or 'none'}",)))
         rows.append(("", (f"checked: {family.checked}",)))
     return Facts(rows)
 

@@ -112,6 +112,17 @@ def queries_scaled_by_their_size_and_not_by_the_models_own_number(monkeypatch, d
     )
 
 
+@fault("growing queries")
+def queries_that_do_not_grow(monkeypatch, decoder):
+    monkeypatch.setattr(attention.Attention, "_grown", lambda self, q, positions: q)
+
+
+@fault("growing queries")
+def queries_that_grow_one_position_early(monkeypatch, decoder):
+    grown = attention.Attention._grown
+    monkeypatch.setattr(attention.Attention, "_grown", lambda self, q, at: grown(self, q, at + 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):

@@ -117,6 +117,9 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             _, seen = run(model, double(f"{prefix}.{leaf}"))
             q, k = (seen[name] for name in graph(model.config).entering(i))
             scores = q @ k.repeat_interleave(group, 1).transpose(-1, -2) * layer.attention.scale
+            if layer.attention.growth is not None:
+                factors = [layer.attention.growth.at(token) for token in range(len(TOKENS[0]))]
+                scores = scores * torch.tensor(factors, dtype=scores.dtype)[:, None]
             if layer.attention.cap is not None:
                 scores = (scores / layer.attention.cap).tanh() * layer.attention.cap
             at = torch.arange(TOKENS.shape[1])

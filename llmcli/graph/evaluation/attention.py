@@ -44,14 +44,19 @@ class Score(Rule[ops.Score]):
         head, query, _ = index
         q_d = values.kernel(self.op.query)[head, query]
         k_Sd = values.kernel(self.op.key)[head // self.op.group, : query + 1]
-        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.scale)
+        size = float(q_d.norm() * k_Sd.norm(dim=1).max()) * abs(self.op.factor(query))
         return size + values.least
+
+    def _factors(self, values: Numbers) -> Tensor:
+        """What the scores of each query are multiplied by, `[T, 1]`."""
+        found = [self.op.factor(position) for position in values.positions]
+        return torch.tensor(found, dtype=torch.float64)[:, None]
 
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
         q_HTd, k_KSd = values[self.op.query], values.every(self.op.key)
         heads = [
-            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.op.group]) * self.op.scale
+            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.op.group]) * self._factors(values)
             for head, q_Td in enumerate(q_HTd)
         ]
         hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
@@ -72,7 +77,7 @@ class Score(Rule[ops.Score]):
         """Σ|q·k|, scaled; a mask is exact, and what is rounded before a cap is no more after it."""
         q_HTd, k_KSd = values[self.op.query].abs(), values.every(self.op.key).abs()
         k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
-        size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * abs(self.op.scale)
+        size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * self._factors(values).abs()
         return size_HTS.masked_fill_(self.hidden(values.positions, k_KSd.shape[1]), 0.0)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -91,11 +96,11 @@ class Score(Rule[ops.Score]):
             self.cell(self.op.key, shared, key, "i"),
         )
         width = self.op.head_dim
-        value = summed * self.op.scale
-        usual = self.op.usual
+        factor = self.op.factor(query)
+        value, usual = summed * factor, self.op.usual and self.op.growth is None
         scaled = Fact(
             formula=f"Σ / √{width} = {{}} / {{}}" if usual else "Σ · scale = {} · {}",
-            parts=(summed, math.sqrt(width) if usual else self.op.scale),
+            parts=(summed, math.sqrt(width) if usual else factor),
             value=value,
         )
         at = largest(terms).at
@@ -106,7 +111,7 @@ class Score(Rule[ops.Score]):
             value, after = capped.value, (scaled, capped)
         return Element(
             value=value,
-            magnitude=size(terms) * abs(self.op.scale),
+            magnitude=size(terms) * abs(factor),
             note=_shared(self.op.group, head),
             sum=dot(columns, summed),
             terms=terms,
@@ -189,7 +194,7 @@ class Softmax(Rule[ops.Softmax]):
         s_S, scores = values[self.op.source][head, query], self.scores
         k_Sd = values[scores.op.key][head // scores.op.group].abs()
         q_d = values[scores.op.query][head, query].abs()
-        size_S = (k_Sd * q_d).sum(-1) * abs(scores.op.scale)
+        size_S = (k_Sd * q_d).sum(-1) * abs(scores.op.factor(query))
         return _uncertain(s_S, size_S.masked_fill_(s_S == -math.inf, 0.0))
 
 

@@ -123,7 +123,9 @@ class Splitter:
             scores = q_BHtd.reshape(*shared, size) @ keys.transpose(-1, -2)
             self.clock(_piece(of.group, "scores"))
             visible = visible_keys(positions, last - first, window)
-            wide = at_least_float32(scores).view(*shared, rows, last - first) * of.score.scale
+            wide = at_least_float32(scores).view(*shared, rows, last - first)
+            factors = [of.score.factor(position) for position in range(at, last)]
+            wide = wide * torch.tensor(factors, dtype=wide.dtype, device=wide.device)[:, None]
             if of.score.cap is not None:
                 wide = soft_cap(wide, of.score.cap)
             wide = wide.masked_fill(~visible, -torch.inf).softmax(-1)

@@ -5,6 +5,7 @@ Letters: H heads, Hk key/value heads, dh size of a head's query and key, dv of i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from llmcli.parts.norm.config import NormConfig
@@ -103,13 +104,26 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryGrowth:
+    """Queries at position p times `1 + beta · ln(1 + ⌊p / original⌋)` (Ministral 3)."""
+
+    beta: float
+    original: int
+
+    def at(self, position: int) -> float:
+        """The factor."""
+        return 1 + self.beta * math.log1p(position // self.original)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
     `scale` multiplies q·k. `window` W: a query at position p sees keys p-W+1 … p (itself
     included). `qk_norm` normalizes each head's query and key before the rotation; with
     `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
-    scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2).
+    scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2). `growth` multiplies what is
+    rotated, as scores see it.
     """
 
     heads: int
@@ -122,6 +136,7 @@ class AttentionConfig:
     qk_norm_wide: bool = False
     window: int | None = None
     cap: float | None = None
+    growth: QueryGrowth | None = None
     qkv_bias: bool = False
     out_bias: bool = False
 

@@ -67,6 +67,7 @@ class Attention:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
         q_BHTd, k_BKSd, v_BKTe = self._project(x_BTD, step)
+        q_BHTd = self._grown(q_BHTd, step.positions)
         v_BKSe = v_BKTe
         if cache is not None:
             assert isinstance(cache, KVCache)
@@ -179,15 +180,29 @@ class Attention:
         v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
         return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
 
-    def score_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
+    def score_rows(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, *, before: int = 0
+    ) -> Tensor:
         """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
 
         From emitted tensors: the queries and all keys as they enter the product (`q_rot`,
         `k_rot`; `q`, `k` where nothing rotates). Scaled and masked (-∞), at least float32.
+        `before`: so many keys, and positions, precede the first of them that is given.
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
         visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
-        return self._scores(q_BHtd, k_BKSd, visible)
+        return self._scores(self._grown(q_BHtd, positions + before), k_BKSd, visible)
+
+    def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
+        """Queries as scores see them, from positions `[t]` or `[B, t]`."""
+        growth = self.config.growth
+        if growth is None:
+            return q_BHtd
+        wide = torch.promote_types(q_BHtd.dtype, torch.float32)
+        steps = torch.div(positions, growth.original, rounding_mode="floor").to(wide)
+        factor_t = 1 + growth.beta * torch.log1p(steps)
+        factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
+        return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
 
     def _scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)

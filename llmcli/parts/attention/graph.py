@@ -192,6 +192,7 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
     score = Score(
         query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
         window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k", cap=a.cap,
+        growth=a.growth,
     )  # fmt: skip
     mix = Mix(
         pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
