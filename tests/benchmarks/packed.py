@@ -1,16 +1,17 @@
 """Packed weights beside llama.cpp on the same file, and beside the rate at which memory is read.
 
     python tests/benchmarks/packed.py [--formats Q4_0 Q4_1 Q8_0] [--shapes 1.7B 8B] [--runs 5]
-        [--around Q4_0] [--alone] [--json]
+        [--transformers] [--around Q4_0] [--alone] [--json]
 
 `--formats`: SmolLM2 with all its matrices in one format. `--shapes`: random blocks in the
 configuration of a model of that size, as a Q4_K_M file mixes them (values and the second half of
 the down projections in Q6_K), with as many layers as `--layers` says; tokens/s of the whole model
 follow from the seconds of these layers and of the head. The files are made in `--folder` once.
 
-Each row is `llmcli bench --against llama.cpp`: runs in turns, the median of their ratios with the
-lowest and highest. `of read` is the bytes of all weights times tokens/s over the read rate: the
-best sum over 512 MiB by one thread or all, in small pages or huge ones.
+Each row is `llmcli bench --against llama.cpp`, or with `--transformers` beside that, which has the
+same weights in 16 or 32 bits: runs in turns, the median of their ratios with the lowest and
+highest. `of read` is the bytes of all weights times tokens/s over the read rate: the best sum over
+512 MiB by one thread or all, in small pages or huge ones.
 
 `--around`: of SmolLM2 in that format what surrounds a step. Decode after 4,096 tokens against what
 its bytes make of decode after none; `generate` against `bench`; beside a busy program against
@@ -145,12 +146,12 @@ def read_rate() -> float:
     return best
 
 
-def compared(path: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """`llmcli bench` on that file: its rows of both tests, ours."""
+def compared(path: Path, args: argparse.Namespace, peer: str | None) -> dict[str, Any]:
+    """`llmcli bench` on that file, beside that peer: its rows of both tests, ours."""
     tests = ["-p", str(args.prompt), "-n", str(args.tokens), "-r", str(args.runs)]
     command = [sys.executable, "-m", "llmcli", "bench", "-m", str(path), *tests, "-o", "json"]
-    if not args.alone:
-        command += ["--against", "llama.cpp"]
+    if peer is not None:
+        command += ["--against", peer]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise RuntimeError(done.stderr)
@@ -238,6 +239,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/packed-models"))
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
+    parser.add_argument(
+        "--transformers", action="store_true", help="beside transformers in place of llama.cpp"
+    )
     parser.add_argument("--around", choices=FORMATS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -249,9 +253,10 @@ def main() -> int:
         print(table(f"SmolLM2 {args.around}", [("", "median (range)", "wanted"), *rows]))
         print(environment(torch.get_num_threads()))
         return 0
+    peer = None if args.alone else "transformers" if args.transformers else "llama.cpp"
     results = {}
     for name, path in cases(args):
-        results[name] = compared(path, args) | {"read_rate": read_rate()}
+        results[name] = compared(path, args, peer) | {"read_rate": read_rate()}
     if args.json:
         print(json.dumps({"environment": environment(torch.get_num_threads()), "results": results}))
         return 0
@@ -268,7 +273,7 @@ def main() -> int:
                 "—" if one["theirs"] is None else f"{one['theirs']:.1f}", ratio,
                 f"{share:.0%} of {found['read_rate'] / 1e9:.1f} GB/s" if test == "decode" else "",
             ))  # fmt: skip
-    heads = ("model", "test", "tokens/s", "llama.cpp", "ratio", "of read")
+    heads = ("model", "test", "tokens/s", peer or "", "ratio", "of read")
     print(table("median of runs in turns (lowest to highest)", [heads, *rows]))
     print(environment(torch.get_num_threads()))
     return 0
