@@ -467,8 +467,8 @@ def test_a_mask_that_lets_through_exits_1_with_the_whole_view(attention, monkeyp
 def test_a_pattern_that_is_not_the_layers_exits_1(attention, monkeypatch, wrong):
     rows = llmcli.parts.attention.forward.Attention.score_rows
 
-    def planted(self, q, k, first):
-        return wrong(q, rows(self, q, k, first))
+    def planted(self, q, k, first, **rest):
+        return wrong(q, rows(self, q, k, first, **rest))
 
     monkeypatch.setattr(llmcli.parts.attention.forward.Attention, "score_rows", planted)
     result = attention(TEXT)
