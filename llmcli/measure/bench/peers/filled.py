@@ -89,7 +89,7 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
         loads[load.source].append(load)
     state = {}
     for name, parts in loads.items():
-        pieces = [ours.decoder.weight(part.target).dense() for part in parts]
+        pieces = [ours.decoder.weight(part.target).dense(ours.dtype) for part in parts]
         value = torch.cat(pieces)
         orders = [row_order(part.ops, (len(value),), name) for part in parts]
         if all(len(order) == len(piece) for order, piece in zip(orders, pieces, strict=True)):
