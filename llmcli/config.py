@@ -71,9 +71,17 @@ class LayerConfig:
         return replace(self, sublayers=sublayers)
 
 
-def sequential(*parts: object, norm: NormConfig) -> LayerConfig:
-    """The usual block: `x + part(norm(x))`, one part after the other (pre-norm)."""
-    return LayerConfig(sublayers=tuple((Branch(part=part, pre_norm=norm),) for part in parts))
+def sequential(
+    *parts: object, norm: NormConfig | None, after: NormConfig | None = None,
+    multiplier: float = 1.0,
+) -> LayerConfig:  # fmt: skip
+    """The usual block: `x + multiplier · after(part(norm(x)))`, one part after the other."""
+    return LayerConfig(
+        sublayers=tuple(
+            (Branch(part=part, pre_norm=norm, post_norm=after, multiplier=multiplier),)
+            for part in parts
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 
 from llmcli.ahead import Ahead
 from llmcli.anatomy import TensorSpec
+from llmcli.anatomy.graph import graph
 from llmcli.checkpoints import Checkpoint, TensorInfo
 from llmcli.devices import threads, wait_for
 from llmcli.errors import CheckpointError, WeightMismatch
@@ -18,6 +19,7 @@ from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Packed
+from llmcli.graph.ops import Normalize
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
@@ -82,7 +84,9 @@ def ledger_of(
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
-    """Seeded weights: matrices normal with deviation 0.02, norm weights 1, biases 0."""
+    """Seeded weights: matrices normal with deviation 0.02, norms multiply by 1, biases 0."""
+    ops = (node.op for node in graph(decoder.config).nodes.values())
+    neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
@@ -90,10 +94,9 @@ def randomize(decoder: Decoder, seed: int) -> None:
             _randomize_packed(weight, generator)
             continue
         slot = writable(weight)
-        last = name.rpartition(".")[2]
-        if last == "w":
-            slot.fill_(1.0)
-        elif last.startswith("b"):
+        if name in neutral:
+            slot.fill_(neutral[name])
+        elif name.rpartition(".")[2].startswith("b"):
             slot.zero_()
         elif slot.device.type != "meta":
             slot.normal_(0.0, 0.02, generator=generator)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, olmo2
 from llmcli.families.family import Family
 from llmcli.families.read import gguf_windows, hf_windows
@@ -55,9 +55,7 @@ def _exaone4(
         window = windows[number]
         rope = None if windowed and window is None else attention.rope
         attention = replace(attention, qk_norm=norm, window=window, rope=rope)
-        return LayerConfig(
-            sublayers=tuple((Branch(part=part, post_norm=norm),) for part in (attention, mlp))
-        )
+        return sequential(attention, mlp, norm=None, after=norm)
 
     return llama.rebuilt(model, block, family="exaone4", model_type="exaone4")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.read import gguf_windows, hf_windows
@@ -115,12 +115,7 @@ def _gemma(
             qk_norm=norm if kind.startswith("gemma3") else None,
             rope=attention.rope if window is None or local is None else local,
         )  # fmt: skip
-        after = None if kind == "gemma" else norm
-        return LayerConfig(
-            sublayers=tuple(
-                (Branch(part=part, pre_norm=norm, post_norm=after),) for part in (attention, mlp)
-            )
-        )
+        return sequential(attention, mlp, norm=norm, after=None if kind == "gemma" else norm)
 
     return llama.rebuilt(
         model, block, family="gemma", model_type=kind, final_norm=norm,

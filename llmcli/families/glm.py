@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.fused import fused_gate_up
@@ -48,10 +48,7 @@ def _glm(model: ModelConfig, kind: str) -> ModelConfig:
     after = norm if kind == "glm4" else None
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        parts = (replace(attention, out_bias=False), mlp)
-        return LayerConfig(
-            sublayers=tuple((Branch(part=part, pre_norm=norm, post_norm=after),) for part in parts)
-        )
+        return sequential(replace(attention, out_bias=False), mlp, norm=norm, after=after)
 
     return llama.rebuilt(model, block, family="glm", model_type=kind)
 

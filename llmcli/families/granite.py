@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
@@ -47,15 +47,9 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 def _granite(
     model: ModelConfig, scale: float, residual: float, embedding: float, logits: float
 ) -> ModelConfig:
-    norm = model.final_norm
-
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        parts = (replace(attention, scale=scale), mlp)
-        return LayerConfig(
-            sublayers=tuple(
-                (Branch(part=part, pre_norm=norm, multiplier=residual),) for part in parts
-            )
-        )
+        attention = replace(attention, scale=scale)
+        return sequential(attention, mlp, norm=model.final_norm, multiplier=residual)
 
     return llama.rebuilt(
         model, block, family="granite", model_type="granite",

@@ -11,6 +11,7 @@ from llmcli.errors import UnsupportedModel
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.read import hf_window
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig, QueryGrowth
 from llmcli.parts.mlp.config import MlpConfig
@@ -35,9 +36,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     settings = {**_DEFAULTS, **config}
     model, values = llama.from_hf(settings | _LLAMA_ONLY), Values(settings)
-    window, growth = None, None
-    if values.has("sliding_window"):
-        window = values.integer("sliding_window", most=MOST["positions"])
+    window, growth = hf_window(values), None
     rope = values.section("rope_parameters") or Values({})
     if rope.has("llama_4_scaling_beta"):
         growth = QueryGrowth(

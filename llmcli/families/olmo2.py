@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.read import gguf_windows, hf_windows
@@ -64,9 +64,7 @@ def _with_norms(
         attention = replace(attention, qk_norm=norm, qk_norm_wide=True)
         if windows and windows[number] is not None:
             attention = replace(attention, window=windows[number], rope=local)
-        return LayerConfig(
-            sublayers=tuple((Branch(part=part, post_norm=norm),) for part in (attention, mlp))
-        )
+        return sequential(attention, mlp, norm=None, after=norm)
 
     return llama.rebuilt(model, block, family="olmo", model_type=kind)
 

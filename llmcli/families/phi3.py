@@ -10,6 +10,7 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.fused import fused_gate_up, fused_qkv
+from llmcli.families.read import hf_window
 from llmcli.families.rules import Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
@@ -37,10 +38,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             settings[key] = {**rope, **({} if kind is None else {"rope_type": kind})}
     values = Values(settings)
     model = llama.from_hf(settings | _LLAMA_ONLY, rotated=1.0)
-    window = None
-    if values.has("sliding_window"):
-        window = values.integer("sliding_window", most=MOST["positions"])
-    return _phi3(model, window)
+    return _phi3(model, hf_window(values))
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:

@@ -81,6 +81,13 @@ def hf_head(config: ModelConfig) -> Rule:
     return Rename(HF_HEAD, "head.W")
 
 
+def hf_window(values: Values) -> int | None:
+    """`sliding_window`: how many keys a query sees, None where nothing is said."""
+    if not values.has("sliding_window"):
+        return None
+    return values.integer("sliding_window", most=MOST["positions"])
+
+
 def hf_windows(
     values: Values, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:
@@ -95,11 +102,7 @@ def hf_windows(
     else:
         period = values.integer("sliding_window_pattern", period, most=MOST["layers"])
         slides = [(index + 1) % period != 0 for index in range(layers)]
-    size = window
-    if values.says("sliding_window"):
-        size = None
-        if values.has("sliding_window"):
-            size = values.integer("sliding_window", most=MOST["positions"])
+    size = hf_window(values) if values.says("sliding_window") else window
     if any(slides) and size is None:
         raise CheckpointError("layers have windows but `sliding_window` says no size")
     return [size if slide else None for slide in slides]

@@ -11,6 +11,7 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
+from llmcli.families.read import hf_window
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -41,9 +42,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     else:
         interval = values.integer("no_rope_layer_interval", _INTERVAL, most=MOST["layers"])
         rotated = [(index + 1) % interval != 0 for index in range(count)]
-    window = None
-    if values.flag("use_sliding_window", False) and values.has("sliding_window"):
-        window = values.integer("sliding_window", most=MOST["positions"])
+    window = hf_window(values) if values.flag("use_sliding_window", False) else None
     slides = [window is not None and not one for one in rotated]
     if values.has("layer_types"):
         kinds = values.layer_types(count, ("full_attention", "sliding_attention"))

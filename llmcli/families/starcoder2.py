@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
+from llmcli.families.read import hf_window
 from llmcli.families.rules import Rename, Rule
-from llmcli.families.values import MOST, Values
+from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
@@ -33,10 +34,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     biased = values.flag("use_bias", True)
     settings |= {"model_type": "llama", "rms_norm_eps": eps, "attention_bias": biased,
                  "mlp_bias": biased}  # fmt: skip
-    window = None
-    if values.has("sliding_window"):
-        window = values.integer("sliding_window", most=MOST["positions"])
-    return _starcoder2(llama.from_hf(settings), window)
+    return _starcoder2(llama.from_hf(settings), hf_window(values))
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:

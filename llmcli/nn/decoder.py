@@ -106,13 +106,13 @@ class Decoder:
         }
         dynamic = any(map(depends_on_length, rotations))
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
-        tables = torch.float64 if dtype == torch.float64 else torch.float32
         # Whether a decode step is recorded and replayed; False once it is known not to be possible.
         # Nor where queries grow with their position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
-        dynamic = dynamic or any(attention.growth is not None for attention in scores)
+        kernels = not dynamic and all(attention.growth is None for attention in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
-        self._replays = packed and self.device.type == "cpu" and not dynamic
+        self._replays = packed and self.device.type == "cpu" and kernels
+        tables = torch.float64 if dtype == torch.float64 else torch.float32
         self._ropes = {rope: RopeTables(rope, self.device, tables) for rope in rotations}
 
     @property

@@ -55,8 +55,9 @@ class Score(Rule[ops.Score]):
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
         q_HTd, k_KSd = values[self.op.query], values.every(self.op.key)
+        factors_T1 = self._factors(values)
         heads = [
-            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.op.group]) * self._factors(values)
+            torch.einsum("td,sd->ts", q_Td, k_KSd[head // self.op.group]) * factors_T1
             for head, q_Td in enumerate(q_HTd)
         ]
         hidden_TS = self.hidden(values.positions, k_KSd.shape[1])
