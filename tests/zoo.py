@@ -237,9 +237,9 @@ TYPES: dict[str, Type] = {
         _NEOX_MODULES, "GPTNEOX", _WIDE,
     ),
     "ministral3": Type(_ROPE | {"head_dim": 8, "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
-    }}, _MODULES),
+    }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
 }  # fmt: skip
 
@@ -627,7 +627,12 @@ ZOO: tuple[Variant, ...] = (
         "hidden_act": "gelu_new", "attention_bias": False, "layer_norm_eps": 1e-3,
     }),
     # Ministral 3
-    Variant("ministral3", "ministral3", typical=True, views=True),
+    Variant("ministral3", "ministral3", typical=True, views=True, gguf=1e-9),
+    Variant("ministral3-betas", "ministral3", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 0.5,
+        "beta_fast": 8.0, "beta_slow": 2.0,
+    }}, gguf=1e-7),
     Variant("ministral3-window", "ministral3", {
         "sliding_window": 33, "tie_word_embeddings": True, "num_key_value_heads": 1,
     }),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rules import Rule
 from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
@@ -89,7 +89,7 @@ FAMILIES = (
         "layers, which alone have rotary positions",
         hf_types=("cohere2",),
         gguf_archs=("cohere2",),
-        gguf_windows=True,
+        gguf_reads=GGUF_WINDOWS,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, olmo2
 from llmcli.families.family import Family
-from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.values import Values
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -67,7 +67,7 @@ FAMILIES = (
         "layers, which alone have rotary positions",
         hf_types=("exaone4",),
         gguf_archs=("exaone4",),
-        gguf_windows=True,
+        gguf_reads=GGUF_WINDOWS,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=olmo2.rules_hf,

@@ -32,8 +32,9 @@ class Family:
 
     `hf_types` are `model_type`s of config.json, `gguf_archs` are `general.architecture`s.
     `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
-    `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_windows`:
-    llama.cpp reads the windows of such files. `ran`: whose own weights were run.
+    `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_reads`:
+    keys of metadata that llama.cpp reads of these architectures and ignores of others. `ran`:
+    whose own weights were run.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -47,7 +48,7 @@ class Family:
     rules_gguf: Callable[[ModelConfig], tuple[Rule, ...]]
     hf_multimodal: tuple[str, ...] = ()
     hf_texts: tuple[str, ...] = ()
-    gguf_windows: bool = False
+    gguf_reads: tuple[str, ...] = ()
     ran: tuple[str, ...] = ()
 
     def types(self, kind: Kind) -> tuple[str, ...]:
@@ -98,8 +99,7 @@ def ignored_metadata(checkpoint: Checkpoint) -> dict[str, str]:
     if checkpoint.kind != "gguf":
         return {}
     arch = checkpoint.model_type
-    windows = find(arch, "gguf").gguf_windows
-    return gguf_ignored(checkpoint.metadata, arch, has_windows=windows)
+    return gguf_ignored(checkpoint.metadata, arch, reads=find(arch, "gguf").gguf_reads)
 
 
 def translate(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.rules import Rule
 from llmcli.families.values import Values
@@ -141,6 +141,6 @@ FAMILIES = (Family(
     words="norms of 1 + w, scaled embeddings; norms before and after (gemma2, gemma3), soft caps, "
     "windows by layer with rotary positions of their own",
     hf_types=("gemma", "gemma2", "gemma3_text"), gguf_archs=("gemma", "gemma2", "gemma3"),
-    hf_multimodal=("gemma3",), gguf_windows=True,
+    hf_multimodal=("gemma3",), gguf_reads=GGUF_WINDOWS,
     from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
 ),)  # fmt: skip

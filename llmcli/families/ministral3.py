@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
-from llmcli.errors import UnsupportedModel
 from llmcli.families import llama
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
 from llmcli.families.read import hf_window
+from llmcli.families.rope import GGUF_YARN, yarn_as_written
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig, QueryGrowth
 from llmcli.parts.mlp.config import MlpConfig
@@ -36,24 +37,36 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     settings = {**_DEFAULTS, **config}
     model, values = llama.from_hf(settings | _LLAMA_ONLY), Values(settings)
-    window, growth = hf_window(values), None
+    growth = None
     rope = values.section("rope_parameters") or Values({})
     if rope.has("llama_4_scaling_beta"):
         growth = QueryGrowth(
             beta=rope.number("llama_4_scaling_beta", above=False),
             original=rope.integer("original_max_position_embeddings", most=MOST["positions"]),
         )
-
-    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        attention = replace(attention, window=window, growth=growth)
-        return sequential(attention, mlp, norm=model.final_norm)
-
-    return llama.rebuilt(model, block, family="ministral3", model_type="ministral3")
+    return _ministral3(model, window=hf_window(values), growth=growth)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """No file of it is read yet."""
-    raise UnsupportedModel("`ministral3` is not supported in GGUF files")
+    """GGUF metadata → ModelConfig; llama.cpp has no window here."""
+    model, values = llama.from_gguf(metadata, tensors), Values(metadata, prefix="mistral3.")
+    rope, growth = llama.first_attention(model).rope, None
+    assert rope is not None
+    beta = values.number("attention.temperature_scale", 0.0, above=False)
+    if beta:
+        key = "rope.scaling.original_context_length"
+        original = values.integer(key, model.context, most=MOST["positions"])
+        growth = QueryGrowth(beta=beta, original=original)
+    return _ministral3(model, rope=yarn_as_written(rope, values), growth=growth)
+
+
+def _ministral3(model: ModelConfig, **changes: Any) -> ModelConfig:
+    """Every layer's attention has those changes."""
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        return sequential(replace(attention, **changes), mlp, norm=model.final_norm)
+
+    return llama.rebuilt(model, block, family="ministral3", model_type="ministral3")
 
 
 FAMILIES = (
@@ -62,10 +75,11 @@ FAMILIES = (
         words="as mistral with queries that grow with their position",
         hf_types=("ministral3",),
         hf_multimodal=("mistral3",),
-        gguf_archs=(),
+        gguf_archs=("mistral3",),
+        gguf_reads=GGUF_YARN,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,
-        rules_gguf=rules_gguf,
+        rules_gguf=partial(rules_gguf, paired=True),
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
-from llmcli.families.read import gguf_windows, hf_windows
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
 from llmcli.families.rope import of_layer_type, rope_from_hf
 from llmcli.families.rules import Rule
 from llmcli.families.values import Values
@@ -86,7 +86,7 @@ FAMILIES = (
         "in three of four layers (olmo3)",
         hf_types=("olmo2", "olmo3"),
         gguf_archs=("olmo2",),
-        gguf_windows=True,
+        gguf_reads=GGUF_WINDOWS,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

@@ -10,7 +10,7 @@ from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.families import llama, llama_rules
 from llmcli.families.family import Family
 from llmcli.families.fused import fused_gate_up, fused_qkv
-from llmcli.families.read import hf_window
+from llmcli.families.read import GGUF_WINDOWS, hf_window
 from llmcli.families.rules import Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
@@ -79,7 +79,7 @@ FAMILIES = (
         words="as llama with fused projections, partial rotary positions, a window",
         hf_types=("phi3",),
         gguf_archs=("phi3",),
-        gguf_windows=True,
+        gguf_reads=GGUF_WINDOWS,
         from_hf=from_hf,
         from_gguf=from_gguf,
         rules_hf=rules_hf,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig
 from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.rope import GGUF_YARN
 from llmcli.families.rules import HF_HEAD, Drop, Rename, Rule
 from llmcli.families.unsupported import asks_for, needs
 from llmcli.families.values import MOST, Values, shortened
@@ -43,14 +44,12 @@ _GGUF_NEUTRAL: dict[str, tuple[float, ...]] = {
 
 # llama.cpp reads these for other architectures only, so that no run of such a file has used them:
 # what `llama_model_base::load_hparams` and each `load_arch_hparams` of ours do not ask for.
+GGUF_WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 _GGUF_IGNORED = (
-    "attention.sliding_window",
-    "attention.sliding_window_pattern",
+    *GGUF_WINDOWS,
+    *GGUF_YARN,
     "rope.scaling.yarn_ext_factor",
     "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-    "rope.scaling.yarn_log_multiplier",
 )
 
 
@@ -179,10 +178,13 @@ def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
 
 
 def gguf_ignored(
-    metadata: Mapping[str, Any], arch: str, *, has_windows: bool
+    metadata: Mapping[str, Any], arch: str, *, reads: Container[str]
 ) -> dict[str, str]:
-    """Key → value of metadata that changes other architectures, but not `arch`, in llama.cpp."""
-    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if not (has_windows and "sliding" in key)]
+    """Key → value of metadata that changes other architectures, but not `arch`, in llama.cpp.
+
+    `reads`: the keys of these that `arch` does read.
+    """
+    keys = [f"{arch}.{key}" for key in _GGUF_IGNORED if key not in reads]
     return {key: shortened(metadata[key]) for key in keys if metadata.get(key) is not None}
 
 

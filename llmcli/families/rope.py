@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcli.errors import CheckpointError, UnsupportedModel
@@ -26,6 +27,10 @@ from llmcli.parts.attention.config import (
 
 DEFAULT_THETA = 10000.0
 GGUF_FACTORS = "rope_freqs.weight"
+# of yarn, and read by few architectures (`yarn_as_written`)
+GGUF_YARN = tuple(
+    f"rope.scaling.yarn_{one}" for one in ("beta_fast", "beta_slow", "log_multiplier")
+)
 GGUF_LONGROPE = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -134,6 +139,20 @@ def _gguf_yarn(values: Values, factor: float, attention: float, context: int) ->
         ),
         attention_factor=_mscale(factor) * attention,
     )
+
+
+def yarn_as_written(rope: RopeConfig, values: Values) -> RopeConfig:
+    """A file's yarn with its own `yarn_…` settings, which llama.cpp reads for few architectures."""
+    if not isinstance(rope.scaling, YarnScaling):
+        return rope
+    fast, slow, multiplier = (
+        values.number(key, usual, above=above)
+        for key, usual, above in zip(GGUF_YARN, (32.0, 1.0, 0.0), (True, True, False), strict=True)
+    )
+    attention = rope.scaling.attention_factor / _mscale(rope.scaling.factor, multiplier)
+    return replace(rope, scaling=replace(
+        rope.scaling, attention_factor=attention, beta_fast=fast, beta_slow=slow
+    ))  # fmt: skip
 
 
 def _gguf_longrope(values: Values, context: int) -> LongRopeScaling:

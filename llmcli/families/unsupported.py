@@ -50,7 +50,6 @@ _NEEDED_BY = (
     ("fused projections", "phi4_multimodal", ""),
     ("multipliers", "granitemoe granitemoehybrid minicpm3",
      "granitehybrid granitemoe minicpm minicpm3"),
-    ("queries scaled by position", "", "mistral3"),
     ("an MLP without a gate", "nemotron", "nemotron"),
     ("ALiBi", "bloom mpt", "bloom mpt"),
     ("learned positions with an offset", "opt", ""),

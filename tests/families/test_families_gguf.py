@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rows, UnpairRows, find
-from llmcli.families.read import gguf_ignored
+from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
 from llmcli.parts.attention.config import FrequencyFactors
 
 ARCHS = {
@@ -245,10 +245,10 @@ def test_metadata_that_llama_cpp_does_not_read_has_no_effect_and_is_reported(arc
     for kind in ("yarn", "linear"):
         scaling = {"rope__scaling__type": kind, "rope__scaling__factor": 4.0}
         assert config(arch, **scaling, **keys) == config(arch, **scaling)
-    told = gguf_ignored(metadata(arch, **keys), arch, has_windows=False)
+    told = gguf_ignored(metadata(arch, **keys), arch, reads=())
     assert told == {f"{arch}.{key}": str(value) for key, value in given.items()}
-    assert gguf_ignored(metadata(arch), arch, has_windows=False) == {}
-    told = gguf_ignored(metadata(arch, **keys), arch, has_windows=True)
+    assert gguf_ignored(metadata(arch), arch, reads=()) == {}
+    told = gguf_ignored(metadata(arch, **keys), arch, reads=GGUF_WINDOWS)
     assert not any("sliding" in key for key in told)
 
 

@@ -23,7 +23,8 @@ from llmcli.ops.quant import FORMATS
 WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
-PERMUTED = ("llama", "granite", "smollm3")  # rows of queries and keys, by the converter
+# rows of queries and keys, by the converter
+PERMUTED = ("llama", "granite", "smollm3", "ministral3")
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
@@ -196,6 +197,13 @@ def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_logit_scale(config.logit_scale)
     if config.model_type == "gpt_neox":
         writer.add_parallel_residual(config.use_parallel_residual)
+    if config.model_type == "ministral3":
+        rope = config.rope_parameters
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
     if config.model_type in WINDOWED and config.sliding_window:
         writer.add_sliding_window(config.sliding_window)
     if config.model_type == "exaone4":
