@@ -7,6 +7,7 @@ Conv1D weights are transposed, norms and biases stay in float32.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,13 +55,14 @@ def write_gguf(
     _write_metadata(writer, model)
     if tokenizer:
         writer.add_tokenizer_model(tokenizer)
-    for name, parameter in model.state_dict().items():
+    drawn = {name: parameter.float().clone() for name, parameter in model.state_dict().items()}
+    for name, parameter in model.state_dict().items():  # a tied head is what the embedding became
         has_head = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[arch]
         if name == "lm_head.weight" and not (head and has_head):
             continue
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        values = _as_stored(name, parameter.float(), model)
+        values = _as_stored(name, drawn[name], model)
         plain = "position" in target or ".conv." in target
         kept = format if values.ndim == 2 and not plain else "F32"
         data = _encode(values, kept)
@@ -108,7 +110,7 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
 
 def _encode(values: Tensor, format: str) -> np.ndarray:
     if format.endswith("_K") or format.startswith("IQ") or format == "NVFP4":
-        return random_blocks(values.shape, format)
+        return random_blocks(values, format)
     if format == "F64":  # the gguf package neither reads nor writes it
         return values.contiguous().double().numpy()
     return gguf.quants.quantize(values.contiguous().numpy(), Type[format])
@@ -116,22 +118,27 @@ def _encode(values: Tensor, format: str) -> np.ndarray:
 
 # Where a block has its scale, or its scale and its minimum; at its beginning if it is not here.
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_MIDDLES = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of the codes that a minimum is taken off
 
 
-def random_blocks(shape: tuple[int, ...], format: str) -> np.ndarray:
-    """Random blocks whose weights are near 0.05: the gguf package can read but not write them."""
+def random_blocks(values: Tensor, format: str) -> np.ndarray:
+    """Random blocks, others for other `values`: the gguf package can read but not write them.
+
+    Their numbers are about 0.05, and as often below 0 as above.
+    """
     elements, size = FORMATS[format]
-    rng = np.random.default_rng(shape[0])
-    blocks = rng.integers(0, 256, (shape[0], shape[1] // elements, size), dtype=np.uint8)
+    (rows, columns), seed = values.shape, zlib.crc32(values.contiguous().numpy().tobytes())
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
     _set_scales(blocks, format, np.ones(blocks.shape[:2]))
     deviation = gguf.quants.dequantize(blocks, Type[format]).std()
     _set_scales(blocks, format, 0.05 / deviation * rng.uniform(0.5, 1.5, blocks.shape[:2]))
-    return blocks.reshape(shape[0], -1)
+    return blocks.reshape(rows, -1)
 
 
 def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
     """Writes half-precision scales into blocks `[rows, n, bytes]`."""
-    halves = scales.astype(np.float16).view(np.uint8).reshape(*scales.shape, 2)
+    halves = _halves(scales)
     if format == "NVFP4":  # four of eight bits: 2^-7 and up to twice as much
         blocks[..., :4] = blocks[..., :4] & 7 | 8
         return
@@ -140,8 +147,14 @@ def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
             nibble = halves[..., k // 2] >> 4 * (k % 2) & 15
             blocks[..., 49 + 2 * k] = blocks[..., 49 + 2 * k] & 15 | nibble << 4
         return
-    for at in _SCALES.get(format, (0,)):
-        blocks[..., at : at + 2] = halves
+    scale, *minimum = _SCALES.get(format, (0,))
+    blocks[..., scale : scale + 2] = halves
+    for at in minimum:
+        blocks[..., at : at + 2] = _halves(scales * _MIDDLES[format])
+
+
+def _halves(scales: np.ndarray) -> np.ndarray:
+    return scales.astype(np.float16).view(np.uint8).reshape(*scales.shape, 2)
 
 
 def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:

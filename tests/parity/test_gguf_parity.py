@@ -8,6 +8,7 @@ that the gguf package decodes from the same bytes.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from parity_gguf import interleave, separate, write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_logprobs
 from torch import Tensor
-from zoo import PACKED, ZOO, Variant, packed
+from zoo import PACKED, TYPES, ZOO, Variant, packed
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
@@ -56,6 +57,47 @@ def test_super_blocks(format: str, tmp_path: Path) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
     one = packed("llama", **wide, num_hidden_layers=1)
     assert compare(tmp_path, one, format) < 1e-5
+
+
+def super_blocked(model_type: str) -> Variant:
+    """A small one whose rows are whole blocks of 256, too."""
+    if model_type == "gpt2":
+        return packed(model_type, n_embd=256, n_inner=512, n_head=8)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    own = TYPES[model_type]
+    for key, value in (("head_dim", 32), ("query_pre_attn_scalar", 32), ("num_key_value_heads", 2)):
+        if key in own.base or key in own.blocks:
+            sizes[key] = value
+    if model_type == "lfm2":  # two thirds of it
+        sizes |= {"intermediate_size": 768}
+    return packed(model_type, **sizes)
+
+
+@pytest.mark.parametrize("model_type", PACKED)
+def test_super_blocks_of_every_architecture(model_type: str, tmp_path: Path) -> None:
+    assert compare(tmp_path, super_blocked(model_type), "Q4_K") < 1e-5
+
+
+@pytest.mark.parametrize("format", ["Q4_0", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("model_type", PACKED)
+@torch.no_grad()
+def test_packed_weights_of_every_architecture(
+    model_type: str, format: str, tmp_path: Path
+) -> None:
+    """Prompts and steps in the file's own bits, whose activations have 8: bits of divergence."""
+    one = super_blocked(model_type) if format == "Q4_K" else packed(model_type)
+    write_gguf(build(one, seed=3), tmp_path / "model.gguf", format)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    ours = load_checkpoint(checkpoint, device="cpu").decoder
+    assert format in ours.formats.values()
+    ids = prompt(tokens=60)
+    right = exact(ids).log_softmax(-1)
+    state = ours.new_state(1, 60)
+    found = [ours(ids[:, :50], state), *(ours(ids[:, i : i + 1], state) for i in range(50, 60))]
+    for logits, their in zip(found, right.split([50, *[1] * 10], 1), strict=True):
+        kl = (their.exp() * (their - logits.double().log_softmax(-1))).sum(-1).mean().item()
+        assert 0 <= kl < 1e-3
 
 
 @pytest.mark.parametrize("one", ROUND_TRIPS, ids=lambda one: one.name)
