@@ -51,6 +51,7 @@ class Job:
         self.room = room
         self.out = out
         self.read = 0  # tokens of the first prompts that the model has read
+        self.reread: list[int] = []  # how many tokens were read once more, and once more
         self.watch = Stopwatch(self.model.device)
         self.tallies = [Tally() for _ in encoded]  # of each prompt
         self.together = [1] * len(encoded)  # texts written side by side with each prompt's
@@ -84,6 +85,11 @@ class Job:
                 writer.close()  # the error begins on a line of its own
             raise
         writer.close()
+        for tokens in self.reread:
+            self.out.note(
+                f"at {tokens:,} tokens the text outgrew LongRoPE's short factors: all of it was "
+                "read again"
+            )
         self._statistics(level)
 
     def _tokens(self) -> Iterator[tuple[int, Token]]:
@@ -114,6 +120,7 @@ class Job:
                     samples=samples,
                     capacity=self.room,
                     on_prefill=read,
+                    on_reread=self.reread.append,
                 )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))
                 first = next(watched, None)

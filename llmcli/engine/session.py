@@ -38,11 +38,16 @@ class Session:
     """`batch` sequences of up to `capacity` tokens each, empty at first.
 
     `logits_BV` are those of each sequence's last token, None where they are not known: before the
-    first token, and after a call that did not compute them.
+    first token, and after a call that did not compute them. `on_reread(tokens)` is called when so
+    many tokens of the longest sequence are read once more (`Decoder.outdated`).
     """
 
-    def __init__(self, decoder: Decoder, batch: int, capacity: int) -> None:
+    def __init__(
+        self, decoder: Decoder, batch: int, capacity: int, *,
+        on_reread: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         self.decoder = decoder
+        self._on_reread = on_reread
         self.state = decoder.new_state(batch, capacity)
         self.logits_BV: Tensor | None = None
         # on the device: to know an id on the host is to wait for the device
@@ -88,6 +93,10 @@ class Session:
             ids = torch.tensor(padded, device=self.decoder.device)
         if logits == "none" and until is None:
             until = len(self.decoder.blocks) - 1
+        new = lengths or [ids.shape[1]] * len(ids)
+        after = totals or [start + more for start, more in zip(self.lengths, new, strict=True)]
+        if self.decoder.outdated(self.state, after):
+            self._read_again(after, edits)
         starts = self.lengths
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
@@ -235,6 +244,18 @@ class Session:
         self.state.grow(capacity)
         more = max(0, capacity - self._ids_BC.shape[1])
         self._ids_BC = F.pad(self._ids_BC, (0, more))
+
+    def _read_again(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
+        """All tokens from the first one, as the beginnings of sequences of these lengths."""
+        rows = self.ids
+        longest = max(map(len, rows))
+        if self._on_reread is not None:
+            self._on_reread(longest)
+        self._kept.clear()
+        self.state.rewind([0] * len(rows))
+        for start in range(0, longest, PROMPT_CHUNK):
+            parts = [row[start : start + PROMPT_CHUNK] for row in rows]
+            self.extend(parts, logits="none", totals=totals, edits=edits)
 
     def _keep_ids(self, ids_BT: Tensor, starts: list[int]) -> None:
         """Padding lands behind a sequence's last token, where the next one goes."""

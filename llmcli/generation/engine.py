@@ -39,6 +39,7 @@ def stream(
     samples: int = 1,
     capacity: int | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
+    on_reread: Callable[[int], None] | None = None,
 ) -> Iterator[Token]:
     """Return an iterator over the tokens that `model` writes after `prompts` (lists of ids).
 
@@ -52,7 +53,8 @@ def stream(
     text is that of the prompt alone with that seed, within the rounding of the logits.
     `logprobs` K asks for log-probabilities of the token and of the K best, `margins` for the
     margin of greedy choices and whether they are near ties. `on_prefill(done, total)` is called
-    with the prompt tokens read, every 512 tokens of the longest prompt.
+    with the prompt tokens read, every 512 tokens of the longest prompt, `on_reread(tokens)` where
+    all of them are read once more (`Session`).
 
     Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
     1, an empty stop string) and PromptTooLong; while it runs NotFinite.
@@ -86,7 +88,7 @@ def stream(
     )
     longest = max(map(len, prompts))
     wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET
-    return _run(model, prompts, outputs, picker, min(room, wanted), on_prefill)
+    return _run(model, prompts, outputs, picker, min(room, wanted), on_prefill, on_reread)
 
 
 def _run(
@@ -96,6 +98,7 @@ def _run(
     picker: Picker,
     capacity: int,
     on_prefill: Callable[[int, int], None] | None,
+    on_reread: Callable[[int], None] | None,
 ) -> Iterator[Token]:
     # forking samples and dropping finished rows copies the caches of those that go on
     copies = 1 if len(outputs) == 1 else 2
@@ -105,7 +108,7 @@ def _run(
         f"the caches of {len(outputs)} × {capacity} tokens",
         "lower --max-tokens, --context-length or --num-samples",
     )
-    session = Session(model.decoder, len(prompts), capacity)
+    session = Session(model.decoder, len(prompts), capacity, on_reread=on_reread)
     session.prefill(prompts, on_prefill=on_prefill)
     samples = len(outputs) // len(prompts)
     if samples > 1:

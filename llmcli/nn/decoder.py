@@ -28,6 +28,7 @@ from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
+from llmcli.parts.attention.config import LongRopeScaling
 from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.norm.forward import Norm
 
@@ -105,6 +106,9 @@ class Decoder:
             node.op.rope for node in graph(config).nodes.values() if isinstance(node.op, Rotate)
         }
         dynamic = any(map(depends_on_length, rotations))
+        self._switches = {
+            rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
+        }
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         # Whether a decode step is recorded and replayed; False once it is known not to be possible.
         # Nor where queries grow with their position, for which there is no kernel.
@@ -125,6 +129,18 @@ class Decoder:
     def weight(self, name: str) -> Weight:
         """The parameter of that name; `head.W` of a tied head is `embed.W`. Raises KeyError."""
         return self._weights[name]
+
+    def outdated(self, state: State, totals: Sequence[int]) -> bool:
+        """Whether sequences of these lengths have other rotations than the keys in their caches.
+
+        So it is where one crosses the length at which LongRoPE changes its frequencies: it has to
+        be read again from its beginning (as Phi-3's `generate` in transformers does).
+        """
+        each = zip(state.lengths, state.read_for, totals, strict=True)
+        return any(
+            read and (was > switch) != (total > switch)
+            for read, was, total in each for switch in self._switches
+        )  # fmt: skip
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
@@ -179,7 +195,7 @@ class Decoder:
         step = self._step(ids_BT, state, lengths, totals, tap, edits, clock)
         out = self._pass(ids_BT, state, step, logits, until)
         if state is not None:  # last, so that a tap finds the lengths before the call
-            state.advance(step.lengths)
+            state.advance(step.lengths, step.totals)
         return out
 
     def _pass(

@@ -187,7 +187,8 @@ class State:
 
     `lengths` is a list on the host: the caller knows it without asking the device. `lengths_B` are
     the same numbers on the device, always in the same memory, where the decoder's step reads them
-    there (`Decoder.fixed_shapes`).
+    there (`Decoder.fixed_shapes`). `read_for`: how long each sequence was to be when it was last
+    read; rotations of LongRoPE depend on it.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class State:
         self.lengths = lengths
         self.capacity = capacity
         self.lengths_B = lengths_B
+        self.read_for = list(lengths)
         self.replay: Replay | None = None  # of one decode step, into this memory
         self.steps = 0  # that could have been recorded
 
@@ -244,11 +246,17 @@ class State:
         lengths_B = None
         if self.lengths_B is not None:
             lengths_B = self.lengths_B[torch.tensor(rows, device=self.lengths_B.device)]
-        return State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
+        chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
+        chosen.read_for = [self.read_for[row] for row in rows]
+        return chosen
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """So many tokens more of each sequence are remembered: the decoder has written them."""
+    def advance(self, tokens: Sequence[int], totals: Sequence[int] | None = None) -> None:
+        """So many tokens more of each sequence are remembered: the decoder has written them.
+
+        `totals`: how long the sequences will be (default: as they are now).
+        """
         self.lengths = [now + more for now, more in zip(self.lengths, tokens, strict=True)]
+        self.read_for = list(self.lengths if totals is None else totals)
         if self.lengths_B is None:
             return
         if len(set(tokens)) == 1:  # no copy from the host: this is part of a captured step
@@ -260,7 +268,9 @@ class State:
         """A copy of what is remembered now, without the empty slots."""
         tokens = max(self.lengths)
         layers = [layer.snapshot(tokens) for layer in self.layers]
-        return State(layers, list(self.lengths), tokens)
+        copy = State(layers, list(self.lengths), tokens)
+        copy.read_for = list(self.read_for)
+        return copy
 
     @torch.inference_mode()  # the decoder's own writes are in that mode
     def restore(self, saved: State) -> None:
@@ -273,6 +283,7 @@ class State:
         for layer, was in zip(self.layers, saved.layers, strict=True):
             layer.restore(was)
         self._set_lengths(saved.lengths)
+        self.read_for = list(saved.read_for)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets every sequence's tokens from `lengths[b]` on: an undo."""

@@ -7,7 +7,6 @@ from zoo import MODELS, VOCAB
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
-from llmcli.ops.rope import depends_on_length
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
@@ -177,9 +176,6 @@ def test_grown_it_has_room_for_more(decoder):
 
 
 def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
-    ropes = [layer.attention.rope for layer in decoder.config.layers if layer.attention]
-    if any(rope and depends_on_length(rope) for rope in ropes):
-        pytest.skip("a key keeps the rotation that it was cached with")
     tokens = ids(2, 17).tolist()
     heard = []
     session = Session(decoder, 2, 20)
@@ -191,3 +187,32 @@ def test_long_prompts_and_those_that_follow_them_come_in_chunks(decoder):
         torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
     assert heard == [(8, 21), (15, 21), (19, 21), (21, 21)]
     assert max(map(max, session.ids)) < VOCAB
+
+
+def test_a_sequence_that_outgrows_the_short_factors_of_longrope_is_read_again():
+    decoder, heard = random_decoder(MODELS["longrope"]), []  # which end at 4 tokens
+    session = Session(decoder, 3, 12, on_reread=heard.append)
+    session.prefill([[5, 9, 2, 7, 11], [3], [8, 1, 4]])
+    for new in ([6, 2, 1], [2, 2, 5], [0, 3, 3], [1, 1, 8]):
+        session.extend([[id] for id in new])
+        for row, read in enumerate(session.ids):
+            torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+    assert heard == [6, 8]  # when the third sequence gets its fifth token, and the second
+    session.rewind(2)
+    session.extend([[7], [7], [7]])
+    torch.testing.assert_close(session.logits_BV[2], whole(decoder, [8, 1, 7])[-1])
+    assert heard == [6, 8, 2]
+
+
+def test_what_longrope_was_read_for_is_kept_by_samples_and_snapshots():
+    decoder, heard = random_decoder(MODELS["longrope"]), []
+    session = Session(decoder, 2, 12, on_reread=heard.append)
+    session.prefill([[5, 9, 2, 7], [3, 1, 2, 2]])
+    saved = session.snapshot()
+    for _ in range(2):
+        session.select([1, 0])
+        session.extend([[4], [8]])
+        for row, read in enumerate(session.ids):
+            torch.testing.assert_close(session.logits_BV[row], whole(decoder, read)[-1])
+        session.restore(saved)
+    assert heard == [4, 4]

@@ -77,6 +77,9 @@ class FakeDecoder:
         self.capacities.append((batch, capacity))
         return FakeState([()] * batch, capacity)
 
+    def outdated(self, state: FakeState, totals: Sequence[int]) -> bool:
+        return False
+
     @torch.inference_mode()
     def __call__(
         self,

@@ -17,6 +17,7 @@ from parity_types import Models, References
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, variant
 
+from llmcli.engine.session import Session
 from llmcli.families import families
 from llmcli.nn.decoder import Decoder
 
@@ -193,6 +194,28 @@ def test_every_parameter_matters(name: str, models: Models, references: Referenc
         tensor.copy_(kept)
     # without a rotation a key's bias adds the same to every score of a row: softmax forgets it
     assert unseen == ([f"blocks.{i}.attn.b_k" for i in range(2)] if name == "gpt2" else [])
+
+
+@torch.no_grad()
+def test_a_text_that_outgrows_longropes_short_factors(
+    references: References, models: Models
+) -> None:
+    """transformers' `generate` drops its cache there, the session reads again: 128 tokens here."""
+    given = prompt(tokens=122)
+    theirs = references("phi3-longrope", "float64").generate(
+        given, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
+        attention_mask=torch.ones_like(given), output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    read: list[int] = []
+    decoder = models("phi3-longrope", "float64").decoder
+    session = Session(decoder, 1, 140, on_reread=read.append)
+    session.prefill(given.tolist())
+    for id, logits in zip(theirs.sequences[0, 122:].tolist(), theirs.logits, strict=True):
+        assert session.logits_BV is not None
+        found, right = session.logits_BV.log_softmax(-1), logits.log_softmax(-1)
+        assert difference(found, right) < 1e-6  # it gives float32
+        session.extend([[id]])
+    assert read == [128]
 
 
 def test_the_cases_cover_what_the_parity_promises() -> None:
