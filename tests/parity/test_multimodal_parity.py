@@ -1,6 +1,8 @@
 """The text model inside of a multimodal checkpoint of transformers, against transformers."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from zoo import TYPES
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.families import describe
+from llmcli.errors import LlmcliError
+from llmcli.families import describe, family, multimodal, translate
+from llmcli.families.multimodal import text_settings
 from llmcli.loading import load_checkpoint
 
 _TOWER = {
@@ -46,28 +50,106 @@ CASES = {
 }  # fmt: skip
 
 
+IDS = torch.arange(3, 60)[None]
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("kind", CASES)
-def test_without_an_image_it_is_its_text_model(kind, tmp_path):
+def written(kind, folder):
+    """A random checkpoint in `folder`, and what transformers makes of a text: `[1, T, V]`."""
     inside, tower, more = CASES[kind]
     config = AutoConfig.for_model(kind, text_config=inside, vision_config=tower, **more)
     theirs = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     randomize(theirs, 0)
-    theirs.save_pretrained(tmp_path)
+    theirs.save_pretrained(folder)
     theirs = AutoModelForImageTextToText.from_pretrained(
-        tmp_path, dtype=torch.float64, attn_implementation="eager"
+        folder, dtype=torch.float64, attn_implementation="eager"
     ).eval()
-    model = load_checkpoint(open_checkpoint(tmp_path), device="cpu", dtype="float64")
-    reasons = {reason for _, reason in model.ledger.dropped}
-    assert any("vision tower" in reason for reason in reasons)
-    ids = torch.arange(3, 60)[None]
     with really_float64():
         inner = theirs.model.language_model
         inner.rotary_emb = type(inner.rotary_emb)(inner.config)
-        right = theirs(input_ids=ids).logits
-    torch.testing.assert_close(
-        model.decoder(ids).log_softmax(-1), right.log_softmax(-1), rtol=0, atol=1e-9
-    )
+        return theirs(input_ids=IDS).logits.log_softmax(-1)
+
+
+def differs(folder, right):
+    """By how much; infinitely where it is refused."""
+    try:
+        model = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64")
+    except LlmcliError:
+        return math.inf
+    return (model.decoder(IDS).log_softmax(-1) - right).abs().max().item()
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_without_an_image_it_is_its_text_model(kind, tmp_path):
+    right = written(kind, tmp_path)
+    model = load_checkpoint(open_checkpoint(tmp_path), device="cpu", dtype="float64")
+    assert any("vision tower" in reason for _, reason in model.ledger.dropped)
+    assert differs(tmp_path, right) < 1e-9
+
+
+def reading(change):
+    """Plants a change of the text model's configuration, as its family is given it."""
+
+    def plant(monkeypatch):
+        monkeypatch.setattr(
+            family, "text_settings", lambda settings: change(text_settings(settings))
+        )
+
+    return plant
+
+
+def computing(change):
+    """Plants a change of the attention of every layer."""
+
+    def plant(monkeypatch):
+        def changed(checkpoint):
+            config, rules = translate(checkpoint)
+            layers = (layer.with_attention(change(layer.attention)) for layer in config.layers)
+            return replace(config, layers=tuple(layers)), rules
+
+        monkeypatch.setattr("llmcli.loading.translate", changed)
+
+    return plant
+
+
+def without(*keys):
+    return reading(lambda text: {key: one for key, one in text.items() if key not in keys})
+
+
+def rotated(**changes):
+    return computing(lambda one: replace(one, rope=replace(one.rope, **changes)))
+
+
+# what is wrong: the model, and what plants it
+FAULTS = {
+    "the text model's settings read from the whole": (
+        "gemma3", lambda monkeypatch: monkeypatch.setattr(family, "text_settings", dict)
+    ),
+    "no prefix before the names": (
+        "mistral3", lambda monkeypatch: monkeypatch.setattr(multimodal, "PREFIXES", ("",))
+    ),
+    "the vision tower not dropped": (
+        "qwen3_vl", lambda monkeypatch: monkeypatch.setattr(multimodal, "_OTHERS", {})
+    ),
+    "rope settings of the text left out": ("qwen3_vl", without("rope_parameters")),
+    "another base": ("qwen2_5_vl", rotated(theta=1e4)),
+    "sections taken for a partial rotation": ("qwen2_5_vl", rotated(dims=4)),
+    "one base for layers with a window and without": ("gemma3", rotated(theta=1e6)),
+    "windows left out": ("gemma3", computing(lambda one: replace(one, window=None))),
+    "the number of key/value heads left out": ("mistral3", without("num_key_value_heads")),
+    "norms of queries and keys that multiply by w": (
+        "gemma3", computing(lambda one: replace(one, qk_norm=replace(one.qk_norm, offset=0.0)))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_shows(fault, tmp_path, monkeypatch):
+    kind, plant = FAULTS[fault]
+    right = written(kind, tmp_path)
+    assert differs(tmp_path, right) < 1e-9
+    plant(monkeypatch)
+    assert differs(tmp_path, right) > 1e-6
 
 
 def test_the_first_files_of_qwen_have_no_text_config(tmp_path):

@@ -1,0 +1,258 @@
+"""Faults in how a family reads its checkpoints: each parts us from transformers.
+
+From "what must be right" of families: a wrong value of a block, of the ends, of a rotation, or
+rows of a tensor in another order. What a decoder computes wrongly is in `test_family_faults`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from parity_models import prompt
+from parity_reference import reference_logprobs
+from parity_types import Checkpoints, References
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.errors import WeightMismatch
+from llmcli.families import Rename, Rows, Rule, UnpairRows, translate
+from llmcli.loading import load_checkpoint
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.mlp.config import MlpConfig
+
+Change = Callable[[ModelConfig], ModelConfig]
+RuleChange = Callable[[Rule], Rule]
+
+
+def attending(**changes: Any) -> Change:
+    """Other attention in every layer: values, or functions of the layer's own attention."""
+    return attending_by(lambda number: changes)
+
+
+def attending_by(changes: Callable[[int], dict[str, Any]]) -> Change:
+    """The same by the layer's number."""
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = []
+        for number, layer in enumerate(model.layers):
+            attention = layer.attention
+            assert attention is not None
+            found = {
+                key: one(attention) if callable(one) else one
+                for key, one in changes(number).items()
+            }
+            layers.append(layer.with_attention(replace(attention, **found)))
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def branching(**changes: Any) -> Change:
+    """Other norms or multipliers around every part."""
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = (
+            LayerConfig(sublayers=tuple(
+                tuple(replace(branch, **changes) for branch in branches)
+                for branches in layer.sublayers
+            ))
+            for layer in model.layers
+        )  # fmt: skip
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def fed_by(activation: str) -> Change:
+    """Another function in every feed-forward."""
+
+    def other(branch: Branch) -> Branch:
+        if isinstance(branch.part, MlpConfig):
+            return replace(branch, part=replace(branch.part, activation=activation))
+        return branch
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = (
+            LayerConfig(sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+            for layer in model.layers
+        )
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def in_sequence(model: ModelConfig) -> ModelConfig:
+    """Parts one after the other, each with its norm."""
+    layers = tuple(
+        replace(layer, sublayers=tuple((branch,) for one in layer.sublayers for branch in one))
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
+
+
+def rope(model: ModelConfig) -> RopeConfig:
+    """The first that there is."""
+    ropes = [layer.attention.rope for layer in model.layers if layer.attention is not None]
+    return next(one for one in ropes if one is not None)
+
+
+def rotating(**changes: Any) -> Change:
+    """Other rotary settings where there are any."""
+
+    def other(attention: AttentionConfig) -> RopeConfig | None:
+        return None if attention.rope is None else replace(attention.rope, **changes)
+
+    return attending(rope=other)
+
+
+def everywhere(model: ModelConfig) -> ModelConfig:
+    """Rotary positions in all layers, those without included."""
+    return attending(rope=rope(model))(model)
+
+
+def wider(attention: AttentionConfig) -> int | None:
+    """A window that does not count the query's own key."""
+    return None if attention.window is None else attention.window + 1
+
+
+def norm_of(offset: float) -> Change:
+    """Final norms that multiply by `offset` + w."""
+    return lambda model: replace(model, final_norm=replace(model.final_norm, offset=offset))
+
+
+def head(**changes: Any) -> Change:
+    return lambda model: replace(model, head=replace(model.head, **changes))
+
+
+def embedding(**changes: Any) -> Change:
+    return lambda model: replace(model, embedding=replace(model.embedding, **changes))
+
+
+def paired(rule: Rule) -> Rule:
+    """Neighbouring rows stay where they are."""
+    if isinstance(rule, Rename) and any(isinstance(op, UnpairRows) for op in rule.ops):
+        kept = [op for op in rule.ops if not isinstance(op, UnpairRows)]
+        return Rename(rule.source, rule.target, *kept, within=rule.within)
+    return rule
+
+
+def swapped(one: str, other: str) -> RuleChange:
+    """Rows of one parameter where those of another belong."""
+
+    def change(rule: Rule) -> Rule:
+        if isinstance(rule, Rename) and rule.target.endswith((one, other)):
+            ours, theirs = (one, other) if rule.target.endswith(one) else (other, one)
+            target = rule.target.removesuffix(ours) + theirs
+            return Rename(rule.source, target, *rule.ops, within=rule.within)
+        return rule
+
+    return change
+
+
+def one_after_the_other(rule: Rule) -> Rule:
+    """The rows of all queries, then of all keys, then of all values."""
+    if not isinstance(rule, Rename):
+        return rule
+    ops = [
+        Rows(op.start * op.groups, op.stop * op.groups) if isinstance(op, Rows) else op
+        for op in rule.ops
+    ]
+    return Rename(rule.source, rule.target, *ops, within=rule.within)
+
+
+# what is wrong: the variant, and the change of its configuration
+VALUES: dict[str, tuple[str, Change]] = {
+    "olmo2: norms of every head and not of all": ("olmo2", attending(qk_norm_wide=False)),
+    "olmo3: a window without the query's own key": ("olmo3", attending(window=wider)),
+    "phi3: a whole head rotated": ("phi3-partial", rotating(dims=8)),
+    "gpt_neox: parts one after the other": ("gpt_neox", in_sequence),
+    "gpt_neox: a whole head rotated": ("gpt_neox", rotating(dims=8)),
+    "granite: scores scaled by the size of a head": (
+        "granite", attending(scale=lambda one: one.head_dim**-0.5)
+    ),
+    "granite: parts not multiplied": ("granite", branching(multiplier=1.0)),
+    "granite: logits multiplied and not divided": (
+        "granite", lambda model: head(scale=1 / model.head.scale)(model)
+    ),
+    "smollm3: every layer rotated": ("smollm3", everywhere),
+    "cohere2: every layer rotated": ("cohere2", everywhere),
+    "glm: the whole head rotated": ("glm", rotating(dims=8)),
+    "glm4: no norms after the parts": ("glm4", branching(post_norm=None)),
+    "exaone4: every layer rotated": ("exaone4", everywhere),
+    "starcoder2: another GELU": ("starcoder2", fed_by("silu")),
+    "ministral3: queries that do not grow": ("ministral3", attending(growth=None)),
+}  # fmt: skip
+# the same of its rules
+ROWS: dict[str, tuple[str, RuleChange]] = {
+    "phi3: gate and up swapped": ("phi3", swapped("W_gate", "W_up")),
+    "gpt_neox: fused rows not head by head": ("gpt_neox", one_after_the_other),
+    "cohere2: neighbours not rotated together": ("cohere2", paired),
+    "glm: neighbours not rotated together": ("glm", paired),
+}
+GEMMA: dict[str, tuple[str, Change]] = {
+    "norms multiply by w": ("gemma", norm_of(0.0)),
+    "embeddings not scaled": ("gemma", embedding(scale=1.0)),
+    "the exact GELU": ("gemma", fed_by("gelu")),
+    "scores scaled by the size of a head": (
+        "gemma2", attending(scale=lambda one: one.head_dim**-0.5)
+    ),
+    "scores not capped": ("gemma2", attending(cap=None)),
+    "logits not capped": ("gemma2", head(cap=None)),
+    "no norms after the parts": ("gemma2", branching(post_norm=None)),
+    "windows in the other layers": (
+        "gemma2", attending_by(lambda number: {"window": None if number % 2 == 0 else 22})
+    ),
+    "a window without the query's own key": ("gemma3", attending(window=wider)),
+    "one base for all layers": ("gemma3", everywhere),
+}  # fmt: skip
+
+
+Translated = tuple[ModelConfig, tuple[Rule, ...]]
+
+
+@pytest.fixture
+def parts(
+    checkpoints: Checkpoints, references: References, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Callable[[ModelConfig, tuple[Rule, ...]], Translated]], float]:
+    """By how much a variant so translated differs; infinitely where it is refused."""
+
+    def found(
+        variant: str, changed: Callable[[ModelConfig, tuple[Rule, ...]], Translated]
+    ) -> float:
+        ids = prompt(tokens=80)
+        right = reference_logprobs(references(variant, "float64"), ids)
+        monkeypatch.setattr("llmcli.loading.translate", lambda one: changed(*translate(one)))
+        checkpoint = open_checkpoint(checkpoints(variant))
+        try:
+            decoder = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+        except WeightMismatch:
+            return math.inf
+        return float((decoder(ids).log_softmax(-1) - right).abs().max())
+
+    return found
+
+
+@pytest.mark.parametrize("name", [*VALUES, *(f"gemma: {one}" for one in GEMMA)])
+def test_a_wrong_value_shows(name: str, parts: Any) -> None:
+    variant, change = VALUES[name] if name in VALUES else GEMMA[name.removeprefix("gemma: ")]
+
+    def wrong(config: ModelConfig, rules: tuple[Rule, ...]) -> Translated:
+        assert change(config) != config
+        return change(config), rules
+
+    assert parts(variant, lambda *sound: sound) < 1e-9
+    assert parts(variant, wrong) > 1e-6
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_in_another_order_show(name: str, parts: Any) -> None:
+    variant, change = ROWS[name]
+    assert parts(variant, lambda *sound: (sound[0], tuple(map(change, sound[1])))) > 1e-6
+
+
+def test_every_group_has_eight() -> None:
+    assert min(len(VALUES), len(GEMMA)) >= 8
