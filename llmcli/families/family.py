@@ -34,7 +34,7 @@ class Family:
     `words` say what varies within it. `hf_multimodal` are `model_type`s of multimodal models whose
     `text_config` may be of `hf_types`, or of `hf_texts`, which stand nowhere else. `gguf_reads`:
     keys of metadata that llama.cpp reads of these architectures and ignores of others. `ran`:
-    whose own weights were run.
+    whose own weights were run. `mixers` and `feed_forwards`: what its blocks consist of.
     `from_hf` and `from_gguf` raise CheckpointError and UnsupportedModel.
     """
 
@@ -50,6 +50,8 @@ class Family:
     hf_texts: tuple[str, ...] = ()
     gguf_reads: tuple[str, ...] = ()
     ran: tuple[str, ...] = ()
+    mixers: tuple[str, ...] = ("attention",)
+    feed_forwards: tuple[str, ...] = ("gated MLP",)
 
     def types(self, kind: Kind) -> tuple[str, ...]:
         """The names under which checkpoints of that kind call this family."""

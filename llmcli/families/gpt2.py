@@ -199,5 +199,6 @@ FAMILIES = (
         from_gguf=from_gguf,
         rules_hf=rules_hf,
         rules_gguf=rules_gguf,
+        feed_forwards=("MLP",),
     ),
 )

@@ -139,5 +139,5 @@ def _rules(
 FAMILIES = (Family(
     name="lfm2", words="gated short convolutions, attention as in qwen3 in some layers",
     hf_types=("lfm2",), gguf_archs=("lfm2",), from_hf=from_hf, from_gguf=from_gguf,
-    rules_hf=rules_hf, rules_gguf=rules_gguf,
+    rules_hf=rules_hf, rules_gguf=rules_gguf, mixers=("short convolution", "attention"),
 ),)  # fmt: skip

@@ -77,5 +77,6 @@ FAMILIES = (
         from_gguf=from_gguf,
         rules_hf=rules_hf,
         rules_gguf=llama_rules.rules_gguf,
+        feed_forwards=("MLP",),
     ),
 )

@@ -162,6 +162,8 @@ def supported_families() -> tuple[FamilyFacts, ...]:
             words=family.words,
             hf_types=(*family.hf_types, *family.hf_multimodal),
             gguf_architectures=family.gguf_archs,
+            mixers=family.mixers,
+            feed_forwards=family.feed_forwards,
             checked="parity with transformers on random weights"
             + "".join(f", `{name}` run" for name in family.ran),
         )

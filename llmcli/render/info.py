@@ -58,6 +58,7 @@ def render_families(families: Sequence[FamilyFacts]) -> RenderableType:
     rows: list[tuple[str, Sequence[str]]] = []
     for family in families:
         rows.append((family.name, (family.words,)))
+        rows.append(("", (" + ".join((", ".join(family.mixers), *family.feed_forwards)),)))
         rows.append(("", (f"model_type of config.json: {', '.join(family.hf_types)}",)))
         rows.append(("", (f"GGUF architecture: {', '.join(family.gguf_architectures) or 'none'}",)))
         rows.append(("", (f"checked: {family.checked}",)))

@@ -235,4 +235,6 @@ class FamilyFacts:
     words: str
     hf_types: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
+    mixers: tuple[str, ...]
+    feed_forwards: tuple[str, ...]
     checked: str

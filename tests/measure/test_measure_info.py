@@ -13,15 +13,17 @@ from load_files import write_gguf
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
+from zoo import TYPES, three_layers
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.checkpoints.catalog import CATALOG
 from llmcli.errors import CheckpointError, UsageError
-from llmcli.families import families
+from llmcli.families import families, find
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.mlp.config import MlpConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -272,3 +274,15 @@ def test_every_family_is_listed_with_its_words():
         types = (*family.hf_types, *family.hf_multimodal)
         assert listed[family.name].hf_types == types
         assert listed[family.name].words
+
+
+PARTS = {"AttentionConfig": "attention", "ShortConvConfig": "short convolution"}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_parts_that_are_listed_are_those_of_its_blocks(model_type):
+    parts = {part for layer in three_layers(model_type).layers for part in layer.parts}
+    feeds = {"gated MLP" if part.gated else "MLP" for part in parts if isinstance(part, MlpConfig)}
+    mixers = {PARTS[type(part).__name__] for part in parts if not isinstance(part, MlpConfig)}
+    family = find(model_type, "safetensors")
+    assert (mixers, feeds) == ({*family.mixers}, {*family.feed_forwards})

@@ -281,10 +281,11 @@ def test_yes_is_green_and_no_is_red():
 def test_families_are_facts_too():
     family = FamilyFacts(
         name="any", words="one two " * 20, hf_types=("a", "b"), gguf_architectures=("c",),
-        checked="parity",
+        mixers=("attention", "other"), feed_forwards=("MLP",), checked="parity",
     )
     lines = shown(render_families([family]), 40)
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("any  one two")
+    assert "     attention, other + MLP" in lines
     assert "     model_type of config.json: a, b" in lines
     assert "     checked: parity" in lines
