@@ -90,7 +90,9 @@ class LookUp(Op):
     def formula(self, own: str, letter: Letter) -> str:
         """`E = W_E[id]` or `E = 45.25 · W_E[id]`."""
         scale = "" if self.scale == 1 else f"{self.scale:g} · "
-        return f"{own} = {scale}{letter(self.table)}[{'position' if self.by_position else 'id'}]"
+        remark = ", the factor in the table's dtype" if scale and self.rounded else ""
+        row = "position" if self.by_position else "id"
+        return f"{own} = {scale}{letter(self.table)}[{row}]{remark}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,6 +201,9 @@ def _model(
         flops=flops_need(config, run.context),
         fits=tuple(fits),
         declared=_declared(checkpoint, counts.total),
+        embedding_scale=config.embedding.scale,
+        logit_scale=config.head.scale,
+        logit_cap=config.head.cap,
     )
 
 

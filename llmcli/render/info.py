@@ -131,7 +131,15 @@ def _model(model: ModelFacts) -> Iterator[tuple[str, Sequence[str]]]:
         "head": counts.head,
     }
     shown = [f"{name} {count(number)}" for name, number in parts.items() if number]
-    yield "", [*shown, *(("head tied to the embedding",) if model.tied else ())]
+    if model.tied:
+        shown.append("head tied to the embedding")
+    if model.embedding_scale != 1:
+        shown.append(f"embeddings × {model.embedding_scale:.4g}")
+    if model.logit_scale != 1:
+        shown.append(f"logits × {model.logit_scale:.4g}")
+    if model.logit_cap is not None:
+        shown.append(f"logits capped at {model.logit_cap:g}")
+    yield "", shown
     for number, layers in enumerate(model.layers):
         yield "" if number else "layers", _layers(layers, len(model.layers) > 1)
     yield "FLOPs", _flops(model.flops)

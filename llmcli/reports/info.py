@@ -192,7 +192,8 @@ class ModelFacts:
 
     `fits` begins with the device that would be used. `positions`: rows of learned positions, a
     hard limit of the context. `declared`: the dtype that config.json names, and the bytes that all
-    parameters take in it; None where it names none that we know.
+    parameters take in it; None where it names none that we know. Embeddings are multiplied by
+    `embedding_scale`, logits by `logit_scale`, and those have a soft cap of `logit_cap`.
     """
 
     family: str
@@ -207,6 +208,9 @@ class ModelFacts:
     flops: FlopsNeed
     fits: tuple[DeviceFit, ...]
     declared: tuple[str, int] | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

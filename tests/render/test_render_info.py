@@ -289,3 +289,11 @@ def test_families_are_facts_too():
     assert "     attention, other + MLP" in lines
     assert "     model_type of config.json: a, b" in lines
     assert "     checked: parity" in lines
+
+
+def test_the_ends_of_a_model_say_how_they_are_scaled_and_capped():
+    gemma = replace(MODEL, tied=True, embedding_scale=2304**0.5, logit_cap=30.0, logit_scale=0.0625)
+    said = " ".join(" ".join(shown(render_info(replace(REPORT, model=gemma)), 200)).split())
+    assert "head tied to the embedding · embeddings × 48 · logits × 0.0625" in said
+    assert "logits capped at 30" in said
+    assert "logits" not in " ".join(shown(render_info(REPORT), 200))
