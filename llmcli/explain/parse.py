@@ -48,6 +48,8 @@ def parse(text: str) -> Wanted:
         raise UsageError(f"`{text}` begins with a quote that the shell has left", hint=_WHOLE)
     if re.search(r"[*?{}:]", name):
         raise UsageError(f"`{name}` names no one tensor", hint=f"{_ONE}; {EXAMPLE}")
+    if re.search(r"\s", name):
+        raise UsageError(f"`{text}` is no name: it comes first, then the text", hint=EXAMPLE)
     if not name:
         raise UsageError(f"`{text}` has no name", hint=EXAMPLE)
     if not bracket:

@@ -32,6 +32,7 @@ def test_what_can_be_read(text, name, items):
     ("text", "message"),
     [
         ("", "has no name"),
+        ("The capital of France is", "it comes first, then the text"),
         ("[1]", "has no name"),
         ("logits[1]x", r"does not end with its `\]`"),
         ("logits[1,]", "`nothing` in .* is neither a number nor a quoted token"),
