@@ -215,6 +215,15 @@ class Session:
         self._kept = {tokens: one for tokens, one in self._kept.items() if tokens <= length}
         self.logits_BV, self._chosen_B = logits_BV, None
 
+    def rewind_within(self, length: int) -> int:
+        """Back to the latest place that is not beyond `length` tokens; returns where that is."""
+        if length == self.lengths[0]:
+            return length
+        if not self.state.rewinds:
+            length = max((tokens for tokens in self._kept if tokens <= length), default=0)
+        self.rewind(length)
+        return length
+
     def keep(self) -> None:
         """Makes sure that `rewind` comes back here: a recurrent state is copied."""
         if not self.state.rewinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
@@ -20,12 +21,17 @@ class ChatTemplate:
         self.special_tokens = dict(special_tokens or {})
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the model was trained to read it.
 
         `messages` have `role` and `content`; `add_generation_prompt` ends the text where the
-        assistant's answer begins. The template sees these and the special tokens, nothing else.
+        assistant's answer begins. The template sees these, the special tokens and the `variables`
+        (JSON values, `enable_thinking` …), nothing else.
         Raises `CheckpointError` where the template is no valid Jinja, refuses the messages,
         leaves the sandbox, or passes one of the limits (`llmcli.text.template_renderer`).
         """
@@ -34,7 +40,8 @@ class ChatTemplate:
                 f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
                 hint=_HINT,
             )
-        variables = {
+        seen = {
+            **(variables or {}),
             "messages": [dict(message) for message in messages],
             "tools": None,
             "documents": None,
@@ -43,7 +50,7 @@ class ChatTemplate:
         }
         content = sum(len(str(message.get("content", ""))) for message in messages)
         try:
-            return RENDERER.render(self.source, variables, TemplateLimits.of(content))
+            return RENDERER.render(self.source, seen, TemplateLimits.of(content))
         except RenderError as error:
             reason = shown(str(error), 200)
             raise CheckpointError(f"the chat template failed: {reason}", hint=_HINT) from error

@@ -1,0 +1,256 @@
+"""A conversation: messages, the chat template around them, and a session that has read them.
+
+Of every turn only what follows the longest common prefix with what was read is computed. What the
+model wrote is kept as its own ids: encoding its text again might give others. Both hold as long as
+the template writes the past down as it did before; where it does not (it leaves out past
+reasoning, the system message is another one), what follows is encoded and computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmcli.devices import require_memory
+from llmcli.engine.session import Session
+from llmcli.errors import PromptTooLong, UsageError
+from llmcli.generation.output import Finish, Output, Token
+from llmcli.generation.picker import Picker
+from llmcli.generation.sampling import Sampling
+from llmcli.generation.seeds import sample_seed
+from llmcli.text.chat import ChatTemplate
+from llmcli.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llmcli.model import Model
+
+Role = Literal["system", "user", "assistant"]
+Ending = Finish | Literal["interrupted"]
+
+_FIRST = 256  # tokens that a new conversation has room for; it doubles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message. `ids` of an answer are the model's own, its end token included.
+
+    `before` is the text that the template had made of all that precedes it, and `end` how it ended.
+    Empty and None of a message that no model of ours wrote, and of an answer whose ids are not its
+    text (a stop string cut it, half a character is missing).
+    """
+
+    role: Role
+    content: str
+    ids: tuple[int, ...] = ()
+    before: str = ""
+    end: Ending | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnTokens:
+    """Tokens of the last answer's prompt: in all, and how many of them were not read before."""
+
+    prompt: int
+    computed: int
+
+
+class Conversation:
+    """Messages that a model answers, in at most `room` tokens.
+
+    `variables` are given to the template beside the messages (`enable_thinking` …). Raises
+    UsageError where the model has no tokenizer or no chat template.
+    """
+
+    def __init__(
+        self, model: Model, *, room: int, variables: Mapping[str, Any] | None = None
+    ) -> None:
+        tokenizer = model.tokenizer
+        if tokenizer is None or tokenizer.chat_template is None:
+            raise UsageError(
+                f"`{model.name}` has no chat template, so it cannot be talked to",
+                hint="`llmcli generate` continues a text",
+            )
+        self.model = model
+        self.room = room
+        self.variables = dict(variables or {})
+        self.messages: list[Message] = []
+        self.answers = 0  # that were begun: each draws with a seed of its own
+        self.tokens = TurnTokens(prompt=0, computed=0)
+        self._tokenizer: Tokenizer = tokenizer
+        self._template: ChatTemplate = tokenizer.chat_template
+        self._session = Session(model.decoder, 1, min(_FIRST, room))
+
+    @property
+    def used(self) -> int:
+        """Tokens that the session has read."""
+        return self._session.lengths[0]
+
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        first = self.messages[0] if self.messages else None
+        return first.content if first is not None and first.role == "system" else None
+
+    def set_system(self, text: str | None) -> None:
+        """Puts a system message in front, in place of the one that is there; None: none."""
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = [*([Message(role="system", content=text)] if text else []), *rest]
+
+    def say(self, text: str) -> None:
+        """Adds what the user says."""
+        self.messages.append(Message(role="user", content=text))
+
+    def undo(self) -> str | None:
+        """Takes back the user's last message and what follows it; None where there is none."""
+        users = [at for at, one in enumerate(self.messages) if one.role == "user"]
+        if not users:
+            return None
+        text = self.messages[users[-1]].content
+        self.messages = self.messages[: users[-1]]
+        return text
+
+    def clear(self) -> None:
+        """Forgets all but the system message."""
+        self.messages = self.messages[:1] if self.system is not None else []
+
+    def load(self, messages: Sequence[Message], answers: int) -> None:
+        """Goes on where others stopped; what they wrote is read when the next answer is due.
+
+        Raises CheckpointError where the template fails.
+        """
+        self.answers = answers
+        self.messages = []
+        for one in messages:
+            before = self._render() if one.ids else ""
+            self.messages.append(replace(one, before=before))
+
+    def answer(
+        self,
+        sampling: Sampling,
+        *,
+        limit: int,
+        stop: Sequence[str] = (),
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Token]:
+        """Yields the tokens of the model's answer to the messages, at most `limit`.
+
+        The n-th answer draws with the n-th seed that follows from `sampling.seed`. Who stops early
+        (closes the iterator, or an exception while it runs) leaves the answer as far as it came.
+        Raises PromptTooLong where the conversation has no room left, CheckpointError where the
+        template fails, OutOfMemory, NotFinite.
+        """
+        text = self._render()
+        ids = self._encoded(text)
+        room = self.room - len(ids) + 1
+        if room < 1:
+            raise PromptTooLong(
+                f"the conversation has {len(ids)} tokens, {len(ids) - self.room} more than the "
+                f"context of {self.room}",
+                hint="take something back with `/undo`, or begin anew with `/clear`",
+            )
+        session = self._session
+        read = self._reuse(ids)
+        self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
+        self._make_room(len(ids) + 1)
+        if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
+            session.prefill([ids[read:-1]])
+            session.keep()
+            read = len(ids) - 1
+        session.prefill([ids[read:]], on_prefill=on_prefill)
+        seed = sample_seed(sampling.seed, self.answers)
+        self.answers += 1
+        picker = Picker(
+            replace(sampling, seed=seed), [ids], samples=1, vocab=self.model.config.vocab,
+            device=self.model.device, logprobs=None, limit=limit,
+        )  # fmt: skip
+        output = Output(
+            0, ids, room=min(limit, room), tokenizer=self._tokenizer, stop=stop,
+            eos_ids=self.model.eos_ids,
+        )  # fmt: skip
+        written: list[int] = []
+        pieces: list[str] = []
+        end: Ending = "interrupted"
+        try:
+            for choices in session.decode(picker.pick):
+                token = output.add(choices[0])
+                written.append(token.id)
+                pieces.append(token.text)
+                end = token.finish or end
+                yield token
+                if token.finish is not None:
+                    return
+                self._make_room(session.lengths[0] + 1)
+        finally:
+            if written:
+                self.messages.append(self._written(written, "".join(pieces), text, end))
+
+    def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
+        own = ids[:-1] if end == "eos" else ids
+        whole = self._tokenizer.decode(own) == text
+        kept = tuple(ids) if whole and end != "stop" else ()
+        return Message(role="assistant", content=text, ids=kept, before=before, end=end)
+
+    def _render(self) -> str:
+        messages = [{"role": one.role, "content": one.content} for one in self.messages]
+        return self._template.render(messages, variables=self.variables)
+
+    def _encoded(self, text: str) -> list[int]:
+        """Ids of the rendered conversation, in which answers keep their own."""
+        ids: list[int] = []
+        done = ""  # the text that they stand for
+        for one in self.messages:
+            if not one.ids:
+                continue
+            own = one.before + one.content + self._end_text(one)
+            if not (text.startswith(own) and one.before.startswith(done)):
+                break
+            between = self._behind(ids, one.before[len(done) :])
+            after = self._behind(list(one.ids), text[len(own) :])
+            if between is None or after is None:
+                break
+            ids += [*between, *one.ids]
+            done = own
+        rest = self._behind(ids, text[len(done) :])
+        assert rest is not None
+        return ids + rest
+
+    def _end_text(self, message: Message) -> str:
+        """What an end token stands for, which the template writes behind the answer."""
+        if message.end != "eos":
+            return ""
+        return self._tokenizer.decode(message.ids[-1:], skip_special=False)
+
+    def _behind(self, ids: list[int], text: str) -> list[int] | None:
+        """Ids of a text behind others; None where they cannot be known without those.
+
+        Nothing merges across a special token, whichever side of the border it is on.
+        """
+        if not ids:
+            begins = self._tokenizer.begins_with_bos(text)
+            return self._tokenizer.encode(text, add_bos=False if begins else None)
+        special = self._tokenizer.special_ids
+        if ids[-1] in special:
+            lead = self._tokenizer.decode(ids[-1:], skip_special=False)
+            found = self._tokenizer.encode(lead + text, add_bos=False)
+            return found[1:] if found[:1] == ids[-1:] else None
+        found = self._tokenizer.encode(text, add_bos=False)
+        return found if not found or found[0] in special else None
+
+    def _reuse(self, ids: list[int]) -> int:
+        """Brings the session back to what these ids begin with; one at least is to be read."""
+        (read,) = self._session.ids
+        pairs = enumerate(zip(read, ids, strict=False))
+        common = next((at for at, (old, new) in pairs if old != new), len(read))
+        return self._session.rewind_within(min(common, len(ids) - 1))
+
+    def _make_room(self, tokens: int) -> None:
+        capacity = self._session.state.capacity
+        if tokens <= capacity:
+            return
+        wanted = min(max(2 * capacity, tokens), max(self.room, tokens))
+        require_memory(
+            self.model.decoder.state_bytes(1, wanted), self.model.device,
+            f"the cache of {wanted} tokens", "begin anew with `/clear`",
+        )  # fmt: skip
+        self._session.grow(wanted)

@@ -1,0 +1,228 @@
+"""A conversation: what is read once stays read, what the model wrote keeps its ids."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from small_models import random_decoder
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
+from zoo import MODELS
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import PromptTooLong, UsageError
+from llmcli.generation.conversation import Conversation, Message
+from llmcli.generation.sampling import Sampling
+from llmcli.model import Model
+from llmcli.text import load_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{{ lead }}{% endif %}"
+)
+END = 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """Bytes, and merges that a random model does not make when it writes byte after byte."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    specials = ["<|end|>", "<|start|>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(a, b) for a in letters[:60] for b in letters[:60]]
+    words = specials + letters + sorted({a + b for a, b in merges})
+    library = Library(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=merges))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(text, special=True) for text in specials])
+    library.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return load_tokenizer(open_checkpoint(folder, weights=False))
+
+
+@pytest.fixture(params=["llama", "short convolutions", "longrope"])
+def model(request, tokenizer):
+    config = dataclasses.replace(
+        MODELS.get(request.param, MODELS["gpt2"]), vocab=tokenizer.vocab_size
+    )
+    return Model(
+        name="small", config=config, decoder=random_decoder(config), tokenizer=tokenizer,
+        checkpoint=None, eos_ids=frozenset({END}),
+    )  # fmt: skip
+
+
+SAMPLING = Sampling(temperature=1.0, seed=11)
+
+
+def answered(talk, limit=6, sampling=SAMPLING):
+    """The answer's ids; afterwards the session's logits are those of the whole text."""
+    ids = [token.id for token in talk.answer(sampling, limit=limit)]
+    session = talk._session
+    whole = talk.model.decoder(torch.tensor(session.ids))[0, -1]
+    torch.testing.assert_close(session.logits_BV[0], whole)
+    return ids
+
+
+def talking(model, **more):
+    talk = Conversation(model, room=400, **more)
+    talk.set_system("be brief")
+    talk.say("hello")
+    return talk
+
+
+def test_only_what_is_new_is_computed(model):
+    talk = talking(model)
+    first = answered(talk)
+    assert talk.tokens.prompt == talk.tokens.computed
+    for _ in range(3):
+        before = talk.used
+        talk.say("and now?")
+        answered(talk)
+        # the last token of an answer is read with what follows it
+        assert talk.tokens.prompt - talk.tokens.computed == before
+    assert [one.role for one in talk.messages] == ["system", *["user", "assistant"] * 4]
+    assert tuple(first) == talk.messages[2].ids
+    assert talk._session.ids[0][: talk.used].count(END) >= 5
+
+
+def test_answers_keep_their_own_ids(model):
+    talk = talking(model)
+    answered(talk, limit=12)
+    own = talk.messages[-1]
+    again = model.tokenizer.encode(own.content, add_bos=False)
+    assert list(own.ids) != again, "the vocabulary merges what the model wrote apart"
+    talk.say("go on")
+    answered(talk)
+    text = model.tokenizer.decode(talk._session.ids[0], skip_special=False)
+    assert text.startswith("<|start|>system\nbe brief<|end|>\n<|start|>user\nhello<|end|>\n")
+    read = talk._session.ids[0]
+    where = [i for i in range(len(read)) if tuple(read[i : i + len(own.ids)]) == own.ids]
+    assert where
+
+
+def test_an_end_token_is_written_once(model):
+    talk = talking(model)
+    answered(talk)
+    mine = talk.messages.pop()
+    ended = dataclasses.replace(mine, ids=(*mine.ids, END), end="eos")
+    talk.messages.append(ended)
+    talk.say("more")
+    ids = talk._encoded(talk._render())
+    text = model.tokenizer.decode(ids, skip_special=False)
+    assert text == talk._render()
+    assert text.count("<|end|><|end|>") == 0
+
+
+def test_undo_and_another_answer_go_back(model):
+    talk = talking(model)
+    first = answered(talk)
+    talk.messages.pop()
+    second = answered(talk)
+    assert second != first, "another answer draws with another seed"
+    assert talk.tokens.computed == 1  # to have its logits once more
+    assert talk.undo() == "hello"
+    assert [one.role for one in talk.messages] == ["system"]
+    assert talk.undo() is None
+    talk.say("other")
+    answered(talk)
+
+
+def test_the_same_seed_gives_the_same_conversation(model):
+    both = []
+    for _ in range(2):
+        talk = talking(model)
+        answered(talk)
+        talk.say("go on")
+        answered(talk)
+        both.append(talk.messages)
+    assert both[0] == both[1]
+
+
+def test_what_was_saved_goes_on_as_it_would_have(model):
+    talk = talking(model)
+    answered(talk)
+    saved, answers = list(talk.messages), talk.answers
+    talk.say("go on")
+    right = answered(talk)
+    other = Conversation(model, room=400)
+    other.load([dataclasses.replace(one, before="") for one in saved], answers)
+    assert other.messages == saved
+    other.say("go on")
+    assert answered(other) == right
+
+
+def test_what_the_template_leaves_out_is_not_kept(model):
+    talk = talking(model)
+    answered(talk)
+    content = "why</think>because"
+    ids = tuple(model.tokenizer.encode(content, add_bos=False))
+    mine = dataclasses.replace(talk.messages.pop(), content=content, ids=(*ids, END), end="eos")
+    talk.messages.append(mine)
+    talk.say("more")
+    answered(talk)
+    text = model.tokenizer.decode(talk._session.ids[0], skip_special=False)
+    assert "because" in text
+    assert "why" not in text
+
+
+def test_an_answer_that_is_cut_off_stays_as_far_as_it_came(model):
+    talk = talking(model)
+    stream = talk.answer(SAMPLING, limit=20)
+    written = [next(stream).id for _ in range(3)]
+    stream.close()
+    last = talk.messages[-1]
+    assert (last.role, last.end) == ("assistant", "interrupted")
+    assert last.ids in ((), tuple(written))
+    talk.say("go on")
+    answered(talk)
+
+
+def test_a_stop_string_ends_an_answer_whose_text_is_not_its_ids(model):
+    talk = talking(model)
+    ids = answered(talk, limit=12)
+    cut = model.tokenizer.decode(ids)[2:4]
+    other = talking(model)
+    list(other.answer(SAMPLING, limit=12, stop=[cut]))
+    assert other.messages[-1].end == "stop"
+    assert other.messages[-1].ids == ()
+
+
+def test_variables_reach_the_template(model):
+    talk = talking(model, variables={"lead": "<think>"})
+    assert talk._render().endswith("assistant\n<think>")
+
+
+def test_a_conversation_that_does_not_fit_says_by_how_much(model):
+    talk = Conversation(model, room=30)
+    talk.say("x" * 200)
+    with pytest.raises(PromptTooLong, match="more than the context of 30"):
+        next(talk.answer(SAMPLING, limit=4))
+    assert [one.role for one in talk.messages] == ["user"]
+    talk.clear()
+    talk.say("a")
+    tokens = list(talk.answer(SAMPLING, limit=400))
+    assert tokens[-1].finish in ("length", "eos")
+    assert talk.used <= 30
+
+
+def test_without_a_template_there_is_no_conversation(model):
+    bare = dataclasses.replace(model, tokenizer=None)
+    with pytest.raises(UsageError, match="cannot be talked to"):
+        Conversation(bare, room=10)
+
+
+def test_the_system_message_is_replaced_and_taken_away(model):
+    talk = talking(model)
+    talk.set_system("be long")
+    assert talk.system == "be long"
+    assert talk.messages[0] == Message(role="system", content="be long")
+    talk.set_system(None)
+    assert talk.system is None
+    assert [one.role for one in talk.messages] == ["user"]
+    talk.set_system("x")
+    talk.clear()
+    assert [one.role for one in talk.messages] == ["system"]
