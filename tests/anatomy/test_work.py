@@ -217,7 +217,8 @@ def test_activations_are_written_once_and_read_where_they_are_needed():
     in_each = {
         "norm": (w + s) * (2 * rows * D + qk),  # ln1, ln2, and those of queries and keys
         "qkv": s * rows * D + w * qk + s * v,
-        "rope": s * 2 * qk + w * 2 * 5 * dh,  # cos and sin of 5 positions in float32
+        # cos and sin of 5 positions in float32, for queries and once more for keys
+        "rope": s * 2 * qk + 2 * w * 2 * 5 * dh,
         "attention": s * (rows * heads * dh * 2 + 2 * 2 * v),
         "out": s * rows * heads * dh + w * rows * D,
         "ffn_up": s * (rows * D + 2 * rows * F),

@@ -102,9 +102,9 @@ class Attention:
     def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
 
-        Until they are normalized and rotated, where the model does that, queries and keys are the
-        N = H + K heads of one tensor, so that what is done to both is done once. Keys and values
-        are then rounded to the dtype that they are kept in.
+        Until they are normalized, where the model does that, queries and keys are the N = H + K
+        heads of one tensor, so that what is done to both is done once. Keys and values are then
+        rounded to the dtype that they are kept in.
         """
         config = self.config
         batch, tokens, _ = x_BTD.shape
@@ -117,54 +117,66 @@ class Attention:
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
         del qkv, qk  # what is normalized is a copy: the product goes
-        if config.qk_norm is None and config.rope is None:
-            q_BHTd, k_BKTd = self._enter(qk_BTNd, step)
-            return q_BHTd, k_BKTd, step.emit(f"{self.name}.v", v_BKTe)
-        qk_BTNd = self._emit_qk("", qk_BTNd, step)
+        if self.q_norm is None and config.rope is None:
+            entered = self._enter(*self._split(qk_BTNd), step)
+            return *entered, step.emit(f"{self.name}.v", v_BKTe)
+        qk_BTNd = self._emit_both("", qk_BTNd, step)
         v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
-        if self.q_norm is not None and self.k_norm is not None:
-            norms, sizes = (self.q_norm, self.k_norm), [config.heads, config.kv_heads]
-            wide = config.qk_norm_wide
-            qk_BTNd = torch.cat([
-                norm(x_BTNd.flatten(2)).view(x_BTNd.shape) if wide else norm(x_BTNd)
-                for norm, x_BTNd in zip(norms, qk_BTNd.split_with_sizes(sizes, 2), strict=True)
-            ], 2)  # fmt: skip
+        if self.q_norm is None or self.k_norm is None:
+            return *self._enter(*self._split(self._rotated(qk_BTNd, step)), step), v_BKTe
+        q_BTHd, k_BTKd = self._split(qk_BTNd)
+        del qk_BTNd
+        q_BTHd, k_BTKd = self._normed(self.q_norm, q_BTHd), self._normed(self.k_norm, k_BTKd)
         if config.rope is not None:
-            if self.q_norm is not None:
-                qk_BTNd = self._emit_qk("_norm", qk_BTNd, step)
-            if step.recorded:
-                qk_BTNd = step.rotate(qk_BTNd, config.rope)
-            else:
-                qk_BTNd = rotate(qk_BTNd, *step.rope(config.rope))
-        return *self._enter(qk_BTNd, step), v_BKTe
+            q_BTHd, k_BTKd = self._emit_each("_norm", q_BTHd, k_BTKd, step)
+            q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
+        return *self._enter(q_BTHd, k_BTKd, step), v_BKTe
 
-    def _heads(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries `[B, H, T, d]` and keys `[B, K, T, d]`, views of both."""
-        q_BHTd, k_BKTd = qk_BTNd.transpose(1, 2).split_with_sizes(
-            [self.config.heads, self.config.kv_heads], 1
-        )
-        return q_BHTd, k_BKTd
+    def _split(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[B, T, H, d]` and keys `[B, T, K, d]`, views of both."""
+        sizes = [self.config.heads, self.config.kv_heads]
+        q_BTHd, k_BTKd = qk_BTNd.split_with_sizes(sizes, 2)
+        return q_BTHd, k_BTKd
 
-    def _emit_qk(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
+    def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
+        """Each head, or all of a token together."""
+        if self.config.qk_norm_wide:
+            return norm(x_BTNd.flatten(2)).view(x_BTNd.shape)
+        return norm(x_BTNd)
+
+    def _rotated(self, x_BTNd: Tensor, step: Step) -> Tensor:
+        rope = self.config.rope
+        assert rope is not None
+        return step.rotate(x_BTNd, rope) if step.recorded else rotate(x_BTNd, *step.rope(rope))
+
+    def _emit_both(self, suffix: str, qk_BTNd: Tensor, step: Step) -> Tensor:
         """Both as the pass continues with them: the same tensor unless one of them is edited."""
         if step.tap is None and not step.edits:  # both exist at once and are not observed
             step.mark(f"{self.name}.q{suffix}")
             step.mark(f"{self.name}.k{suffix}")
             return qk_BTNd
-        q_BHTd, k_BKTd = self._heads(qk_BTNd)
-        q_emitted = step.emit(f"{self.name}.q{suffix}", q_BHTd)
-        k_emitted = step.emit(f"{self.name}.k{suffix}", k_BKTd)
-        if q_emitted is q_BHTd and k_emitted is k_BKTd:
+        q_BTHd, k_BTKd = self._split(qk_BTNd)
+        emitted = self._emit_each(suffix, q_BTHd, k_BTKd, step)
+        if emitted[0] is q_BTHd and emitted[1] is k_BTKd:
             return qk_BTNd
-        return torch.cat((q_emitted.transpose(1, 2), k_emitted.transpose(1, 2)), 2)
+        return torch.cat(emitted, 2)
 
-    def _enter(self, qk_BTNd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _emit_each(
+        self, suffix: str, q_BTHd: Tensor, k_BTKd: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """Each as the pass continues with it: the same tensor unless it is edited."""
+        found = []
+        for symbol, x_BTNd in (("q", q_BTHd), ("k", k_BTKd)):
+            x_BNTd = x_BTNd.transpose(1, 2)
+            emitted = step.emit(f"{self.name}.{symbol}{suffix}", x_BNTd)
+            found.append(x_BTNd if emitted is x_BNTd else emitted.transpose(1, 2))
+        return found[0], found[1]
+
+    def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the scores: keys in the dtype that they are kept in."""
-        q_BHTd, k_BKTd = self._heads(qk_BTNd)
-        k_BTKd = k_BKTd.transpose(1, 2)
         narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # a row for each token
         k_BKTd = narrow.view(k_BTKd.shape).transpose(1, 2)
-        q_BHTd = step.emit(self.entering[0], q_BHTd)
+        q_BHTd = step.emit(self.entering[0], q_BTHd.transpose(1, 2))
         return q_BHTd, step.emit(self.entering[1], k_BKTd)
 
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:

@@ -57,7 +57,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             )  # fmt: skip
             nodes.append(_form(
                 site, part, name, f"{letters[part]}_norm", heads[part], normalize, "normalized",
-                "norm", (f"attn.{part}_norm.hook_out", f"attn.hook_{part}_normed"),
+                "norm", (f"attn.{part}_norm.hook_out", f"attn.hook_{part}_normed"), together=False,
             ))  # fmt: skip
             parameters += norm_parameters(
                 a.qk_norm, name, name, f"{heads[part][0]}·dh" if a.qk_norm_wide else "dh",
@@ -71,6 +71,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             nodes.append(_form(
                 site, part, name, f"{part.upper()}_rot", heads[part], rotate,
                 "rotated by their positions", "rope", (f"attn.hook_rot_{part}",),
+                together=a.qk_norm is None,
             ))  # fmt: skip
             last[part] = name
     nodes += _mixed(a, site, p, last)
@@ -176,9 +177,11 @@ def _form(
     words: str,
     group: str,
     theirs: tuple[str, ...],
+    *,
+    together: bool,
 ) -> Node:
-    """Queries or keys once more; both are parts of one tensor."""
-    both = f"{site.name}.qk_{name.rpartition('_')[2]}"
+    """Queries or keys once more; `together`: both are parts of one tensor."""
+    both = f"{site.name}.qk_{name.rpartition('_')[2]}" if together else None
     return Node(
         name=name, letter=letter, axes=(axes[0], "T", axes[1]), op=op,
         words=f"the {_OF[part]}, {words}", group=group, layer=site.layer, shares=both,

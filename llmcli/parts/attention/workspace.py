@@ -23,7 +23,7 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     if of.kept < size:  # the new values as they are kept
         held += rows * a.kv_heads * a.value_dim * of.kept
     # products are normalized in float32: the whole, a copy of the queries, and what comes out
-    normed = product * wide + a.heads * a.head_dim * wide + 2 * turned * size
+    normed = product * wide + a.heads * a.head_dim * wide + turned * size
     norming = rows * normed if a.qk_norm else 0
     # the rotation is done in float32: narrower numbers are copied to it and back
     turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
