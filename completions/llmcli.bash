@@ -10,7 +10,7 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|timing|bench|ladder|explain|load|info|shapes|attention|lens|dump|score|tokens|models|env) command=${COMP_WORDS[i]}; break ;;
+        generate|chat|timing|bench|ladder|explain|load|info|shapes|attention|lens|dump|score|tokens|models|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command ${COMP_WORDS[i + 1]}" in
@@ -46,6 +46,29 @@ _llmcli() {
         generate\ --context-length) values=''; kind=words ;;
         generate\ --seed) values=''; kind=words ;;
         generate\ --revision) values=''; kind=words ;;
+        chat\ --prompt) values=''; kind=words ;;
+        chat\ -f|chat\ --file) values=''; kind=files ;;
+        chat\ --system) values=''; kind=words ;;
+        chat\ --set) values=''; kind=words ;;
+        chat\ -n|chat\ --max-tokens) values=''; kind=words ;;
+        chat\ --stop) values=''; kind=words ;;
+        chat\ --load) values=''; kind=words ;;
+        chat\ --save) values=''; kind=words ;;
+        chat\ -t|chat\ --temperature) values=''; kind=words ;;
+        chat\ -k|chat\ --top-k) values=''; kind=words ;;
+        chat\ -p|chat\ --top-p) values=''; kind=words ;;
+        chat\ --min-p) values=''; kind=words ;;
+        chat\ --repetition-penalty) values=''; kind=words ;;
+        chat\ --presence-penalty) values=''; kind=words ;;
+        chat\ --frequency-penalty) values=''; kind=words ;;
+        chat\ -m|chat\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
+        chat\ --device) values='auto cpu cuda mps'; kind=words ;;
+        chat\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        chat\ --quantize) values='auto none int8 int4'; kind=words ;;
+        chat\ --threads) values=''; kind=words ;;
+        chat\ --context-length) values=''; kind=words ;;
+        chat\ --seed) values=''; kind=words ;;
+        chat\ --revision) values=''; kind=words ;;
         timing\ -f|timing\ --file) values=''; kind=files ;;
         timing\ --ids) values=''; kind=words ;;
         timing\ --phase) values='prefill decode both'; kind=words ;;
@@ -273,7 +296,7 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate timing bench ladder explain load info shapes attention lens dump score tokens models env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate chat timing bench ladder explain load info shapes attention lens dump score tokens models env" -- "$word"))
         return
     fi
     if [[ $word != -* ]]; then
@@ -289,6 +312,7 @@ _llmcli() {
     fi
     case $command in
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;

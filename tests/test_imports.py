@@ -77,6 +77,7 @@ AT_TOP = {
 INSIDE = {
     *("torch", "huggingface_hub", "gguf", "numpy", "jinja2", "tokenizers", "rich", "typer", "PIL"),
     "sentencepiece",
+    "prompt_toolkit",
     *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
 FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)

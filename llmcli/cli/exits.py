@@ -94,6 +94,16 @@ class Signals:
         if self.received is not None:
             raise self._exception()
 
+    def forget(self) -> None:
+        """After a Ctrl-C that ended one thing and not the run. SIGTERM is not forgotten."""
+        self.check_terminated()
+        self.received = None
+
+    def check_terminated(self) -> None:
+        """Raises Terminated where that is what came."""
+        if self.received == signal.SIGTERM:
+            raise Terminated
+
     def stopped(self, *, told: bool, where: str) -> Stopped:
         """The end of what was cut short and gave back what it had: by Ctrl-C, or by the signal."""
         cause = KeyboardInterrupt() if self.received is None else self._exception()

@@ -13,6 +13,7 @@ from llmcli.cli.params import adopt
 
 ENTRIES = {
     "generate": Entry("llmcli.cli.generate", "Write text with a model, token by token.", "Run"),
+    "chat": Entry("llmcli.cli.chat.command", "A conversation with a model, turn by turn.", "Run"),
     "timing": Entry(
         "llmcli.cli.timing.command", "Where the time goes: phases, layers, parts.", "Measure"
     ),

@@ -8,14 +8,14 @@ reasoning, the system message is another one), what follows is encoded and compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import PromptTooLong, UsageError
-from llmcli.generation.output import Finish, Output, Token
+from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.seeds import sample_seed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmcli.model import Model
 
 Role = Literal["system", "user", "assistant"]
-Ending = Finish | Literal["interrupted"]
+Ending = Literal["stop", "length", "eos", "interrupted"]
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
 
@@ -132,7 +132,7 @@ class Conversation:
         limit: int,
         stop: Sequence[str] = (),
         on_prefill: Callable[[int, int], None] | None = None,
-    ) -> Iterator[Token]:
+    ) -> Generator[Token, None, None]:
         """Yields the tokens of the model's answer to the messages, at most `limit`.
 
         The n-th answer draws with the n-th seed that follows from `sampling.seed`. Who stops early

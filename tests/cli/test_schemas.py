@@ -60,6 +60,7 @@ RUNS: dict[str, list[str]] = {
     "generate greedy": ["generate", *TEXT, "-n", "2", "--greedy", "--stop", "zz"],
     "generate ids": ["generate", "-m", "BARE", "--ids", "1,2", "-n", "2"],
     "generate random weights": ["generate", "-m", "BARE", "--random-weights", "--ids", "1"],
+    "chat": ["chat", "-m", "CHAT", "--prompt", *TEXT, "-n", "3", "--no-stdin"],
     "score": ["score", *TEXT],
     "score of one token": ["score", "a"],
     "score versus": ["score", *TEXT, "--versus", "tiny"],

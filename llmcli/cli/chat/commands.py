@@ -1,0 +1,185 @@
+"""What begins with a slash in a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from llmcli.cli.chat.talk import Talk, value_of
+from llmcli.cli.sampling import RANGES
+from llmcli.errors import UsageError
+from llmcli.render.theme import one_line
+
+
+class Exit(Exception):
+    """`/exit`."""
+
+
+@dataclass(frozen=True)
+class SlashCommand:
+    """`run(talk, argument)` returns a text to edit and say next, or None."""
+
+    usage: str
+    words: str
+    run: Callable[[Talk, str], str | None]
+
+
+def dispatch(talk: Talk, line: str) -> str | None:
+    """Runs `/name argument`. Raises UsageError for a name that is none, and the command's errors.
+
+    Raises Exit for `/exit`.
+    """
+    name, _, argument = line[1:].partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        near = get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean `/{near[0]}`?" if near else "`/help` lists the commands"
+        raise UsageError(f"there is no command `/{one_line(name)}`", hint=hint)
+    return command.run(talk, argument.strip())
+
+
+def _help(talk: Talk, argument: str) -> None:
+    width = max(len(command.usage) for command in COMMANDS.values()) + 2
+    for command in COMMANDS.values():
+        _say(talk, f"{command.usage:<{width}}{command.words}")
+    _say(talk, "Esc Enter begins a new line, Ctrl-C stops an answer, Ctrl-D ends.")
+
+
+def _system(talk: Talk, argument: str) -> None:
+    conversation = talk.conversation
+    if argument:
+        conversation.set_system(None if argument == "none" else argument)
+    _say(talk, f"system: {one_line(conversation.system or 'none')}")
+
+
+def _set(talk: Talk, argument: str) -> None:
+    settings, variables = talk.settings, talk.conversation.variables
+    name, _, text = argument.partition(" ")
+    name, text = name.replace("-", "_"), text.strip()
+    if text:
+        value = value_of(text)
+        if name in RANGES:
+            if not isinstance(value, int | float) or value not in RANGES[name]:
+                raise UsageError(f"`{name}` must be {RANGES[name]}, not `{one_line(text)}`")
+            settings.sampling[name] = value
+        elif name in ("seed", "max_tokens"):
+            if not isinstance(value, int) or not int(name == "max_tokens") <= value < 2**63:
+                raise UsageError(f"`{name}` must be a whole number, not `{one_line(text)}`")
+            setattr(settings, name, value)
+        else:
+            variables[name] = value
+    elif name:
+        raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
+    for key, found in settings.sampling.items():
+        _say(talk, f"{key:<20}{found:g}")
+    _say(talk, f"{'max_tokens':<20}{settings.max_tokens}")
+    _say(talk, f"{'seed':<20}{settings.seed}")
+    for key, found in variables.items():
+        _say(talk, f"{key:<20}{one_line(str(found))}  (of the template)")
+
+
+def _stats(talk: Talk, argument: str) -> None:
+    if argument in ("on", "off"):
+        talk.stats = argument == "on"
+    elif argument:
+        raise UsageError(f"`/stats` takes on or off, not `{one_line(argument)}`")
+    _say(talk, stats_line(talk))
+
+
+def stats_line(talk: Talk) -> str:
+    """What the last answer took, and how full the context is."""
+    used, room = talk.conversation.used, talk.conversation.room
+    context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
+    turn = talk.turn
+    if turn is None:
+        return context
+    speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
+    return (
+        f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms · "
+        f"wrote {turn.generated:,}{speed} · {context}"
+    )
+
+
+def _tokens(talk: Talk, argument: str) -> None:
+    tokenizer = talk.conversation.model.tokenizer
+    assert tokenizer is not None
+    for one in talk.conversation.messages:
+        count = len(one.ids) or len(tokenizer.encode(one.content, add_bos=False))
+        text = one_line(one.content)
+        _say(talk, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
+    _say(talk, stats_line(talk))
+
+
+def _undo(talk: Talk, argument: str) -> None:
+    text = talk.conversation.undo()
+    if text is None:
+        raise UsageError("there is nothing to take back")
+    _say(talk, f"taken back: {one_line(text)}")
+
+
+def _regen(talk: Talk, argument: str) -> None:
+    messages = talk.conversation.messages
+    if messages and messages[-1].role == "assistant":
+        messages.pop()
+    if not messages or messages[-1].role != "user":
+        raise UsageError("there is nothing to answer")
+    talk.answer()
+
+
+def _edit(talk: Talk, argument: str) -> str:
+    text = talk.conversation.undo()
+    if text is None:
+        raise UsageError("there is nothing to edit")
+    return text
+
+
+def _save(talk: Talk, argument: str) -> None:
+    path = argument or talk.file
+    if not path:
+        raise UsageError("`/save` takes the path of a file", hint="such as `/save talk.json`")
+    talk.save(path)
+    talk.file = path
+    _say(talk, f"saved to {one_line(path)}, and again after every answer")
+
+
+def _load(talk: Talk, argument: str) -> None:
+    if not argument:
+        raise UsageError("`/load` takes the path of a file", hint="such as `/load talk.json`")
+    found = talk.load(argument)
+    _say(talk, f"{len(found.messages)} messages of {one_line(argument)}")
+
+
+def _clear(talk: Talk, argument: str) -> None:
+    talk.conversation.clear()
+    _say(talk, "cleared: only the system message stays" if talk.conversation.system else "cleared")
+
+
+def _exit(talk: Talk, argument: str) -> None:
+    raise Exit
+
+
+def _say(talk: Talk, line: str) -> None:
+    talk.out.write(line + "\n")
+
+
+COMMANDS = {
+    "help": SlashCommand("/help", "this list", _help),
+    "system": SlashCommand("/system [TEXT|none]", "shows or replaces the system message", _system),
+    "set": SlashCommand(
+        "/set [NAME VALUE]", "sampling, max_tokens, seed, variables of the template", _set
+    ),
+    "stats": SlashCommand(
+        "/stats [on|off]", "tokens and speed of the last answer, or of every one", _stats
+    ),
+    "tokens": SlashCommand("/tokens", "tokens of every message", _tokens),
+    "undo": SlashCommand("/undo", "takes back your last message and its answer", _undo),
+    "regen": SlashCommand("/regen", "another answer to your last message", _regen),
+    "edit": SlashCommand("/edit", "your last message once more, to change it", _edit),
+    "save": SlashCommand(
+        "/save FILE", "the conversation as JSON, now and after every answer", _save
+    ),
+    "load": SlashCommand("/load FILE", "goes on with one that was saved", _load),
+    "clear": SlashCommand("/clear", "forgets everything but the system message", _clear),
+    "exit": SlashCommand("/exit", "ends; so does Ctrl-D", _exit),
+}

@@ -1,0 +1,145 @@
+"""A conversation as a JSON file: `llmcli.chat/1`, written whole, and read back with suspicion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from llmcli.cli.prompts import read_bytes
+from llmcli.cli.sampling import RANGES
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.conversation import Message
+
+SCHEMA = "llmcli.chat/1"
+_MOST = 64 << 20  # bytes of a file
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """What such a file says. `model` is the name of the one whose ids the answers have."""
+
+    model: str
+    vocabulary: int
+    sampling: Mapping[str, float]
+    seed: int
+    max_tokens: int
+    stop: tuple[str, ...]
+    variables: Mapping[str, Any]
+    answers: int
+    messages: tuple[Message, ...]
+
+
+def body(transcript: Transcript) -> dict[str, Any]:
+    """The document, without what every document has."""
+    return {
+        "vocabulary": transcript.vocabulary,
+        "sampling": {
+            **transcript.sampling,
+            "seed": transcript.seed,
+            "max_tokens": transcript.max_tokens,
+            "stop": transcript.stop,
+        },
+        "variables": transcript.variables,
+        "answers": transcript.answers,
+        "messages": [_body(one) for one in transcript.messages],
+    }
+
+
+def _body(message: Message) -> dict[str, Any]:
+    """One message: `ids` and `finish_reason` of the model's own answers only."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.ids:
+        found["ids"] = list(message.ids)
+    if message.end is not None:
+        found["finish_reason"] = message.end
+    return found
+
+
+def read_transcript(path: str) -> Transcript:
+    """Raises UsageError for a file that is none, saying what is wrong with it."""
+    data = read_bytes(path, "give the path of a file that `chat` has saved", _MOST + 1)
+    if len(data) > _MOST:
+        raise _wrong(path, f"it has more than {_MOST >> 20} MiB")
+    try:
+        document: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _wrong(path, "it is no JSON") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise _wrong(path, f"its `schema` is not `{SCHEMA}`")
+    sampling, model = document.get("sampling"), document.get("model")
+    variables, stop = document.get("variables"), None
+    if isinstance(sampling, dict):
+        stop = sampling.get("stop")
+    if not (
+        isinstance(sampling, dict) and isinstance(model, dict) and isinstance(variables, dict)
+        and isinstance(model.get("name"), str) and isinstance(stop, list)
+        and all(isinstance(one, str) and one for one in stop)
+    ):  # fmt: skip
+        raise _wrong(path, "its `model`, `sampling` or `variables` are not as chat writes them")
+    values: dict[str, float] = {}
+    for name, allowed in RANGES.items():
+        value = sampling.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value not in allowed:
+            raise _wrong(path, f"its `sampling.{name}` must be {allowed}")
+        values[name] = value
+    return Transcript(
+        model=model["name"],
+        vocabulary=_count(path, document, "vocabulary", least=1),
+        sampling=values,
+        seed=_count(path, sampling, "seed"),
+        max_tokens=_count(path, sampling, "max_tokens", least=1),
+        stop=tuple(stop or ()),
+        variables=variables,
+        answers=_count(path, document, "answers"),
+        messages=_messages(path, document.get("messages"), document["vocabulary"]),
+    )
+
+
+def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
+    from llmcli.generation.conversation import Ending, Message
+
+    if not isinstance(found, list):
+        raise _wrong(path, "it has no list of `messages`")
+    messages = []
+    for number, one in enumerate(found):
+        if not (
+            isinstance(one, dict) and one.get("role") in _ROLES
+            and isinstance(one.get("content"), str)
+            and one.get("finish_reason") in (None, *get_args(Ending))
+            and (one["role"] != "system" or number == 0)
+        ):  # fmt: skip
+            raise _wrong(path, f"its message {number} is not as chat writes them")
+        messages.append(Message(
+            role=one["role"], content=one["content"], end=one.get("finish_reason"),
+            ids=_ids(path, number, one, vocabulary),
+        ))  # fmt: skip
+    return tuple(messages)
+
+
+def _ids(path: str, number: int, message: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
+    ids: Any = message.get("ids", [])
+    sound = isinstance(ids, list) and all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocabulary for one in ids
+    )
+    if not sound or (ids and message["role"] != "assistant"):
+        raise _wrong(path, f"the `ids` of its message {number} are no ids of an answer")
+    return tuple(ids)
+
+
+def _count(path: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
+    value = found.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise _wrong(path, f"its `{name}` is no whole number from {least} on")
+    return value
+
+
+def _wrong(path: str, why: str) -> UsageError:
+    return UsageError(
+        f"`{path}` is no transcript of `llmcli chat`: {why}",
+        hint="`/save FILE` writes one",
+    )
