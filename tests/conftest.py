@@ -19,6 +19,26 @@ settings.register_profile("llmcli", deadline=None, derandomize=True, database=No
 settings.load_profile("llmcli")
 
 
+SLOW = ("kernels", "parity", "measure", "cli")  # folders with files of minutes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """xdist hands files out as they are collected: it would begin with those of most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow folders first, so that no worker is left with a file of minutes at the end."""
+    root = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        folder = item.path.relative_to(root).parts[0]
+        return SLOW.index(folder) if folder in SLOW else len(SLOW)
+
+    items.sort(key=turn)
+
+
 @pytest.fixture(autouse=True)
 def no_child_outlives_its_test() -> Iterator[None]:
     yield

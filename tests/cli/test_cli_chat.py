@@ -117,7 +117,7 @@ def test_commands_change_what_is_said(converse, tmp_path):
     said = converse(
         "/system be brief", "hello", "/undo", "/undo", "/edit", "one", "/edit", "two",
         "/regen", "/clear", "/system none", "/set temperature 0.5", "/set lead true", "/set",
-        "/set top_p 7", "/set nonsense", "/hepl", "/stats maybe", "/regen", "/load", "/save",
+        "/set top_p 7", "/set top_p true", "/set seed 1.5", "/set nonsense", "/hepl", "/stats maybe", "/regen", "/load", "/save",
         argv=GREEDY, drafts=drafts,
     )  # fmt: skip
     assert "system: be brief" in said.out
@@ -129,7 +129,9 @@ def test_commands_change_what_is_said(converse, tmp_path):
     for line in (
         "error: there is nothing to take back",
         "error: there is nothing to edit",
-        "error: `top_p` must be",
+        "error: `top_p` must be greater than 0 and at most 1, not `7`",
+        "error: `top_p` must be greater than 0 and at most 1, not `true`",
+        "error: `seed` must be a whole number, not `1.5`",
         "error: `/set` takes a name and a value",
         "error: there is no command `/hepl`",
         "hint: did you mean `/help`?",

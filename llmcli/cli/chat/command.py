@@ -245,6 +245,7 @@ def _typed() -> Iterator[Any]:
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import create_output
 
     keys = KeyBindings()
 
@@ -260,6 +261,7 @@ def _typed() -> Iterator[Any]:
         complete_while_typing=False,
         key_bindings=keys,
         prompt_continuation="  ",
+        output=create_output(None if sys.stdout.isatty() else sys.stderr),
     )
     draft = yield
     while True:

@@ -59,12 +59,14 @@ def _set(talk: Talk, argument: str) -> None:
     name, text = name.replace("-", "_"), text.strip()
     if text:
         value = value_of(text)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in RANGES:
-            if not isinstance(value, int | float) or value not in RANGES[name]:
+            if not number or value not in RANGES[name]:
                 raise UsageError(f"`{name}` must be {RANGES[name]}, not `{one_line(text)}`")
             settings.sampling[name] = value
         elif name in ("seed", "max_tokens"):
-            if not isinstance(value, int) or not int(name == "max_tokens") <= value < 2**63:
+            whole = number and isinstance(value, int)
+            if not whole or not int(name == "max_tokens") <= value < 2**63:
                 raise UsageError(f"`{name}` must be a whole number, not `{one_line(text)}`")
             setattr(settings, name, value)
         else:
