@@ -117,7 +117,8 @@ def test_commands_change_what_is_said(converse, tmp_path):
     said = converse(
         "/system be brief", "hello", "/undo", "/undo", "/edit", "one", "/edit", "two",
         "/regen", "/clear", "/system none", "/set temperature 0.5", "/set lead true", "/set",
-        "/set top_p 7", "/set top_p true", "/set seed 1.5", "/set nonsense", "/hepl", "/stats maybe", "/regen", "/load", "/save",
+        "/set top_p 7", "/set top_p true", "/set seed 1.5", "/set nonsense", "/hepl",
+        "/stats maybe", "/regen", "/load", "/save",
         argv=GREEDY, drafts=drafts,
     )  # fmt: skip
     assert "system: be brief" in said.out
