@@ -199,6 +199,7 @@ class Conversation:
         """Ids of the rendered conversation, in which answers keep their own."""
         ids: list[int] = []
         done = ""  # the text that they stand for
+        last = ids, done  # the same before the last answer
         for one in self.messages:
             if not one.ids:
                 continue
@@ -206,12 +207,15 @@ class Conversation:
             if not (text.startswith(own) and one.before.startswith(done)):
                 break
             between = self._behind(ids, one.before[len(done) :])
-            after = self._behind(list(one.ids), text[len(own) :])
-            if between is None or after is None:
+            if between is None:
                 break
-            ids += [*between, *one.ids]
+            last = ids, done
+            ids = [*ids, *between, *one.ids]
             done = own
         rest = self._behind(ids, text[len(done) :])
+        if rest is None:  # nothing marks where the last answer ends: it is encoded once more
+            ids, done = last
+            rest = self._behind(ids, text[len(done) :])
         assert rest is not None
         return ids + rest
 

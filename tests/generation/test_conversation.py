@@ -226,3 +226,15 @@ def test_the_system_message_is_replaced_and_taken_away(model):
     talk.set_system("x")
     talk.clear()
     assert [one.role for one in talk.messages] == ["system"]
+
+
+def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model, monkeypatch):
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    talk = talking(model)
+    monkeypatch.setattr(talk._template, "source", plain)
+    for _ in range(2):
+        answered(talk)
+        talk.say("go on")
+        ids = talk._encoded(talk._render())
+        assert ids == model.tokenizer.encode(talk._render())
+    answered(talk)
