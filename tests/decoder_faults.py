@@ -101,16 +101,11 @@ def scale_by_the_width_and_not_the_heads_size(monkeypatch, of):
 def heads_viewed_without_the_transpose(monkeypatch, of):
     """`[T, H·d]` read as `[H, T, d]`: the same shape, other numbers."""
 
-    def split(self, qk_BTNd):
-        config = self.config
-        batch, tokens, _, size = qk_BTNd.shape
-        q, k = qk_BTNd.split_with_sizes([config.heads, config.kv_heads], 2)
-        return (
-            q.reshape(batch, config.heads, tokens, size),
-            k.reshape(batch, config.kv_heads, tokens, size),
-        )
+    def viewed(self, x_BTNd):
+        batch, tokens, heads, size = x_BTNd.shape
+        return x_BTNd.reshape(batch, heads, tokens, size)
 
-    monkeypatch.setattr(Attention, "_heads", split)
+    monkeypatch.setattr(Attention, "_heads", viewed)
 
 
 @fault("llama")

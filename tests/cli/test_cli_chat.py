@@ -335,3 +335,12 @@ def test_killed_at_any_moment_no_transcript_is_half(talker, tmp_path):
         process.wait()
         if file.exists():
             assert errors(json.loads(file.read_text()), "chat") == []
+
+
+def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = chat_command.history_path()
+    assert path == tmp_path / "llmcli" / "chat_history"
+    assert path.stat().st_mode & 0o077 == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file, no folder
+    assert chat_command.history_path() is None

@@ -56,6 +56,9 @@ WRITES = {
     "cli.attention.exports:_Page.finish": NAMED,
     "cli.attention.exports:_Picture.finish": NAMED,
     "cli.attention.exports:opened": NAMED,
+    "cli.chat.command:history_path": "tests/cli/test_cli_chat.py::"
+    "test_where_no_history_can_be_kept_it_is_not",
+    "cli.chat.talk:Talk.save": NAMED,
     "cli.completion:_append": INSTALLED,
     "cli.completion:install": INSTALLED,
     "cli.dump:_dumped": NAMED,
@@ -95,6 +98,7 @@ def named():
         for ending in endings:
             text = "a" if command == "ladder" else "abcdefgh"  # one is enough for the slow loops
             yield [command, text, *extra.get(command, []), "-o", f"out.{ending}"]
+    yield ["chat", "--prompt", "ab", "-n", "2", "--no-stdin", "--save", "out.json"]
     yield ["timing", "ab", "--pairs", "1", "-n", "1", "--threads", "1", "--trace", "out.json"]
 
 
@@ -209,6 +213,7 @@ def test_completion_is_installed_whole_or_not_at_all(cli, monkeypatch, tmp_path,
 # a command line of each command that has something to say
 LINES = {
     "generate": ["x", "-n", "2"],
+    "chat": ["--prompt", "ab", "-n", "2", "--no-stdin"],
     "timing": ["ab", "--pairs", "1", "-n", "1", "--threads", "1"],
     "bench": ["-p", "2", "-n", "0", "-r", "1"],
     "bench compare": [BENCH, BENCH],

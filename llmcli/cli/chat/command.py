@@ -24,8 +24,6 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.errors import LlmcliError, UsageError
 
-_OVER = (BrokenPipeError, OSError)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TalkOptions:
@@ -247,6 +245,11 @@ def _typed() -> Iterator[Any]:
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import create_output
 
+    class History(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):  # a full disk: it is not kept
+                super().store_string(string)
+
     keys = KeyBindings()
 
     @keys.add("escape", "enter")
@@ -256,7 +259,7 @@ def _typed() -> Iterator[Any]:
     path = history_path()
     session: Any = PromptSession(
         "> ",
-        history=InMemoryHistory() if path is None else FileHistory(str(path)),
+        history=InMemoryHistory() if path is None else History(str(path)),
         completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
         complete_while_typing=False,
         key_bindings=keys,
@@ -279,7 +282,7 @@ def history_path() -> Path | None:
     base = os.environ.get("XDG_STATE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path("~/.local/state").expanduser()
     path = folder / "llmcli" / "chat_history"
-    with suppress(*_OVER):
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)
         return path

@@ -138,6 +138,10 @@ class Attention:
         q_BTHd, k_BTKd = qk_BTNd.split_with_sizes(sizes, 2)
         return q_BTHd, k_BTKd
 
+    def _heads(self, x_BTNd: Tensor) -> Tensor:
+        """`[B, N, T, d]`, a view."""
+        return x_BTNd.transpose(1, 2)
+
     def _normed(self, norm: Norm, x_BTNd: Tensor) -> Tensor:
         """Each head, or all of a token together."""
         if self.config.qk_norm_wide:
@@ -167,7 +171,7 @@ class Attention:
         """Each as the pass continues with it: the same tensor unless it is edited."""
         found = []
         for symbol, x_BTNd in (("q", q_BTHd), ("k", k_BTKd)):
-            x_BNTd = x_BTNd.transpose(1, 2)
+            x_BNTd = self._heads(x_BTNd)
             emitted = step.emit(f"{self.name}.{symbol}{suffix}", x_BNTd)
             found.append(x_BTNd if emitted is x_BNTd else emitted.transpose(1, 2))
         return found[0], found[1]
@@ -175,8 +179,8 @@ class Attention:
     def _enter(self, q_BTHd: Tensor, k_BTKd: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Queries and keys as they enter the scores: keys in the dtype that they are kept in."""
         narrow = narrowed(k_BTKd.flatten(2), self._cache_dtype)  # a row for each token
-        k_BKTd = narrow.view(k_BTKd.shape).transpose(1, 2)
-        q_BHTd = step.emit(self.entering[0], q_BTHd.transpose(1, 2))
+        k_BKTd = self._heads(narrow.view(k_BTKd.shape))
+        q_BHTd = step.emit(self.entering[0], self._heads(q_BTHd))
         return q_BHTd, step.emit(self.entering[1], k_BKTd)
 
     def _attend_in_rows(self, q_BHTd: Tensor, k_BKSd: Tensor, v_BKSe: Tensor, step: Step) -> Tensor:
