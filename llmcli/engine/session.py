@@ -54,6 +54,7 @@ class Session:
         self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
         self._chosen_B: Tensor | None = None
         self._kept: dict[int, Snapshot] = {}
+        self._torn = False  # a call was interrupted: layers may have read what others have not
 
     @property
     def lengths(self) -> list[int]:
@@ -98,6 +99,7 @@ class Session:
         if self.decoder.outdated(self.state, after):
             self._read_again(after, edits)
         starts = self.lengths
+        self._torn = True
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
             logits="all" if logits == "all" else "last", until=until,
@@ -106,6 +108,7 @@ class Session:
             self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
         else:
             self._keep_ids(ids, starts)
+        self._torn = False
         self._chosen_B = self.logits_BV = None
         if until is not None:
             return out
@@ -217,11 +220,12 @@ class Session:
 
     def rewind_within(self, length: int) -> int:
         """Back to the latest place that is not beyond `length` tokens; returns where that is."""
-        if length == self.lengths[0]:
+        if length == self.lengths[0] and not self._torn:
             return length
         if not self.state.rewinds:
             length = max((tokens for tokens in self._kept if tokens <= length), default=0)
         self.rewind(length)
+        self._torn = False
         return length
 
     def keep(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmcli.devices import require_memory
 from llmcli.engine.session import Session
-from llmcli.errors import PromptTooLong, UsageError
+from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
@@ -142,6 +142,8 @@ class Conversation:
         """
         text = self._render()
         ids = self._encoded(text)
+        if not ids:
+            raise CheckpointError("the chat template makes no text of the conversation")
         room = self.room - len(ids) + 1
         if room < 1:
             raise PromptTooLong(
@@ -205,7 +207,7 @@ class Conversation:
                 continue
             own = one.before + one.content + self._end_text(one)
             if not (text.startswith(own) and one.before.startswith(done)):
-                break
+                continue
             between = self._behind(ids, one.before[len(done) :])
             if between is None:
                 break
@@ -216,8 +218,7 @@ class Conversation:
         if rest is None:  # nothing marks where the last answer ends: it is encoded once more
             ids, done = last
             rest = self._behind(ids, text[len(done) :])
-        assert rest is not None
-        return ids + rest
+        return self._behind([], text) or [] if rest is None else ids + rest
 
     def _end_text(self, message: Message) -> str:
         """What an end token stands for, which the template writes behind the answer."""

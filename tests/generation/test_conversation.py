@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.errors import PromptTooLong, UsageError
+from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.conversation import Conversation, Message
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
@@ -238,3 +238,41 @@ def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model, 
         ids = talk._encoded(talk._render())
         assert ids == model.tokenizer.encode(talk._render())
     answered(talk)
+
+
+def test_an_answer_that_is_cut_off_inside_a_step_leaves_no_half_of_it(model, monkeypatch):
+    talk = talking(model)
+    block = type(model.decoder.blocks[-1])
+    call, steps = block.__call__, []
+
+    def stopped(self, x, state, step):
+        if self is model.decoder.blocks[-1] and x.shape[1] == 1:
+            steps.append(step)
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+        return call(self, x, state, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block, "__call__", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            list(talk.answer(SAMPLING, limit=20))
+    assert talk.messages[-1].end == "interrupted"
+    talk.say("go on")
+    answered(talk)
+
+
+def test_what_comes_after_a_change_keeps_its_own_ids(model):
+    talk = talking(model)
+    answered(talk)
+    talk.set_system("be long")
+    for _ in range(3):
+        talk.say("go on")
+        answered(talk)
+    assert talk.tokens.prompt - talk.tokens.computed > 20
+
+
+def test_a_template_that_writes_nothing_is_one_line(model, monkeypatch):
+    talk = talking(model)
+    monkeypatch.setattr(talk._template, "source", "{{ '' }}")
+    with pytest.raises(CheckpointError, match="makes no text"):
+        next(talk.answer(SAMPLING, limit=4))

@@ -129,7 +129,7 @@ def command(
     if options.save is not None:
         check_target(options.save)
     message = _message(options)
-    if message is None and not sys.stdin.isatty():
+    if message is None and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is nothing to say: stdin is no terminal, and empty",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
@@ -140,7 +140,8 @@ def command(
             whole = talk.say(message)
             _tell_stats(talk)
             if not whole:
-                raise Stopped(KeyboardInterrupt(), told=True)
+                told = talk.turn is not None and talk.turn.generated > 0
+                raise Stopped(KeyboardInterrupt(), told=told)
             return
         _converse(talk)
 

@@ -78,7 +78,7 @@ def _set(talk: Talk, argument: str) -> None:
     _say(talk, f"{'max_tokens':<20}{settings.max_tokens}")
     _say(talk, f"{'seed':<20}{settings.seed}")
     for key, found in variables.items():
-        _say(talk, f"{key:<20}{one_line(str(found))}  (of the template)")
+        _say(talk, f"{one_line(key):<20}{one_line(str(found))}  (of the template)")
 
 
 def _stats(talk: Talk, argument: str) -> None:
@@ -121,12 +121,17 @@ def _undo(talk: Talk, argument: str) -> None:
 
 
 def _regen(talk: Talk, argument: str) -> None:
-    messages = talk.conversation.messages
-    if messages and messages[-1].role == "assistant":
-        messages.pop()
-    if not messages or messages[-1].role != "user":
+    conversation = talk.conversation
+    before = conversation.messages
+    asked = before[:-1] if before and before[-1].role == "assistant" else before
+    if not asked or asked[-1].role != "user":
         raise UsageError("there is nothing to answer")
-    talk.answer()
+    conversation.messages = list(asked)
+    try:
+        talk.answer()
+    finally:
+        if conversation.messages[-1].role == "user":  # no other answer came
+            conversation.messages = before
 
 
 def _edit(talk: Talk, argument: str) -> str:

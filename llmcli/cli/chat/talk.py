@@ -116,7 +116,7 @@ class Talk:
             self._line()
         elif not json and not text.endswith("\n") and (text or self.out.out.terminal):
             self.out.write("\n")
-        if self.file is not None:
+        if generated and self.file is not None:
             self.save(self.file)
         return whole
 
@@ -196,5 +196,5 @@ def value_of(text: str) -> Any:
 
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
