@@ -78,13 +78,14 @@ class Session:
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
+        ahead: bool = False,
     ) -> Tensor:
         """Reads new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
         residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
-        `edits` and `clock` are the decoder's. Raises ValueError where the tokens do not fit.
+        `edits`, `clock` and `ahead` are the decoder's. Raises ValueError where the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -102,7 +103,7 @@ class Session:
         self._torn = True
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
-            logits="all" if logits == "all" else "last", until=until,
+            logits="all" if logits == "all" else "last", until=until, ahead=ahead,
         )  # fmt: skip
         if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
             self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
