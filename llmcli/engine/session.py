@@ -85,7 +85,8 @@ class Session:
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
         residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
-        `edits`, `clock` and `ahead` are the decoder's. Raises ValueError where the tokens do not fit.
+        `edits`, `clock` and `ahead` are the decoder's. Raises ValueError where the
+        tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -195,6 +196,10 @@ class Session:
         if self._chosen_B is None:
             raise ValueError("no token was chosen since the last call")
         return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
+
+    def reads_ahead(self, tokens: int) -> bool:
+        """Whether so many further tokens can be read at once as single steps would read them."""
+        return self.decoder.reads_ahead(self.state, tokens)
 
     def select(self, rows: Sequence[int]) -> None:
         """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""
