@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from llmcli.cli.batch import read_batch
+from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.job import Job
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
@@ -125,6 +126,7 @@ def command(
     chat: ChatOptions,
     model: ModelOptions,
     output: GenerateOutputOptions,
+    ctx: typer.Context,
 ) -> None:
     """Write text with a model, token by token.
 
@@ -146,6 +148,7 @@ def command(
             sampling,
             loaded.model.checkpoint.generation_config,
             None if entry is None else entry.sampling,
+            names_from_file(ctx),
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
