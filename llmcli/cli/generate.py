@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from llmcli.cli.batch import read_batch
+from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.job import Job
@@ -127,6 +128,7 @@ def command(
     model: ModelOptions,
     draft: DraftOptions,
     output: GenerateOutputOptions,
+    ctx: typer.Context,
 ) -> None:
     """Write text with a model, token by token.
 
@@ -148,6 +150,7 @@ def command(
             sampling,
             loaded.model.checkpoint.generation_config,
             None if entry is None else entry.sampling,
+            names_from_file(ctx),
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()

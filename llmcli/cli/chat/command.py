@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import typer
 
 from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch, stats_line
 from llmcli.cli.chat.talk import Settings, Talk, tell_error, value_of
+from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.files import check_target
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
@@ -112,6 +113,7 @@ def command(
     sampling: SamplingOptions,
     model: ModelOptions,
     output: OutputOptions,
+    ctx: typer.Context,
 ) -> None:
     """A conversation with a model, turn by turn, through its own chat template.
 
@@ -135,7 +137,7 @@ def command(
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER:
-        talk = _talk(options, sampling, model, out, variables)
+        talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
         if message is not None:
             whole = talk.say(message)
             _tell_stats(talk)
@@ -164,6 +166,7 @@ def _talk(
     model: ModelOptions,
     out: Output,
     variables: dict[str, Any],
+    from_file: Collection[str],
 ) -> Talk:
     from llmcli.checkpoints.catalog import CATALOG
 
@@ -171,9 +174,8 @@ def _talk(
     from llmcli.generation.conversation import Conversation
 
     entry = CATALOG.get(loaded.name)
-    resolved = resolve(
-        sampling, loaded.checkpoint.generation_config, None if entry is None else entry.sampling
-    )
+    tuned = None if entry is None else entry.sampling
+    resolved = resolve(sampling, loaded.checkpoint.generation_config, tuned, from_file)
     for note in resolved.notes:
         out.note(note)
     seed, drawn = model.sampling_seed()
@@ -181,8 +183,8 @@ def _talk(
     if (positions := loaded.config.embedding.positions) is not None:
         room = min(room, positions)
     chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
-    chosen |= {} if drawn else {"seed": "flag"}
-    chosen |= {} if options.max_tokens is None else {"max_tokens": "flag"}
+    given = {"seed": not drawn, "max_tokens": options.max_tokens is not None}
+    chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
     talk = Talk(
         conversation=Conversation(loaded, room=room, variables=variables),
         settings=Settings(
