@@ -26,6 +26,10 @@ class Draft(Protocol):
     def name(self) -> str:
         """Of the model, or `ngram`."""
 
+    @property
+    def free(self) -> bool:
+        """Whether a proposal takes no time to speak of."""
+
     def begin(self, ids: Sequence[int], picker: Picker) -> None:
         """A text begins with these ids; `picker` is going to choose what follows."""
 
@@ -48,7 +52,7 @@ class NgramDraft:
     The last place of the last four of them counts, or else of three, or of two.
     """
 
-    name = "ngram"
+    name, free = "ngram", True
 
     def begin(self, ids: Sequence[int], picker: Picker) -> None:
         """See `Draft`."""
@@ -84,6 +88,8 @@ class ModelDraft:
 
     Raises UsageError where the vocabulary is another one.
     """
+
+    free = False
 
     def __init__(self, small: Model, model: Model) -> None:
         check_vocabulary(small, model)

@@ -22,7 +22,12 @@ from llmcli.generation.drafts import Draft
 from llmcli.generation.output import Choice
 from llmcli.generation.picker import Picker
 
-ROWS = (2, 4, 8, 16)  # tokens that are read at once: the last one and what may follow
+# Tokens that are read at once: the last one and what may follow. Each number is recorded once,
+# which takes as long as some steps: two would be right too seldom to pay for it.
+ROWS = (4, 8, 16)
+# The share of proposed tokens that are right, before any was seen. A draft that takes time has to
+# be asked to know; one that takes none is judged without being followed.
+_ASKED, _FREE = 0.6, 0.3
 
 
 class Speculation:
@@ -34,7 +39,7 @@ class Speculation:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.proposed = self.accepted = 0
-        self._pace = Pace()
+        self._pace = Pace(prior=_FREE if draft.free else _ASKED)
         self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
         self._before: Snapshot | None = None  # where a state cannot forget single tokens
 
@@ -65,7 +70,7 @@ class Speculation:
         self.draft.begin(session.ids[0], picker)
         rows, proposed, ground = session.logits_BV, list[int](), None
         while True:
-            first = session.lengths[0] - len(proposed)
+            first, read = session.lengths[0] - len(rows) + 1, len(rows) - 1
             for at in range(len(rows)):
                 begin = perf_counter()
                 _, choices = picker.pick(rows[at : at + 1])
@@ -73,39 +78,41 @@ class Speculation:
                 id = choices[0].id
                 right = at < len(proposed) and id == proposed[at]
                 if at < len(proposed):
-                    self.accepted += right
                     self._pace.saw(ground, right)
-                if not right:
+                more = right and at < read
+                if not more:
                     self._forget(session, first + at)
                 self._spent_s += perf_counter() - begin
                 yield choices
                 self._tokens += 1
+                self.accepted += more
                 self.draft.add(id)
-                if not right:
+                if not more:
                     break
             begin = perf_counter()
             ground = self.draft.ground()
-            proposed = self._proposal(session, ground)
-            rows = self._read(session, [id, *proposed])
+            proposed, read = self._proposal(session, ground)
+            rows = self._read(session, [id, *proposed[:read]])
             if self._pace.step_s(1) is None:  # to decode without a draft begins like this, too
                 self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0
             else:
                 self._spent_s += perf_counter() - begin
 
-    def _proposal(self, session: Session, ground: int | None) -> list[int]:
-        """As many tokens as are worth it: often none."""
+    def _proposal(self, session: Session, ground: int | None) -> tuple[list[int], int]:
+        """Tokens, and how many of them are worth reading ahead: often none.
+
+        Where a proposal is free there is one all the same: whether it is right says something.
+        """
         if ground is None:
-            return []
-        room = session.state.capacity - session.lengths[0]
-        most = max((n for n in ROWS if n <= room and session.reads_ahead(n)), default=1)
-        count = self._pace.rows(ground, most) - 1
-        if count == 0:
-            return []
+            return [], 0
+        count = self._pace.rows(ground, session.state.capacity - session.lengths[0]) - 1
+        if count == 0 or not session.reads_ahead(count + 1):
+            return (self.draft.propose(1) if self.draft.free else []), 0
         begin = perf_counter()
         proposed = self.draft.propose(count)
         self._pace.drafted((perf_counter() - begin) / count)
         self.proposed += len(proposed)
-        return proposed
+        return proposed, len(proposed)
 
     def _read(self, session: Session, ids: list[int]) -> torch.Tensor:
         """Logits `[T, V]` of further tokens, the first of which is known to be right."""
@@ -113,7 +120,10 @@ class Speculation:
             self._before = session.snapshot()
         begin = perf_counter()
         ids_1T = torch.tensor([ids], device=session.decoder.device)
-        rows = session.extend(ids_1T, logits="all", ahead=True)[0]
+        if len(ids) == 1:
+            rows = session.extend(ids_1T)
+        else:
+            rows = session.extend(ids_1T, logits="all", ahead=True)[0]
         self._pace.took(len(ids), perf_counter() - begin)
         return rows
 
@@ -133,14 +143,15 @@ class Speculation:
 class Pace:
     """How many tokens are worth reading at once, by what steps took and proposals were right."""
 
-    _PRIOR = 0.6  # the share of proposed tokens that are right, before any was seen
     _WEIGHT = 0.1  # of the latest in a running mean, at least
-    _GAIN = 1.05  # in tokens a second, below which nothing is proposed
+    _GAIN = 1.1  # in tokens a second, below which nothing is proposed
+    _PROMISE = 1.25  # the same where so many rows have to be recorded first
     _FORGOTTEN = 0.005  # of what is known of a ground, with each time that nothing was proposed
     _PER_ROW = 0.15  # of a single step: what a further row takes, until it is measured
     _UNTYPICAL = 2  # first steps of so many rows, among them the one that is recorded
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
         self._steps: dict[int, int] = {}  # by rows
         self._step_s: dict[int, float] = {}
         self._draft_s = 0.0  # of one proposed token
@@ -164,7 +175,7 @@ class Pace:
     def saw(self, ground: int | None, right: bool) -> None:
         """A token that was proposed on that ground."""
         self._seen[ground] = seen = self._seen.get(ground, 1) + 1
-        share = self._right.get(ground, self._PRIOR)
+        share = self._right.get(ground, self._prior)
         self._right[ground] = share + (right - share) * max(self._WEIGHT, 1 / seen)
 
     def rows(self, ground: int, most: int) -> int:
@@ -174,16 +185,16 @@ class Pace:
         """
         if 1 not in self._step_s:
             return 1
-        right = self._right.get(ground, self._PRIOR)
+        right = self._right.get(ground, self._prior)
 
         def rate(rows: int) -> float:
             seconds = self._expected_s(rows) + (rows - 1) * self._draft_s
             return sum(right**at for at in range(rows)) / seconds
 
         best = max((1, *(rows for rows in ROWS if rows <= most)), key=rate)
-        if rate(best) > self._GAIN * rate(1):
+        if rate(best) > (self._GAIN if best in self._step_s else self._PROMISE) * rate(1):
             return best
-        self._right[ground] = right + (self._PRIOR - right) * self._FORGOTTEN
+        self._right[ground] = right + (self._prior - right) * self._FORGOTTEN
         return 1
 
     def _expected_s(self, rows: int) -> float:

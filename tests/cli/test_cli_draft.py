@@ -13,9 +13,10 @@ PROMPT = "one two three one two three one two"
 
 @pytest.fixture
 def generate(cli, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: most)
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
     folder = write_tiny(tmp_path_factory.mktemp("draft") / "m", weights=True)
-    return lambda *argv: cli("generate", PROMPT, "--raw", "-m", folder, "-n", "60", *argv)
+    given = ("generate", PROMPT, "--raw", "-m", folder, "-n", "60", "--dtype", "float64")
+    return lambda *argv: cli(*given, *argv)
 
 
 @pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "4", "-t", "1"]])
@@ -28,8 +29,8 @@ def test_the_text_is_the_same(generate, sampling, tmp_path):
     assert errors(told, "generate") == []
     speculation = told["speculation"]
     assert speculation["draft"] == str(other)
-    assert speculation["accepted"] == speculation["proposed"] > 0
-    assert speculation["speedup"] > 0
+    assert 40 < speculation["accepted"] <= speculation["proposed"]
+    assert speculation["speedup"] is None or speculation["speedup"] > 0
     assert "speculation" not in generate(*sampling, "--json").json()
 
 

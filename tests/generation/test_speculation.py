@@ -29,7 +29,7 @@ NAMES = (
 class Liar:
     """Proposes what it was told to, whatever the text is."""
 
-    name = "liar"
+    name, free = "liar", False
 
     def __init__(self, *ids):
         self.ids = list(ids)
@@ -50,7 +50,7 @@ class Liar:
 @pytest.fixture
 def eager(monkeypatch):
     """As many tokens as fit are drafted from the first one on, whatever they take."""
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: most)
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
 
 
 @pytest.fixture(params=NAMES)
@@ -132,7 +132,7 @@ def test_packed_weights_have_the_same_bits(name):
 def test_sampled_text_has_the_models_distribution(monkeypatch):
     """Three tokens of 3,000 seeds: Pearson's χ² of the 20 likeliest texts of two, then the rest."""
     model = random_model(MODELS["llama"])
-    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: 2)
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 2))
     another = dataclasses.replace(model, decoder=random_decoder(model.config))
     head = writable(another.decoder.weight("head.W"))
     head += 0.3 * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
@@ -235,41 +235,45 @@ def test_a_draft_of_another_vocabulary_is_refused():
 
 
 class TestPace:
-    def pace(self, **seconds):
-        pace = Pace()
+    def pace(self, prior=0.6, **seconds):
+        pace = Pace(prior)
         for rows, each in seconds.items():
             for _ in range(5):
                 pace.took(int(rows[1:]), each)
         return pace
 
     def test_nothing_is_drafted_before_a_step_was_measured(self):
-        assert Pace().rows(0, 16) == 1
+        assert Pace(0.6).rows(0, 16) == 1
 
     def test_proposals_that_are_right_are_read_in_large_pieces(self):
-        pace = self.pace(_1=1.0, _2=1.2, _4=1.6, _8=2.4, _16=4.6)
+        pace = self.pace(_1=1.0, _4=1.6, _8=2.4, _16=4.6)
         for _ in range(60):
             pace.saw(0, True)
         assert pace.rows(0, 16) == 16
-        assert pace.rows(0, 5) == 4
+        assert pace.rows(0, 15) == 8
         assert pace.rows(0, 1) == 1
 
     def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then(self):
-        pace = self.pace(_1=1.0, _2=1.2, _4=1.6)
+        pace = self.pace(_1=1.0, _4=1.5)
         tried = 0
-        for _ in range(200):
+        for _ in range(400):
             if pace.rows(0, 4) > 1:
                 tried += 1
                 pace.saw(0, False)
         assert 2 <= tried <= 12
 
     def test_what_is_known_of_one_ground_is_not_of_another(self):
-        pace = self.pace(_1=1.0, _2=1.2)
+        pace = self.pace(_1=1.0, _4=1.5)
         for _ in range(20):
             pace.saw(2, False)
-        assert (pace.rows(2, 2), pace.rows(4, 2)) == (1, 2)
+        assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4)
+
+    def test_what_has_to_be_recorded_first_has_to_promise_more(self):
+        unknown, known = self.pace(prior=0.45, _1=1.0), self.pace(prior=0.45, _1=1.0, _4=1.45)
+        assert (unknown.rows(0, 4), known.rows(0, 4)) == (1, 4)
 
     def test_a_draft_that_takes_as_long_as_the_model_is_not_asked(self):
-        pace = self.pace(_1=1.0, _2=1.1, _4=1.2)
+        pace = self.pace(_1=1.0, _4=1.2)
         assert pace.rows(0, 4) > 1
         pace.drafted(1.0)
         assert pace.rows(0, 4) == 1
