@@ -29,21 +29,22 @@ Role = Literal["system", "user", "assistant"]
 Ending = Literal["stop", "length", "eos", "interrupted"]
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
+LEAD = 32  # characters in front of an answer, by which it is found again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One message. `ids` of an answer are the model's own, its end token included.
 
-    `before` is the text that the template had made of all that precedes it, and `end` how it ended.
-    Empty and None of a message that no model of ours wrote, and of an answer whose ids are not its
-    text (a stop string cut it, half a character is missing).
+    `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
+    characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
+    no ids where they are not the text (a stop string cut it, half a character is missing).
     """
 
     role: Role
     content: str
     ids: tuple[int, ...] = ()
-    before: str = ""
+    lead: str = ""
     end: Ending | None = None
 
 
@@ -92,6 +93,10 @@ class Conversation:
         first = self.messages[0] if self.messages else None
         return first.content if first is not None and first.role == "system" else None
 
+    def template_variables(self) -> frozenset[str]:
+        """The names of variables that the chat template looks up. Raises CheckpointError."""
+        return self._template.variables()
+
     def set_system(self, text: str | None) -> None:
         """Puts a system message in front, in place of the one that is there; None: none."""
         rest = self.messages[1:] if self.system is not None else self.messages
@@ -114,16 +119,20 @@ class Conversation:
         """Forgets all but the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
-    def load(self, messages: Sequence[Message], answers: int) -> None:
+    def load(
+        self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
+    ) -> int:
         """Goes on where others stopped; what they wrote is read when the next answer is due.
 
-        Raises CheckpointError where the template fails.
+        Returns how many answers lost their ids, which are not those of their text. Raises
+        CheckpointError where the template fails, and then nothing has changed.
         """
-        self.answers = answers
-        self.messages = []
-        for one in messages:
-            before = self._render() if one.ids else ""
-            self.messages.append(replace(one, before=before))
+        loaded = [replace(one, ids=self._own(one.ids, one.content, one.end)) for one in messages]
+        asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
+        if asked:
+            self._render(asked, variables)
+        self.messages, self.answers, self.variables = loaded, answers, dict(variables)
+        return sum(old.ids != new.ids for old, new in zip(messages, loaded, strict=True))
 
     def answer(
         self,
@@ -144,6 +153,7 @@ class Conversation:
         ids = self._encoded(text)
         if not ids:
             raise CheckpointError("the chat template makes no text of the conversation")
+        self.model.check_tokenized(ids)
         room = self.room - len(ids) + 1
         if room < 1:
             raise PromptTooLong(
@@ -156,9 +166,9 @@ class Conversation:
         self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
         self._make_room(len(ids) + 1)
         if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
-            session.prefill([ids[read:-1]])
+            session.prefill([ids[read:-1]], on_prefill=on_prefill)
             session.keep()
-            read = len(ids) - 1
+            read, on_prefill = len(ids) - 1, None
         session.prefill([ids[read:]], on_prefill=on_prefill)
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
@@ -188,36 +198,51 @@ class Conversation:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
 
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
-        own = ids[:-1] if end == "eos" else ids
-        whole = self._tokenizer.decode(own) == text
-        kept = tuple(ids) if whole and end != "stop" else ()
-        return Message(role="assistant", content=text, ids=kept, before=before, end=end)
+        own = self._own(ids, text, end)
+        lead = before[-LEAD:] if own else ""
+        return Message(role="assistant", content=text, ids=own, lead=lead, end=end)
 
-    def _render(self) -> str:
-        messages = [{"role": one.role, "content": one.content} for one in self.messages]
-        return self._template.render(messages, variables=self.variables)
+    def _own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
+        """The ids of an answer where they are its text, and an end token behind it; else none."""
+        own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
+        special = self._tokenizer.special_ids.intersection(own)
+        ended = end not in (None, "stop") and self.model.eos_ids.issuperset(last)
+        return tuple(ids) if ended and not special and self._tokenizer.decode(own) == text else ()
+
+    def _render(
+        self,
+        messages: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        given = [
+            {"role": one.role, "content": one.content}
+            for one in (self.messages if messages is None else messages)
+        ]
+        return self._template.render(
+            given, variables=self.variables if variables is None else variables
+        )
 
     def _encoded(self, text: str) -> list[int]:
         """Ids of the rendered conversation, in which answers keep their own."""
         ids: list[int] = []
-        done = ""  # the text that they stand for
+        done = 0  # characters that they stand for
         last = ids, done  # the same before the last answer
         for one in self.messages:
-            if not one.ids:
+            own = one.lead + one.content + self._end_text(one)
+            # the lead of a short turn begins in the answer before
+            found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
+            if found < 0:
                 continue
-            own = one.before + one.content + self._end_text(one)
-            if not (text.startswith(own) and one.before.startswith(done)):
-                continue
-            between = self._behind(ids, one.before[len(done) :])
+            between = self._behind(ids, text[done : found + len(one.lead)])
             if between is None:
                 break
             last = ids, done
             ids = [*ids, *between, *one.ids]
-            done = own
-        rest = self._behind(ids, text[len(done) :])
+            done = found + len(own)
+        rest = self._behind(ids, text[done:])
         if rest is None:  # nothing marks where the last answer ends: it is encoded once more
             ids, done = last
-            rest = self._behind(ids, text[len(done) :])
+            rest = self._behind(ids, text[done:])
         return self._behind([], text) or [] if rest is None else ids + rest
 
     def _end_text(self, message: Message) -> str:

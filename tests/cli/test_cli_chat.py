@@ -16,7 +16,12 @@ from cli_tiny import write_tiny
 from json_schemas import errors
 
 from llmcli.cli.chat import command as chat_command
-from llmcli.cli.chat import commands
+from llmcli.cli.chat import commands, typed
+from llmcli.cli.chat.talk import Talk
+from llmcli.cli.output import Output
+from llmcli.engine.session import Session
+from llmcli.errors import CheckpointError
+from llmcli.text.chat import ChatTemplate
 
 PROMPT = "\r\n>"  # at the beginning of a line
 GREEDY = ("--greedy", "-n", "8")
@@ -41,7 +46,7 @@ class Typed:
     def __init__(self, *lines):
         self.lines, self.drafts = list(lines), []
 
-    def send(self, draft):
+    def ask(self, draft):
         self.drafts.append(draft)
         return self.lines.pop(0) if self.lines else None
 
@@ -52,7 +57,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "_lines", lambda: typed)
+        monkeypatch.setattr(chat_command, "_typed", lambda: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -81,7 +86,7 @@ def test_one_turn(chat):
 def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
     file.write_text("from a file\n")
-    monkeypatch.setattr("llmcli.cli.chat.command.stdin_is_given", lambda stream: True)
+    monkeypatch.setattr("llmcli.cli.prompts.stdin_is_given", lambda stream: True)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     said = cli("chat", "-m", talker, "-f", file, "--prompt", "and here", *GREEDY, "--json").json()
     assert said["messages"][0]["content"] == "from a pipe\nfrom a file\nand here"
@@ -175,6 +180,193 @@ def test_a_draw_again_differs_and_is_kept(converse, tmp_path):
     assert len(found["messages"]) == 2
     converse("hello", argv=("-n", "8", "-t", "1", "--save", file))
     assert json.loads(file.read_text())["messages"][1] != found["messages"][1]
+
+
+def transcript(file):
+    return json.loads(file.read_text())
+
+
+def test_edit_changes_nothing_until_something_else_is_said(converse, tmp_path):
+    file, drafts = tmp_path / "talk.json", []
+    converse("hello", "/edit", "", f"/save {file}", "/edit", "/stats", argv=GREEDY, drafts=drafts)
+    assert drafts.count("hello") == 2
+    (asked, answer) = transcript(file)["messages"]
+    assert asked["content"] == "hello"
+    converse("/edit", "hello you", "and now?", argv=("--load", file, "--save", file))
+    said = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert said == ["hello you", "and now?"]
+    assert answer["role"] == "assistant"
+
+
+def test_what_cannot_be_answered_changes_nothing(converse, tmp_path):
+    file = tmp_path / "talk.json"
+    converse("hello", "x" * 700, "/edit", "y" * 700, f"/save {file}", argv=GREEDY)
+    assert transcript(file)["messages"][0]["content"] == "hello"
+    assert len(transcript(file)["messages"]) == 2
+
+
+def test_what_is_chosen_wins_over_transcripts(converse, tmp_path):
+    first, second, out = (tmp_path / name for name in ("a.json", "b.json", "c.json"))
+    converse("hello", argv=(*GREEDY, "--stop", "never1", "--set", "lead=a", "--save", first))
+    document = transcript(first)
+    second.write_text(json.dumps(document | {"variables": {}}))
+    converse(f"/load {first}", f"/load {second}", f"/save {out}")
+    assert transcript(out)["variables"] == {}, "those of the first file are gone"
+    assert transcript(out)["sampling"]["stop"] == ["never1"]
+    flags = ("--stop", "other", "--set", "lead=b")
+    converse(f"/load {first}", f"/save {out}", argv=flags)
+    assert transcript(out)["variables"] == {"lead": "b"}
+    assert transcript(out)["sampling"]["stop"] == ["other"]
+    typed = ("/set lead c", "/set temperature 0.25", "/set seed 5", f"/load {first}")
+    converse(*typed, f"/save {out}")
+    assert transcript(out)["variables"] == {"lead": "c"}
+    sampling = transcript(out)["sampling"]
+    assert (sampling["temperature"], sampling["seed"]) == (0.25, 5)
+
+
+def test_a_load_that_fails_or_is_interrupted_changes_nothing(converse, tmp_path, monkeypatch):
+    file, bad, out = (tmp_path / name for name in ("a.json", "b.json", "c.json"))
+    converse("hello", argv=(*GREEDY, "--save", file))
+    changed = transcript(file)
+    changed["messages"][0]["content"] = "another"
+    changed["sampling"] |= {"temperature": 9, "stop": ["bad"], "seed": 77}
+    bad.write_text(json.dumps(changed | {"variables": {"lead": "bad"}}))
+    render = ChatTemplate.render
+    for error in (KeyboardInterrupt(), CheckpointError("the chat template failed: x")):
+
+        def broken(self, messages, error=error, **more):
+            if messages[0]["content"] == "another":
+                raise error
+            return render(self, messages, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatTemplate, "render", broken)
+            said = converse(f"/load {file}", f"/load {bad}", f"/save {out}")
+        assert said.code == 0
+        assert transcript(out) == transcript(file) | {"environment": transcript(out)["environment"]}
+    assert "error: the chat template failed: x" in said.err
+
+
+def test_ids_of_another_text_are_left(converse, tmp_path):
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    document = transcript(file)
+    document["messages"][1]["content"] += " and more"
+    file.write_text(json.dumps(document))
+    said = converse("and then?", argv=("--load", file, "--save", file))
+    assert (said.code, "1 answer came with ids of another text" in said.err) == (0, True)
+    assert "ids" not in transcript(file)["messages"][1]
+
+
+@pytest.mark.parametrize("where", ["stats_line", "tell_error"])
+def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+
+    def interrupted(*args):
+        os.kill(os.getpid(), 2)
+        time.sleep(1)
+
+    if where == "stats_line":
+        monkeypatch.setattr(Talk, where, interrupted)
+    else:
+        monkeypatch.setattr(chat_command, where, interrupted)
+    said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
+    assert said.code == 0
+    assert len(transcript(file)["messages"]) == 4
+
+
+def test_ctrl_c_while_a_line_is_written_cuts_nothing(converse, tmp_path, monkeypatch):
+    file, write = tmp_path / "a.json", Output.write
+
+    def interrupted(self, text, **more):
+        write(self, text[:10], **more)
+        os.kill(os.getpid(), 2)
+        write(self, text[10:], **more)
+
+    monkeypatch.setattr(Output, "write", interrupted)
+    said = converse("hello", "two", argv=(*GREEDY, "--json", "--save", file))
+    assert said.code == 0
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [one["messages"][0]["content"] for one in lines] == ["hello", "two"]
+    assert len(transcript(file)["messages"]) == 4
+
+
+def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
+    file, prefill, failed = tmp_path / "a.json", Session.prefill, []
+
+    def full(self, *args, **more):
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return prefill(self, *args, **more)
+
+    monkeypatch.setattr(Session, "prefill", full)
+    said = converse("hello", "two", argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
+    assert said.err.splitlines()[-1].startswith("hint: take something back")
+    assert transcript(file)["messages"][0]["content"] == "two"
+
+
+def test_variables_that_no_template_takes(chat, converse, tmp_path):
+    deep = "[" * 40 + "]" * 40
+    for value in (deep, "[" * 5000 + "]" * 5000):
+        assert "nested more than 32 deep" in chat("--prompt", "x", "--set", f"lead={value}").err
+        assert "nested more than 32 deep" in converse(f"/set lead {value}").err
+    said = chat("--prompt", "x", "--set", "laed=1")
+    assert (said.code, "hint: did you mean `lead`?" in said.err) == (2, True)
+    said = converse("/set laed 1", "/set temprature 1", "/set messages 1", "/set top_k 1.5", "/set")
+    assert said.err.count("has no such variable") == 3
+    assert "did you mean `lead`?" in said.err
+    assert "did you mean `temperature`?" in said.err
+    assert "error: `top_k` must be at least 0 and a whole number, not `1.5`" in said.err
+    assert "of the template" not in said.out
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    for change in ({"variables": {"lead": json.loads(deep)}},
+                   {"sampling": transcript(file)["sampling"] | {"top_k": 1.5}}):  # fmt: skip
+        bad = tmp_path / "bad.json"
+        bad.write_text(json.dumps(transcript(file) | change))
+        assert converse(argv=("--load", bad)).code == 2
+
+
+def test_with_json_stdout_has_answers_alone(converse):
+    said = converse("/help", "hello", "/stats", "/tokens", argv=(*GREEDY, "--json"))
+    (line,) = said.out.splitlines()
+    assert json.loads(line)["messages"][0]["content"] == "hello"
+    assert "/undo" in said.err
+    assert "new tokens of" in said.err
+
+
+def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
+    file = tmp_path / "talk.json"
+    process = children.start(
+        [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello", "--greedy",
+         "-n", "100000", "--save", str(file), "--context-length", "100000", "-q",
+         "--presence-penalty", "1", "--stop", "never"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.read(1)
+    process.send_signal(15)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    document = transcript(file)
+    assert errors(document, "chat") == []
+    assert document["messages"][1]["finish_reason"] == "interrupted"
+
+
+def test_a_file_may_be_stdin(cli, talker, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin\n")))
+    said = cli("chat", "-m", talker, "-f", "-", *GREEDY, "--json").json()
+    assert said["messages"][0]["content"] == "from stdin"
+    assert "exclude each other" in cli("chat", "-m", talker, "-f", "-", "--no-stdin").err
+
+
+def test_what_the_command_line_cannot_mean(chat, tmp_path):
+    assert "`--stop` is not UTF-8 text" in chat("--prompt", "x", "--stop", "\udcff").err
+    said = chat("--prompt", "x", "--save", str(tmp_path / "no" / "a.json"))
+    assert "there is no such directory" in said.err
+    assert said.out == "", "before the model has said anything"
 
 
 def damaged(**changes):
@@ -339,8 +531,11 @@ def test_killed_at_any_moment_no_transcript_is_half(talker, tmp_path):
 
 def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    path = chat_command.history_path()
+    path = typed.history_path()
     assert path == tmp_path / "llmcli" / "chat_history"
     assert path.stat().st_mode & 0o077 == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file, no folder
-    assert chat_command.history_path() is None
+    assert typed.history_path() is None
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no home
+    assert typed.history_path() is None
