@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmcli.devices import require_memory
+from llmcli.devices import release_freed_memory, require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
@@ -284,3 +284,4 @@ class Conversation:
             f"the cache of {wanted} tokens", "begin anew with `/clear`",
         )  # fmt: skip
         self._session.grow(wanted)
+        release_freed_memory()  # the smaller caches

@@ -3,15 +3,14 @@
 import io
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 import time
 
 import children
 import pytest
+from chat_terminal import PROMPT, Terminal
 from cli_tiny import write_tiny
 from json_schemas import errors
 
@@ -23,7 +22,6 @@ from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError
 from llmcli.text.chat import ChatTemplate
 
-PROMPT = "\r\n>"  # at the beginning of a line
 GREEDY = ("--greedy", "-n", "8")
 
 
@@ -431,44 +429,6 @@ def test_another_models_answers_are_read_as_text(converse, saved, tmp_path):
     assert (said.code, "`another` wrote the answers" in said.err) == (0, True)
 
 
-class Terminal:
-    """`llmcli chat` on a terminal of its own."""
-
-    def __init__(self, talker, *argv, home):
-        self.controller, inner = pty.openpty()
-        self.seen = ""
-        self.process = children.start(
-            [sys.executable, "-m", "llmcli", "chat", "-m", talker, *argv],
-            stdin=inner, stdout=inner, stderr=inner,
-            env={**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home)},
-        )  # fmt: skip
-        os.close(inner)
-
-    def wait(self, text):
-        """Until `text` was shown since the last time; returns what was."""
-        end = time.monotonic() + 60
-        while text not in self.seen and time.monotonic() < end:
-            if select.select([self.controller], [], [], 0.2)[0]:
-                try:
-                    shown = os.read(self.controller, 65536).decode(errors="replace")
-                except OSError:
-                    break
-                if "\x1b[6n" in shown:  # where the cursor is
-                    os.write(self.controller, b"\x1b[1;1R")
-                self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)
-        assert text in self.seen, self.seen
-        before, _, self.seen = self.seen.partition(text)
-        return before + text
-
-    def type(self, keys):
-        os.write(self.controller, keys.encode())
-
-    def end(self):
-        code = self.process.wait(timeout=60)
-        os.close(self.controller)
-        return code
-
-
 def test_a_conversation_on_a_terminal(talker, tmp_path):
     talk = Terminal(talker, *GREEDY, "--seed", "1", home=tmp_path)
     talk.wait("/help lists the commands")
@@ -513,20 +473,50 @@ def test_the_end_of_input_ends_it(talker, tmp_path):
     assert talk.end() == 0
 
 
-def test_killed_at_any_moment_no_transcript_is_half(talker, tmp_path):
+def test_killed_at_any_moment_no_transcript_is_half(converse, talker, tmp_path):
+    """Of a file that takes a while to write: it is the old one or the new one, never a part."""
     file = tmp_path / "talk.json"
-    for wait in (0.0, 0.02, 0.1):
+    converse("hello", argv=(*GREEDY, "--save", file))
+    old = transcript(file) | {"variables": {"long": list(range(200_000))}}
+    file.write_text(json.dumps(old))
+    inside = 0
+    for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
+        count = len(transcript(file)["messages"])
         process = children.start(
             [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello",
-             *GREEDY, "--save", str(file)],
+             *GREEDY, "--load", str(file), "--save", str(file)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         )  # fmt: skip
-        process.stdout.read(1)  # it answers
+        assert process.stdout.read(1), "it answers"
         time.sleep(wait)
         process.kill()
         process.wait()
-        if file.exists():
-            assert errors(json.loads(file.read_text()), "chat") == []
+        inside += any(path.suffix == ".part" for path in tmp_path.iterdir())
+        found = transcript(file)
+        assert errors(found, "chat") == []
+        assert len(found["messages"]) in (count, count + 2)
+        assert found["variables"] == old["variables"]
+    assert inside, "at least one of them while the file was being written"
+    converse("/clear", f"/save {file}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.json"]
+
+
+def test_a_template_that_fails_is_one_line(converse, tmp_path, monkeypatch):
+    file, refused = tmp_path / "talk.json", "{{ raise_exception('roles must alternate') }}"
+    render = ChatTemplate.render
+
+    def picky(self, messages, **more):
+        if messages[-1]["content"] == "refused":
+            return render(ChatTemplate(refused), messages, **more)
+        return render(self, messages, **more)
+
+    monkeypatch.setattr(ChatTemplate, "render", picky)
+    said = converse("hello", "refused", "and now?", argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert said.err.count("error: the chat template failed: roles must alternate") == 1
+    assert "Traceback" not in said.err
+    asked = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert asked == ["hello", "and now?"]
 
 
 def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):
