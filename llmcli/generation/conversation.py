@@ -8,6 +8,7 @@ reasoning, the system message is another one), what follows is encoded and compu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -119,6 +120,39 @@ class Conversation:
         """Forgets all but the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
+    def ids(self) -> list[int]:
+        """The tokens of the messages. Raises CheckpointError where the template fails."""
+        return self._encoded(self._render(prompt=False)) if self.messages else []
+
+    def missing(self, least: int) -> int:
+        """How many tokens too few the context has for an answer of `least`; 0 where it has enough.
+
+        Raises CheckpointError where the template fails.
+        """
+        return self._missing(self.messages, least)
+
+    def drop_turns(self, least: int) -> int:
+        """Drops as few of the oldest turns as leave room for an answer of `least` tokens.
+
+        A turn is a message of the user and all that follows up to the next one. The system message
+        and the last turn stay. Returns how many were dropped: all others where that is not enough.
+        Raises CheckpointError where the template fails.
+        """
+        front = self.messages[:1] if self.system is not None else []
+        users = [at for at, one in enumerate(self.messages) if one.role == "user"]
+
+        def fits(turn: int) -> bool:
+            return not self._missing([*front, *self.messages[users[turn] :]], least)
+
+        dropped = bisect_left(range(len(users) - 1), True, key=fits)
+        if dropped:
+            self.messages = [*front, *self.messages[users[dropped] :]]
+        return dropped
+
+    def _missing(self, messages: Sequence[Message], least: int) -> int:
+        # the last new token is never read again
+        return max(0, len(self._encoded(self._render(messages))) - 1 + least - self.room)
+
     def load(
         self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
     ) -> int:
@@ -213,13 +247,16 @@ class Conversation:
         self,
         messages: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
+        *,
+        prompt: bool = True,
     ) -> str:
         given = [
             {"role": one.role, "content": one.content}
             for one in (self.messages if messages is None else messages)
         ]
         return self._template.render(
-            given, variables=self.variables if variables is None else variables
+            given, variables=self.variables if variables is None else variables,
+            add_generation_prompt=prompt,
         )
 
     def _encoded(self, text: str) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
 import sys
+import termios
 import time
 
 import children
@@ -19,6 +22,7 @@ class Terminal:
 
     def __init__(self, talker, *argv, home):
         self.controller, inner = pty.openpty()
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         self.seen = ""
         self.process = children.start(
             [sys.executable, "-m", "llmcli", "chat", "-m", talker, *argv],

@@ -15,11 +15,12 @@ from cli_tiny import write_tiny
 from json_schemas import errors
 
 from llmcli.cli.chat import command as chat_command
-from llmcli.cli.chat import commands, typed
+from llmcli.cli.chat import commands, look, typed
+from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
 from llmcli.engine.session import Session
-from llmcli.errors import CheckpointError
+from llmcli.errors import CheckpointError, UsageError
 from llmcli.text.chat import ChatTemplate
 
 GREEDY = ("--greedy", "-n", "8")
@@ -44,7 +45,10 @@ class Typed:
     def __init__(self, *lines):
         self.lines, self.drafts = list(lines), []
 
-    def ask(self, draft):
+    def choose(self, question):
+        return ""
+
+    def ask(self, draft, meter):
         self.drafts.append(draft)
         return self.lines.pop(0) if self.lines else None
 
@@ -367,6 +371,115 @@ def test_what_the_command_line_cannot_mean(chat, tmp_path):
     assert said.out == "", "before the model has said anything"
 
 
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("plum\n")
+    (tmp_path / "two words.md").write_text("```\ncode\n```\n")
+    (tmp_path / "latin.txt").write_bytes(b"\xe9")
+    return tmp_path
+
+
+PLUM = "\n\n`notes.txt`:\n```\nplum\n```"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("what says @notes.txt?", "what says `notes.txt`?" + PLUM),
+        ("@notes.txt, @notes.txt", "`notes.txt`, `notes.txt`" + PLUM),
+        ('@"two words.md"', "`two words.md`\n\n`two words.md`:\n````\n```\ncode\n```\n````"),
+        ("@'notes.txt' and a@notes.txt", "`notes.txt` and a@notes.txt" + PLUM),
+        (r"\@notes.txt @someone @", "@notes.txt @someone @"),
+        ("see\n```\n@notes.txt\n```", "see\n```\n@notes.txt\n```"),
+    ],
+)
+def test_files_in_a_message(typed, said, files):
+    notes = []
+    assert with_files(typed, notes.append) == said
+    assert notes == []
+
+
+def test_what_looks_like_a_file_and_is_none(files):
+    notes = []
+    assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
+    assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        with_files("@latin.txt", notes.append)
+
+
+def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
+    drafts = []
+    said = converse(
+        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", "/undo", argv=GREEDY,
+        drafts=drafts,
+    )  # fmt: skip
+    assert transcript(files / "a.json")["messages"][0]["content"] == "read `notes.txt`" + PLUM
+    assert "read @notes.txt" in drafts, "it is edited as it was typed"
+    assert "`latin.txt` is not UTF-8 text" in said.err
+    assert "taken back: read @notes.txt" in said.out
+
+
+@pytest.mark.parametrize("letter", ["d", "c", "", "x"])
+def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, monkeypatch):
+    file = tmp_path / "talk.json"
+    asked = []
+    monkeypatch.setattr(Typed, "choose", lambda self, question: asked.append(question) or letter)
+    long = "x" * 150
+    lines = [f"{n}{long}" for n in range(4)]
+    said = converse("/system brief", *lines, argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert len(asked) == 1
+    assert "the context of 600 tokens has no room for another answer" in said.err
+    contents = [one["content"] for one in transcript(file)["messages"]]
+    kept = {"d": "123", "c": "3"}.get(letter, "012")
+    assert [text[0] for text in contents[1::2]] == list(kept)
+    assert contents[0] == "brief"
+    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all that was said before, "}
+    assert told.get(letter, "note: nothing was said") in said.err
+
+
+def test_a_pipe_is_not_asked(chat):
+    assert "more than the context of 600" in chat("--prompt", "x" * 700).err
+
+
+def test_an_answer_that_fills_the_context_says_so(converse):
+    said = converse("x" * 590, argv=("-n", "50", "--greedy", "--presence-penalty", "2"))
+    assert "note: the context is full" in said.err
+
+
+def test_look_shows_the_conversation_and_leaves_it(converse):
+    plain = converse("hello", "and then?", "/stats", argv=GREEDY)
+    said = converse(
+        "/look lens", "hello", "/look attention", "/look attention --layer 1 --head 2",
+        "/look lens --position -1", "/look timing", "and then?", "/stats", argv=GREEDY,
+    )  # fmt: skip
+    assert said.code == 0
+    assert "error: there is nothing to look at" in said.err
+    assert "to see one" in said.out
+    assert "/look attention --layer" in said.out
+    assert "the last row is the model's output" in said.out
+    assert "prefill" in said.out
+    assert "ceilings of this machine" in said.out
+    took = r"read (\d+) new tokens of (\d+)"
+    assert re.findall(took, said.out)[-1] == re.findall(took, plain.out)[-1]
+
+
+def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
+    said = converse(
+        "hello", "/look", "/look weights", "/look lens --colour red", "/look lens --layer",
+        "/look attention --layer 9", '/look "', argv=GREEDY,
+    )  # fmt: skip
+    assert said.err.count("error: `/look` takes attention, lens, timing") == 3
+    assert said.err.count("error: `/look lens` takes `--layer …`, `--position …`") == 2
+    assert "error: `--layer`: there is no 9, for there are 2 layers" in said.err
+    monkeypatch.setattr(look, "MOST", 5)
+    said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
+    assert "note: the last 5 of" in said.err
+    assert "the last row is the model's output" in said.err
+    assert len(said.out.splitlines()) == 1
+
+
 def damaged(**changes):
     return lambda document: document | changes
 
@@ -433,13 +546,21 @@ def test_a_conversation_on_a_terminal(talker, tmp_path):
     talk = Terminal(talker, *GREEDY, "--seed", "1", home=tmp_path)
     talk.wait("/help lists the commands")
     talk.wait(PROMPT)
+    talk.wait("0 / 60")  # its last column is written apart
     talk.type("hello\r")
     talk.wait(PROMPT)
-    talk.type("/stats\r")
+    talk.type("/sta\t")
+    talk.wait("ts")
+    talk.type("\r")
     assert "read 8 new tokens of 8" in talk.wait(" of 600 tokens")
     talk.wait(PROMPT)
     talk.type("/nothing\r")
     talk.wait("there is no command `/nothing`")
+    talk.wait(PROMPT)
+    (tmp_path / "notes.txt").write_text("plum")
+    talk.type(f"see @{tmp_path}/not\t")
+    talk.wait("es.txt")
+    talk.type("\r")
     talk.wait(PROMPT)
     talk.type("\x03")  # nothing runs: the line is cleared
     talk.type("/exit\r")
@@ -447,6 +568,7 @@ def test_a_conversation_on_a_terminal(talker, tmp_path):
     kept = (tmp_path / "llmcli" / "chat_history").read_text()
     assert "+hello" in kept
     assert "+/stats" in kept
+    assert f"+see @{tmp_path}/notes.txt" in kept
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(talker, tmp_path):

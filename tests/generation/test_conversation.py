@@ -311,6 +311,32 @@ def test_a_conversation_that_does_not_fit_says_by_how_much(model):
     assert talk.used <= 30
 
 
+def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
+    talk = Conversation(model, room=160)
+    talk.set_system("be brief")
+    for text in ("one", "two", "three", "four"):
+        talk.say(text + "." * 20)
+        talk.messages.append(Message(role="assistant", content="yes " * 4))
+    talk.say("five")
+    whole = list(talk.messages)
+    assert talk.missing(20) > 0
+
+    def tokens(messages):
+        return len(model.tokenizer.encode(talk._render(messages)))
+
+    dropped = talk.drop_turns(20)
+    assert talk.messages == [whole[0], *whole[1 + 2 * dropped :]]
+    assert tokens(talk.messages) + 20 <= talk.room + 1
+    assert tokens([whole[0], *whole[2 * dropped - 1 :]]) + 20 > talk.room + 1, "as few as possible"
+    assert (talk.missing(20), talk.drop_turns(20)) == (0, 0)
+    assert talk.missing(talk.room) == tokens(talk.messages) - 1
+    answered(talk)
+    talk.say("x" * 300)
+    talk.drop_turns(20)
+    assert [one.content for one in talk.messages] == ["be brief", "x" * 300], "these stay"
+    assert talk.missing(1) > 0
+
+
 def test_without_a_template_there_is_no_conversation(model):
     bare = dataclasses.replace(model, tokenizer=None)
     with pytest.raises(UsageError, match="cannot be talked to"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
+from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Settings, Talk, tell_error
 from llmcli.cli.chat.typed import Typed
 from llmcli.cli.chat.variables import check_name, value_of
@@ -196,6 +197,7 @@ def _converse(talk: Talk) -> None:
     if not talk.out.quiet:
         talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
     typed = _typed()
+    talk.choose = typed.choose
     draft = ""
     while True:
         try:
@@ -212,14 +214,17 @@ def _line(talk: Talk, typed: Typed, draft: str) -> str:
 
     What is made of a draft is said instead of the user's last message. Raises Exit at the end.
     """
-    line = typed.ask(draft)
+    line = typed.ask(draft, "" if talk.out.quiet else talk.meter())
     if line is None:
         raise Exit
     try:
         if line.startswith("/"):
             return dispatch(talk, line.strip()) or ""
         if line.strip():
-            talk.say(line, instead=bool(draft))
+            text = with_files(line, talk.out.note)
+            if text != line:
+                talk.typed[text] = line
+            talk.say(text, instead=bool(draft))
     except LlmcliError as error:
         tell_error(error)
     except (MemoryError, RuntimeError) as exception:

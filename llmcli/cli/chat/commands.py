@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from textwrap import wrap
 
+from llmcli.cli.chat.look import VIEWS, look
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.variables import value_of
 from llmcli.cli.params import Range
@@ -44,9 +46,14 @@ def dispatch(talk: Talk, line: str) -> str | None:
 
 
 def _help(talk: Talk, argument: str) -> None:
-    width = max(len(command.usage) for command in COMMANDS.values()) + 2
+    indent = max(len(command.usage) for command in COMMANDS.values()) + 2
+    screen = talk.out.err if talk.out.json else talk.out.out
     for command in COMMANDS.values():
-        _say(talk, f"{command.usage:<{width}}{command.words}")
+        first, *more = wrap(command.words, max(20, screen.width - indent))
+        _say(talk, f"{command.usage:<{indent}}{first}")
+        for line in more:
+            _say(talk, " " * indent + line)
+    _say(talk, "@PATH puts a file's text into a message, Tab completes commands and paths.")
     _say(talk, "Esc Enter begins a new line, Ctrl-C stops an answer, Ctrl-D ends.")
 
 
@@ -108,7 +115,7 @@ def _undo(talk: Talk, argument: str) -> None:
     text = talk.conversation.undo()
     if text is None:
         raise UsageError("there is nothing to take back")
-    _say(talk, f"taken back: {one_line(text)}")
+    _say(talk, f"taken back: {one_line(talk.typed.get(text, text))}")
 
 
 def _regen(talk: Talk, argument: str) -> None:
@@ -119,7 +126,7 @@ def _edit(talk: Talk, argument: str) -> str:
     users = [one.content for one in talk.conversation.messages if one.role == "user"]
     if not users:
         raise UsageError("there is nothing to edit")
-    return users[-1]
+    return talk.typed.get(users[-1], users[-1])
 
 
 def _save(talk: Talk, argument: str) -> None:
@@ -167,6 +174,9 @@ COMMANDS = {
     "undo": SlashCommand("/undo", "takes back your last message and its answer", _undo),
     "regen": SlashCommand("/regen", "another answer to your last message", _regen),
     "edit": SlashCommand("/edit", "your last message once more, to change it", _edit),
+    "look": SlashCommand(
+        f"/look {'|'.join(VIEWS)}", "what the model computes of the conversation", look
+    ),
     "save": SlashCommand(
         "/save FILE", "the conversation as JSON, now and after every answer", _save
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from llmcli.generation.conversation import Conversation, Message
     from llmcli.generation.sampling import Sampling
     from llmcli.reports.environment import Environment
+
+
+ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
 
 
 @dataclass(kw_only=True)
@@ -55,7 +58,12 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Talk:
-    """A conversation with its settings; `file` is written anew after every answer."""
+    """A conversation with its settings; `file` is written anew after every answer.
+
+    `chosen` are the settings and `variables` those of the template that the user has named: they
+    win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
+    asks the user for a letter where the context fills.
+    """
 
     conversation: Conversation
     settings: Settings
@@ -65,6 +73,8 @@ class Talk:
     stats: bool = False
     chosen: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
+    choose: Callable[[str], str] | None = None
+    typed: dict[str, str] = field(default_factory=dict)
 
     def say(self, text: str, *, instead: bool = False) -> bool:
         """What the user says (`instead` of what was last said), and the answer.
@@ -76,7 +86,38 @@ class Talk:
             if instead:
                 talk.undo()
             talk.say(text)
-            return self.answer()
+            return self._has_room() and self.answer()
+
+    def _has_room(self) -> bool:
+        """Whether an answer is to begin; where the context fills, that is for the user to say."""
+        talk = self.conversation
+        least = min(ANSWER, self.settings.max_tokens, talk.room // 4)
+        if self.choose is None or len(talk.messages) < 2 or not talk.missing(least):
+            return True
+        self.out.aside(f"the context of {talk.room:,} tokens has no room for another answer")
+        chosen = self.choose("[d]rop the oldest turns, [c]lear, or cancel? ")
+        if not chosen or chosen not in "dc":
+            self.out.note("nothing was said")
+            return False
+        before, asked = len(talk.ids()), talk.messages[-1]
+        if chosen == "c":
+            talk.clear()
+            talk.messages = [*talk.messages, asked]
+            what = "all that was said before"
+        else:
+            what = counted(talk.drop_turns(least), "oldest turn")
+        if not talk.missing(1):
+            self.out.note(f"dropped {what}, {counted(before - len(talk.ids()), 'token')}")
+        return True
+
+    def meter(self) -> str:
+        """How full the context is, for the prompt: `1,204 / 8,192`."""
+        talk = self.conversation
+        try:
+            tokens = len(talk.ids())
+        except LlmcliError:  # the template fails, which the next answer will say
+            tokens = talk.used
+        return f"{min(tokens, talk.room):,} / {talk.room:,}"
 
     def again(self) -> bool:
         """Another answer to what was last said; the one that is there stays where none comes."""
@@ -149,6 +190,8 @@ class Talk:
             if generated and self.file is not None:
                 self.save(self.file)
         SIGNALS.check_terminated()
+        if generated < settings.max_tokens and talk.messages[-1].end == "length":
+            self.out.note("the context is full: the answer ends there")
         if self.stats and not json:
             self.out.aside(self.stats_line())
         return whole
