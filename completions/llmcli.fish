@@ -59,6 +59,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from generate' -l seed -x -d 'Seed
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l random-weights -d 'The model from its configuration alone, its weights drawn with --seed (everything with 0 where that is not given)'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l revision -x -d 'Branch, tag or commit on the hub'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l offline -d 'Use only what is on this machine'
+complete -c llmcli -n '__fish_seen_subcommand_from generate' -l draft -x -a 'MODEL ngram' -d 'Speculative decoding, with the same text'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l json -d 'One JSON document on stdout'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l debug -d 'Tracebacks with error messages'

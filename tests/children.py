@@ -24,14 +24,15 @@ def start(
     argv: Sequence[str], *, prepare: Callable[[], object] | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
     """`subprocess.Popen` in a session of its own; `prepare` is called in the child before."""
-    process = subprocess.Popen(argv, **_plain(prepare), **options)
+    process = subprocess.Popen(argv, **_plain(prepare), **_unconfigured(options))
     _started.append(process)
     return process
 
 
 def run(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run`, which waits for the child or kills it, in a session of its own."""
-    return subprocess.run(argv, check=options.pop("check", False), **_plain(None), **options)
+    check = options.pop("check", False)
+    return subprocess.run(argv, check=check, **_plain(None), **_unconfigured(options))
 
 
 def end_all() -> None:
@@ -41,6 +42,12 @@ def end_all() -> None:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _unconfigured(options: dict[str, Any]) -> dict[str, Any]:
+    """No child reads the developer's own configuration file, whatever its environment is."""
+    given = options.get("env")
+    return options | {"env": {"LLMCLI_CONFIG": "", **(os.environ if given is None else given)}}
 
 
 def _plain(prepare: Callable[[], object] | None) -> dict[str, Any]:

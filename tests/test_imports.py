@@ -1,6 +1,6 @@
 """The layers of the package, read from its syntax trees: who may import whom, and what is heavy.
 
-    errors config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
+    errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
     ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
     ladder explain ← cli;
     render sees only reports
@@ -20,7 +20,7 @@ ROOT = Path(llmcli.__file__).parent
 # What lies under `assets` is data: the script there trains a model and is run by itself.
 FILES = sorted(file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "assets"))
 LAYERS = (
-    {"errors", "config", "reports"},
+    {"errors", "xdg", "config", "reports"},
     {"graph"},
     {"parts", "evaluation"},
     {"checkpoints", "families", "anatomy", "text"},
@@ -57,7 +57,7 @@ BESIDE = {
     ("__main__", "cli"),
 }
 TORCH_FREE = {
-    *("errors", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
+    *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
     *("text", "kernels", "arithmetic", "ahead", "render", "cli", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part

@@ -44,7 +44,7 @@ def test_prompts_and_steps_have_the_same_bits(monkeypatch):
             for model, state in zip((mapped, whole), states, strict=True)
         ]
         assert torch.equal(*step)
-    assert all(state.replay is not None for state in states)
+    assert all(state.replays for state in states)
 
 
 def test_every_weight_is_the_same(monkeypatch):

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from llmcli import xdg
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
@@ -244,10 +246,7 @@ def cache_dir() -> Path:
     """llmcli's own cache: $LLMCLI_CACHE, else $XDG_CACHE_HOME/llmcli, else ~/.cache/llmcli."""
     if own := os.environ.get("LLMCLI_CACHE"):
         return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification: relative paths are to be ignored
-        return Path(base) / "llmcli"
-    return Path("~/.cache/llmcli").expanduser()
+    return xdg.folder("XDG_CACHE_HOME", "~/.cache") / "llmcli"
 
 
 def offline_from_environment() -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from llmcli import xdg
 from llmcli.cli.files import whole_file
 from llmcli.cli.shells import CommandSpec, Spec, bash, fish, zsh
 from llmcli.errors import UsageError, WriteFailed
@@ -79,8 +80,8 @@ def install() -> str:
     shell = current_shell()
     text = script(shell)
     home = Path.home()
-    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    data = xdg.folder("XDG_DATA_HOME", "~/.local/share")
+    config = xdg.folder("XDG_CONFIG_HOME", "~/.config")
     target = {
         "bash": data / "llmcli" / "llmcli.bash",
         "zsh": data / "llmcli" / "zsh" / "_llmcli",

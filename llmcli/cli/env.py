@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import typer
+
 from llmcli import OPENMP_SPIN, OPENMP_SPIN_BUSY, OPENMP_VARIABLES
+from llmcli.cli.configuration.file import place, read
+from llmcli.cli.configuration.values import VARIABLES, examined, names_from_file
 from llmcli.cli.options import ModelOptions, OutputOptions
 from llmcli.cli.output import Output
+from llmcli.errors import UsageError
 from llmcli.kernels.native import VARIABLE as KERNELS
 from llmcli.measure.environment import environment, usable_cores
-from llmcli.reports.environment import EnvironmentReport, Setting
+from llmcli.reports.environment import (
+    ConfigurationProblem,
+    ConfigurationReport,
+    ConfiguredOption,
+    EnvironmentReport,
+    Setting,
+)
+
+TOLERANT = True  # of a configuration file that is wrong: it is told
 
 
-def command(model: ModelOptions, output: OutputOptions) -> None:
+def command(model: ModelOptions, output: OutputOptions, ctx: typer.Context) -> None:
     """This machine and its software, and where each setting comes from.
 
     The header is the one that goes into every measured result. Options given here are shown as
-    they would be used by other commands. PyTorch is not imported.
+    they would be used by other commands, and so is what the configuration file sets. PyTorch is
+    not imported.
     """
     out = Output("env", output)
     model.check()
-    found = settings(model, output, os.environ)
+    configuration = _configuration()
+    found = settings(model, os.environ, names_from_file(ctx), configuration)
     threads = next(str(setting.value) for setting in found if setting.name == "threads")
     machine = environment()
     if threads.isdecimal():
@@ -33,15 +48,41 @@ def command(model: ModelOptions, output: OutputOptions) -> None:
             {name: value for name, value in vars(setting).items() if name != "words"}
             for setting in found
         ]
-        out.document({"settings": listed}, model=None, environment=machine)
+        body = {"settings": listed, "configuration": configuration}
+        out.document(body, model=None, environment=machine)
         return
     from llmcli.render.environment import render_environment
 
-    out.show(render_environment(EnvironmentReport(environment=machine, settings=found)))
+    report = EnvironmentReport(environment=machine, settings=found, configuration=configuration)
+    out.show(render_environment(report))
+
+
+def _configuration() -> ConfigurationReport:
+    """The configuration file, all of it checked."""
+    path = place()[0]
+    try:
+        file = read()
+        keys, wrong = examined(file)
+    except UsageError as error:
+        keys, wrong = [], [error]
+    return ConfigurationReport(
+        path=None if path is None else str(path.absolute()),
+        exists=path is not None and path.exists(),
+        options=tuple(
+            ConfiguredOption(command=key.command or None, option=key.name, value=key.value)
+            for key in keys
+        ),
+        problems=tuple(
+            ConfigurationProblem(message=error.message, hint=error.hint) for error in wrong
+        ),
+    )
 
 
 def settings(
-    model: ModelOptions, output: OutputOptions, environ: Mapping[str, str]
+    model: ModelOptions,
+    environ: Mapping[str, str],
+    from_file: Collection[str],
+    configuration: ConfigurationReport,
 ) -> tuple[Setting, ...]:
     """Every setting with its value and its source; secrets are only said to be set."""
     from llmcli.checkpoints import cache_dir
@@ -58,6 +99,9 @@ def settings(
         option, value = flag
         if value is not None and value is not False:  # a seed of 0 is a seed
             text = "on" if value is True else str(value)
+            key = option.removeprefix("--")
+            if key.replace("-", "_") in from_file:
+                return Setting(name=name, value=text, words=text, source="file", origin=key)
             return Setting(name=name, value=text, words=text, source="flag", origin=option)
         for variable in variables:
             if text := environ.get(variable, ""):
@@ -78,7 +122,7 @@ def settings(
     home = Path(environ.get("HF_HOME") or caches / "huggingface")
     hub = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     offline = pick(
-        "offline", ("--offline", model.offline), ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"), "off"
+        "offline", ("--offline", model.offline), VARIABLES["offline"], "off"
     )
     asked = model.offline or offline_from_environment()
     offline = replace(offline, value=asked, words="on" if asked else "off")
@@ -86,7 +130,8 @@ def settings(
     if token.value is not None:
         token = replace(token, value=True, words="set, not shown")
     chosen = [
-        pick("model", ("--model", model.model), ("LLMCLI_MODEL",), DEFAULT_MODEL),
+        _file(configuration),
+        pick("model", ("--model", model.model), VARIABLES["model"], DEFAULT_MODEL),
         place("llmcli cache", cache_dir(), ("LLMCLI_CACHE", "XDG_CACHE_HOME")),
         place("hub cache", hub, ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")),
         place("hub home", home, ("HF_HOME", "XDG_CACHE_HOME")),
@@ -100,7 +145,7 @@ def settings(
         pick(
             "threads",
             ("--threads", model.threads),
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+            VARIABLES["threads"],
             None,
             f"PyTorch's choice for {usable_cores()} cores",
         ),
@@ -112,6 +157,18 @@ def settings(
         _colour(environ),
     ]
     return tuple(chosen)
+
+
+def _file(configuration: ConfigurationReport) -> Setting:
+    """Where the configuration file is."""
+    words = "none is read" if configuration.path is None else _short(Path(configuration.path))
+    if configuration.path is not None and not configuration.exists:
+        words += " (no such file)"
+    variable = place()[1]
+    return Setting(
+        name="configuration", value=configuration.path, words=words,
+        source="environment" if variable else "default", origin=variable,
+    )  # fmt: skip
 
 
 def _openmp_spin(environ: Mapping[str, str]) -> Setting:

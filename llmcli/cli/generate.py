@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from llmcli.cli.batch import read_batch
+from llmcli.cli.configuration.values import names_from_file
+from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.encoding import ChatOptions, check_fits, encode
 from llmcli.cli.job import Job
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
@@ -124,7 +126,9 @@ def command(
     text: GenerateOptions,
     chat: ChatOptions,
     model: ModelOptions,
+    draft: DraftOptions,
     output: GenerateOutputOptions,
+    ctx: typer.Context,
 ) -> None:
     """Write text with a model, token by token.
 
@@ -146,6 +150,7 @@ def command(
             sampling,
             loaded.model.checkpoint.generation_config,
             None if entry is None else entry.sampling,
+            names_from_file(ctx),
         )
         encoded = [encode(item, chat, loaded.model) for item in given]
     seed, drawn = model.sampling_seed()
@@ -153,7 +158,12 @@ def command(
     largest = loaded.model.config.embedding.positions
     for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
         out.note(note)
-    Job(loaded, encoded, resolved, text, seed, room, out).write(drawn=drawn)
+    speculation = draft.load(loaded.model, model, out)
+    if speculation is not None and len(encoded) * text.num_samples > 1:
+        out.note("`--draft` is for one text at a time: several are decoded side by side without it")
+        speculation = None
+    job = Job(loaded, encoded, resolved, text, seed, room, out, speculation)
+    job.write(drawn=drawn)
     if not text.stream_json:
         _name_a_better_model(model, loaded.model.name, out)
 

@@ -19,9 +19,10 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
+from llmcli.cli.configuration.values import name_file
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.params import WORDS, adopt, flatten
-from llmcli.errors import UsageError
+from llmcli.errors import LlmcliError, UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 EVERYTHING_ELSE = "Help"
@@ -47,6 +48,14 @@ class Command(TyperCommand):
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """typer's; an error about what the configuration file sets names the file."""
+        try:
+            return super().invoke(ctx)
+        except LlmcliError as error:
+            name_file(error, ctx)
             raise
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -101,6 +110,7 @@ class Root(TyperGroup):
             settings = getattr(module, "CONTEXT", {})
             found = build(cmd_name, module.command, getattr(module, "EPILOG", ""), settings)
             found.elsewhere = getattr(module, "ELSEWHERE", {})  # for `params.unknown_option`
+            found.tolerant = getattr(module, "TOLERANT", False)  # for `configuration.values`
             return found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -180,7 +190,7 @@ def _suggestion(name: str, known: Iterable[str], nested: Iterable[str]) -> str:
 
 def _row(option: Any) -> tuple[str, str]:
     """`-t, --temperature X` and its help with the default where one is worth telling."""
-    names = ", ".join(sorted([*option.opts, *option.secondary_opts], key=len))
+    names = ", ".join(sorted(option.opts, key=len))
     if not any(len(name) == 2 for name in option.opts):
         names = "    " + names
     if option.metavar and not option.is_flag:

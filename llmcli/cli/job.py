@@ -22,6 +22,7 @@ from llmcli.reports.text import Generated, NearTie
 if TYPE_CHECKING:
     from llmcli.cli.generate import GenerateOptions
     from llmcli.generation import Token
+    from llmcli.generation.speculation import Speculation
 
 
 LABEL_COLUMNS = 72  # of the line before each text of a batch
@@ -42,6 +43,7 @@ class Job:
         seed: int,
         room: int,
         out: Output,
+        speculation: Speculation | None = None,
     ) -> None:
         self.model = loaded.model
         self.encoded = encoded
@@ -49,6 +51,7 @@ class Job:
         self.text = text
         self.seed = seed
         self.room = room
+        self.speculation = speculation
         self.out = out
         self.read = 0  # tokens of the first prompts that the model has read
         self.reread: list[int] = []  # how many tokens were read once more, and once more
@@ -121,6 +124,7 @@ class Job:
                     capacity=self.room,
                     on_prefill=read,
                     on_reread=self.reread.append,
+                    speculation=self.speculation,
                 )
                 watched = self.watch.watch(tokens, sum(map(len, prompts)))
                 first = next(watched, None)
@@ -220,6 +224,8 @@ class Job:
             },
             "timings": self.watch.timings(self.tallies[index]),
         }
+        if self.speculation is not None:
+            body["speculation"] = self.speculation.describe()
         header = environment(kernels=kernels_of(self.model.describe()))
         self.out.document(body, model=self.model.describe(), environment=header, lines=batch)
 
@@ -252,9 +258,10 @@ class Job:
         text = not (self.out.json or self.text.stream_json)
         if text and watched and any(item.chat for item in self.encoded):
             self.out.aside(template_line())
+        drafted = None if self.speculation is None else self.speculation.describe()
         if level == "short":
             weights = model["weight_format"]
-            self.out.aside(short_stats(timings, weights, seed, self.out.err.width))
+            self.out.aside(short_stats(timings, weights, seed, self.out.err.width, drafted))
             return
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}
@@ -262,7 +269,9 @@ class Job:
         header = environment(kernels=kernels_of(self.model.describe()))
         together = max(self.together, default=1)
         self.out.aside(
-            full_stats(timings, sampling, seed, model_line(model), header, ties, together)
+            full_stats(
+                timings, sampling, seed, model_line(model), header, ties, together, drafted
+            )
         )
 
 

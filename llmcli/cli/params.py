@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from typer.core import TyperArgument, TyperOption
 
+from llmcli.cli.configuration.values import defaults, from_file, settable
 from llmcli.errors import UsageError
 
 LARGEST = 2**63 - 1  # what fits torch's integers; no option means anything beyond
@@ -132,8 +133,19 @@ class Option(TyperOption):
     conversion: Conversion
     display: str
 
+    def consume_value(self, ctx: Any, opts: Any) -> Any:
+        """typer's; what the configuration file sets are the defaults of the context.
+
+        The file is read for the first option that is not eager: after `--help`.
+        """
+        if ctx.default_map is None and not (self.is_eager or ctx.resilient_parsing):
+            ctx.default_map = defaults(ctx, opts)
+        return super().consume_value(ctx, opts)
+
     def process_value(self, ctx: Any, value: Any) -> Any:
         """Overrides typer's conversion; a callback (eager options have one) still runs."""
+        if from_file(ctx, str(self.name)):  # it is converted
+            return value
         words = ctx.meta.get(WORDS, ())
         short = min(self.opts, key=len)
         given = value if isinstance(value, list | tuple) else [value]
@@ -231,6 +243,9 @@ def adopt(parameter: Any, hints: Mapping[str, Any]) -> None:
         display = parameter.metavar or str(parameter.name).upper()
     parameter.conversion = Conversion.of(hints[str(parameter.name)])
     parameter.display = display
+    if getattr(parameter, "is_flag", False) and settable(parameter):
+        opposite = display.removeprefix("--no-") if display[:5] == "--no-" else f"no-{display[2:]}"
+        parameter.secondary_opts = [f"--{opposite}"]
 
 
 def flatten(function: Callable[..., None]) -> Callable[..., None]:

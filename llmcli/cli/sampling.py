@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +14,9 @@ from llmcli.errors import UsageError
 if TYPE_CHECKING:
     from llmcli.generation.sampling import Sampling
 
-Origin = Literal["flag", "generation_config.json", "catalog", "default"]
+Origin = Literal[
+    "flag", "configuration file", "generation_config.json", "catalog", "default"
+]  # fmt: skip
 PANEL = "Sampling"
 
 DEFAULTS: Mapping[str, float] = {
@@ -155,9 +157,11 @@ def resolve(
     options: SamplingOptions,
     configuration: Mapping[str, Any] | None,
     tuned: Mapping[str, float] | None = None,
+    from_file: Collection[str] = (),
 ) -> Resolved:
     """Flags win over `generation_config.json`, then what the catalog has, `tuned`, then defaults.
 
+    `from_file`: the options that the configuration file has set, whose origin that is.
     Value by value: a `generation_config.json` without a temperature leaves that to the catalog.
     `do_sample: false` in the configuration is a temperature of 0. A value there that is not a
     number of its range is passed over with a note, and so is all that changes the text in
@@ -177,7 +181,9 @@ def resolve(
         usual = tuned.get(name, default)
         values[name], origins[name] = usual, "catalog" if name in tuned else "default"
         if flag is not None:
-            values[name], origins[name] = flag, "flag"
+            option = "greedy" if name == "temperature" and options.greedy else name
+            origin: Origin = "configuration file" if option in from_file else "flag"
+            values[name], origins[name] = flag, origin
         elif valid(name, theirs):
             values[name], origins[name] = theirs, "generation_config.json"
         elif theirs is not None:

@@ -85,7 +85,8 @@ Examples:
   cat page.txt | llmcli generate "What is this text about?" -n 64
   llmcli score -f page.txt --json
 
-Options follow the command; `llmcli COMMAND --help` explains them.
+Options follow the command; `llmcli COMMAND --help` explains them. Your own settings are in
+~/.config/llmcli/config.toml; `llmcli env` shows them.
 """
 
 

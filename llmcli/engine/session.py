@@ -8,7 +8,7 @@ Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal, TypeVar
@@ -32,6 +32,7 @@ class Snapshot:
     state: State
     ids_BC: Tensor
     logits_BV: Tensor | None
+    kept: Mapping[int, State]
 
 
 class Session:
@@ -78,13 +79,15 @@ class Session:
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
+        ahead: bool = False,
     ) -> Tensor:
         """Reads new tokens of every sequence, `[B, T]` or lists of unequal length, in one call.
 
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
         residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
-        `edits` and `clock` are the decoder's. Raises ValueError where the tokens do not fit.
+        `edits`, `clock` and `ahead` are the decoder's. Raises ValueError where the
+        tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -102,7 +105,7 @@ class Session:
         self._torn = True
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
-            logits="all" if logits == "all" else "last", until=until,
+            logits="all" if logits == "all" else "last", until=until, ahead=ahead,
         )  # fmt: skip
         if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
             self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
@@ -195,11 +198,15 @@ class Session:
             raise ValueError("no token was chosen since the last call")
         return self.extend(self._chosen_B[:, None], tap=tap, edits=edits, clock=clock)
 
+    def reads_ahead(self, tokens: int) -> bool:
+        """Whether so many further tokens can be read at once as single steps would read them."""
+        return self.decoder.reads_ahead(self.state, tokens)
+
     def select(self, rows: Sequence[int]) -> None:
         """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         self.state = self.state.select(rows)
-        self._kept.clear()
+        self._kept = {}
         self._ids_BC = self._ids_BC.index_select(0, index)
         if self.logits_BV is not None:
             self.logits_BV = self.logits_BV.index_select(0, index)
@@ -235,8 +242,8 @@ class Session:
         What cannot be rewound is copied, for these two places only.
         """
         if not self.state.rewinds:
-            self._kept[self.lengths[0]] = self.state.snapshot(slots=False)
-            self._kept = dict(list(self._kept.items())[-2:])
+            kept = self._kept | {self.lengths[0]: self.state.snapshot(slots=False)}
+            self._kept = dict(list(kept.items())[-2:])
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""
@@ -244,6 +251,7 @@ class Session:
             state=self.state.snapshot(),
             ids_BC=self._ids_BC.clone(),
             logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
+            kept=self._kept,
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -252,7 +260,7 @@ class Session:
         Raises ValueError after a `select` of another number of sequences.
         """
         self.state.restore(saved.state)
-        self._kept.clear()
+        self._kept = dict(saved.kept)
         more = self._ids_BC.shape[1] - saved.ids_BC.shape[1]  # it may have grown
         self._ids_BC = F.pad(saved.ids_BC, (0, more))
         self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
@@ -270,7 +278,7 @@ class Session:
         longest = max(map(len, rows))
         if self._on_reread is not None:
             self._on_reread(longest)
-        self._kept.clear()
+        self._kept = {}
         self.state.rewind([0] * len(rows))
         for start in range(0, longest, PROMPT_CHUNK):
             parts = [row[start : start + PROMPT_CHUNK] for row in rows]

@@ -20,6 +20,7 @@ from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.seeds import sample_seed
+from llmcli.generation.speculation import Speculation
 from llmcli.text.chat import ChatTemplate
 from llmcli.text.tokenizer import Tokenizer
 
@@ -79,6 +80,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.answers = 0  # that were begun: each draws with a seed of its own
         self.tokens = TurnTokens(prompt=0, computed=0)
+        self.speculation: Speculation | None = None
         self._tokenizer: Tokenizer = tokenizer
         self._template: ChatTemplate = tokenizer.chat_template
         self._session = Session(model.decoder, 1, min(_FIRST, room))
@@ -218,7 +220,10 @@ class Conversation:
         pieces: list[str] = []
         end: Ending = "interrupted"
         try:
-            for choices in session.decode(picker.pick):
+            steps = session.decode(picker.pick)
+            if self.speculation is not None:
+                steps = self.speculation.decode(session, picker)
+            for choices in steps:
                 token = output.add(choices[0])
                 written.append(token.id)
                 pieces.append(token.text)

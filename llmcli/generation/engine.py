@@ -17,6 +17,7 @@ from llmcli.errors import PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
+from llmcli.generation.speculation import Speculation
 from llmcli.generation.stop import StopMatcher
 from llmcli.generation.ties import NearTies
 
@@ -40,6 +41,7 @@ def stream(
     capacity: int | None = None,
     on_prefill: Callable[[int, int], None] | None = None,
     on_reread: Callable[[int], None] | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[Token]:
     """Return an iterator over the tokens that `model` writes after `prompts` (lists of ids).
 
@@ -54,7 +56,7 @@ def stream(
     `logprobs` K asks for log-probabilities of the token and of the K best, `margins` for the
     margin of greedy choices and whether they are near ties. `on_prefill(done, total)` is called
     with the prompt tokens read, every 512 tokens of the longest prompt, `on_reread(tokens)` where
-    all of them are read once more (`Session`).
+    all of them are read once more (`Session`). `speculation` decodes where there is one sequence.
 
     Raises at once UsageError (nothing to continue, an id outside the vocabulary, a number below
     1, an empty stop string) and PromptTooLong; while it runs NotFinite.
@@ -88,7 +90,9 @@ def stream(
     )
     longest = max(map(len, prompts))
     wanted = -(-(longest + limit - 1) // _BUCKET) * _BUCKET
-    return _run(model, prompts, outputs, picker, min(room, wanted), on_prefill, on_reread)
+    return _run(
+        model, prompts, outputs, picker, min(room, wanted), on_prefill, on_reread, speculation
+    )
 
 
 def _run(
@@ -99,6 +103,7 @@ def _run(
     capacity: int,
     on_prefill: Callable[[int, int], None] | None,
     on_reread: Callable[[int], None] | None,
+    speculation: Speculation | None,
 ) -> Iterator[Token]:
     # forking samples and dropping finished rows copies the caches of those that go on
     copies = 1 if len(outputs) == 1 else 2
@@ -113,7 +118,10 @@ def _run(
     samples = len(outputs) // len(prompts)
     if samples > 1:
         session.select([number // samples for number in range(len(outputs))])
-    for choices in session.decode(picker.pick):
+    steps = session.decode(picker.pick)
+    if speculation is not None and len(outputs) == 1:
+        steps = speculation.decode(session, picker)
+    for choices in steps:
         for output, choice in zip(outputs, choices, strict=True):
             yield output.add(choice)
         rows = [row for row, output in enumerate(outputs) if output.finish is None]

@@ -86,6 +86,23 @@ class Picker:
         self._step += 1
         return ids_B.to(device), choices
 
+    @torch.inference_mode()
+    def guess(self, logits_1V: Tensor, ahead: int) -> int:
+        """What `pick` would choose after `ahead` further tokens, by these logits; changes nothing.
+
+        Of the only sequence. Logits of another model may lack ids at the end.
+        """
+        logits_1V = logits_1V.to(self._device)
+        u_B = None
+        if not self._sampling.greedy:
+            numbers = uniforms(self._sampling.seed, 0, self._step + ahead, 1)
+            u_B = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        counts = [
+            one if one is None else one[:, : logits_1V.shape[1]]
+            for one in (self._prompt_BV, self._output_BV)
+        ]
+        return int(choose(logits_1V, self._sampling, u_B, *counts)[0])
+
     def keep(self, rows: Sequence[int]) -> None:
         """Goes on with these rows of the batch only."""
         index = torch.tensor(rows, device=self._device)

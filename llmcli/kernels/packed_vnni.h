@@ -71,7 +71,7 @@ WITH_VNNI INLINE void tile_vnni(const int f, const int M, const uint8_t *group, 
     __m512 sums[8];
     UNROLL for (int i = 0; i < M; i++) sums[i] = _mm512_setzero_ps();
     for (int64_t at = 0; at < runs; at++) {
-        if (M == 1) fetch_next(f, group, columns, at);
+        fetch_next(f, group, columns, at);
         __m512i dots[8][2]; /* of the first 16 columns, of the others */
         UNROLL for (int i = 0; i < M; i++)
             UNROLL for (int part = 0; part < 2; part++)

@@ -5,13 +5,15 @@
 /* ---- norms ----------------------------------------------------------------------------------- */
 
 /* NORMALIZE: x / sqrt(mean x^2 + eps) * w, or with `centred` (x - mean x) / sqrt(var x + eps) * w + b.
- * An item is a row. The offset is added to w.
- * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred, 9 offset */
+ * An item is a row. Rows of a group are x_stride apart. The offset is added to w.
+ * 0 x, 1 x_stride, 2 out (contiguous), 3 rows, 4 columns, 5 w, 6 b or 0, 7 eps, 8 centred, 9 offset,
+ * 10 rows of a group, 11 distance of groups */
 static int64_t items_normalize(const struct op *op) { return op->arg[3]; }
 
 INLINE void normalize(const struct op *op, int64_t item) {
     const int64_t columns = op->arg[4], whole = columns / LANES * LANES;
-    const float *x = (const float *)address(op->arg[0]) + item * op->arg[1];
+    const float *x = (const float *)address(op->arg[0]) + item / op->arg[10] * op->arg[11]
+                     + item % op->arg[10] * op->arg[1];
     float *out = (float *)address(op->arg[2]) + item * columns;
     const float *w = address(op->arg[5]), *b = address(op->arg[6]);
     const float offset = number(op->arg[9]);

@@ -28,7 +28,7 @@ from llmcli.nn.step import Clock, Edit, RopeTables, Step, Tap
 from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
-from llmcli.parts.attention.config import LongRopeScaling
+from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
 from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.norm.forward import Norm
 
@@ -106,6 +106,7 @@ class Decoder:
             node.op.rope for node in graph(config).nodes.values() if isinstance(node.op, Rotate)
         }
         dynamic = any(map(depends_on_length, rotations))
+        self._stretches = any(isinstance(rope.scaling, DynamicScaling) for rope in rotations)
         self._switches = {
             rope.scaling.original for rope in rotations if isinstance(rope.scaling, LongRopeScaling)
         }
@@ -142,6 +143,11 @@ class Decoder:
             for read, was, total in each for switch in self._switches
         )  # fmt: skip
 
+    def reads_ahead(self, state: State, tokens: int) -> bool:
+        """Whether so many tokens of each sequence have one rotation, read together or singly."""
+        after = [length + tokens for length in state.lengths]
+        return not (self._stretches or self.outdated(state, after))
+
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
         specs = self.arithmetic.states(self.config, batch=batch, capacity=capacity)
@@ -171,6 +177,7 @@ class Decoder:
         clock: Clock | None = None,
         logits: Literal["all", "last"] = "all",
         until: int | None = None,
+        ahead: bool = False,
     ) -> Tensor:
         """Logits of the new tokens, `[B, T, V]`, at least float32; `state` grows by them.
 
@@ -184,11 +191,14 @@ class Decoder:
         shown what the pass continues with. Raises ValueError where the tokens, padding included, do
         not fit the state or the table of learned positions, UsageError where an edit names what
         cannot be edited.
+
+        `ahead`: tokens of one sequence as single steps would read them, bit for bit where those
+        are replayed.
         """
         watched = tap is not None or edits or until is not None
         late = clock if isinstance(clock, ReplayClock) else None
-        one = ids_BT.shape[1] == 1 and lengths is None and clock is late and not watched
-        if state is not None and one:
+        steps = (ahead or ids_BT.shape[1] == 1) and lengths is None
+        if state is not None and steps and clock is late and not watched:
             replayed = self._replayed(ids_BT, state, late)
             if replayed is not None:
                 return replayed
@@ -218,24 +228,28 @@ class Decoder:
         return x_BTD
 
     def _replayed(
-        self, ids_B1: Tensor, state: State, clock: ReplayClock | None
+        self, ids_BT: Tensor, state: State, clock: ReplayClock | None
     ) -> Tensor | None:
         """The same for one token of each sequence, replayed; None where it has to be computed.
 
-        The first step of a state is not recorded: it may be the only one. Nor is a state that
-        cannot be rewound, since what could not be recorded is computed again.
+        Several tokens are those of one sequence: lanes. The first step of a state is not recorded:
+        it may be the only one. Nor is a state that cannot be rewound, since what could not be
+        recorded is computed again.
         """
         if not self._replays or not state.rewinds or torch.compiler.is_compiling():
             return None
-        if state.steps == 0:
+        tokens = ids_BT.shape[1]
+        if state.steps == 0 and tokens == 1:
             state.steps = 1
             return None
-        self._check_room(state.lengths, 1, state)
-        ids, starts = ids_B1[:, 0].tolist(), state.lengths
-        if state.replay is not None:
-            logits = state.replay.run(ids, starts, clock)
-            state.advance([1] * len(ids))
-            return logits
+        self._check_room(state.lengths, tokens, state)
+        lanes = state if tokens == 1 else state.lanes(tokens)
+        ids, starts = ids_BT.flatten().tolist(), lanes.lengths
+        new = [tokens] * state.batch
+        if tokens in state.replays:
+            logits = state.replays[tokens].run(ids, starts, clock)
+            state.advance(new)
+            return logits.view(*ids_BT.shape, -1)
 
         def run(ids_B1: Tensor, starts_B: Tensor, mark: Clock) -> Tensor:
             def seen(name: str) -> None:
@@ -247,7 +261,7 @@ class Decoder:
                 starts, 1, [1] * len(ids), self._ropes, device=self.device,
                 fixed=(starts_B, state.capacity), recorded=True, clock=seen,
             )  # fmt: skip
-            return self._pass(ids_B1, state, step, "all", None)
+            return self._pass(ids_B1, lanes, step, "all", None)
 
         tables = [one for rope in self._ropes.values() for one in rope.upto(state.capacity)]
         weights = [one for weight in self._weights.values() for one in weight.memory()]
@@ -256,9 +270,9 @@ class Decoder:
         if not replay.complete:
             self._replays = False
             return None
-        state.replay = replay
-        state.advance([1] * len(ids))
-        return replay.logits.clone()
+        state.replays[tokens] = replay
+        state.advance(new)
+        return replay.logits.clone().view(*ids_BT.shape, -1)
 
     def _check_room(self, starts: Sequence[int], tokens: int, state: State | None) -> None:
         """Raises ValueError where the tokens do not fit the state or the learned positions."""

@@ -46,6 +46,10 @@ class LayerState(ABC):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forgets sequence b's tokens from `lengths[b]` on; ValueError where it cannot."""
 
+    def lanes(self, count: int) -> Self:
+        """Of one sequence: `count` in its memory. Raises ValueError where it has no slots."""
+        raise ValueError("tokens that share a recurrent state cannot be read side by side")
+
 
 class KVCache(LayerState):
     """Keys `[B, Hk, C, dh]` and values `[B, Hk, C, dv]` of one attention layer, C slots each.
@@ -99,6 +103,10 @@ class KVCache(LayerState):
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Nothing to do: the slots are written anew before they are read."""
+
+    def lanes(self, count: int) -> Self:
+        """Views: what one sequence writes into a slot, all read."""
+        return type(self)(*(one.expand(count, -1, -1, -1) for one in (self.k, self.v)))
 
 
 class FixedState(LayerState):
@@ -181,6 +189,10 @@ class Beside(LayerState):
         for state in self.states:
             state.rewind(lengths)
 
+    def lanes(self, count: int) -> Self:
+        """Of each of them."""
+        return type(self)([state.lanes(count) for state in self.states])
+
 
 class State:
     """One layer's state after another, and how many tokens each sequence of the batch has so far.
@@ -203,7 +215,8 @@ class State:
         self.capacity = capacity
         self.lengths_B = lengths_B
         self.read_for = list(lengths)
-        self.replay: Replay | None = None  # of one decode step, into this memory
+        # steps that were recorded, into this memory, by the tokens that they read of a sequence
+        self.replays: dict[int, Replay] = {}
         self.steps = 0  # that could have been recorded
 
     @property
@@ -235,7 +248,7 @@ class State:
             for layer in self.layers:
                 layer.grow(capacity)
             self.capacity = capacity
-            self.replay = None
+            self.replays.clear()
 
     def select(self, rows: Sequence[int]) -> State:
         """A new state with copies of those sequences: to fork samples or drop finished ones."""
@@ -249,6 +262,15 @@ class State:
         chosen = State(layers, [self.lengths[row] for row in rows], self.capacity, lengths_B)
         chosen.read_for = [self.read_for[row] for row in rows]
         return chosen
+
+    def lanes(self, count: int) -> State:
+        """The only sequence as `count`, each a token longer than the one before, in its memory.
+
+        A decode step of all of them reads `count` tokens of it, each as a step of its own would.
+        """
+        (length,) = self.lengths
+        layers = [layer.lanes(count) for layer in self.layers]
+        return State(layers, list(range(length, length + count)), self.capacity)
 
     def advance(self, tokens: Sequence[int], totals: Sequence[int] | None = None) -> None:
         """So many tokens more of each sequence are remembered: the decoder has written them.

@@ -45,14 +45,15 @@ def normalize(
 ) -> Tensor:
     """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps."""
     columns = x.shape[-1]
-    rows = _rows(x)
+    groups = _groups(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     address = 0 if b is None else b.data_ptr()
     op = (
-        program.NORMALIZE, rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows), columns,
-        w.data_ptr(), address, _bits(eps), centred, _bits(offset),
+        program.NORMALIZE, groups.data_ptr(), groups.stride(1), out.data_ptr(),
+        x.numel() // columns, columns, w.data_ptr(), address, _bits(eps), centred, _bits(offset),
+        groups.shape[1], groups.stride(0),
     )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(rows, w, b), writes=(out,))
+    program.run(torch.get_num_threads(), op, reads=(groups, w, b), writes=(out,))
     return out
 
 
@@ -251,6 +252,18 @@ def gate(x: Tensor, y: Tensor) -> Tensor:
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
     return out
+
+
+def _groups(x: Tensor) -> Tensor:
+    """`[groups, rows, columns]`, a view where it can be one: one group, or those of the last axes.
+
+    Heads of several tokens, beside which there are others, are groups.
+    """
+    try:
+        groups = x.view(1, -1, x.shape[-1])
+    except RuntimeError:
+        groups = x.flatten(0, -3)
+    return groups if groups.stride(2) == 1 else groups.contiguous()
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -12,8 +13,15 @@ from rich.text import Text
 
 from llmcli.render.stats import size
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports.environment import Environment, EnvironmentReport, Setting
+from llmcli.reports.environment import (
+    ConfigurationReport,
+    Environment,
+    EnvironmentReport,
+    Setting,
+)
 from llmcli.reports.numbers import counted
+
+LONG = 200  # characters of a value of the configuration file
 
 
 def render_environment(report: EnvironmentReport) -> RenderableType:
@@ -21,10 +29,14 @@ def render_environment(report: EnvironmentReport) -> RenderableType:
     settings = [
         (setting.name, one_line(setting.words), _source(setting)) for setting in report.settings
     ]
-    heading = Text("\nsettings", style=HEADING)
-    return Group(
-        Text("machine", style=HEADING), _machine(report.environment), heading, Settings(settings)
-    )
+    parts: list[RenderableType] = [
+        Text("machine", style=HEADING), _machine(report.environment),
+        Text("\nsettings", style=HEADING), Settings(settings),
+    ]  # fmt: skip
+    if report.configuration.options or report.configuration.problems:
+        heading = Text("\nconfiguration file", style=HEADING)
+        parts += [heading, *_configuration(report.configuration)]
+    return Group(*parts)
 
 
 def environment_words(environment: Environment) -> list[str]:
@@ -42,8 +54,23 @@ def environment_words(environment: Environment) -> list[str]:
 
 
 def _source(setting: Setting) -> str:
-    kind = "flag" if setting.source == "flag" else "variable"
-    return f"{kind} {setting.origin}" if setting.origin else setting.source
+    kinds = {"flag": "flag", "environment": "variable", "file": "config key"}
+    return f"{kinds[setting.source]} {setting.origin}" if setting.origin else setting.source
+
+
+def _configuration(report: ConfigurationReport) -> Iterator[RenderableType]:
+    """What the file sets, a long text cut, and what is wrong with it."""
+    rows = []
+    for option in report.options:
+        name = option.option if option.command is None else f"[{option.command}] {option.option}"
+        value = json.dumps(option.value, ensure_ascii=False)
+        rows.append((name, value if len(value) <= LONG else f"{value[:LONG]}…"))
+    if rows:
+        yield _grid(rows)
+    for problem in report.problems:
+        yield Text(one_line(f"error: {problem.message}"))
+        if problem.hint:
+            yield Text(one_line(f"hint: {problem.hint}"))
 
 
 @dataclass(frozen=True)
@@ -82,6 +109,10 @@ def _machine(environment: Environment) -> RenderableType:
         ("platform", environment.platform),
         ("llmcli", environment.llmcli),
     ]
+    return _grid(rows)
+
+
+def _grid(rows: Iterable[tuple[str, str]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, value in rows:
         table.add_row(Text(name), Text(one_line(value), overflow="fold"))

@@ -18,16 +18,21 @@ MOST_TIES = 8  # near ties that are listed one by one
 SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 
 
-def short_stats(timings: Timings, format: str, seed: int | None, width: int) -> Text:
+def short_stats(
+    timings: Timings, format: str, seed: int | None, width: int,
+    drafted: Mapping[str, Any] | None = None,
+) -> Text:  # fmt: skip
     """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed.
 
-    `format`: that of the weights.
+    `format`: that of the weights. `drafted`: the `speculation` of a document.
     """
     parts = [
         f"prompt {_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}",
         f"generated {_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
         format,
     ]
+    if drafted is not None:
+        parts.insert(2, f"draft {draft_words(drafted)}")
     if timings.first_token_s is not None:
         parts.insert(1, f"first token {duration(timings.first_token_s)}")
     if timings.peak_memory_bytes is not None:
@@ -46,6 +51,7 @@ def full_stats(
     environment: Environment | None = None,
     ties: Sequence[NearTie] | None = None,
     together: int = 1,
+    drafted: Mapping[str, Any] | None = None,
 ) -> RenderableType:
     """Everything in two columns: timings, then each sampling value with where it comes from.
 
@@ -68,6 +74,8 @@ def full_stats(
             f"{_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
         ),
     ]
+    if drafted is not None:
+        rows.append(("draft", f"{drafted['draft']}: {draft_words(drafted)}"))
     if timings.peak_memory_bytes is not None:
         rows.append(("peak memory", size(timings.peak_memory_bytes)))
     rows += _peaks(timings)
@@ -79,6 +87,17 @@ def full_stats(
     for label, words in rows:
         table.add_row(Text(label, style=FAINT), Text(words))
     return Group(table)
+
+
+def draft_words(drafted: Mapping[str, Any]) -> str:
+    """`61 of 96 tokens right (64 %), 1.8 times as fast`, of the `speculation` of a document."""
+    proposed, accepted = drafted["proposed"], drafted["accepted"]
+    words = f"{accepted} of {_count(proposed)} right"
+    if proposed:
+        words += f" ({accepted / proposed:.0%})"
+    if drafted["speedup"] is not None:
+        words += f", {drafted['speedup']:.2f} times as fast"
+    return words
 
 
 def _ties(ties: Sequence[NearTie], tokens: int) -> str:

@@ -122,6 +122,12 @@ class Tokenizer:
         strings = self._vocabulary.strings
         return 0 <= token < len(strings) and strings[token] is not None
 
+    def agrees(self, other: Tokenizer) -> bool:
+        """Whether ids mean the same to both: all that both have, special tokens aside."""
+        pairs = zip(self._vocabulary.strings, other._vocabulary.strings, strict=False)
+        differing = {id for id, (one, two) in enumerate(pairs) if one != two}
+        return differing <= self.special_ids | other.special_ids
+
     def token_bytes(self, token: int, *, first: bool = False) -> bytes:
         """The exact bytes that `token` stands for; empty for ids without a token.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+os.environ["LLMCLI_CONFIG"] = ""  # nothing is measured with the developer's own settings
 
 # The child prints its own high-water mark when it ends: its parent's getrusage would count the
 # parent's memory too, since fork and exec carry the old mark over. Every child ends as llmcli

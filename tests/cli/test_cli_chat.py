@@ -649,5 +649,5 @@ def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file, no folder
     assert typed.history_path() is None
     monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no home
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no home directory
     assert typed.history_path() is None

@@ -90,6 +90,7 @@ class FakeDecoder:
         totals: Sequence[int] | None = None,
         tap: None = None,
         edits: tuple[()] = (),
+        ahead: bool = False,
         clock: None = None,
         logits: str,
         until: int | None = None,

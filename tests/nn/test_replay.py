@@ -1,5 +1,6 @@
 """A decode step that is recorded and replayed has the bits of the one that is computed."""
 
+from functools import partial
 from time import perf_counter_ns
 
 import pytest
@@ -48,7 +49,7 @@ def whether_replayed(model, prompts=PROMPTS):
     """A rotation or learned positions by PyTorch, or a head of another size, are not recorded."""
     one = session(model, prompts)
     decoded(one, 2)
-    return one.state.replay is not None
+    return bool(one.state.replays)
 
 
 # in whose steps PyTorch has a share: learned positions, convolutions, matrices that are dense
@@ -63,11 +64,8 @@ def test_which_models_are_replayed(name):
     config, formats = IN_BLOCKS[name]
     found = random_model(config, formats=formats)
     assert whether_replayed(found, PROMPTS[:1]) == (name not in COMPUTED)
-    # queries and keys of two sequences lie apart: their norms copy them first
-    parts = [layer.attention for layer in config.layers if layer.attention is not None]
-    apart = any(part.qk_norm and not part.qk_norm_wide for part in parts)
     found = random_model(config, formats=formats)
-    assert whether_replayed(found) == (name not in COMPUTED and not apart)
+    assert whether_replayed(found) == (name not in COMPUTED)
 
 
 def test_the_bits_are_the_same(model, monkeypatch):
@@ -76,6 +74,25 @@ def test_the_bits_are_the_same(model, monkeypatch):
     tapped = decoded(session(model), tap=seen.__setitem__)
     assert torch.equal(tapped, eager(model, monkeypatch))
     assert "logits" in seen
+
+
+def test_tokens_that_are_read_ahead_have_the_bits_of_single_steps(model):
+    one, two = session(model, PROMPTS[:1]), session(model, PROMPTS[:1])
+    recorded = whether_replayed(model, PROMPTS[:1])
+    # elsewhere keys are rounded to bfloat16 behind products of other sizes
+    close = torch.equal if recorded else partial(torch.allclose, atol=0.03, rtol=0)
+    for ids in ([5, 1, 8], [2, 2], [7, 3, 9], [4]):
+        many = one.extend(torch.tensor([ids]), logits="all", ahead=True)[0]
+        single = torch.cat([two.extend(torch.tensor([[id]])) for id in ids])
+        assert close(many, single)
+        assert close(one.logits_BV, two.logits_BV)
+    assert one.ids == two.ids
+    if recorded:
+        assert set(one.state.replays) == {1, 2, 3}
+    if one.state.rewinds:
+        one.rewind(6)
+        two.rewind(6)
+        assert close(*(s.extend(torch.tensor([[6]])) for s in (one, two)))
 
 
 def test_an_edit_is_computed(model, monkeypatch):
@@ -104,12 +121,12 @@ def test_more_slots_other_rows_and_a_step_back(model, monkeypatch):
     one = session(model, capacity=8)
     first = decoded(one, 2)
     one.grow(40)
-    assert one.state.replay is None
+    assert not one.state.replays
     assert torch.equal(torch.cat((first, decoded(one, 6))), expected)
     one = session(model)
     decoded(one, 2)
     one.select([1, 0, 1])
-    assert one.state.replay is None
+    assert not one.state.replays
     assert torch.equal(decoded(one, 6), selected)
     one = session(model, PROMPTS[:1])
     if not one.state.rewinds:
@@ -132,7 +149,7 @@ def test_what_is_not_recorded_is_found(name, model, monkeypatch):
     one = session(model)
     assert torch.equal(decoded(one), expected)
     if name == "add":
-        assert one.state.replay is None
+        assert not one.state.replays
         assert not (one.state.rewinds and model.decoder._replays)
 
 

@@ -12,7 +12,14 @@ from rich.text import Text
 
 from llmcli.render import stats, theme, tokens
 from llmcli.render.environment import Settings, render_environment
-from llmcli.reports.environment import Environment, EnvironmentReport, Setting
+from llmcli.reports.environment import (
+    ConfigurationProblem,
+    ConfigurationReport,
+    ConfiguredOption,
+    Environment,
+    EnvironmentReport,
+    Setting,
+)
 from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import (
     Comparison,
@@ -311,7 +318,15 @@ def test_environment_never_reads_markup_or_codes():
         Setting(name="seed", value=None, words="3", source="flag", origin="--seed"),
         Setting(name="dtype", value=None, words="auto", source="default", origin=""),
     )  # fmt: skip
-    text = shown(render_environment(EnvironmentReport(environment=environment, settings=settings)))
+    configuration = ConfigurationReport(
+        path="/c.toml", exists=True,
+        options=(ConfiguredOption(command="chat", option="system", value="\x9b2J" + "x" * 300),),
+        problems=(ConfigurationProblem(message="evil\x1b[2J", hint=None),),
+    )  # fmt: skip
+    report = EnvironmentReport(
+        environment=environment, settings=settings, configuration=configuration
+    )
+    text = shown(render_environment(report))
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "processor CPU [bold]" in lines
     assert "memory 16 GiB" in lines
@@ -319,6 +334,9 @@ def test_environment_never_reads_markup_or_codes():
     assert "model evil\\x1b[2J variable LLMCLI_MODEL" in lines
     assert "seed 3 flag --seed" in lines
     assert "dtype auto default" in lines
+    assert any(line.startswith('[chat] system "\\x9b2Jxx') for line in lines)
+    assert 0 < text.count("x" * 10) * 10 <= 200
+    assert "error: evil\\x1b[2J" in lines
 
 
 def test_a_long_setting_has_a_line_of_its_own():

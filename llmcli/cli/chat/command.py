@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Settings, Talk, tell_error
 from llmcli.cli.chat.typed import Typed
 from llmcli.cli.chat.variables import check_name, value_of
+from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.files import check_place
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
@@ -111,6 +113,7 @@ def command(
     sampling: SamplingOptions,
     model: ModelOptions,
     output: OutputOptions,
+    ctx: typer.Context,
 ) -> None:
     """A conversation with a model, turn by turn, through its own chat template.
 
@@ -136,7 +139,7 @@ def command(
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER:
-        talk = _talk(options, sampling, model, out, variables)
+        talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
         if message:
             if not talk.say(message):
                 told = talk.turn is not None and talk.turn.generated > 0
@@ -151,6 +154,7 @@ def _talk(
     model: ModelOptions,
     out: Output,
     variables: dict[str, Any],
+    from_file: Collection[str],
 ) -> Talk:
     from llmcli.checkpoints.catalog import CATALOG
 
@@ -158,9 +162,8 @@ def _talk(
     from llmcli.generation.conversation import Conversation
 
     entry = CATALOG.get(loaded.name)
-    resolved = resolve(
-        sampling, loaded.checkpoint.generation_config, None if entry is None else entry.sampling
-    )
+    tuned = None if entry is None else entry.sampling
+    resolved = resolve(sampling, loaded.checkpoint.generation_config, tuned, from_file)
     for note in resolved.notes:
         out.note(note)
     seed, drawn = model.sampling_seed()
@@ -168,9 +171,11 @@ def _talk(
     if (positions := loaded.config.embedding.positions) is not None:
         room = min(room, positions)
     chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
-    chosen |= {} if drawn else {"seed": "flag"}
-    chosen |= {} if options.max_tokens is None else {"max_tokens": "flag"}
-    chosen |= {"stop": "flag"} if options.stop else {}
+    given = {
+        "seed": not drawn, "max_tokens": options.max_tokens is not None,
+        "stop": bool(options.stop),
+    }  # fmt: skip
+    chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
     conversation = Conversation(loaded, room=room, variables=variables)
     if variables:
         known = conversation.template_variables()

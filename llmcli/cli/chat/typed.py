@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmcli.cli.exits import SIGNALS
+from llmcli.xdg import folder
 
 
 class Typed:
@@ -97,11 +97,10 @@ class Typed:
 
 def history_path() -> Path | None:
     """$XDG_STATE_HOME/llmcli/chat_history, made where it is not there; None where it cannot be."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    folder = base if os.path.isabs(base) else os.path.expanduser("~/.local/state")
-    if not os.path.isabs(folder):  # no home
+    try:
+        path = folder("XDG_STATE_HOME", "~/.local/state") / "llmcli" / "chat_history"
+    except RuntimeError:  # no home
         return None
-    path = Path(folder, "llmcli", "chat_history")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)

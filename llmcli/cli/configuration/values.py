@@ -1,0 +1,201 @@
+"""What the configuration file means to a command: values of its options, or what is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from llmcli.cli.configuration.file import ConfigurationFile, Key, place, read, refused
+from llmcli.errors import LlmcliError, UsageError
+
+# Environment variables that say the same as an option, and win over the file.
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "model": ("LLMCLI_MODEL",),
+    "offline": ("LLMCLI_OFFLINE", "HF_HUB_OFFLINE"),
+    "threads": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+}
+# What the file sets gives way to these options where they are given: they exclude each other.
+YIELDS: Mapping[str, tuple[str, ...]] = {
+    "greedy": ("temperature",), "temperature": ("greedy",),
+    "raw": ("chat", "system"),
+    "chat": ("raw", "ids", "synthetic"), "system": ("raw", "ids", "synthetic", "load"),
+    "variable": ("load",),  # of a conversation that goes on with its own settings
+    "params": ("activations",), "activations": ("params",),
+    "metadata": ("families",), "model": ("families", "hf_repo"),
+}  # fmt: skip
+_ONE_RUN = "it belongs to one run: give it on the command line"
+_SCRIPTS = "scripts rely on what they asked for: give it on the command line"
+_REMOVES = "what removes or overwrites is said each time, on the command line"
+_MODEL = 'name it with the model: `model = "org/name@rev"` or `"hf:org/name/file.gguf"`'
+# Options that are not for the file, nor are those that take a file; and what to do instead.
+COMMAND_LINE_ONLY: Mapping[str, str] = {
+    "prompt": _ONE_RUN, "ids": _ONE_RUN, "synthetic": _ONE_RUN, "random-weights": _ONE_RUN,
+    "json": _SCRIPTS, "stream-json": _SCRIPTS, "debug": _SCRIPTS,
+    "yes": _REMOVES, "dry-run": _REMOVES, "older-than": _REMOVES, "force": _REMOVES,
+    "revision": _MODEL, "hf-repo": _MODEL,
+    "hf-token": "secrets are not for this file: set HF_TOKEN",
+}  # fmt: skip
+
+
+def settable(option: Any) -> bool:
+    """Whether the option may be in the file."""
+    return not option.is_eager and not _instead(option)
+
+
+def defaults(ctx: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's values for the command of `ctx`, by parameter, but those that give way.
+
+    `given`: the command line, by parameter. Raises UsageError that names file and key; not for
+    a command that is `tolerant`.
+    """
+    options = _by_key(ctx.command)
+    general: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    try:
+        file = read()
+        for key in file.keys(ctx.info_name):
+            if (value := _checked(file, key, ctx.info_name, options)) is not None:
+                (own if key.command else general)[options[key.name].name] = value
+    except UsageError:
+        if getattr(ctx.command, "tolerant", False):
+            return {}
+        raise
+    own = _without_weaker(own, given)
+    return _without_weaker(general, given, own) | own
+
+
+def examined(file: ConfigurationFile) -> tuple[list[Key], list[UsageError]]:
+    """The keys that are right for each command that they are meant for, and all that is wrong.
+
+    Imports every command.
+    """
+    right: dict[str, Key] = {}
+    wrong: dict[str, UsageError] = {}
+    for command in _commands():
+        options = _options_of(command)
+        for key in file.keys(command):
+            try:
+                _checked(file, key, command, options)
+                right[str(key)] = key
+            except UsageError as error:
+                wrong.setdefault(str(key), error)
+    return [key for label, key in right.items() if label not in wrong], list(wrong.values())
+
+
+def from_file(ctx: Any, name: str) -> bool:
+    """Whether the value of that parameter is the configuration file's."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
+
+
+def names_from_file(ctx: Any) -> frozenset[str]:
+    """The parameters whose values are the configuration file's."""
+    return frozenset(name for name in ctx.params if from_file(ctx, name))
+
+
+def name_file(error: LlmcliError, ctx: Any) -> None:
+    """Adds the file to the message of an error about an option, or a value, that it sets."""
+    for key, option in _by_key(ctx.command).items():
+        value = ctx.params.get(option.name)
+        if from_file(ctx, option.name) and (
+            re.search(rf"`{re.escape(option.display)}(?![\w-])", error.message)
+            or (isinstance(value, str) and f"`{value}`" in error.message)
+        ):
+            error.message += f"; `{key}` is set in `{place()[0]}`"
+            return
+
+
+def _checked(
+    file: ConfigurationFile, key: Key, command: str, options: Mapping[str, Any]
+) -> Any | None:
+    """The value of a key for a command; None for a key that is meant for others. UsageError."""
+    option = options.get(key.name)
+    if option is not None and settable(option):
+        try:
+            return _converted(option, key)
+        except UsageError as error:
+            whose = "" if key.command else f", for `llmcli {command}`"
+            raise refused(file.path, error.message + whose, hint=error.hint) from None
+    known: list[str] = []
+    instead = ""
+    elsewhere = () if key.command else (_options_of(c) for c in _commands() if c != command)
+    for each in chain([options], elsewhere):
+        known += [name for name, option in each.items() if settable(option)]
+        if key.name in known:
+            return None
+        if key.name in each:
+            instead = _instead(each[key.name])
+    if instead:
+        raise refused(file.path, f"`{key}` is not for a file", hint=instead)
+    near = get_close_matches(key.name, known, 1)
+    of = f"`llmcli {key.command}`" if key.command else "any command"
+    raise refused(
+        file.path,
+        f"`{key}` is not an option of {of}",
+        hint=f"did you mean `{near[0]}`?" if near else None,
+    )
+
+
+def _converted(option: Any, key: Key) -> Any:
+    """The value of a key for an option; raises UsageError saying what is wrong."""
+    if option.is_flag:
+        if not isinstance(key.value, bool):
+            raise UsageError(f"`{key}` is true or false, not `{key.value}`")
+        return key.value
+    values = key.value if isinstance(key.value, list) else [key.value]
+    if isinstance(key.value, list) and not option.multiple:
+        raise UsageError(f"`{key}` takes one value, not a list")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UsageError(f"`{key}` takes a text or a number, not {_kind(value)}")
+    found = [option.conversion(str(key), str(value)) for value in values]
+    return found if option.multiple else found[0]
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "true or false", list: "a list", dict: "a table"}
+    return kinds.get(type(value), "a date or time")
+
+
+def _instead(option: Any) -> str:
+    """What to do instead of setting the option in the file; nothing where it may be there."""
+    takes_file = str(option.metavar).startswith(("FILE", "PATH"))
+    return _ONE_RUN if takes_file else COMMAND_LINE_ONLY.get(_key(option), "")
+
+
+def _key(option: Any) -> str:
+    return str(option.display.lstrip("-"))
+
+
+def _by_key(command: Any) -> dict[str, Any]:
+    return {_key(p): p for p in command.params if p.param_type_name == "option"}
+
+
+def _commands() -> Iterable[str]:
+    from llmcli.cli.tree import ENTRIES, NESTED
+
+    return (*ENTRIES, *NESTED)
+
+
+@cache
+def _options_of(command: str) -> Mapping[str, Any]:
+    """The options by key of any command, which is imported for that."""
+    from llmcli.cli.tree import root
+
+    return _by_key(root().get_command(None, command))
+
+
+def _without_weaker(values: Mapping[str, Any], *stronger: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` but those that an environment variable or one of the `stronger` replaces."""
+    set_ = {name for each in stronger for name, value in each.items() if value not in (None, False)}
+    return {
+        name: value
+        for name, value in values.items()
+        if set_.isdisjoint(YIELDS.get(name, ()))
+        and not any(os.environ.get(variable) for variable in VARIABLES.get(name, ()))
+    }

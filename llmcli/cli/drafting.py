@@ -1,0 +1,46 @@
+"""`--draft`: who proposes tokens that the model then reads several at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmcli.cli.options import MODEL, ModelOptions
+from llmcli.cli.output import Output
+from llmcli.cli.running import load_model
+
+if TYPE_CHECKING:
+    from llmcli.generation.speculation import Speculation
+    from llmcli.model import Model
+
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Whether tokens are drafted, and by whom."""
+
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft", metavar="MODEL|ngram", rich_help_panel=MODEL,
+            help="Speculative decoding, with the same text: a smaller model of the same "
+            "vocabulary, or what followed the same tokens before, proposes tokens.",
+        ),
+    ] = None  # fmt: skip
+
+    def load(self, model: Model, options: ModelOptions, out: Output) -> Speculation | None:
+        """None without `--draft`. Raises what `load_model` raises, UsageError for a vocabulary."""
+        if self.draft is None:
+            return None
+        from llmcli.generation.drafts import ModelDraft, NgramDraft
+        from llmcli.generation.speculation import Speculation
+
+        if self.draft == NGRAM:
+            return Speculation(NgramDraft())
+        small = load_model(
+            replace(options, model=self.draft, revision=None, context_length=None), out, text=True
+        )
+        return Speculation(ModelDraft(small.model, model))

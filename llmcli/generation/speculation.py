@@ -1,0 +1,194 @@
+"""Speculative decoding: a draft proposes tokens, and the model reads several of them at once.
+
+Every token is picked from the model's own logits, with the random number that it would have been
+picked with alone: a draft decides how many tokens are computed together, never which ones. Where
+tokens that are read together have the logits of single steps bit by bit (`Session.extend`,
+`ahead`), the text is the same; elsewhere to within rounding, as for a prompt read in chunks.
+
+After Leviathan et al. 2023 (arXiv 2211.17192), with one random number for draft and model in place
+of their acceptance rule: so a seed gives the same text with and without a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from llmcli.engine.session import Session, Snapshot
+from llmcli.generation.drafts import Draft
+from llmcli.generation.output import Choice
+from llmcli.generation.picker import Picker
+
+ROWS = (2, 4, 8, 16)  # tokens that are read at once: the last one and what may follow
+
+
+class Speculation:
+    """Decodes sequences with a draft, one at a time, and keeps count.
+
+    Of `proposed` tokens `accepted` were right.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.proposed = self.accepted = 0
+        self._pace = Pace()
+        self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
+        self._before: Snapshot | None = None  # where a state cannot forget single tokens
+
+    @property
+    def speedup(self) -> float | None:
+        """How much longer single steps would have taken, by those that there were."""
+        single = self._pace.step_s(1)
+        if single is None:
+            return None
+        return (self._tokens * single + self._picking_s) / self._spent_s
+
+    def describe(self) -> dict[str, Any]:
+        """The `speculation` object of JSON documents."""
+        return {
+            "draft": self.draft.name,
+            "proposed": self.proposed,
+            "accepted": self.accepted,
+            "speedup": self.speedup,
+        }
+
+    def decode(self, session: Session, picker: Picker) -> Iterator[list[Choice]]:
+        """The choices that `session.decode(picker.pick)` yields for its only sequence.
+
+        What they are picked from has been read; of what was read ahead, what is wrong is forgotten.
+        """
+        if session.logits_BV is None:
+            raise ValueError("no logits to choose from: the last call did not compute them")
+        self.draft.begin(session.ids[0], picker)
+        rows, proposed, ground = session.logits_BV, list[int](), None
+        while True:
+            first = session.lengths[0] - len(proposed)
+            for at in range(len(rows)):
+                begin = perf_counter()
+                _, choices = picker.pick(rows[at : at + 1])
+                self._picking_s += perf_counter() - begin
+                id = choices[0].id
+                right = at < len(proposed) and id == proposed[at]
+                if at < len(proposed):
+                    self.accepted += right
+                    self._pace.saw(ground, right)
+                if not right:
+                    self._forget(session, first + at)
+                self._spent_s += perf_counter() - begin
+                yield choices
+                self._tokens += 1
+                self.draft.add(id)
+                if not right:
+                    break
+            begin = perf_counter()
+            ground = self.draft.ground()
+            proposed = self._proposal(session, ground)
+            rows = self._read(session, [id, *proposed])
+            if self._pace.step_s(1) is None:  # to decode without a draft begins like this, too
+                self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0
+            else:
+                self._spent_s += perf_counter() - begin
+
+    def _proposal(self, session: Session, ground: int | None) -> list[int]:
+        """As many tokens as are worth it: often none."""
+        if ground is None:
+            return []
+        room = session.state.capacity - session.lengths[0]
+        most = max((n for n in ROWS if n <= room and session.reads_ahead(n)), default=1)
+        count = self._pace.rows(ground, most) - 1
+        if count == 0:
+            return []
+        begin = perf_counter()
+        proposed = self.draft.propose(count)
+        self._pace.drafted((perf_counter() - begin) / count)
+        self.proposed += len(proposed)
+        return proposed
+
+    def _read(self, session: Session, ids: list[int]) -> torch.Tensor:
+        """Logits `[T, V]` of further tokens, the first of which is known to be right."""
+        if len(ids) > 1 and not session.state.rewinds:
+            self._before = session.snapshot()
+        begin = perf_counter()
+        ids_1T = torch.tensor([ids], device=session.decoder.device)
+        rows = session.extend(ids_1T, logits="all", ahead=True)[0]
+        self._pace.took(len(ids), perf_counter() - begin)
+        return rows
+
+    def _forget(self, session: Session, length: int) -> None:
+        """All tokens from that one on."""
+        if length == session.lengths[0]:
+            return
+        if session.state.rewinds:
+            session.rewind(length)
+            return
+        assert self._before is not None
+        (ids,) = session.ids
+        session.restore(self._before)
+        session.extend([ids[session.lengths[0] : length]], logits="none")
+
+
+class Pace:
+    """How many tokens are worth reading at once, by what steps took and proposals were right."""
+
+    _PRIOR = 0.6  # the share of proposed tokens that are right, before any was seen
+    _WEIGHT = 0.1  # of the latest in a running mean, at least
+    _GAIN = 1.05  # in tokens a second, below which nothing is proposed
+    _FORGOTTEN = 0.005  # of what is known of a ground, with each time that nothing was proposed
+    _PER_ROW = 0.15  # of a single step: what a further row takes, until it is measured
+    _UNTYPICAL = 2  # first steps of so many rows, among them the one that is recorded
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}  # by rows
+        self._step_s: dict[int, float] = {}
+        self._draft_s = 0.0  # of one proposed token
+        self._seen: dict[int | None, int] = {}  # by ground: proposed tokens
+        self._right: dict[int | None, float] = {}  # by ground: the share of them
+
+    def step_s(self, rows: int) -> float | None:
+        """Seconds of a step of so many rows; None before one was measured."""
+        return self._step_s.get(rows)
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A step of so many rows."""
+        self._steps[rows] = self._steps.get(rows, 0) + 1
+        if self._steps[rows] > self._UNTYPICAL:
+            self._step_s[rows] = self._mean(self._step_s.get(rows), seconds)
+
+    def drafted(self, seconds: float) -> None:
+        """What a proposed token took."""
+        self._draft_s = self._mean(self._draft_s or None, seconds)
+
+    def saw(self, ground: int | None, right: bool) -> None:
+        """A token that was proposed on that ground."""
+        self._seen[ground] = seen = self._seen.get(ground, 1) + 1
+        share = self._right.get(ground, self._PRIOR)
+        self._right[ground] = share + (right - share) * max(self._WEIGHT, 1 / seen)
+
+    def rows(self, ground: int, most: int) -> int:
+        """1 or one of ROWS up to `most`: what gives the most tokens a second.
+
+        A proposed token counts only where all before it are right.
+        """
+        if 1 not in self._step_s:
+            return 1
+        right = self._right.get(ground, self._PRIOR)
+
+        def rate(rows: int) -> float:
+            seconds = self._expected_s(rows) + (rows - 1) * self._draft_s
+            return sum(right**at for at in range(rows)) / seconds
+
+        best = max((1, *(rows for rows in ROWS if rows <= most)), key=rate)
+        if rate(best) > self._GAIN * rate(1):
+            return best
+        self._right[ground] = right + (self._PRIOR - right) * self._FORGOTTEN
+        return 1
+
+    def _expected_s(self, rows: int) -> float:
+        known = max(one for one in self._step_s if one <= rows)
+        return self._step_s[known] + (rows - known) * self._PER_ROW * self._step_s[1]
+
+    def _mean(self, before: float | None, latest: float) -> float:
+        return latest if before is None else before + (latest - before) * self._WEIGHT

@@ -1,0 +1,60 @@
+"""`--draft`: the same text, told how many tokens were proposed."""
+
+import json
+
+import pytest
+from cli_tiny import write_tiny
+from json_schemas import errors
+
+from llmcli.generation.speculation import Pace
+
+PROMPT = "one two three one two three one two"
+
+
+@pytest.fixture
+def generate(cli, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: most)
+    folder = write_tiny(tmp_path_factory.mktemp("draft") / "m", weights=True)
+    return lambda *argv: cli("generate", PROMPT, "--raw", "-m", folder, "-n", "60", *argv)
+
+
+@pytest.mark.parametrize("sampling", [["--greedy"], ["--seed", "4", "-t", "1"]])
+def test_the_text_is_the_same(generate, sampling, tmp_path):
+    other = write_tiny(tmp_path / "other", weights=True)
+    alone = generate(*sampling)
+    for draft in ("ngram", other):
+        assert generate(*sampling, "--draft", draft).out == alone.out
+    told = generate(*sampling, "--draft", other, "--json").json()
+    assert errors(told, "generate") == []
+    speculation = told["speculation"]
+    assert speculation["draft"] == str(other)
+    assert speculation["accepted"] == speculation["proposed"] > 0
+    assert speculation["speedup"] > 0
+    assert "speculation" not in generate(*sampling, "--json").json()
+
+
+def test_statistics_tell_of_the_draft(generate):
+    short = generate("--greedy", "--draft", "ngram", "--stats", "short").err
+    assert "draft " in short
+    assert " right" in short
+    assert "draft" not in generate("--greedy", "--stats", "short").err
+    assert "ngram: " in generate("--greedy", "--draft", "ngram", "--stats", "full").err
+
+
+def test_several_texts_go_without_and_say_so(generate, tmp_path):
+    found = generate("--seed", "1", "--num-samples", "2", "--draft", "ngram", "--json")
+    assert found.code == 0
+    assert "`--draft` is for one text at a time" in found.err
+    assert "speculation" not in json.loads(found.out)
+
+
+def test_a_draft_that_cannot_be_one(generate, tmp_path):
+    other = write_tiny(tmp_path / "other", weights=True, vocab_size=300)
+    assert generate("--draft", "nothing-of-that-name").code == 3
+    config = json.loads((other / "tokenizer.json").read_text())
+    vocab = config["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(config))
+    refused = generate("--draft", other)
+    assert refused.code == 2
+    assert f"error: `{other}` has another vocabulary than `" in refused.err
