@@ -177,17 +177,18 @@ def _talk(
     }  # fmt: skip
     chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
     conversation = Conversation(loaded, room=room, variables=variables)
-    if variables:
-        known = conversation.template_variables()
-        for name in variables:
-            check_name(name, known, loaded.name, option="--set")
+    # a file of settings is for many models, and its variables are no choice for this conversation
+    named = {} if "variable" in from_file else variables
+    known = conversation.template_variables() if named else ()
+    for name in named:
+        check_name(name, known, loaded.name, option="--set")
     talk = Talk(
         conversation=conversation,
         settings=Settings(
             sampling=dict(resolved.values), seed=seed, max_tokens=options.max_tokens or 2048,
             stop=tuple(text_argument(each, "`--stop`") for each in options.stop or ()),
         ),
-        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=variables,
+        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
     )  # fmt: skip
     if options.load is not None:
         talk.load(options.load)
