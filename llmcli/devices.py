@@ -90,6 +90,13 @@ def keep_freed_memory() -> None:
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
 
 
+def release_freed_memory() -> None:
+    """Gives back to the system what was freed and kept, after much was freed at once."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """PyTorch's operations on a CPU with so many threads, None: as many as before."""

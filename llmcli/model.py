@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,6 +13,7 @@ import torch
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.checkpoints import Checkpoint
 from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError
 from llmcli.formats.packed import Mapped
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import PLAIN
@@ -147,6 +148,15 @@ class Model:
     def token_text(self, id: int) -> str:
         """The token as people see it, empty without a tokenizer."""
         return "" if self.tokenizer is None else self.tokenizer.token_text(id)
+
+    def check_tokenized(self, ids: Sequence[int]) -> None:
+        """Raises CheckpointError where the tokenizer's ids go beyond the embeddings."""
+        if ids and max(ids) >= self.config.vocab:
+            raise CheckpointError(
+                f"the tokenizer of `{self.name}` gives the id {max(ids)}, but the model has "
+                f"{self.config.vocab} embeddings",
+                hint="its weights and its tokenizer belong to different models",
+            )
 
     def describe(self) -> dict[str, Any]:
         """The `model` object of every JSON document."""

@@ -13,7 +13,6 @@ from llmcli.cli.options import PROMPT
 from llmcli.cli.prompts import (
     Prompt,
     check_ids,
-    check_tokenized,
     need_tokenizer,
     text_argument,
 )
@@ -117,7 +116,7 @@ def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
         chat = False
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
-    check_tokenized(ids, model.config.vocab, model.name)
+    model.check_tokenized(ids)
     return Encoded(text, ids, chat)
 
 

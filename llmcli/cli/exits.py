@@ -58,7 +58,7 @@ class Signals:
     printed and ignored, and libraries turn it into another one. So imports are `abrupt`: the
     process ends on the spot. Elsewhere `check` raises again, and `cause` finds the reason of
     whatever arrived. A second signal within a second is the same one (`timeout` signals the
-    process and its group); a later one ends the process at once.
+    process and its group), but for SIGTERM after SIGINT; a later one ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -66,13 +66,13 @@ class Signals:
         self.telling = False  # how the run ended; there is nothing left to interrupt
         self.over = False
         self._argv: Sequence[str] = ()
-        self._abrupt = False
+        self._abrupt = self._held = False
         self._when = 0.0
 
     def install(self, argv: Sequence[str]) -> None:
         """Takes both signals over, except where the parent had them ignored (`nohup`)."""
         self.received, self.telling, self.over = None, False, False
-        self._argv, self._abrupt = argv, False
+        self._argv, self._abrupt, self._held = argv, False, False
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -88,6 +88,16 @@ class Signals:
             yield
         finally:
             self._abrupt = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Ctrl-C waits for the end of what must be written whole; a second one does not."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        self.check()
 
     def check(self) -> None:
         """Raises KeyboardInterrupt or Terminated where a signal came and its exception got lost."""
@@ -122,11 +132,14 @@ class Signals:
         now = time.monotonic()
         if self.over or (self.received is not None and now - self._when > 1.0):
             os._exit(128 + number)
-        if self.received is not None:
+        more = (self.received, number) == (signal.SIGINT, signal.SIGTERM) and not self.telling
+        if self.received is not None and not more:
             return
         if self.telling:
             os._exit(128 + number)
         self.received, self._when = number, now
+        if self._held and number == signal.SIGINT:
+            return
         if self._abrupt:
             os._exit(_report(self._exception(), self._argv))
         raise self._exception()

@@ -40,7 +40,6 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
     Called before anything is computed. Raises UsageError for an ending that is not among
     `allowed` (`("png", "json")`), and WriteFailed where there is no such directory.
     """
-    target = _target(path)
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in allowed:
         endings = [f".{ending}" for ending in allowed]
@@ -51,13 +50,18 @@ def kind_of_file(path: str, allowed: Sequence[str], *, option: str = "-o") -> st
             f"`{option} {path}` does not end in {listed}",
             hint=f"did you mean `{option} {example}`?" if near else f"such as `{option} {example}`",
         )
-    with _told(path):
-        _check_place(path, target)
+    check_place(path)
     return kind
 
 
+def check_place(path: str) -> None:
+    """Raises WriteFailed where the file could not be: no directory, write-protected."""
+    with _told(path):
+        _check_place(path, _target(path))
+
+
 def _check_place(path: str, target: Path) -> None:
-    """Raises WriteFailed where the file could not be, and OSError for what the system says."""
+    """The same with OSError for what the system says."""
     if target.is_dir():
         name = target.with_name("out" + target.suffix).name
         raise WriteFailed(

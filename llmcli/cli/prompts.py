@@ -48,23 +48,30 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
         if options.prompt is not None or options.file is not None:
             raise UsageError("`--ids` goes without PROMPT and `--file`", hint="give one of them")
         return Prompt(None, parse_ids(options.ids))
-    asked = "-" in (options.prompt, options.file)
     takes_pipes = isinstance(options, PromptOptions)
     no_stdin = isinstance(options, PromptOptions) and options.no_stdin
+    text = joined_text(options.prompt, options.file, pipe=takes_pipes, no_stdin=no_stdin)
+    if not text:
+        pipe = "a pipe," if takes_pipes else "`-` for stdin,"
+        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(pipe))
+    return Prompt(text)
+
+
+def joined_text(
+    prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool, name: str = "PROMPT"
+) -> str:
+    """A pipe (read unasked where `pipe` says so), the file and the argument, where not empty."""
+    asked = "-" in (prompt, file)
     if asked and no_stdin:
         raise UsageError("`-` and `--no-stdin` exclude each other", hint="leave one of them out")
     parts = []
-    if asked or (takes_pipes and not no_stdin and stdin_is_given(sys.stdin)):
+    if asked or (pipe and not no_stdin and stdin_is_given(sys.stdin)):
         parts.append(read_stdin(sys.stdin))
-    if options.file not in (None, "-"):
-        parts.append(read_text(str(options.file)))
-    if options.prompt not in (None, "-"):
-        parts.append(text_argument(str(options.prompt), "PROMPT"))
-    parts = [part for part in parts if part]
-    if not parts:
-        pipe = "a pipe," if takes_pipes else "`-` for stdin,"
-        raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(pipe))
-    return Prompt("\n".join(parts))
+    if file not in (None, "-"):
+        parts.append(read_text(str(file)))
+    if prompt not in (None, "-"):
+        parts.append(text_argument(str(prompt), name))
+    return "\n".join(part for part in parts if part)
 
 
 def prompt_or_builtin(
@@ -120,16 +127,6 @@ def check_ids(ids: tuple[int, ...], vocabulary: int, where: str = "") -> None:
                 f"{vocabulary} tokens",
                 hint=f"ids go from 0 to {vocabulary - 1}",
             )
-
-
-def check_tokenized(ids: Sequence[int], vocabulary: int, name: str) -> None:
-    """Raises CheckpointError where the tokenizer's ids go beyond the model's embeddings."""
-    if ids and max(ids) >= vocabulary:
-        raise CheckpointError(
-            f"the tokenizer of `{name}` gives the id {max(ids)}, but the model has {vocabulary} "
-            "embeddings",
-            hint="its weights and its tokenizer belong to different models",
-        )
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, name: str) -> Tokenizer:

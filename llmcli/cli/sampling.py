@@ -184,7 +184,7 @@ def resolve(
             option = "greedy" if name == "temperature" and options.greedy else name
             origin: Origin = "configuration file" if option in from_file else "flag"
             values[name], origins[name] = flag, origin
-        elif _valid(name, theirs):
+        elif valid(name, theirs):
             values[name], origins[name] = theirs, "generation_config.json"
         elif theirs is not None:
             notes.append(
@@ -216,6 +216,7 @@ def _not_followed(configuration: Mapping[str, Any], *, greedy: bool) -> tuple[st
     )
 
 
-def _valid(name: str, value: Any) -> bool:
+def valid(name: str, value: Any) -> bool:
+    """Whether it is a number that this sampling option takes, a whole one where it must be."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and value in RANGES[name] and (name != "top_k" or value == int(value))

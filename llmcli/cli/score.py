@@ -11,7 +11,7 @@ from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
-from llmcli.cli.prompts import Prompt, check_ids, check_tokenized, need_tokenizer, read_prompt
+from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
 from llmcli.cli.running import kernels_of, load_model, require_supported
 from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
@@ -146,7 +146,7 @@ def _scored(
         tokenizer = need_tokenizer(model.tokenizer, model.name)
         pieces = tokenizer.pieces(given.text or "", parse_special=not special.no_special)
         ids = [piece.id for piece in pieces]
-        check_tokenized(ids, model.config.vocab, model.name)
+        model.check_tokenized(ids)
         texts = [piece.text for piece in pieces]
     spans = [(piece.start, piece.end) for piece in pieces] or [(0, 0)] * len(ids)
     if len(ids) < 2:

@@ -8,7 +8,7 @@ Axes: B sequences, T tokens of one call, C slots of a sequence, D width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal, TypeVar
@@ -32,6 +32,7 @@ class Snapshot:
     state: State
     ids_BC: Tensor
     logits_BV: Tensor | None
+    kept: Mapping[int, State]
 
 
 class Session:
@@ -53,7 +54,7 @@ class Session:
         # on the device: to know an id on the host is to wait for the device
         self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
         self._chosen_B: Tensor | None = None
-        self._kept: dict[int, Snapshot] = {}
+        self._kept: dict[int, State] = {}  # by tokens, what of them cannot be rewound
         self._torn = False  # a call was interrupted: layers may have read what others have not
 
     @property
@@ -205,6 +206,7 @@ class Session:
         """Goes on with copies of those sequences, in that order: forks samples, drops the rest."""
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         self.state = self.state.select(rows)
+        self._kept = {}
         self._ids_BC = self._ids_BC.index_select(0, index)
         if self.logits_BV is not None:
             self.logits_BV = self.logits_BV.index_select(0, index)
@@ -218,7 +220,7 @@ class Session:
         forget single tokens, to the beginning or to what was kept (`keep`), else ValueError.
         """
         if length in self._kept:
-            self.restore(self._kept[length])
+            self.state.restore(self._kept[length])
         else:
             self.state.rewind([length] * self.state.batch)
         self._kept = {tokens: one for tokens, one in self._kept.items() if tokens <= length}
@@ -235,9 +237,13 @@ class Session:
         return length
 
     def keep(self) -> None:
-        """Makes sure that `rewind` comes back here: a recurrent state is copied."""
+        """Makes sure that `rewind` comes back here, and where it was called before that.
+
+        What cannot be rewound is copied, for these two places only.
+        """
         if not self.state.rewinds:
-            self._kept[self.lengths[0]] = self.snapshot()
+            kept = self._kept | {self.lengths[0]: self.state.snapshot(slots=False)}
+            self._kept = dict(list(kept.items())[-2:])
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""
@@ -245,6 +251,7 @@ class Session:
             state=self.state.snapshot(),
             ids_BC=self._ids_BC.clone(),
             logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
+            kept=self._kept,
         )
 
     def restore(self, saved: Snapshot) -> None:
@@ -253,6 +260,7 @@ class Session:
         Raises ValueError after a `select` of another number of sequences.
         """
         self.state.restore(saved.state)
+        self._kept = dict(saved.kept)
         more = self._ids_BC.shape[1] - saved.ids_BC.shape[1]  # it may have grown
         self._ids_BC = F.pad(saved.ids_BC, (0, more))
         self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
@@ -260,9 +268,9 @@ class Session:
 
     def grow(self, capacity: int) -> None:
         """At least `capacity` slots per sequence."""
-        self.state.grow(capacity)
         more = max(0, capacity - self._ids_BC.shape[1])
         self._ids_BC = F.pad(self._ids_BC, (0, more))
+        self.state.grow(capacity)
 
     def _read_again(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
         """All tokens from the first one, as the beginnings of sequences of these lengths."""
@@ -270,7 +278,7 @@ class Session:
         longest = max(map(len, rows))
         if self._on_reread is not None:
             self._on_reread(longest)
-        self._kept.clear()
+        self._kept = {}
         self.state.rewind([0] * len(rows))
         for start in range(0, longest, PROMPT_CHUNK):
             parts = [row[start : start + PROMPT_CHUNK] for row in rows]

@@ -8,11 +8,12 @@ reasoning, the system message is another one), what follows is encoded and compu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmcli.devices import require_memory
+from llmcli.devices import release_freed_memory, require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.output import Output, Token
@@ -30,21 +31,22 @@ Role = Literal["system", "user", "assistant"]
 Ending = Literal["stop", "length", "eos", "interrupted"]
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
+LEAD = 32  # characters in front of an answer, by which it is found again
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One message. `ids` of an answer are the model's own, its end token included.
 
-    `before` is the text that the template had made of all that precedes it, and `end` how it ended.
-    Empty and None of a message that no model of ours wrote, and of an answer whose ids are not its
-    text (a stop string cut it, half a character is missing).
+    `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
+    characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
+    no ids where they are not the text (a stop string cut it, half a character is missing).
     """
 
     role: Role
     content: str
     ids: tuple[int, ...] = ()
-    before: str = ""
+    lead: str = ""
     end: Ending | None = None
 
 
@@ -94,6 +96,10 @@ class Conversation:
         first = self.messages[0] if self.messages else None
         return first.content if first is not None and first.role == "system" else None
 
+    def template_variables(self) -> frozenset[str]:
+        """The names of variables that the chat template looks up. Raises CheckpointError."""
+        return self._template.variables()
+
     def set_system(self, text: str | None) -> None:
         """Puts a system message in front, in place of the one that is there; None: none."""
         rest = self.messages[1:] if self.system is not None else self.messages
@@ -116,16 +122,53 @@ class Conversation:
         """Forgets all but the system message."""
         self.messages = self.messages[:1] if self.system is not None else []
 
-    def load(self, messages: Sequence[Message], answers: int) -> None:
-        """Goes on where others stopped; what they wrote is read when the next answer is due.
+    def ids(self) -> list[int]:
+        """The tokens of the messages. Raises CheckpointError where the template fails."""
+        return self._encoded(self._render(prompt=False)) if self.messages else []
+
+    def missing(self, least: int) -> int:
+        """How many tokens too few the context has for an answer of `least`; 0 where it has enough.
 
         Raises CheckpointError where the template fails.
         """
-        self.answers = answers
-        self.messages = []
-        for one in messages:
-            before = self._render() if one.ids else ""
-            self.messages.append(replace(one, before=before))
+        return self._missing(self.messages, least)
+
+    def drop_turns(self, least: int) -> int:
+        """Drops as few of the oldest turns as leave room for an answer of `least` tokens.
+
+        A turn is a message of the user and all that follows up to the next one. The system message
+        and the last turn stay. Returns how many were dropped: all others where that is not enough.
+        Raises CheckpointError where the template fails.
+        """
+        front = self.messages[:1] if self.system is not None else []
+        users = [at for at, one in enumerate(self.messages) if one.role == "user"]
+
+        def fits(turn: int) -> bool:
+            return not self._missing([*front, *self.messages[users[turn] :]], least)
+
+        dropped = bisect_left(range(len(users) - 1), True, key=fits)
+        if dropped:
+            self.messages = [*front, *self.messages[users[dropped] :]]
+        return dropped
+
+    def _missing(self, messages: Sequence[Message], least: int) -> int:
+        # the last new token is never read again
+        return max(0, len(self._encoded(self._render(messages))) - 1 + least - self.room)
+
+    def load(
+        self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
+    ) -> int:
+        """Goes on where others stopped; what they wrote is read when the next answer is due.
+
+        Returns how many answers lost their ids, which are not those of their text. Raises
+        CheckpointError where the template fails, and then nothing has changed.
+        """
+        loaded = [replace(one, ids=self._own(one.ids, one.content, one.end)) for one in messages]
+        asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
+        if asked:
+            self._render(asked, variables)
+        self.messages, self.answers, self.variables = loaded, answers, dict(variables)
+        return sum(old.ids != new.ids for old, new in zip(messages, loaded, strict=True))
 
     def answer(
         self,
@@ -146,6 +189,7 @@ class Conversation:
         ids = self._encoded(text)
         if not ids:
             raise CheckpointError("the chat template makes no text of the conversation")
+        self.model.check_tokenized(ids)
         room = self.room - len(ids) + 1
         if room < 1:
             raise PromptTooLong(
@@ -158,9 +202,9 @@ class Conversation:
         self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
         self._make_room(len(ids) + 1)
         if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
-            session.prefill([ids[read:-1]])
+            session.prefill([ids[read:-1]], on_prefill=on_prefill)
             session.keep()
-            read = len(ids) - 1
+            read, on_prefill = len(ids) - 1, None
         session.prefill([ids[read:]], on_prefill=on_prefill)
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
@@ -193,36 +237,54 @@ class Conversation:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
 
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
-        own = ids[:-1] if end == "eos" else ids
-        whole = self._tokenizer.decode(own) == text
-        kept = tuple(ids) if whole and end != "stop" else ()
-        return Message(role="assistant", content=text, ids=kept, before=before, end=end)
+        own = self._own(ids, text, end)
+        lead = before[-LEAD:] if own else ""
+        return Message(role="assistant", content=text, ids=own, lead=lead, end=end)
 
-    def _render(self) -> str:
-        messages = [{"role": one.role, "content": one.content} for one in self.messages]
-        return self._template.render(messages, variables=self.variables)
+    def _own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
+        """The ids of an answer where they are its text, and an end token behind it; else none."""
+        own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
+        special = self._tokenizer.special_ids.intersection(own)
+        ended = end not in (None, "stop") and self.model.eos_ids.issuperset(last)
+        return tuple(ids) if ended and not special and self._tokenizer.decode(own) == text else ()
+
+    def _render(
+        self,
+        messages: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        prompt: bool = True,
+    ) -> str:
+        given = [
+            {"role": one.role, "content": one.content}
+            for one in (self.messages if messages is None else messages)
+        ]
+        return self._template.render(
+            given, variables=self.variables if variables is None else variables,
+            add_generation_prompt=prompt,
+        )
 
     def _encoded(self, text: str) -> list[int]:
         """Ids of the rendered conversation, in which answers keep their own."""
         ids: list[int] = []
-        done = ""  # the text that they stand for
+        done = 0  # characters that they stand for
         last = ids, done  # the same before the last answer
         for one in self.messages:
-            if not one.ids:
+            own = one.lead + one.content + self._end_text(one)
+            # the lead of a short turn begins in the answer before
+            found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
+            if found < 0:
                 continue
-            own = one.before + one.content + self._end_text(one)
-            if not (text.startswith(own) and one.before.startswith(done)):
-                continue
-            between = self._behind(ids, one.before[len(done) :])
+            between = self._behind(ids, text[done : found + len(one.lead)])
             if between is None:
                 break
             last = ids, done
             ids = [*ids, *between, *one.ids]
-            done = own
-        rest = self._behind(ids, text[len(done) :])
+            done = found + len(own)
+        rest = self._behind(ids, text[done:])
         if rest is None:  # nothing marks where the last answer ends: it is encoded once more
             ids, done = last
-            rest = self._behind(ids, text[len(done) :])
+            rest = self._behind(ids, text[done:])
         return self._behind([], text) or [] if rest is None else ids + rest
 
     def _end_text(self, message: Message) -> str:
@@ -264,3 +326,4 @@ class Conversation:
             f"the cache of {wanted} tokens", "begin anew with `/clear`",
         )  # fmt: skip
         self._session.grow(wanted)
+        release_freed_memory()  # the smaller caches

@@ -286,9 +286,13 @@ class State:
         else:
             self.lengths_B.copy_(torch.tensor(self.lengths))
 
-    def snapshot(self) -> State:
-        """A copy of what is remembered now, without the empty slots."""
-        tokens = max(self.lengths)
+    def snapshot(self, *, slots: bool = True) -> State:
+        """A copy of what is remembered now, without the empty slots.
+
+        Without any `slots` it is only of what cannot be rewound: it can be restored as long as
+        these tokens' slots have not been written anew.
+        """
+        tokens = max(self.lengths) if slots else 0
         layers = [layer.snapshot(tokens) for layer in self.layers]
         copy = State(layers, list(self.lengths), tokens)
         copy.read_for = list(self.read_for)

@@ -35,13 +35,7 @@ class ChatTemplate:
         Raises `CheckpointError` where the template is no valid Jinja, refuses the messages,
         leaves the sandbox, or passes one of the limits (`llmcli.text.template_renderer`).
         """
-        if len(self.source) > MAX_SOURCE:  # not before it is used: raw text needs no template
-            raise CheckpointError(
-                f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
-                hint=_HINT,
-            )
-        seen = {
-            **(variables or {}),
+        given = {
             "messages": [dict(message) for message in messages],
             "tools": None,
             "documents": None,
@@ -49,8 +43,24 @@ class ChatTemplate:
             **self.special_tokens,
         }
         content = sum(len(str(message.get("content", ""))) for message in messages)
+        return self._asked({**(variables or {}), **given}, content)
+
+    def variables(self) -> frozenset[str]:
+        """The names that the template looks up and that `render` has no value for of its own.
+
+        Raises `CheckpointError` where the template is no valid Jinja, or passes a limit.
+        """
+        own = {"messages", "tools", "documents", "add_generation_prompt", *self.special_tokens}
+        return frozenset(self._asked(None, 0).split()) - own
+
+    def _asked(self, variables: Mapping[str, Any] | None, content: int) -> str:
+        if len(self.source) > MAX_SOURCE:  # not before it is used: raw text needs no template
+            raise CheckpointError(
+                f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
+                hint=_HINT,
+            )
         try:
-            return RENDERER.render(self.source, seen, TemplateLimits.of(content))
+            return RENDERER.render(self.source, variables, TemplateLimits.of(content))
         except RenderError as error:
             reason = shown(str(error), 200)
             raise CheckpointError(f"the chat template failed: {reason}", hint=_HINT) from error

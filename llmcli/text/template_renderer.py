@@ -79,9 +79,12 @@ class TemplateRenderer:
             if not self._users:
                 self._kill()
 
-    def render(self, source: str, variables: Mapping[str, Any], limits: TemplateLimits) -> str:
+    def render(
+        self, source: str, variables: Mapping[str, Any] | None, limits: TemplateLimits
+    ) -> str:
         """The text that the template `source` makes of `variables` (which JSON can hold).
 
+        Of None: the names that the template looks up, one a line.
         Raises RenderError where the template fails or passes a limit, LlmcliError where there
         is no process to be had.
         """

@@ -35,8 +35,9 @@ def serve() -> None:
     """Answers requests until stdin ends, which it does when the parent is gone.
 
     A request is a JSON object: `source`, `variables`, `seconds` of processor time, bytes of
-    `memory`, and `characters` of the text. The answer is `{"text": …}` or `{"error": …}`. Both
-    are UTF-8 with lone surrogates as they are.
+    `memory`, and `characters` of the text. Variables that are null ask for the names that the
+    template looks up, one a line, instead of its text. The answer is `{"text": …}` or
+    `{"error": …}`. Both are UTF-8 with lone surrogates as they are.
     """
     # A parent may have blocked or ignored the signal, and a child inherits that.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -73,6 +74,10 @@ def _line(answer: Mapping[str, str]) -> bytes:
 
 
 def _render(request: Mapping[str, Any]) -> str:
+    if request["variables"] is None:
+        from jinja2.meta import find_undeclared_variables
+
+        return "\n".join(sorted(find_undeclared_variables(_environment().parse(request["source"]))))
     chunks, size = [], 0
     for chunk in _compiled(request["source"]).generate(request["variables"]):
         size += len(chunk)
@@ -84,6 +89,10 @@ def _render(request: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -91,7 +100,7 @@ def _compiled(source: str) -> Template:
     environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 class _Generation(Extension):

@@ -3,22 +3,26 @@
 import io
 import json
 import os
-import pty
 import re
-import select
 import subprocess
 import sys
 import time
 
 import children
 import pytest
+from chat_terminal import PROMPT, Terminal
 from cli_tiny import write_tiny
 from json_schemas import errors
 
 from llmcli.cli.chat import command as chat_command
-from llmcli.cli.chat import commands
+from llmcli.cli.chat import commands, look, typed
+from llmcli.cli.chat.mentions import with_files
+from llmcli.cli.chat.talk import Talk
+from llmcli.cli.output import Output
+from llmcli.engine.session import Session
+from llmcli.errors import CheckpointError, UsageError
+from llmcli.text.chat import ChatTemplate
 
-PROMPT = "\r\n>"  # at the beginning of a line
 GREEDY = ("--greedy", "-n", "8")
 
 
@@ -41,7 +45,10 @@ class Typed:
     def __init__(self, *lines):
         self.lines, self.drafts = list(lines), []
 
-    def send(self, draft):
+    def choose(self, question):
+        return ""
+
+    def ask(self, draft, meter):
         self.drafts.append(draft)
         return self.lines.pop(0) if self.lines else None
 
@@ -52,7 +59,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "_lines", lambda: typed)
+        monkeypatch.setattr(chat_command, "_typed", lambda: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -81,7 +88,7 @@ def test_one_turn(chat):
 def test_a_file_and_a_pipe_are_one_message(cli, talker, tmp_path, monkeypatch):
     file = tmp_path / "a.txt"
     file.write_text("from a file\n")
-    monkeypatch.setattr("llmcli.cli.chat.command.stdin_is_given", lambda stream: True)
+    monkeypatch.setattr("llmcli.cli.prompts.stdin_is_given", lambda stream: True)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe\n")))
     said = cli("chat", "-m", talker, "-f", file, "--prompt", "and here", *GREEDY, "--json").json()
     assert said["messages"][0]["content"] == "from a pipe\nfrom a file\nand here"
@@ -177,6 +184,302 @@ def test_a_draw_again_differs_and_is_kept(converse, tmp_path):
     assert json.loads(file.read_text())["messages"][1] != found["messages"][1]
 
 
+def transcript(file):
+    return json.loads(file.read_text())
+
+
+def test_edit_changes_nothing_until_something_else_is_said(converse, tmp_path):
+    file, drafts = tmp_path / "talk.json", []
+    converse("hello", "/edit", "", f"/save {file}", "/edit", "/stats", argv=GREEDY, drafts=drafts)
+    assert drafts.count("hello") == 2
+    (asked, answer) = transcript(file)["messages"]
+    assert asked["content"] == "hello"
+    converse("/edit", "hello you", "and now?", argv=("--load", file, "--save", file))
+    said = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert said == ["hello you", "and now?"]
+    assert answer["role"] == "assistant"
+
+
+def test_what_cannot_be_answered_changes_nothing(converse, tmp_path):
+    file = tmp_path / "talk.json"
+    converse("hello", "x" * 700, "/edit", "y" * 700, f"/save {file}", argv=GREEDY)
+    assert transcript(file)["messages"][0]["content"] == "hello"
+    assert len(transcript(file)["messages"]) == 2
+
+
+def test_what_is_chosen_wins_over_transcripts(converse, tmp_path):
+    first, second, out = (tmp_path / name for name in ("a.json", "b.json", "c.json"))
+    converse("hello", argv=(*GREEDY, "--stop", "never1", "--set", "lead=a", "--save", first))
+    document = transcript(first)
+    second.write_text(json.dumps(document | {"variables": {}}))
+    converse(f"/load {first}", f"/load {second}", f"/save {out}")
+    assert transcript(out)["variables"] == {}, "those of the first file are gone"
+    assert transcript(out)["sampling"]["stop"] == ["never1"]
+    flags = ("--stop", "other", "--set", "lead=b")
+    converse(f"/load {first}", f"/save {out}", argv=flags)
+    assert transcript(out)["variables"] == {"lead": "b"}
+    assert transcript(out)["sampling"]["stop"] == ["other"]
+    typed = ("/set lead c", "/set temperature 0.25", "/set seed 5", f"/load {first}")
+    converse(*typed, f"/save {out}")
+    assert transcript(out)["variables"] == {"lead": "c"}
+    sampling = transcript(out)["sampling"]
+    assert (sampling["temperature"], sampling["seed"]) == (0.25, 5)
+
+
+def test_a_load_that_fails_or_is_interrupted_changes_nothing(converse, tmp_path, monkeypatch):
+    file, bad, out = (tmp_path / name for name in ("a.json", "b.json", "c.json"))
+    converse("hello", argv=(*GREEDY, "--save", file))
+    changed = transcript(file)
+    changed["messages"][0]["content"] = "another"
+    changed["sampling"] |= {"temperature": 9, "stop": ["bad"], "seed": 77}
+    bad.write_text(json.dumps(changed | {"variables": {"lead": "bad"}}))
+    render = ChatTemplate.render
+    for error in (KeyboardInterrupt(), CheckpointError("the chat template failed: x")):
+
+        def broken(self, messages, error=error, **more):
+            if messages[0]["content"] == "another":
+                raise error
+            return render(self, messages, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ChatTemplate, "render", broken)
+            said = converse(f"/load {file}", f"/load {bad}", f"/save {out}")
+        assert said.code == 0
+        assert transcript(out) == transcript(file) | {"environment": transcript(out)["environment"]}
+    assert "error: the chat template failed: x" in said.err
+
+
+def test_ids_of_another_text_are_left(converse, tmp_path):
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    document = transcript(file)
+    document["messages"][1]["content"] += " and more"
+    file.write_text(json.dumps(document))
+    said = converse("and then?", argv=("--load", file, "--save", file))
+    assert (said.code, "1 answer came with ids of another text" in said.err) == (0, True)
+    assert "ids" not in transcript(file)["messages"][1]
+
+
+@pytest.mark.parametrize("where", ["stats_line", "tell_error"])
+def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+
+    def interrupted(*args):
+        os.kill(os.getpid(), 2)
+        time.sleep(1)
+
+    if where == "stats_line":
+        monkeypatch.setattr(Talk, where, interrupted)
+    else:
+        monkeypatch.setattr(chat_command, where, interrupted)
+    said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
+    assert said.code == 0
+    assert len(transcript(file)["messages"]) == 4
+
+
+def test_ctrl_c_while_a_line_is_written_cuts_nothing(converse, tmp_path, monkeypatch):
+    file, write = tmp_path / "a.json", Output.write
+
+    def interrupted(self, text, **more):
+        write(self, text[:10], **more)
+        os.kill(os.getpid(), 2)
+        write(self, text[10:], **more)
+
+    monkeypatch.setattr(Output, "write", interrupted)
+    said = converse("hello", "two", argv=(*GREEDY, "--json", "--save", file))
+    assert said.code == 0
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [one["messages"][0]["content"] for one in lines] == ["hello", "two"]
+    assert len(transcript(file)["messages"]) == 4
+
+
+def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
+    file, prefill, failed = tmp_path / "a.json", Session.prefill, []
+
+    def full(self, *args, **more):
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return prefill(self, *args, **more)
+
+    monkeypatch.setattr(Session, "prefill", full)
+    said = converse("hello", "two", argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
+    assert said.err.splitlines()[-1].startswith("hint: take something back")
+    assert transcript(file)["messages"][0]["content"] == "two"
+
+
+def test_variables_that_no_template_takes(chat, converse, tmp_path):
+    deep = "[" * 40 + "]" * 40
+    for value in (deep, "[" * 5000 + "]" * 5000):
+        assert "nested more than 32 deep" in chat("--prompt", "x", "--set", f"lead={value}").err
+        assert "nested more than 32 deep" in converse(f"/set lead {value}").err
+    said = chat("--prompt", "x", "--set", "laed=1")
+    assert (said.code, "hint: did you mean `lead`?" in said.err) == (2, True)
+    said = converse("/set laed 1", "/set temprature 1", "/set messages 1", "/set top_k 1.5", "/set")
+    assert said.err.count("has no such variable") == 3
+    assert "did you mean `lead`?" in said.err
+    assert "did you mean `temperature`?" in said.err
+    assert "error: `top_k` must be at least 0 and a whole number, not `1.5`" in said.err
+    assert "of the template" not in said.out
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    for change in ({"variables": {"lead": json.loads(deep)}},
+                   {"sampling": transcript(file)["sampling"] | {"top_k": 1.5}}):  # fmt: skip
+        bad = tmp_path / "bad.json"
+        bad.write_text(json.dumps(transcript(file) | change))
+        assert converse(argv=("--load", bad)).code == 2
+
+
+def test_with_json_stdout_has_answers_alone(converse):
+    said = converse("/help", "hello", "/stats", "/tokens", argv=(*GREEDY, "--json"))
+    (line,) = said.out.splitlines()
+    assert json.loads(line)["messages"][0]["content"] == "hello"
+    assert "/undo" in said.err
+    assert "new tokens of" in said.err
+
+
+def test_what_an_answer_has_at_sigterm_is_saved(talker, tmp_path):
+    file = tmp_path / "talk.json"
+    process = children.start(
+        [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello", "--greedy",
+         "-n", "100000", "--save", str(file), "--context-length", "100000", "-q",
+         "--presence-penalty", "1", "--stop", "never"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdout.read(1)
+    process.send_signal(15)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    document = transcript(file)
+    assert errors(document, "chat") == []
+    assert document["messages"][1]["finish_reason"] == "interrupted"
+
+
+def test_a_file_may_be_stdin(cli, talker, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin\n")))
+    said = cli("chat", "-m", talker, "-f", "-", *GREEDY, "--json").json()
+    assert said["messages"][0]["content"] == "from stdin"
+    assert "exclude each other" in cli("chat", "-m", talker, "-f", "-", "--no-stdin").err
+
+
+def test_what_the_command_line_cannot_mean(chat, tmp_path):
+    assert "`--stop` is not UTF-8 text" in chat("--prompt", "x", "--stop", "\udcff").err
+    said = chat("--prompt", "x", "--save", str(tmp_path / "no" / "a.json"))
+    assert "there is no such directory" in said.err
+    assert said.out == "", "before the model has said anything"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("plum\n")
+    (tmp_path / "two words.md").write_text("```\ncode\n```\n")
+    (tmp_path / "latin.txt").write_bytes(b"\xe9")
+    return tmp_path
+
+
+PLUM = "\n\n`notes.txt`:\n```\nplum\n```"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("what says @notes.txt?", "what says `notes.txt`?" + PLUM),
+        ("@notes.txt, @notes.txt", "`notes.txt`, `notes.txt`" + PLUM),
+        ('@"two words.md"', "`two words.md`\n\n`two words.md`:\n````\n```\ncode\n```\n````"),
+        ("@'notes.txt' and a@notes.txt", "`notes.txt` and a@notes.txt" + PLUM),
+        (r"\@notes.txt @someone @", "@notes.txt @someone @"),
+        ("see\n```\n@notes.txt\n```", "see\n```\n@notes.txt\n```"),
+    ],
+)
+def test_files_in_a_message(typed, said, files):
+    notes = []
+    assert with_files(typed, notes.append) == said
+    assert notes == []
+
+
+def test_what_looks_like_a_file_and_is_none(files):
+    notes = []
+    assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
+    assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        with_files("@latin.txt", notes.append)
+
+
+def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
+    drafts = []
+    said = converse(
+        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", "/undo", argv=GREEDY,
+        drafts=drafts,
+    )  # fmt: skip
+    assert transcript(files / "a.json")["messages"][0]["content"] == "read `notes.txt`" + PLUM
+    assert "read @notes.txt" in drafts, "it is edited as it was typed"
+    assert "`latin.txt` is not UTF-8 text" in said.err
+    assert "taken back: read @notes.txt" in said.out
+
+
+@pytest.mark.parametrize("letter", ["d", "c", "", "x"])
+def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, monkeypatch):
+    file = tmp_path / "talk.json"
+    asked = []
+    monkeypatch.setattr(Typed, "choose", lambda self, question: asked.append(question) or letter)
+    long = "x" * 150
+    lines = [f"{n}{long}" for n in range(4)]
+    said = converse("/system brief", *lines, argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert len(asked) == 1
+    assert "the context of 600 tokens has no room for another answer" in said.err
+    contents = [one["content"] for one in transcript(file)["messages"]]
+    kept = {"d": "123", "c": "3"}.get(letter, "012")
+    assert [text[0] for text in contents[1::2]] == list(kept)
+    assert contents[0] == "brief"
+    told = {"d": "note: dropped 1 oldest turn, 1", "c": "note: dropped all that was said before, "}
+    assert told.get(letter, "note: nothing was said") in said.err
+
+
+def test_a_pipe_is_not_asked(chat):
+    assert "more than the context of 600" in chat("--prompt", "x" * 700).err
+
+
+def test_an_answer_that_fills_the_context_says_so(converse):
+    said = converse("x" * 590, argv=("-n", "50", "--greedy", "--presence-penalty", "2"))
+    assert "note: the context is full" in said.err
+
+
+def test_look_shows_the_conversation_and_leaves_it(converse):
+    plain = converse("hello", "and then?", "/stats", argv=GREEDY)
+    said = converse(
+        "/look lens", "hello", "/look attention", "/look attention --layer 1 --head 2",
+        "/look lens --position -1", "/look timing", "and then?", "/stats", argv=GREEDY,
+    )  # fmt: skip
+    assert said.code == 0
+    assert "error: there is nothing to look at" in said.err
+    assert "to see one" in said.out
+    assert "/look attention --layer" in said.out
+    assert "the last row is the model's output" in said.out
+    assert "prefill" in said.out
+    assert "ceilings of this machine" in said.out
+    took = r"read (\d+) new tokens of (\d+)"
+    assert re.findall(took, said.out)[-1] == re.findall(took, plain.out)[-1]
+
+
+def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
+    said = converse(
+        "hello", "/look", "/look weights", "/look lens --colour red", "/look lens --layer",
+        "/look attention --layer 9", '/look "', argv=GREEDY,
+    )  # fmt: skip
+    assert said.err.count("error: `/look` takes attention, lens, timing") == 3
+    assert said.err.count("error: `/look lens` takes `--layer …`, `--position …`") == 2
+    assert "error: `--layer`: there is no 9, for there are 2 layers" in said.err
+    monkeypatch.setattr(look, "MOST", 5)
+    said = converse("hello", "/look lens", argv=(*GREEDY, "--json"))
+    assert "note: the last 5 of" in said.err
+    assert "the last row is the model's output" in said.err
+    assert len(said.out.splitlines()) == 1
+
+
 def damaged(**changes):
     return lambda document: document | changes
 
@@ -239,55 +542,25 @@ def test_another_models_answers_are_read_as_text(converse, saved, tmp_path):
     assert (said.code, "`another` wrote the answers" in said.err) == (0, True)
 
 
-class Terminal:
-    """`llmcli chat` on a terminal of its own."""
-
-    def __init__(self, talker, *argv, home):
-        self.controller, inner = pty.openpty()
-        self.seen = ""
-        self.process = children.start(
-            [sys.executable, "-m", "llmcli", "chat", "-m", talker, *argv],
-            stdin=inner, stdout=inner, stderr=inner,
-            env={**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home)},
-        )  # fmt: skip
-        os.close(inner)
-
-    def wait(self, text):
-        """Until `text` was shown since the last time; returns what was."""
-        end = time.monotonic() + 60
-        while text not in self.seen and time.monotonic() < end:
-            if select.select([self.controller], [], [], 0.2)[0]:
-                try:
-                    shown = os.read(self.controller, 65536).decode(errors="replace")
-                except OSError:
-                    break
-                if "\x1b[6n" in shown:  # where the cursor is
-                    os.write(self.controller, b"\x1b[1;1R")
-                self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)
-        assert text in self.seen, self.seen
-        before, _, self.seen = self.seen.partition(text)
-        return before + text
-
-    def type(self, keys):
-        os.write(self.controller, keys.encode())
-
-    def end(self):
-        code = self.process.wait(timeout=60)
-        os.close(self.controller)
-        return code
-
-
 def test_a_conversation_on_a_terminal(talker, tmp_path):
     talk = Terminal(talker, *GREEDY, "--seed", "1", home=tmp_path)
     talk.wait("/help lists the commands")
     talk.wait(PROMPT)
+    talk.wait("0 / 60")  # its last column is written apart
     talk.type("hello\r")
     talk.wait(PROMPT)
-    talk.type("/stats\r")
+    talk.type("/sta\t")
+    talk.wait("ts")
+    talk.type("\r")
     assert "read 8 new tokens of 8" in talk.wait(" of 600 tokens")
     talk.wait(PROMPT)
     talk.type("/nothing\r")
     talk.wait("there is no command `/nothing`")
+    talk.wait(PROMPT)
+    (tmp_path / "notes.txt").write_text("plum")
+    talk.type(f"see @{tmp_path}/not\t")
+    talk.wait("es.txt")
+    talk.type("\r")
     talk.wait(PROMPT)
     talk.type("\x03")  # nothing runs: the line is cleared
     talk.type("/exit\r")
@@ -295,6 +568,7 @@ def test_a_conversation_on_a_terminal(talker, tmp_path):
     kept = (tmp_path / "llmcli" / "chat_history").read_text()
     assert "+hello" in kept
     assert "+/stats" in kept
+    assert f"+see @{tmp_path}/notes.txt" in kept
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(talker, tmp_path):
@@ -321,26 +595,59 @@ def test_the_end_of_input_ends_it(talker, tmp_path):
     assert talk.end() == 0
 
 
-def test_killed_at_any_moment_no_transcript_is_half(talker, tmp_path):
+def test_killed_at_any_moment_no_transcript_is_half(converse, talker, tmp_path):
+    """Of a file that takes a while to write: it is the old one or the new one, never a part."""
     file = tmp_path / "talk.json"
-    for wait in (0.0, 0.02, 0.1):
+    converse("hello", argv=(*GREEDY, "--save", file))
+    old = transcript(file) | {"variables": {"long": list(range(200_000))}}
+    file.write_text(json.dumps(old))
+    inside = 0
+    for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.3):
+        count = len(transcript(file)["messages"])
         process = children.start(
             [sys.executable, "-m", "llmcli", "chat", "-m", talker, "--prompt", "hello",
-             *GREEDY, "--save", str(file)],
+             *GREEDY, "--load", str(file), "--save", str(file)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         )  # fmt: skip
-        process.stdout.read(1)  # it answers
+        assert process.stdout.read(1), "it answers"
         time.sleep(wait)
         process.kill()
         process.wait()
-        if file.exists():
-            assert errors(json.loads(file.read_text()), "chat") == []
+        inside += any(path.suffix == ".part" for path in tmp_path.iterdir())
+        found = transcript(file)
+        assert errors(found, "chat") == []
+        assert len(found["messages"]) in (count, count + 2)
+        assert found["variables"] == old["variables"]
+    assert inside, "at least one of them while the file was being written"
+    converse("/clear", f"/save {file}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.json"]
+
+
+def test_a_template_that_fails_is_one_line(converse, tmp_path, monkeypatch):
+    file, refused = tmp_path / "talk.json", "{{ raise_exception('roles must alternate') }}"
+    render = ChatTemplate.render
+
+    def picky(self, messages, **more):
+        if messages[-1]["content"] == "refused":
+            return render(ChatTemplate(refused), messages, **more)
+        return render(self, messages, **more)
+
+    monkeypatch.setattr(ChatTemplate, "render", picky)
+    said = converse("hello", "refused", "and now?", argv=(*GREEDY, "--save", file))
+    assert said.code == 0
+    assert said.err.count("error: the chat template failed: roles must alternate") == 1
+    assert "Traceback" not in said.err
+    asked = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert asked == ["hello", "and now?"]
 
 
 def test_where_no_history_can_be_kept_it_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    path = chat_command.history_path()
+    path = typed.history_path()
     assert path == tmp_path / "llmcli" / "chat_history"
     assert path.stat().st_mode & 0o077 == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(path))  # a file, no folder
-    assert chat_command.history_path() is None
+    assert typed.history_path() is None
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # no home directory
+    assert typed.history_path() is None

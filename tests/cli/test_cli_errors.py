@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -230,6 +231,40 @@ def test_a_second_signal_right_after_the_first_is_the_same_one():
             raise exits.Stopped(first, told=True) from first
 
     assert exits.run(action, ["x", "--json"]) == 143
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_what_ends_a_run_is_not_lost_behind_ctrl_c(second):
+    """A conversation forgets Ctrl-C; SIGTERM right after it ends the run all the same."""
+
+    def action(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), second)
+                for _ in range(1000):
+                    pass
+        exits.SIGNALS.forget()
+
+    assert exits.run(action, ["x"]) == (143 if second == signal.SIGTERM else 0)
+
+
+def test_what_is_written_whole_is_not_cut_by_ctrl_c():
+    done = []
+
+    def action(argv):
+        with exits.SIGNALS.held():
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+            done.append("whole")
+        done.append("went on")
+
+    assert exits.run(action, ["x"]) == 130
+    assert done == ["whole"]
 
 
 def test_a_tokenizer_with_more_ids_than_the_model(cli, tmp_path):

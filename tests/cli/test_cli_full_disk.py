@@ -56,7 +56,7 @@ WRITES = {
     "cli.attention.exports:_Page.finish": NAMED,
     "cli.attention.exports:_Picture.finish": NAMED,
     "cli.attention.exports:opened": NAMED,
-    "cli.chat.command:history_path": "tests/cli/test_cli_chat.py::"
+    "cli.chat.typed:history_path": "tests/cli/test_cli_chat.py::"
     "test_where_no_history_can_be_kept_it_is_not",
     "cli.chat.talk:Talk.save": NAMED,
     "cli.completion:_append": INSTALLED,

@@ -142,6 +142,26 @@ def test_a_snapshot_is_gone_back_to_any_number_of_times(decoder):
         session.restore(saved)
 
 
+def test_places_that_were_kept_belong_to_a_snapshot(decoder):
+    session = Session(decoder, 1, 12)
+    session.prefill([PROMPTS[0][:2]])
+    session.keep()
+    session.prefill([PROMPTS[0][2:]])
+    saved = session.snapshot()
+    session.extend([[7, 7]])
+    session.rewind(0)
+    session.extend([[8, 8, 8]])
+    session.keep()
+    session.restore(saved)
+    session.rewind(2)
+    session.extend([PROMPTS[0][2:]])
+    torch.testing.assert_close(session.logits_BV[0], whole(decoder, PROMPTS[0])[-1])
+    for _ in range(3):
+        session.keep()
+        session.extend([[5]])
+    assert len(session._kept) == (0 if session.state.rewinds else 2)
+
+
 def test_a_snapshot_has_no_empty_slots_and_does_not_fit_a_smaller_state(decoder):
     session = Session(decoder, 1, 9)
     session.prefill([PROMPTS[0]])

@@ -12,7 +12,7 @@ from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.generation.conversation import Conversation, Message
+from llmcli.generation.conversation import LEAD, Conversation, Message
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.text import load_tokenizer
@@ -149,10 +149,112 @@ def test_what_was_saved_goes_on_as_it_would_have(model):
     talk.say("go on")
     right = answered(talk)
     other = Conversation(model, room=400)
-    other.load([dataclasses.replace(one, before="") for one in saved], answers)
+    assert other.load(saved, answers, {}) == 0
     assert other.messages == saved
     other.say("go on")
     assert answered(other) == right
+
+
+NOT_THEIRS = {
+    "another text": lambda one: {"content": "something else"},
+    "a special token inside": lambda one: {"ids": (one.ids[0], END, *one.ids[1:])},
+    "no end token behind an end": lambda one: {"end": "eos"},
+    "cut by a stop string": lambda one: {"end": "stop"},
+    "no end": lambda one: {"end": None},
+}
+
+
+@pytest.mark.parametrize("wrong", NOT_THEIRS)
+def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model, wrong):
+    talk = talking(model)
+    answered(talk)
+    own = talk.messages[-1]
+    assert own.ids
+    changed = dataclasses.replace(own, **NOT_THEIRS[wrong](own))
+    other = Conversation(model, room=400)
+    assert other.load([*talk.messages[:-1], changed], 1, {}) == 1
+    assert other.messages[-1] == dataclasses.replace(changed, ids=())
+    other.say("go on")
+    answered(other)
+    text = other._render(other.messages[:-1])
+    assert other._session.ids[0][: other.tokens.prompt] == model.tokenizer.encode(text)
+
+
+def test_what_cannot_be_loaded_changes_nothing(model, monkeypatch):
+    talk = talking(model, variables={"lead": "a"})
+    answered(talk)
+    before = (list(talk.messages), talk.answers, talk.variables)
+    new = [Message(role="user", content="x"), Message(role="assistant", content="y")]
+    with monkeypatch.context() as patch:
+        patch.setattr(talk._template, "source", "{{ raise_exception('never') }}")
+        with pytest.raises(CheckpointError, match="never"):
+            talk.load(new, 7, {"lead": "b"})
+    assert (talk.messages, talk.answers, talk.variables) == before
+    rendered = []
+    render = talk._template.render
+    monkeypatch.setattr(
+        talk._template, "render", lambda *a, **k: rendered.append(k) or render(*a, **k)
+    )
+    talk.load(new * 50, 7, {"lead": "b"})
+    assert [one["variables"] for one in rendered] == [{"lead": "b"}], "once, however many answers"
+
+
+def test_an_answer_knows_little_of_what_precedes_it(model):
+    talk = talking(model)
+    for _ in range(4):
+        answered(talk)
+        talk.say("and now?" * 5)
+    assert {len(one.lead) for one in talk.messages if one.ids} == {LEAD}
+
+
+def test_an_answer_is_found_again_behind_other_words(model):
+    talk = talking(model)
+    answered(talk, limit=12)
+    own = talk.messages[-1].ids
+    talk.set_system("be longer than before")
+    talk.say("go on")
+    answered(talk)
+    read = talk._session.ids[0]
+    assert any(tuple(read[i : i + len(own)]) == own for i in range(len(read)))
+
+
+def test_memory_grows_by_the_cache_alone(model):
+    talk = talking(model)
+    held = set()
+    for _ in range(6):
+        answered(talk)
+        talk.say("and now?")
+        kept = talk._session._kept
+        assert len(kept) <= 2
+        held.add(sum(one.nbytes for one in kept.values()))
+    assert len(held) <= 2, "once there are two of them"
+
+
+def test_undo_goes_back_to_where_the_last_turn_began(model):
+    talk = talking(model)
+    answered(talk)
+    talk.say("one")
+    answered(talk)
+    talk.undo()
+    talk.say("two")
+    answered(talk)
+    # the first answer is read once more where single tokens cannot be forgotten
+    assert talk.tokens.computed < talk.tokens.prompt - 20
+
+
+def test_long_prompts_tell_how_far_they_are_read(model):
+    talk = talking(model)
+    told = []
+    next(talk.answer(SAMPLING, limit=1, on_prefill=lambda *said: told.append(said)))
+    ((done, total),) = told
+    assert done == total >= talk.tokens.prompt - 1
+
+
+def test_a_tokenizer_of_another_model_is_one_line(model):
+    small = dataclasses.replace(model, config=dataclasses.replace(model.config, vocab=50))
+    talk = talking(small)
+    with pytest.raises(CheckpointError, match="but the model has 50 embeddings"):
+        next(talk.answer(SAMPLING, limit=1))
 
 
 def test_what_the_template_leaves_out_is_not_kept(model):
@@ -207,6 +309,32 @@ def test_a_conversation_that_does_not_fit_says_by_how_much(model):
     tokens = list(talk.answer(SAMPLING, limit=400))
     assert tokens[-1].finish in ("length", "eos")
     assert talk.used <= 30
+
+
+def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
+    talk = Conversation(model, room=160)
+    talk.set_system("be brief")
+    for text in ("one", "two", "three", "four"):
+        talk.say(text + "." * 20)
+        talk.messages.append(Message(role="assistant", content="yes " * 4))
+    talk.say("five")
+    whole = list(talk.messages)
+    assert talk.missing(20) > 0
+
+    def tokens(messages):
+        return len(model.tokenizer.encode(talk._render(messages)))
+
+    dropped = talk.drop_turns(20)
+    assert talk.messages == [whole[0], *whole[1 + 2 * dropped :]]
+    assert tokens(talk.messages) + 20 <= talk.room + 1
+    assert tokens([whole[0], *whole[2 * dropped - 1 :]]) + 20 > talk.room + 1, "as few as possible"
+    assert (talk.missing(20), talk.drop_turns(20)) == (0, 0)
+    assert talk.missing(talk.room) == tokens(talk.messages) - 1
+    answered(talk)
+    talk.say("x" * 300)
+    talk.drop_turns(20)
+    assert [one.content for one in talk.messages] == ["be brief", "x" * 300], "these stay"
+    assert talk.missing(1) > 0
 
 
 def test_without_a_template_there_is_no_conversation(model):

@@ -344,3 +344,18 @@ def test_sizes_are_bounded():
     chat = [{"role": "user", "content": long}]
     source = "{% for m in messages * 3 %}{{ m.content }}{% endfor %}"
     assert ChatTemplate(source).render(chat) == long * 3
+
+
+def test_the_names_that_a_template_looks_up():
+    def names(source):
+        return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).variables()
+
+    assert names(SMOLLM2) == set()
+    assert names("{{ bos_token }}{% if thinking is defined %}x{% endif %}{{ tools }}") == {
+        "thinking"
+    }
+    assert names(TEMPLATES["llama3"]) >= {"custom_tools", "date_string"}
+    assert "messages" not in names(TEMPLATES["llama3"])
+    assert names("{% generation %}{{ a }}{% endgeneration %}{% set b = 1 %}{{ b }}") == {"a"}
+    with pytest.raises(CheckpointError, match="the chat template failed"):
+        names("{% if %}")

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch, stats_line
-from llmcli.cli.chat.talk import Settings, Talk, tell_error, value_of
+from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
+from llmcli.cli.chat.mentions import with_files
+from llmcli.cli.chat.talk import Settings, Talk, tell_error
+from llmcli.cli.chat.typed import Typed
+from llmcli.cli.chat.variables import check_name, value_of
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.exits import SIGNALS, Stopped
-from llmcli.cli.files import check_target
+from llmcli.cli.files import check_place
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
-from llmcli.cli.prompts import read_stdin, read_text, stdin_is_given, text_argument
+from llmcli.cli.prompts import joined_text, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
-from llmcli.errors import LlmcliError, UsageError
+from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class TalkOptions:
     ] = False
 
     def variables(self) -> dict[str, Any]:
-        """Raises UsageError for what is no `NAME=VALUE`."""
+        """Raises UsageError for what is no `NAME=VALUE`, and as `value_of` does."""
         found = {}
         for one in self.variable or ():
             name, equals, value = one.partition("=")
             if not (name.isidentifier() and equals):
                 raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
-            found[name] = value_of(value)
+            found[name] = value_of(text_argument(value, "`--set`"))
         return found
 
 
@@ -129,35 +129,23 @@ def command(
     if "" in (options.stop or ()):
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:
-        check_target(options.save)
-    message = _message(options)
-    if message is None and (sys.stdin is None or not sys.stdin.isatty()):
+        check_place(options.save)
+    message = joined_text(
+        options.prompt, options.file, pipe=True, no_stdin=options.no_stdin, name="`--prompt`"
+    )
+    if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is nothing to say: stdin is no terminal, and empty",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
     with RENDERER:
         talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
-        if message is not None:
-            whole = talk.say(message)
-            _tell_stats(talk)
-            if not whole:
+        if message:
+            if not talk.say(message):
                 told = talk.turn is not None and talk.turn.generated > 0
                 raise Stopped(KeyboardInterrupt(), told=told)
             return
         _converse(talk)
-
-
-def _message(options: TalkOptions) -> str | None:
-    """A pipe, `--file` and `--prompt`, joined by newlines; None where there is none of them."""
-    parts = []
-    if not options.no_stdin and stdin_is_given(sys.stdin):
-        parts.append(read_stdin(sys.stdin))
-    if options.file is not None:
-        parts.append(read_text(options.file))
-    if options.prompt is not None:
-        parts.append(text_argument(options.prompt, "`--prompt`"))
-    return "\n".join(part for part in parts if part) or None
 
 
 def _talk(
@@ -183,15 +171,24 @@ def _talk(
     if (positions := loaded.config.embedding.positions) is not None:
         room = min(room, positions)
     chosen = {name: "flag" for name, origin in resolved.origins.items() if origin == "flag"}
-    given = {"seed": not drawn, "max_tokens": options.max_tokens is not None}
+    given = {
+        "seed": not drawn, "max_tokens": options.max_tokens is not None,
+        "stop": bool(options.stop),
+    }  # fmt: skip
     chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
+    conversation = Conversation(loaded, room=room, variables=variables)
+    # a file of settings is for many models, and its variables are no choice for this conversation
+    named = {} if "variable" in from_file else variables
+    known = conversation.template_variables() if named else ()
+    for name in named:
+        check_name(name, known, loaded.name, option="--set")
     talk = Talk(
-        conversation=Conversation(loaded, room=room, variables=variables),
+        conversation=conversation,
         settings=Settings(
             sampling=dict(resolved.values), seed=seed, max_tokens=options.max_tokens or 2048,
-            stop=tuple(options.stop or ()),
+            stop=tuple(text_argument(each, "`--stop`") for each in options.stop or ()),
         ),
-        out=out, file=options.save, stats=options.stats, chosen=chosen,
+        out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
     )  # fmt: skip
     if options.load is not None:
         talk.load(options.load)
@@ -200,93 +197,50 @@ def _talk(
     return talk
 
 
-def _tell_stats(talk: Talk) -> None:
-    if talk.stats and not talk.out.json:
-        talk.out.aside(stats_line(talk))
-
-
 def _converse(talk: Talk) -> None:
     """Line after line of a terminal, until `/exit` or Ctrl-D."""
     name = talk.conversation.model.name
     if not talk.out.quiet:
         talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-    lines = _lines()
+    typed = _typed()
+    talk.choose = typed.choose
     draft = ""
-    while (line := lines.send(draft)) is not None:
-        draft = ""
-        if not line.strip():
-            continue
-        try:
-            if line.startswith("/"):
-                draft = dispatch(talk, line.strip()) or ""
-                if line.strip() not in ("/regen",):
-                    continue
-            else:
-                talk.say(line)
-        except Exit:
-            return
-        except LlmcliError as error:
-            tell_error(error)
-            continue
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            continue
-        _tell_stats(talk)
-
-
-def _lines() -> Any:
-    """A generator of what is typed: sent a draft, it yields the next message; None at the end."""
-    lines = _typed()
-    next(lines)
-    return lines
-
-
-def _typed() -> Iterator[Any]:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
-    from prompt_toolkit.key_binding import KeyBindings
-    from prompt_toolkit.output import create_output
-
-    class History(FileHistory):
-        def store_string(self, string: str) -> None:
-            with suppress(OSError):  # a full disk: it is not kept
-                super().store_string(string)
-
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: Any) -> None:
-        event.current_buffer.insert_text("\n")
-
-    path = history_path()
-    session: Any = PromptSession(
-        "> ",
-        history=InMemoryHistory() if path is None else History(str(path)),
-        completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
-        complete_while_typing=False,
-        key_bindings=keys,
-        prompt_continuation="  ",
-        output=create_output(None if sys.stdout.isatty() else sys.stderr),
-    )
-    draft = yield
     while True:
         try:
-            draft = yield session.prompt(default=draft or "")
+            draft = _line(talk, typed, draft)
+        except Exit:
+            return
         except KeyboardInterrupt:
             SIGNALS.forget()
             draft = ""
-        except EOFError:
-            yield None
 
 
-def history_path() -> Path | None:
-    """$XDG_STATE_HOME/llmcli/chat_history, made where it is not there; None where it cannot be."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else Path("~/.local/state").expanduser()
-    path = folder / "llmcli" / "chat_history"
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600, exist_ok=True)
-        return path
-    return None
+def _line(talk: Talk, typed: Typed, draft: str) -> str:
+    """Asks for a line and does what it says; returns what the next one is to begin with.
+
+    What is made of a draft is said instead of the user's last message. Raises Exit at the end.
+    """
+    line = typed.ask(draft, "" if talk.out.quiet else talk.meter())
+    if line is None:
+        raise Exit
+    try:
+        if line.startswith("/"):
+            return dispatch(talk, line.strip()) or ""
+        if line.strip():
+            text = with_files(line, talk.out.note)
+            if text != line:
+                talk.typed[text] = line
+            talk.say(text, instead=bool(draft))
+    except LlmcliError as error:
+        tell_error(error)
+    except (MemoryError, RuntimeError) as exception:
+        hint = "take something back with `/undo`, or begin anew with `/clear`"
+        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
+        if known is None:
+            raise
+        tell_error(known)
+    return ""
+
+
+def _typed() -> Typed:
+    return Typed(tuple(COMMANDS))

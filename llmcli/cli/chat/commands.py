@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from textwrap import wrap
 
-from llmcli.cli.chat.talk import Talk, value_of
-from llmcli.cli.sampling import RANGES
+from llmcli.cli.chat.look import VIEWS, look
+from llmcli.cli.chat.talk import Talk
+from llmcli.cli.chat.variables import value_of
+from llmcli.cli.params import Range
+from llmcli.cli.sampling import RANGES, valid
 from llmcli.errors import UsageError
 from llmcli.render.theme import one_line
+
+_WHOLE = {"seed": Range(0), "max_tokens": Range(1)}
 
 
 class Exit(Exception):
@@ -40,9 +46,14 @@ def dispatch(talk: Talk, line: str) -> str | None:
 
 
 def _help(talk: Talk, argument: str) -> None:
-    width = max(len(command.usage) for command in COMMANDS.values()) + 2
+    indent = max(len(command.usage) for command in COMMANDS.values()) + 2
+    screen = talk.out.err if talk.out.json else talk.out.out
     for command in COMMANDS.values():
-        _say(talk, f"{command.usage:<{width}}{command.words}")
+        first, *more = wrap(command.words, max(20, screen.width - indent))
+        _say(talk, f"{command.usage:<{indent}}{first}")
+        for line in more:
+            _say(talk, " " * indent + line)
+    _say(talk, "@PATH puts a file's text into a message, Tab completes commands and paths.")
     _say(talk, "Esc Enter begins a new line, Ctrl-C stops an answer, Ctrl-D ends.")
 
 
@@ -54,30 +65,31 @@ def _system(talk: Talk, argument: str) -> None:
 
 
 def _set(talk: Talk, argument: str) -> None:
-    settings, variables = talk.settings, talk.conversation.variables
+    settings = talk.settings
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if text:
         value = value_of(text)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in RANGES:
-            if not number or value not in RANGES[name]:
-                raise UsageError(f"`{name}` must be {RANGES[name]}, not `{one_line(text)}`")
+            if not valid(name, value):
+                whole = " and a whole number" * (name == "top_k")
+                raise UsageError(f"`{name}` must be {RANGES[name]}{whole}, not `{one_line(text)}`")
             settings.sampling[name] = value
-        elif name in ("seed", "max_tokens"):
-            whole = number and isinstance(value, int)
-            if not whole or not int(name == "max_tokens") <= value < 2**63:
+        elif name in _WHOLE:
+            number = isinstance(value, int) and not isinstance(value, bool)
+            if not number or value not in _WHOLE[name]:
                 raise UsageError(f"`{name}` must be a whole number, not `{one_line(text)}`")
             setattr(settings, name, value)
         else:
-            variables[name] = value
+            talk.set_variable(name, value)
+        talk.chosen[name] = "/set"
     elif name:
         raise UsageError("`/set` takes a name and a value", hint="such as `/set temperature 0.5`")
     for key, found in settings.sampling.items():
         _say(talk, f"{key:<20}{found:g}")
     _say(talk, f"{'max_tokens':<20}{settings.max_tokens}")
     _say(talk, f"{'seed':<20}{settings.seed}")
-    for key, found in variables.items():
+    for key, found in talk.conversation.variables.items():
         _say(talk, f"{one_line(key):<20}{one_line(str(found))}  (of the template)")
 
 
@@ -86,21 +98,7 @@ def _stats(talk: Talk, argument: str) -> None:
         talk.stats = argument == "on"
     elif argument:
         raise UsageError(f"`/stats` takes on or off, not `{one_line(argument)}`")
-    _say(talk, stats_line(talk))
-
-
-def stats_line(talk: Talk) -> str:
-    """What the last answer took, and how full the context is."""
-    used, room = talk.conversation.used, talk.conversation.room
-    context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
-    turn = talk.turn
-    if turn is None:
-        return context
-    speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
-    return (
-        f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms · "
-        f"wrote {turn.generated:,}{speed} · {context}"
-    )
+    _say(talk, talk.stats_line())
 
 
 def _tokens(talk: Talk, argument: str) -> None:
@@ -110,35 +108,25 @@ def _tokens(talk: Talk, argument: str) -> None:
         count = len(one.ids) or len(tokenizer.encode(one.content, add_bos=False))
         text = one_line(one.content)
         _say(talk, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
-    _say(talk, stats_line(talk))
+    _say(talk, talk.stats_line())
 
 
 def _undo(talk: Talk, argument: str) -> None:
     text = talk.conversation.undo()
     if text is None:
         raise UsageError("there is nothing to take back")
-    _say(talk, f"taken back: {one_line(text)}")
+    _say(talk, f"taken back: {one_line(talk.typed.get(text, text))}")
 
 
 def _regen(talk: Talk, argument: str) -> None:
-    conversation = talk.conversation
-    before = conversation.messages
-    asked = before[:-1] if before and before[-1].role == "assistant" else before
-    if not asked or asked[-1].role != "user":
-        raise UsageError("there is nothing to answer")
-    conversation.messages = list(asked)
-    try:
-        talk.answer()
-    finally:
-        if conversation.messages[-1].role == "user":  # no other answer came
-            conversation.messages = before
+    talk.again()
 
 
 def _edit(talk: Talk, argument: str) -> str:
-    text = talk.conversation.undo()
-    if text is None:
+    users = [one.content for one in talk.conversation.messages if one.role == "user"]
+    if not users:
         raise UsageError("there is nothing to edit")
-    return text
+    return talk.typed.get(users[-1], users[-1])
 
 
 def _save(talk: Talk, argument: str) -> None:
@@ -167,7 +155,10 @@ def _exit(talk: Talk, argument: str) -> None:
 
 
 def _say(talk: Talk, line: str) -> None:
-    talk.out.write(line + "\n")
+    if talk.out.json:  # stdout has the answers, a line each
+        talk.out.aside(line)
+    else:
+        talk.out.write(line + "\n")
 
 
 COMMANDS = {
@@ -183,6 +174,9 @@ COMMANDS = {
     "undo": SlashCommand("/undo", "takes back your last message and its answer", _undo),
     "regen": SlashCommand("/regen", "another answer to your last message", _regen),
     "edit": SlashCommand("/edit", "your last message once more, to change it", _edit),
+    "look": SlashCommand(
+        f"/look {'|'.join(VIEWS)}", "what the model computes of the conversation", look
+    ),
     "save": SlashCommand(
         "/save FILE", "the conversation as JSON, now and after every answer", _save
     ),

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
-from llmcli.cli.exits import SIGNALS, tell
+from llmcli.cli.chat.variables import check_name
+from llmcli.cli.exits import SIGNALS, Terminated, tell
 from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
-from llmcli.errors import LlmcliError
+from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.render.theme import printable
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.generation.conversation import Conversation, Message
     from llmcli.generation.sampling import Sampling
     from llmcli.reports.environment import Environment
+
+
+ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
 
 
 @dataclass(kw_only=True)
@@ -52,7 +58,12 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Talk:
-    """A conversation with its settings; `file` is written anew after every answer."""
+    """A conversation with its settings; `file` is written anew after every answer.
+
+    `chosen` are the settings and `variables` those of the template that the user has named: they
+    win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
+    asks the user for a letter where the context fills.
+    """
 
     conversation: Conversation
     settings: Settings
@@ -60,17 +71,74 @@ class Talk:
     file: str | None = None
     turn: Turn | None = None
     stats: bool = False
-    chosen: Mapping[str, str] = field(default_factory=dict)
+    chosen: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+    choose: Callable[[str], str] | None = None
+    typed: dict[str, str] = field(default_factory=dict)
 
-    def say(self, text: str) -> bool:
-        """What the user says, and the answer; takes it back where there is none."""
+    def say(self, text: str, *, instead: bool = False) -> bool:
+        """What the user says (`instead` of what was last said), and the answer.
+
+        Where there is none, nothing was said. False where Ctrl-C ended it.
+        """
         talk = self.conversation
-        talk.say(text)
-        try:
-            return self.answer()
-        finally:
-            if talk.messages[-1].role == "user":  # refused, or stopped before the first token
+        with self._or_as_before():
+            if instead:
                 talk.undo()
+            talk.say(text)
+            return self._has_room() and self.answer()
+
+    def _has_room(self) -> bool:
+        """Whether an answer is to begin; where the context fills, that is for the user to say."""
+        talk = self.conversation
+        least = min(ANSWER, self.settings.max_tokens, talk.room // 4)
+        if self.choose is None or len(talk.messages) < 2 or not talk.missing(least):
+            return True
+        self.out.aside(f"the context of {talk.room:,} tokens has no room for another answer")
+        chosen = self.choose("[d]rop the oldest turns, [c]lear, or cancel? ")
+        if not chosen or chosen not in "dc":
+            self.out.note("nothing was said")
+            return False
+        before, asked = len(talk.ids()), talk.messages[-1]
+        if chosen == "c":
+            talk.clear()
+            talk.messages = [*talk.messages, asked]
+            what = "all that was said before"
+        else:
+            what = counted(talk.drop_turns(least), "oldest turn")
+        if not talk.missing(1):
+            self.out.note(f"dropped {what}, {counted(before - len(talk.ids()), 'token')}")
+        return True
+
+    def meter(self) -> str:
+        """How full the context is, for the prompt: `1,204 / 8,192`."""
+        talk = self.conversation
+        try:
+            tokens = len(talk.ids())
+        except LlmcliError:  # the template fails, which the next answer will say
+            tokens = talk.used
+        return f"{min(tokens, talk.room):,} / {talk.room:,}"
+
+    def again(self) -> bool:
+        """Another answer to what was last said; the one that is there stays where none comes."""
+        talk = self.conversation
+        with self._or_as_before():
+            if talk.messages and talk.messages[-1].role == "assistant":
+                talk.messages = talk.messages[:-1]
+            if not talk.messages or talk.messages[-1].role != "user":
+                raise UsageError("there is nothing to answer")
+            return self.answer()
+
+    @contextmanager
+    def _or_as_before(self) -> Iterator[None]:
+        """The messages are as before where no answer came: refused, or stopped too early."""
+        talk = self.conversation
+        before, answers = list(talk.messages), talk.answers
+        try:
+            yield
+        finally:
+            if talk.answers == answers or talk.messages[-1].role == "user":
+                talk.messages = before
 
     def answer(self) -> bool:
         """Writes the model's answer as it comes; False where Ctrl-C ended it.
@@ -103,22 +171,42 @@ class Talk:
                 token = next(tokens, None)
             whole = True
         except KeyboardInterrupt:
+            with suppress(Terminated):  # once the answer is kept as far as it came
+                SIGNALS.forget()
             if first is not None:
                 tokens.close()
-            SIGNALS.forget()
             whole = False
         end = perf_counter()
         self.turn = Turn(
             prompt=talk.tokens.prompt, read=talk.tokens.computed, generated=generated,
             prompt_s=(first or end) - start, decode_s=end - (first or end),
         )  # fmt: skip
-        if json and generated:
-            self._line()
-        elif not json and not text.endswith("\n") and (text or self.out.out.terminal):
-            self.out.write("\n")
-        if generated and self.file is not None:
-            self.save(self.file)
+        try:
+            if json and generated:
+                self._line()
+            elif not json and not text.endswith("\n") and (text or self.out.out.terminal):
+                self.out.write("\n")
+        finally:
+            if generated and self.file is not None:
+                self.save(self.file)
+        SIGNALS.check_terminated()
+        if generated < settings.max_tokens and talk.messages[-1].end == "length":
+            self.out.note("the context is full: the answer ends there")
+        if self.stats and not json:
+            self.out.aside(self.stats_line())
         return whole
+
+    def stats_line(self) -> str:
+        """What the last answer took, and how full the context is."""
+        used, room, turn = self.conversation.used, self.conversation.room, self.turn
+        context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
+        if turn is None:
+            return context
+        speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
+        return (
+            f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms · "
+            f"wrote {turn.generated:,}{speed} · {context}"
+        )
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""
@@ -132,7 +220,8 @@ class Talk:
             "timings": {"prompt_s": self.turn.prompt_s, "decode_s": self.turn.decode_s},
         }  # fmt: skip
         turn = body(self._transcript(self.conversation.messages[-2:]))
-        self.out.document(turn | took, model=about, environment=header, lines=True)
+        with SIGNALS.held():  # no half a line, and stdout is still there for the next one
+            self.out.document(turn | took, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all; raises WriteFailed."""
@@ -159,28 +248,37 @@ class Talk:
         Raises UsageError for a file that is none, CheckpointError where the template fails.
         """
         found = read_transcript(path)
-        talk = self.conversation
-        messages = found.messages
-        if found.vocabulary != talk.model.config.vocab or found.model != talk.model.name:
+        talk, messages = self.conversation, found.messages
+        other = found.vocabulary != talk.model.config.vocab or found.model != talk.model.name
+        if other:
+            messages = tuple(replace(one, ids=()) for one in messages)
+        lost = talk.load(messages, found.answers, {**found.variables, **self.variables})
+        kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
+        self.settings.sampling |= kept
+        for name in ("seed", "max_tokens", "stop"):
+            if name not in self.chosen:
+                setattr(self.settings, name, getattr(found, name))
+        if other:
             self.out.note(
                 f"`{found.model}` wrote the answers: `{talk.model.name}` reads them as text"
             )
-            messages = tuple(replace(one, ids=()) for one in messages)
-        kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
-        self.settings.sampling.update(kept)
-        if "seed" not in self.chosen:
-            self.settings.seed = found.seed
-        if "max_tokens" not in self.chosen:
-            self.settings.max_tokens = found.max_tokens
-        self.settings.stop = found.stop
-        talk.variables = dict(found.variables) | talk.variables
-        before = (talk.messages, talk.answers)
-        try:
-            talk.load(messages, found.answers)
-        except LlmcliError:
-            talk.messages, talk.answers = before
-            raise
+        elif lost:
+            self.out.note(
+                f"{counted(lost, 'answer')} came with ids of another text: the text is encoded"
+            )
         return found
+
+    def set_variable(self, name: str, value: Any) -> None:
+        """A variable of the template, from now on; it wins over those of transcripts.
+
+        Raises UsageError for one that the template does not look up.
+        """
+        talk = self.conversation
+        others = (*self.settings.sampling, "seed", "max_tokens")
+        known = talk.template_variables()
+        check_name(name, known, talk.model.name, others=others, option="/set")
+        self.variables[name] = value
+        talk.variables = {**talk.variables, name: value}
 
 
 def tell_error(error: LlmcliError) -> None:
@@ -189,12 +287,3 @@ def tell_error(error: LlmcliError) -> None:
     if error.hint:
         tell(f"hint: {error.hint}")
 
-
-def value_of(text: str) -> Any:
-    """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself."""
-    import json
-
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

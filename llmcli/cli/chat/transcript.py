@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from llmcli.cli.chat.variables import check_nested
 from llmcli.cli.prompts import read_bytes
-from llmcli.cli.sampling import RANGES
+from llmcli.cli.sampling import RANGES, valid
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _body(message: Message) -> dict[str, Any]:
     """One message: `ids` and `finish_reason` of the model's own answers only."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.ids:
-        found["ids"] = list(message.ids)
+        found |= {"ids": list(message.ids), "lead": message.lead}
     if message.end is not None:
         found["finish_reason"] = message.end
     return found
@@ -81,10 +82,11 @@ def read_transcript(path: str) -> Transcript:
         and all(isinstance(one, str) and one for one in stop)
     ):  # fmt: skip
         raise _wrong(path, "its `model`, `sampling` or `variables` are not as chat writes them")
+    check_nested(variables)
     values: dict[str, float] = {}
     for name, allowed in RANGES.items():
-        value = sampling.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value not in allowed:
+        value: Any = sampling.get(name)
+        if not valid(name, value):
             raise _wrong(path, f"its `sampling.{name}` must be {allowed}")
         values[name] = value
     return Transcript(
@@ -101,7 +103,7 @@ def read_transcript(path: str) -> Transcript:
 
 
 def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
-    from llmcli.generation.conversation import Ending, Message
+    from llmcli.generation.conversation import LEAD, Ending, Message
 
     if not isinstance(found, list):
         raise _wrong(path, "it has no list of `messages`")
@@ -110,13 +112,14 @@ def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
         if not (
             isinstance(one, dict) and one.get("role") in _ROLES
             and isinstance(one.get("content"), str)
+            and isinstance(one.get("lead", ""), str)
             and one.get("finish_reason") in (None, *get_args(Ending))
             and (one["role"] != "system" or number == 0)
         ):  # fmt: skip
             raise _wrong(path, f"its message {number} is not as chat writes them")
         messages.append(Message(
             role=one["role"], content=one["content"], end=one.get("finish_reason"),
-            ids=_ids(path, number, one, vocabulary),
+            ids=_ids(path, number, one, vocabulary), lead=one.get("lead", "")[-LEAD:],
         ))  # fmt: skip
     return tuple(messages)
 

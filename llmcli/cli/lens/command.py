@@ -60,7 +60,7 @@ def command(
     given = looked_at(prompt, out.note)
     loaded = load_model(model, out, text=given.ids is None, check=lens.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
-    report = _measured(loaded, ids, new, lens, kind, out)
+    report = lens_report(loaded, ids, new, lens, kind, out)
     about = loaded.describe()
     header = environment(kernels=kernels_of(about))
     body = _body(report)
@@ -77,7 +77,7 @@ def command(
     require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 
-def _measured(
+def lens_report(
     model: Model,
     ids: Sequence[int],
     new: NewTokensOptions,
@@ -85,6 +85,7 @@ def _measured(
     kind: str,
     out: Output,
 ) -> LensReport:
+    """What the options ask of a model; `kind` is that of the file they name, if any."""
     from llmcli.measure.lens import Places, measure_lens
     from llmcli.render.lens.grid import room
 

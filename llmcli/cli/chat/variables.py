@@ -1,0 +1,63 @@
+"""Variables of the chat template: what a user or a file gives, and what the template looks up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from llmcli.errors import UsageError
+from llmcli.render.theme import one_line
+
+MOST_NESTED = 32  # lists and objects in each other
+
+
+def value_of(text: str) -> Any:
+    """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself.
+
+    Raises UsageError for what is nested too deep.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    except RecursionError:
+        raise _too_deep() from None
+    check_nested(value)
+    return value
+
+
+def check_nested(value: Any) -> None:
+    """Raises UsageError for a value nested deeper than a template and a transcript take."""
+    layer = [value]
+    for _ in range(MOST_NESTED + 1):
+        groups = [one.values() if isinstance(one, Mapping) else one for one in layer
+                  if isinstance(one, Mapping | list)]  # fmt: skip
+        layer = [item for group in groups for item in group]
+    if layer:
+        raise _too_deep()
+
+
+def _too_deep() -> UsageError:
+    return UsageError(
+        f"a variable of the template is nested more than {MOST_NESTED} deep",
+        hint="give a plain value, such as true, 3 or a text",
+    )
+
+
+def check_name(
+    name: str, known: Collection[str], model: str, *, others: Collection[str] = (), option: str
+) -> None:
+    """Raises UsageError for a name that the chat template of `model` does not look up.
+
+    `others` are names that `option` takes beside these.
+    """
+    if name in known:
+        return
+    near = get_close_matches(name, [*known, *others], 1)
+    hint = f"it has {', '.join(sorted(known))}" if known else "it has no variables"
+    raise UsageError(
+        f"`{option} {one_line(name)}`: the chat template of `{model}` has no such variable",
+        hint=f"did you mean `{near[0]}`?" if near else one_line(hint),
+    )
