@@ -1,6 +1,6 @@
 """Answers in parts: the markers of published templates, whichever way the text is cut."""
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import given
@@ -106,7 +106,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 def test_however_it_is_cut_the_segments_are_the_same(text, cuts, prompt, markers):
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
     found = segments(markers, prompt, pieces)
     assert "".join(one.text for one in found) == text
     assert merged(found) == merged(segments(markers, prompt, [text]))

@@ -208,7 +208,7 @@ class Talk:
         talk, messages = self.conversation, found.messages
         other = found.vocabulary != talk.model.config.vocab or found.model != talk.model.name
         if other:
-            messages = tuple(replace(one, ids=()) for one in messages)
+            messages = tuple(replace(one, ids=(), raw=None) for one in messages)
         lost = talk.load(messages, found.answers, {**found.variables, **self.variables})
         kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
         self.settings.sampling |= kept
