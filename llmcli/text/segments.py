@@ -139,19 +139,18 @@ class Markers:
     def answer(self, text: str, prompt: str = "") -> Answer:
         """The parts of a whole answer to this prompt; runs of the same kind are paragraphs."""
         segmenter = Segmenter(self, prompt)
-        runs: dict[Kind, list[str]] = {"text": [""], "reasoning": [""]}
+        content = reasoning = ""
+        begins = False  # a run
         for kind, own, marker in [*segmenter.push(text), *segmenter.finish()]:
-            if kind == "tool":
-                runs["text"][-1] += own
-            elif not marker:
-                runs[kind][-1] += own
+            if marker and kind != "tool":
+                begins = True
+            elif kind == "reasoning":
+                reasoning += gap(reasoning) * begins + own
+                begins = False
             else:
-                runs["text"].append("")
-                runs["reasoning"].append("")
-        return Answer(
-            content="\n\n".join(filter(None, runs["text"])),
-            reasoning="\n\n".join(run.rstrip() for run in runs["reasoning"] if run.strip()),
-        )
+                content += gap(content) * begins + own
+                begins = False
+        return Answer(content, reasoning.rstrip())
 
 
 class Segmenter:
@@ -229,6 +228,11 @@ class Segmenter:
         found.append(Segment(self._kind, self._held[:count], marker))
         self._held = self._held[count:]
         self._blank = blank
+
+
+def gap(before: str) -> str:
+    """What is between a text and the paragraph that follows it."""
+    return ("\n" if before.endswith("\n") else "\n\n") if before else ""
 
 
 def begun(text: str, marks: Iterable[str]) -> int:

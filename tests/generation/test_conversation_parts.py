@@ -70,7 +70,7 @@ def talking(tmp_path):
 def answered(talk, monkeypatch, text):
     """The model writes `text`; returns the message and the text that its tokens had."""
     ids = talk.model.tokenizer.encode(text, add_bos=False)
-    speak(monkeypatch, [ids])
+    speak(monkeypatch.setattr, [ids])
     shown = "".join(token.text for token in talk.answer(Sampling(), limit=len(ids)))
     return talk.messages[-1], shown
 

@@ -27,7 +27,7 @@ ANSWERS = {
     ),
     "thought again": (
         THINK, "A", "<think>a</think>\n<tool_call>b</tool_call>\n<think>c</think>d",
-        "<tool_call>b</tool_call>\n\n\nd", "a\n\nc",
+        "<tool_call>b</tool_call>\n\nd", "a\n\nc",
     ),
     "gpt-oss": (
         HARMONY, "<|start|>assistant",
