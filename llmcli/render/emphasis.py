@@ -106,10 +106,11 @@ class Emphasis:
                     left -= len(marker)
         if left < run:
             return self._dropped(run)
-        if not opens:
+        markers = [sign * 2, sign] if run == 3 else [sign * run]
+        if not opens or not set(markers).isdisjoint(self._open):
             return self._said(self._text[:run])
         out = self._dropped(run)
-        self._open += [sign * 2, sign] if run == 3 else [sign * run]
+        self._open += markers
         return out
 
     def _linked(self, link: re.Match[str]) -> str:

@@ -29,6 +29,7 @@ class Flow:
         self._rest, self._rest_style, self._indent = "", "", 0
         self._spaces = ""
         self._word: list[tuple[str, str]] = []
+        self._long = False  # the word is longer than a line, and shown as it comes
 
     def painted(self, text: str, style: str) -> str:
         """`text` in a style, where there are colours."""
@@ -50,10 +51,15 @@ class Flow:
             if character == " ":
                 out.append(self.flush())
                 self._spaces += character
-                continue
-            if self._word and self._may_break(self._word[-1][0], character):
-                out.append(self.flush())
-            self._word.append((character, style))
+            elif self._long:
+                out.append(self._put(character, style))
+            else:
+                if self._word and _may_break(self._word[-1][0], character):
+                    out.append(self.flush())
+                self._word.append((character, style))
+                if len(self._word) > self.width:
+                    out.append(self.flush())
+                    self._long = True
         return "".join(out)
 
     def flush(self) -> str:
@@ -62,22 +68,16 @@ class Flow:
             ("".join(character for character, _ in group), style)
             for style, group in groupby(self._word, lambda one: one[1])
         ]
-        self._word = []
+        self._word, self._long = [], False
         if not pieces:
             return ""
-        out, size = [], cell_len("".join(text for text, _ in pieces))
-        if self.column + len(self._spaces) + size > self.width and self.column > self._indent:
-            out.append(self._broken())
-        out.append(self._spaces)
+        size = cell_len("".join(text for text, _ in pieces))
+        out = [self._room(len(self._spaces) + size), self._spaces]
         self.column += len(self._spaces)
         self._spaces = ""
         if self.column + size > self.width:  # longer than a line: it breaks anywhere
             pieces = [(character, style) for text, style in pieces for character in text]
-        for text, style in pieces:
-            if self.column + cell_len(text) > self.width and self.column > self._indent:
-                out.append(self._broken())
-            out.append(self.painted(text, style))
-            self.column += cell_len(text)
+        out += [self._put(text, style) for text, style in pieces]
         return "".join(out)
 
     def end(self) -> str:
@@ -87,13 +87,24 @@ class Flow:
         self._rest, self._rest_style, self._indent = "", "", 0
         return out
 
-    def _may_break(self, last: str, character: str) -> bool:
-        """Whether a line may break between them: ideographs need no space."""
-        if "\u200d" in (last, character) or unicodedata.category(character) in _CLOSING:
-            return False
-        return cell_len(character) > 1 or (cell_len(character) == cell_len(last) - 1 == 1)
+    def _put(self, text: str, style: str) -> str:
+        size = cell_len(text)
+        out = self._room(size) + self.painted(text, style)
+        self.column += size
+        return out
 
-    def _broken(self) -> str:
+    def _room(self, size: int) -> str:
+        """Begins another line where this one has no room for so many columns."""
+        if self.column + size <= self.width or self.column <= self._indent:
+            return ""
         self._spaces = ""
         self.column = self._indent
         return "\n" + self.painted(self._rest, self._rest_style)
+
+
+def _may_break(last: str, character: str) -> bool:
+    """Whether a line may break between two characters without a space: ideographs."""
+    if "\u200d" in (last, character) or unicodedata.category(character) in _CLOSING:
+        return False
+    size = cell_len(character)
+    return size > 1 or (size == 1 and cell_len(last) > 1)

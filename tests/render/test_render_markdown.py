@@ -124,6 +124,8 @@ def test_wide_characters_break_anywhere_and_a_long_word_where_it_must():
     assert {cell_len(line) for line in lines[:-1]} == {20}
     assert not any(line.startswith("。") for line in lines)
     assert bare("x" * 50, width=20) == f"{'x' * 20}\n{'x' * 20}\n{'x' * 10}\n"
+    stream = MarkdownStream(console(20))
+    assert len(stream.push("x" * 30)) > 20, "it is not held back to its end"
 
 
 def test_a_word_is_shown_when_the_next_token_comes():
