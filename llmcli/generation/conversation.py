@@ -20,7 +20,8 @@ from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
 from llmcli.generation.seeds import sample_seed
 from llmcli.text.chat import ChatTemplate
-from llmcli.text.segments import Markers, Segmenter
+from llmcli.text.markers import Markers
+from llmcli.text.segments import Segmenter, whole_answer
 from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ class Conversation:
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
         own = self._own(ids, text, end)
         lead = before[-LEAD:] if own else ""
-        parts = self._markers.answer(text, before)
+        parts = whole_answer(self._markers, text, before)
         return Message(
             role="assistant", content=parts.content, reasoning=parts.reasoning,
             raw=None if parts.content == text else text, ids=own, lead=lead, end=end,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcli.text.segments import FORMATS, Answer, Markers, Segmenter, begun
+from llmcli.text.markers import FORMATS, Markers
+from llmcli.text.segments import Answer, Segmenter, begun, whole_answer
 
 THINK = Markers.of("{{ content.split('</think>')[-1] }}<tool_call>")
 HARMONY = Markers.of("{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking }}")
@@ -88,7 +89,7 @@ def test_published_formats(name):
     assert "".join(one.text for one in whole) == text
     assert merged(segments(markers, prompt, text)) == merged(whole), "letter by letter"
     wanted = Answer(content=text if content is None else content, reasoning=reasoning)
-    assert markers.answer(text, prompt) == wanted
+    assert whole_answer(markers, text, prompt) == wanted
 
 
 PIECES = st.sampled_from(

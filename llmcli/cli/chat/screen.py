@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from llmcli.cli.output import Output, Screen, make_console
 from llmcli.render.theme import FAINT, printable
+from llmcli.reports.numbers import counted
 from llmcli.text.segments import gap
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llmcli.text.segments import Kind, Segment, Segmenter
+    from llmcli.text.markers import Kind
+    from llmcli.text.segments import Segment, Segmenter
 
 ReasoningMode = Literal["show", "fold", "hide"]
 _BETWEEN_S = 0.1  # from one count of a folded line to the next
@@ -148,7 +150,7 @@ class _Folded:
 
     def _line(self, what: str) -> str:
         took = perf_counter() - self._begin
-        line = f"{what}{self._tokens:,} tokens, {took:.1f} s"[: self._flow.width - 1]
+        line = f"{what}{counted(self._tokens, 'token')}, {took:.1f} s"[: self._flow.width - 1]
         over, self._shown = " " * (self._shown - len(line)), len(line)
         return "\r" * self._animate + self._flow.painted(line, FAINT) + over
 
