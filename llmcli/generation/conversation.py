@@ -238,17 +238,14 @@ class Conversation:
         messages: Sequence[Message] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
+        apart = self._markers.apart  # else it finds the reasoning of the past itself
+        given = [
+            {"role": one.role, "content": one.content if apart else one.written}
+            for one in (self.messages if messages is None else messages)
+        ]
         return self._template.render(
-            [self._given(one) for one in (self.messages if messages is None else messages)],
-            variables=self.variables if variables is None else variables,
+            given, variables=self.variables if variables is None else variables
         )
-
-    def _given(self, message: Message) -> dict[str, str]:
-        """A message as the template takes it: most find the reasoning in the content."""
-        key = self._markers.key
-        if message.raw is None or key is None:
-            return {"role": message.role, "content": message.written}
-        return {"role": message.role, "content": message.content, key: message.reasoning}
 
     def _encoded(self, text: str) -> list[int]:
         """Ids of the rendered conversation, in which answers keep their own."""

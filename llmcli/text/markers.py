@@ -30,14 +30,14 @@ class Part:
 class Format:
     """One way to mark parts, of templates with one of `signs` in their source.
 
-    `ignored` are markers that begin nothing. A `key` says that the template takes the answer
-    without its reasoning, and that in this key of the message; None: it takes what was written.
+    `ignored` are markers that begin nothing. `apart`: of an answer of the past the template takes
+    the content alone, and writes the markers around it; else it takes what was written.
     """
 
     signs: tuple[str, ...]
     parts: tuple[Part, ...]
     ignored: tuple[str, ...] = ()
-    key: str | None = None
+    apart: bool = False
 
 
 def _thought(open: str, close: str) -> Format:
@@ -66,7 +66,7 @@ FORMATS = (
             Part("tool", "<|START_ACTION|>", "<|END_ACTION|>"),
         ),
         ignored=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-        key="reasoning_content",
+        apart=True,
     ),
     Format(
         ("<|channel|>analysis<|message|>",),
@@ -79,7 +79,7 @@ FORMATS = (
             "<|start|>assistant", "<|channel|>commentary<|message|>", "<|channel|>final<|message|>",
             "<|end|>",
         ),
-        key="thinking",
+        apart=True,
     ),
     _tool("<tool_call>", "</tool_call>"),
     _tool("<seed:tool_call>", "</seed:tool_call>"),
@@ -109,9 +109,9 @@ class Markers:
         return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
 
     @property
-    def key(self) -> str | None:
-        """Where the template takes the reasoning of a message; None: among its content."""
-        return next((one.key for one in self.formats if one.key is not None), None)
+    def apart(self) -> bool:
+        """Whether the template takes the content of an answer alone."""
+        return any(one.apart for one in self.formats)
 
     def special_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Ids of the special tokens that markers are made of, which a text is to show."""

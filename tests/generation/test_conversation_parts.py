@@ -22,8 +22,8 @@ RETURN = 0
 # what the published templates do with an answer of the past, in few words
 HARMONY = (
     "{% for m in messages %}{% if m.role == 'assistant' %}"
-    "{% if '<|channel|>analysis<|message|>' in m.content or not m.thinking %}"
-    "{{ raise_exception('the analysis belongs in `thinking`') }}{% endif %}"
+    "{% if '<|channel|>analysis<|message|>' in m.content %}"
+    "{{ raise_exception('no channels in the content') }}{% endif %}"
     "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
