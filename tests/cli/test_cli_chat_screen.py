@@ -18,6 +18,7 @@ from scripted import speak
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.chat import command as chat_command
+from llmcli.errors import NotFinite
 from llmcli.text import load_tokenizer
 
 THOUGHT = "<think>\nHm, *so*.\nWell.\n</think>\n\nYes, **it** is.\n- one"
@@ -49,7 +50,7 @@ def chat(cli, thinker, spelled, monkeypatch):
 
     def run(answer, *argv, terminal=False, columns=40, lines=()):
         texts = [answer] if isinstance(answer, str) else answer
-        speak(monkeypatch.setattr, map(spelled, texts))
+        speak(monkeypatch.setattr, (spelled(one) if isinstance(one, str) else one for one in texts))
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -70,6 +71,7 @@ def test_a_pipe_gets_the_answer_as_it_was_written(chat):
     assert chat(THOUGHT, "--reasoning", "fold").out == answer + "\n"
     assert chat(THOUGHT, "--reasoning", "show").out == THOUGHT + "\n", "with all markers"
     assert chat("No.\n").out == "No.\n"
+    assert chat("No <tool").out == "No <tool\n", "what began like a marker"
     assert chat("").out == ""
 
 
@@ -144,6 +146,16 @@ def test_the_command_shows_it_again_and_changes_how_it_is_shown(chat):
     assert seen.endswith("reasoning: hide\nYes, it is.\n• one\n")
     assert said.err.count("error: the last answer has no reasoning") == 2
     assert "error: `/reasoning` takes show, fold, hide or nothing, not `nope`" in said.err
+
+
+def test_an_error_keeps_what_was_written(chat, spelled):
+    def broken():
+        yield from spelled("One two")[:-1]
+        raise NotFinite("the logits are no numbers")
+
+    said = chat([broken()], terminal=True)
+    assert (said.code, said.out) == (7, "One two\n")
+    assert said.err.startswith("error: the logits are no numbers\n")
 
 
 def test_control_characters_never_reach_a_terminal(chat):
