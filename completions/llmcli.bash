@@ -55,6 +55,7 @@ _llmcli() {
         chat\ --stop) values=''; kind=words ;;
         chat\ --load) values=''; kind=words ;;
         chat\ --save) values=''; kind=words ;;
+        chat\ --reasoning) values='show fold hide'; kind=words ;;
         chat\ -t|chat\ --temperature) values=''; kind=words ;;
         chat\ -k|chat\ --top-k) values=''; kind=words ;;
         chat\ -p|chat\ --top-p) values=''; kind=words ;;
@@ -313,7 +314,7 @@ _llmcli() {
     fi
     case $command in
         generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
-        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;

@@ -74,6 +74,8 @@ complete -c llmcli -n '__fish_seen_subcommand_from chat' -l stop -x -d 'End an a
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l load -x -d 'Go on with a conversation that was saved, with its settings'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l save -x -d 'Write the conversation to this file after every answer'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l stats -d 'Tokens and speed of every answer on stderr'
+complete -c llmcli -n '__fish_seen_subcommand_from chat' -l reasoning -x -a 'show fold hide' -d 'Reasoning dimmed, as one line, or not at all'
+complete -c llmcli -n '__fish_seen_subcommand_from chat' -l plain -d 'Answers as they are written'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -s t -l temperature -x -d 'Randomness'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -s k -l top-k -x -d 'Only the N likeliest tokens'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -s p -l top-p -x -d 'Only the likeliest tokens that make up X together'

@@ -22,6 +22,8 @@ from llmcli.generation.sampling import Sampling
 from llmcli.generation.seeds import sample_seed
 from llmcli.generation.speculation import Speculation
 from llmcli.text.chat import ChatTemplate
+from llmcli.text.markers import Markers
+from llmcli.text.segments import Segmenter, whole_answer
 from llmcli.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,13 +43,23 @@ class Message:
     `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
     characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
     no ids where they are not the text (a stop string cut it, half a character is missing).
+
+    `reasoning` is what an answer had besides its `content`, and `raw` all that the model wrote,
+    with the markers of these parts; None where that is the content.
     """
 
     role: Role
     content: str
+    reasoning: str = ""
+    raw: str | None = None
     ids: tuple[int, ...] = ()
     lead: str = ""
     end: Ending | None = None
+
+    @property
+    def written(self) -> str:
+        """The text of its ids."""
+        return self.content if self.raw is None else self.raw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +95,9 @@ class Conversation:
         self.speculation: Speculation | None = None
         self._tokenizer: Tokenizer = tokenizer
         self._template: ChatTemplate = tokenizer.chat_template
+        self._markers = Markers.of(self._template.source)
+        self._shown = self._markers.special_ids(tokenizer)
+        self._prompt = ""
         self._session = Session(model.decoder, 1, min(_FIRST, room))
 
     @property
@@ -163,7 +178,7 @@ class Conversation:
         Returns how many answers lost their ids, which are not those of their text. Raises
         CheckpointError where the template fails, and then nothing has changed.
         """
-        loaded = [replace(one, ids=self._own(one.ids, one.content, one.end)) for one in messages]
+        loaded = [replace(one, ids=self._own(one.ids, one.written, one.end)) for one in messages]
         asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
         if asked:
             self._render(asked, variables)
@@ -185,7 +200,7 @@ class Conversation:
         Raises PromptTooLong where the conversation has no room left, CheckpointError where the
         template fails, OutOfMemory, NotFinite.
         """
-        text = self._render()
+        text = self._prompt = self._render()
         ids = self._encoded(text)
         if not ids:
             raise CheckpointError("the chat template makes no text of the conversation")
@@ -214,7 +229,7 @@ class Conversation:
         )  # fmt: skip
         output = Output(
             0, ids, room=min(limit, room), tokenizer=self._tokenizer, stop=stop,
-            eos_ids=self.model.eos_ids,
+            eos_ids=self.model.eos_ids, shown=self._shown,
         )  # fmt: skip
         written: list[int] = []
         pieces: list[str] = []
@@ -236,17 +251,26 @@ class Conversation:
             if written:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
 
+    def segmenter(self) -> Segmenter:
+        """Cuts the text of the answer that is being written into its parts."""
+        return Segmenter(self._markers, self._prompt)
+
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
         own = self._own(ids, text, end)
         lead = before[-LEAD:] if own else ""
-        return Message(role="assistant", content=text, ids=own, lead=lead, end=end)
+        parts = whole_answer(self._markers, text, before)
+        return Message(
+            role="assistant", content=parts.content, reasoning=parts.reasoning,
+            raw=None if parts.content == text else text, ids=own, lead=lead, end=end,
+        )  # fmt: skip
 
     def _own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
         """The ids of an answer where they are its text, and an end token behind it; else none."""
         own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
-        special = self._tokenizer.special_ids.intersection(own)
+        special = (self._tokenizer.special_ids - self._shown).intersection(own)
         ended = end not in (None, "stop") and self.model.eos_ids.issuperset(last)
-        return tuple(ids) if ended and not special and self._tokenizer.decode(own) == text else ()
+        whole = self._tokenizer.decode(own, shown=self._shown) == text
+        return tuple(ids) if ended and whole and not special else ()
 
     def _render(
         self,
@@ -255,8 +279,9 @@ class Conversation:
         *,
         prompt: bool = True,
     ) -> str:
+        apart = self._markers.apart  # else it finds the reasoning of the past itself
         given = [
-            {"role": one.role, "content": one.content}
+            {"role": one.role, "content": one.content if apart else one.written}
             for one in (self.messages if messages is None else messages)
         ]
         return self._template.render(
@@ -270,7 +295,7 @@ class Conversation:
         done = 0  # characters that they stand for
         last = ids, done  # the same before the last answer
         for one in self.messages:
-            own = one.lead + one.content + self._end_text(one)
+            own = one.lead + one.written + self._end_text(one)
             # the lead of a short turn begins in the answer before
             found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
             if found < 0:

@@ -53,7 +53,8 @@ class Output:
     """Turns the choices of one sequence into tokens, up to `room` of them.
 
     `eos_ids` end it (an empty set: none does). A `tokenizer` of None gives no text. The text
-    goes on behind `prompt`, unless that ends with a special token: then it begins.
+    goes on behind `prompt`, unless that ends with a special token: then it begins. `shown` are
+    special tokens that are text nevertheless.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Output:
         tokenizer: Tokenizer | None,
         stop: Sequence[str],
         eos_ids: frozenset[int],
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self.sequence = sequence
         self.finish: Finish | None = None
@@ -74,7 +76,7 @@ class Output:
         self._decoder = None
         if tokenizer is not None:
             begins = prompt[-1] in tokenizer.special_ids
-            self._decoder = StreamDecoder(tokenizer, first=begins)
+            self._decoder = StreamDecoder(tokenizer, first=begins, shown=shown)
         self._stop = StopMatcher(stop)
 
     def add(self, choice: Choice) -> Token:

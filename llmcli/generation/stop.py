@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.errors import UsageError
+from llmcli.text.segments import begun
 
 
 class StopMatcher:
@@ -22,7 +23,6 @@ class StopMatcher:
                 "a stop string must not be empty", hint="leave `--stop` away to use none"
             )
         self._stops = tuple(stops)
-        self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stopped = False
 
@@ -42,7 +42,7 @@ class StopMatcher:
         if matches:
             self.stopped, self._held = True, ""
             return text[: min(matches)[1]]
-        sure = len(text) - self._possible(text)
+        sure = begun(text, self._stops)
         self._held = text[sure:]
         return text[:sure]
 
@@ -50,10 +50,3 @@ class StopMatcher:
         """Return what was still held back: the text ended without completing a stop string."""
         held, self._held = self._held, ""
         return held
-
-    def _possible(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0

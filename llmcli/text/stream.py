@@ -13,14 +13,19 @@ class ByteStream:
     """The bytes of a text, token by token: separators and the lead are applied as they come.
 
     `first`: the text begins here, where some vocabularies drop a space; false for tokens that
-    continue a text.
+    continue a text. `shown` are special tokens that are text nevertheless.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, first: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        first: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = tokenizer.special_ids - shown if skip_special else frozenset()
         self._first = first
         self._strip = tokenizer.spelling.strip if first else 0
 
@@ -44,16 +49,21 @@ class ByteStream:
 class StreamDecoder:
     """Text of a growing token sequence.
 
-    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)`; with
-    `first` false, it is what decoding them behind an earlier text would add to it. Bytes
-    that begin a character are held back until it is whole; bytes that can never be one become
-    U+FFFD, one for each maximal invalid part (as Unicode recommends).
+    What `push` returns, joined, and then `finish`, is exactly `tokenizer.decode(ids)` with the
+    same tokens `shown`; with `first` false, it is what decoding them behind an earlier text
+    would add to it. Bytes that begin a character are held back until it is whole; bytes that can
+    never be one become U+FFFD, one for each maximal invalid part (as Unicode recommends).
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, first: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        first: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._bytes = ByteStream(tokenizer, skip_special=skip_special, first=first)
+        self._bytes = ByteStream(tokenizer, skip_special=skip_special, first=first, shown=shown)
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:

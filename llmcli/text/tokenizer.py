@@ -112,9 +112,14 @@ class Tokenizer:
         written = ["".join(self._vocabulary.strings[i] or "" for i in front) for front in fronts]
         return any(front and text.startswith(front) for front in written)
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids nothing."""
-        stream = ByteStream(self, skip_special=skip_special)
+    def decode(
+        self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()
+    ) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids nothing.
+
+        `shown` are special tokens that are text nevertheless.
+        """
+        stream = ByteStream(self, skip_special=skip_special, shown=shown)
         return b"".join(map(stream.push, ids)).decode("utf-8", "replace")
 
     def has(self, token: int) -> bool:

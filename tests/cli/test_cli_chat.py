@@ -491,6 +491,12 @@ DAMAGE = {
     "no messages": damaged(messages={}),
     "another role": damaged(messages=[{"role": "tool", "content": ""}]),
     "no content": damaged(messages=[{"role": "user"}]),
+    "reasoning that is no text": damaged(
+        messages=[{"role": "assistant", "content": "a", "reasoning": 1}]
+    ),
+    "a raw answer that is no text": damaged(
+        messages=[{"role": "assistant", "content": "a", "raw": ["a"]}]
+    ),
     "a system message that comes late": damaged(
         messages=[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
     ),

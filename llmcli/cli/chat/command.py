@@ -11,6 +11,7 @@ import typer
 
 from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
 from llmcli.cli.chat.mentions import with_files
+from llmcli.cli.chat.screen import ReasoningMode
 from llmcli.cli.chat.talk import Settings, Talk, tell_error
 from llmcli.cli.chat.typed import Typed
 from llmcli.cli.chat.variables import check_name, value_of
@@ -94,6 +95,20 @@ class TalkOptions:
         bool,
         typer.Option(
             "--stats", rich_help_panel=OUTPUT, help="Tokens and speed of every answer on stderr."
+        ),
+    ] = False
+    reasoning: Annotated[
+        ReasoningMode | None,
+        typer.Option(
+            "--reasoning", metavar="show|fold|hide", rich_help_panel=OUTPUT,
+            help="Reasoning dimmed, as one line, or not at all. "
+            "[default: show on a terminal, else hide]",
+        ),
+    ] = None  # fmt: skip
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", rich_help_panel=OUTPUT, help="Answers as they are written: no Markdown."
         ),
     ] = False
 
@@ -189,6 +204,7 @@ def _talk(
             stop=tuple(text_argument(each, "`--stop`") for each in options.stop or ()),
         ),
         out=out, file=options.save, stats=options.stats, chosen=chosen, variables=dict(named),
+        reasoning=options.reasoning, plain=options.plain,
     )  # fmt: skip
     if options.load is not None:
         talk.load(options.load)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from textwrap import wrap
+from typing import get_args
 
 from llmcli.cli.chat.look import VIEWS, look
+from llmcli.cli.chat.screen import ReasoningMode, write_reasoning
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.variables import value_of
 from llmcli.cli.params import Range
@@ -101,6 +103,22 @@ def _stats(talk: Talk, argument: str) -> None:
     _say(talk, talk.stats_line())
 
 
+def _reasoning(talk: Talk, argument: str) -> None:
+    modes = {mode: mode for mode in get_args(ReasoningMode)}
+    if argument:
+        if argument not in modes:
+            raise UsageError(
+                f"`/reasoning` takes {', '.join(modes)} or nothing, not `{one_line(argument)}`"
+            )
+        talk.reasoning = modes[argument]
+        _say(talk, f"reasoning: {argument}")
+        return
+    answers = [one for one in talk.conversation.messages if one.role == "assistant"]
+    if not answers or not answers[-1].reasoning:
+        raise UsageError("the last answer has no reasoning")
+    write_reasoning(talk.out, answers[-1].reasoning)
+
+
 def _tokens(talk: Talk, argument: str) -> None:
     tokenizer = talk.conversation.model.tokenizer
     assert tokenizer is not None
@@ -169,6 +187,9 @@ COMMANDS = {
     ),
     "stats": SlashCommand(
         "/stats [on|off]", "tokens and speed of the last answer, or of every one", _stats
+    ),
+    "reasoning": SlashCommand(
+        "/reasoning [show|fold|hide]", "that of the last answer, or how it is shown", _reasoning
     ),
     "tokens": SlashCommand("/tokens", "tokens of every message", _tokens),
     "undo": SlashCommand("/undo", "takes back your last message and its answer", _undo),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from llmcli.cli.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
 from llmcli.cli.chat.variables import check_name
 from llmcli.cli.exits import SIGNALS, Terminated, tell
@@ -16,7 +17,6 @@ from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.render.theme import printable
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Talk:
     file: str | None = None
     turn: Turn | None = None
     stats: bool = False
+    reasoning: ReasoningMode | None = None
+    plain: bool = False
     chosen: dict[str, str] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
@@ -148,7 +150,7 @@ class Talk:
         talk, settings = self.conversation, self.settings
         json = self.out.json
         start, first, generated = perf_counter(), None, 0
-        text = ""
+        screen = None
         try:
             with Progress(self.out, tokens=True) as progress:
 
@@ -161,13 +163,15 @@ class Talk:
                 )  # fmt: skip
                 token = next(tokens, None)
                 first = perf_counter()
+            if not json:
+                screen = AnswerScreen(
+                    self.out, talk.segmenter(), reasoning=self.reasoning, plain=self.plain
+                )
             while token is not None:
                 SIGNALS.check()
                 generated += 1
-                text += token.text
-                if not json:
-                    shown = printable(token.text) if self.out.out.terminal else token.text
-                    self.out.write(shown)
+                if screen is not None:
+                    screen.add(token.text)
                 token = next(tokens, None)
             whole = True
         except KeyboardInterrupt:
@@ -176,6 +180,10 @@ class Talk:
             if first is not None:
                 tokens.close()
             whole = False
+        except (LlmcliError, MemoryError, RuntimeError):
+            if screen is not None:
+                screen.finish()
+            raise
         end = perf_counter()
         self.turn = Turn(
             prompt=talk.tokens.prompt, read=talk.tokens.computed, generated=generated,
@@ -184,8 +192,8 @@ class Talk:
         try:
             if json and generated:
                 self._line()
-            elif not json and not text.endswith("\n") and (text or self.out.out.terminal):
-                self.out.write("\n")
+            elif screen is not None:
+                screen.finish()
         finally:
             if generated and self.file is not None:
                 self.save(self.file)
@@ -251,7 +259,7 @@ class Talk:
         talk, messages = self.conversation, found.messages
         other = found.vocabulary != talk.model.config.vocab or found.model != talk.model.name
         if other:
-            messages = tuple(replace(one, ids=()) for one in messages)
+            messages = tuple(replace(one, ids=(), raw=None) for one in messages)
         lost = talk.load(messages, found.answers, {**found.variables, **self.variables})
         kept = {name: value for name, value in found.sampling.items() if name not in self.chosen}
         self.settings.sampling |= kept

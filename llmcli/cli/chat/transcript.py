@@ -54,6 +54,10 @@ def body(transcript: Transcript) -> dict[str, Any]:
 def _body(message: Message) -> dict[str, Any]:
     """One message: `ids` and `finish_reason` of the model's own answers only."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning"] = message.reasoning
+    if message.raw is not None:
+        found["raw"] = message.raw
     if message.ids:
         found |= {"ids": list(message.ids), "lead": message.lead}
     if message.end is not None:
@@ -113,12 +117,15 @@ def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
             isinstance(one, dict) and one.get("role") in _ROLES
             and isinstance(one.get("content"), str)
             and isinstance(one.get("lead", ""), str)
+            and isinstance(one.get("reasoning", ""), str)
+            and isinstance(one.get("raw"), str | None)
             and one.get("finish_reason") in (None, *get_args(Ending))
             and (one["role"] != "system" or number == 0)
         ):  # fmt: skip
             raise _wrong(path, f"its message {number} is not as chat writes them")
         messages.append(Message(
             role=one["role"], content=one["content"], end=one.get("finish_reason"),
+            reasoning=one.get("reasoning", ""), raw=one.get("raw"),
             ids=_ids(path, number, one, vocabulary), lead=one.get("lead", "")[-LEAD:],
         ))  # fmt: skip
     return tuple(messages)

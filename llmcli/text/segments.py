@@ -1,0 +1,138 @@
+"""An answer in parts while it is written: reasoning, tool calls, and the text for the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmcli.text.markers import Kind, Markers
+
+
+class Segment(NamedTuple):
+    """A piece of an answer. `marker`: it begins or ends a part (and the whitespace behind it)."""
+
+    kind: Kind
+    text: str
+    marker: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer: what is for the reader (tool calls among it), and the reasoning."""
+
+    content: str
+    reasoning: str
+
+
+class Segmenter:
+    """Cuts a growing answer into segments, which joined are its text, however it comes.
+
+    What may be the beginning of a marker is held back. `prompt`: what the answer follows, which
+    may have begun a part already. Reasoning begins only where no text precedes it since the last
+    marker: an answer may speak of `<think>`.
+    """
+
+    def __init__(self, markers: Markers, prompt: str = "") -> None:
+        self._markers = markers
+        self._held = ""
+        end = prompt.rstrip()
+        self._part = next(
+            (part for part in markers.parts if end.endswith(part.open.rstrip())), None
+        )
+        # since the last marker nothing but whitespace has come; whether that belongs to it
+        self._blank = bool(markers.parts)
+        self._strip = any(part.kind == "reasoning" for part in markers.parts)
+
+    def push(self, text: str) -> list[Segment]:
+        """The segments that are certain now."""
+        self._held += text
+        return self._taken(end=False)
+
+    def finish(self) -> list[Segment]:
+        """What was held back: the answer is over."""
+        return self._taken(end=True)
+
+    @property
+    def _kind(self) -> Kind:
+        return "text" if self._part is None else self._part.kind
+
+    def _taken(self, *, end: bool) -> list[Segment]:
+        found: list[Segment] = []
+        while text := self._held:
+            if self._blank and (spaces := len(text) - len(text.lstrip())):
+                self._take(found, spaces, marker=self._strip, blank=True)
+                continue
+            marks = self._marks()
+            unsure = len(text) if end else begun(text, marks)
+            places = [(at, -len(mark)) for mark in marks if 0 <= (at := text.find(mark)) < unsure]
+            begin, length = min(places, default=(unsure, 0))
+            if begin == 0 and length:
+                self._mark(found, text[:-length])
+            elif begin == 0:
+                break
+            else:
+                self._take(found, 1 if self._blank else begin)
+        return found
+
+    def _marks(self) -> Sequence[str]:
+        """The markers that mean something here."""
+        if self._part is not None:
+            return (self._part.close,) if self._part.close else ()
+        parts = self._markers.parts
+        opened = (one.open for one in parts if self._blank or one.kind != "reasoning")
+        return [*self._markers.ignored, *opened]
+
+    def _mark(self, found: list[Segment], mark: str) -> None:
+        """Takes the marker that the text begins with."""
+        begins = None
+        if self._part is None:
+            begins = self._part = next(
+                (one for one in self._markers.parts if one.open == mark), None
+            )
+        self._strip = self._kind != "tool"
+        self._take(found, len(mark), marker=True, blank=True)
+        self._part = begins
+
+    def _take(
+        self, found: list[Segment], count: int, *, marker: bool = False, blank: bool = False
+    ) -> None:
+        found.append(Segment(self._kind, self._held[:count], marker))
+        self._held = self._held[count:]
+        self._blank = blank
+
+
+def whole_answer(markers: Markers, text: str, prompt: str = "") -> Answer:
+    """The parts of a whole answer to this prompt; runs of the same kind are paragraphs."""
+    segmenter = Segmenter(markers, prompt)
+    content = reasoning = ""
+    begins = False  # a run
+    for kind, own, marker in [*segmenter.push(text), *segmenter.finish()]:
+        if marker and kind != "tool":
+            begins = True
+        elif kind == "reasoning":
+            reasoning += gap(reasoning) * begins + own
+            begins = False
+        else:
+            content += gap(content) * begins + own
+            begins = False
+    return Answer(content, reasoning.rstrip())
+
+
+def gap(before: str) -> str:
+    """What is between a text and the paragraph that follows it."""
+    return ("\n" if before.endswith("\n") else "\n\n") if before else ""
+
+
+def begun(text: str, marks: Iterable[str]) -> int:
+    """Where the longest end of `text` begins that is the beginning of one of `marks`.
+
+    Its length where there is none.
+    """
+    at = len(text)
+    for mark in marks:
+        for length in range(min(len(text), len(mark) - 1), len(text) - at, -1):
+            if mark.startswith(text[-length:]):
+                at = len(text) - length
+                break
+    return at

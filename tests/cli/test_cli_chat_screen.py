@@ -1,0 +1,216 @@
+"""`chat` on a screen and in a pipe: reasoning apart from the answer, Markdown as it comes."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import sys
+import time
+from pathlib import Path
+
+import children
+import pytest
+from cli_tiny import TEMPLATE, write_tiny
+from json_schemas import errors
+from scripted import speak
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.chat import command as chat_command
+from llmcli.errors import NotFinite
+from llmcli.text import load_tokenizer
+
+THOUGHT = "<think>\nHm, *so*.\nWell.\n</think>\n\nYes, **it** is.\n- one"
+DIM = "\x1b[2m"
+END = 0
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """A model whose template speaks of reasoning and of tools."""
+    folder = write_tiny(
+        tmp_path_factory.mktemp("thinker") / "m", weights=True, max_position_embeddings=900
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE + "{# <think> </think> <tool_call> #}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def spelled(thinker):
+    tokenizer = load_tokenizer(open_checkpoint(Path(thinker), weights=False))
+    return lambda text: [*tokenizer.encode(text, add_bos=False), END]
+
+
+@pytest.fixture
+def chat(cli, thinker, spelled, monkeypatch):
+    """The answers to the messages of one run, as a terminal or a pipe gets them."""
+
+    def run(answer, *argv, terminal=False, columns=40, lines=()):
+        texts = [answer] if isinstance(answer, str) else answer
+        speak(monkeypatch.setattr, (spelled(one) if isinstance(one, str) else one for one in texts))
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        if not lines:
+            return cli("chat", "-m", thinker, "--prompt", "hi", *argv)
+        typed = iter(lines)
+        asks = type("Typed", (), {"ask": lambda self, *more: next(typed, None), "choose": None})
+        monkeypatch.setattr(chat_command, "_typed", asks)
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        return cli("chat", "-m", thinker, *argv)
+
+    return run
+
+
+def test_a_pipe_gets_the_answer_as_it_was_written(chat):
+    answer = "Yes, **it** is.\n- one"
+    assert chat(THOUGHT).out == answer + "\n"
+    assert chat(THOUGHT, "--reasoning", "fold").out == answer + "\n"
+    assert chat(THOUGHT, "--reasoning", "show").out == THOUGHT + "\n", "with all markers"
+    assert chat("No.\n").out == "No.\n"
+    assert chat("No <tool").out == "No <tool\n", "what began like a marker"
+    assert chat("").out == ""
+
+
+def test_json_and_transcripts_have_the_parts(chat, tmp_path):
+    line = chat(THOUGHT, "--json").json()
+    assert errors(line, "chat") == []
+    answer = line["messages"][1]
+    assert answer["content"] == "Yes, **it** is.\n- one"
+    assert answer["reasoning"] == "Hm, *so*.\nWell."
+    assert answer["raw"] == THOUGHT
+    assert "reasoning" not in chat("No.", "--json").json()["messages"][1]
+    file = tmp_path / "talk.json"
+    chat(THOUGHT, "--save", file)
+    saved = json.loads(file.read_text())
+    assert saved["messages"] == line["messages"]
+    other = tmp_path / "other.json"
+    chat("No.", "--load", file, "--save", other)
+    assert json.loads(other.read_text())["messages"][:2] == saved["messages"]
+
+
+def test_reasoning_alone_is_said_where_it_is_not_shown(chat):
+    said = chat("<think>\nHm, ")
+    assert said.out == ""
+    assert "note: the answer has only reasoning" in said.err
+    assert "note" not in chat("<think>\nHm, ", "--reasoning", "show").err
+
+
+def test_a_tool_call_is_part_of_the_answer(chat):
+    call = 'I look.\n<tool_call>\n{"a": 1}\n</tool_call>\n'
+    assert chat(f"<think>a</think>{call}").out == call
+    assert chat(call, terminal=True, columns=60).out == (
+        f'I look.\n\n{DIM}tool call\x1b[0m\n{DIM}│ \x1b[0m{DIM}<tool_call>\x1b[0m\n'
+        f'{DIM}│ \x1b[0m{DIM}{{"a":\x1b[0m {DIM}1}}\x1b[0m\n{DIM}│ \x1b[0m{DIM}</tool_call>\x1b[0m'
+        "\n\n"
+    )  # fmt: skip
+
+
+def test_on_a_terminal_reasoning_is_dim_and_the_answer_markdown(chat, monkeypatch):
+    assert chat(THOUGHT, terminal=True).out == (
+        f"{DIM}thinking …\x1b[0m\n{DIM}│ \x1b[0m{DIM}Hm,\x1b[0m {DIM}*so*.\x1b[0m\n"
+        f"{DIM}│ \x1b[0m{DIM}Well.\x1b[0m\n"
+        f"\nYes, \x1b[1mit\x1b[0m is.\n{DIM}• \x1b[0mone\n"
+    )
+    plain = chat(THOUGHT, "--plain", "--reasoning", "hide", terminal=True).out
+    assert plain == "Yes, **it** is.\n- one\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert chat(THOUGHT, terminal=True).out == (
+        "thinking …\n│ Hm, *so*.\n│ Well.\n\nYes, **it** is.\n- one\n"
+    )
+
+
+def test_folded_reasoning_is_one_line(chat, monkeypatch):
+    out = chat(THOUGHT, "--reasoning", "fold", terminal=True).out
+    line, _, answer = out.partition("\n")
+    shown = [re.sub(r"\x1b\[\d*m", "", one) for one in line.split("\r")]
+    assert re.fullmatch(r"thought: 1\d tokens, \d\.\d s *", shown[-1])
+    assert all(re.fullmatch(r"(thinking … [\d]+ tokens?, \d\.\d s)? *", one) for one in shown[:-1])
+    assert answer.startswith("\nYes, ")
+    monkeypatch.setenv("TERM", "dumb")
+    assert chat(THOUGHT, "--reasoning", "fold", terminal=True).out.startswith("thought: ")
+
+
+def test_the_command_shows_it_again_and_changes_how_it_is_shown(chat):
+    said = chat(
+        [THOUGHT, "No.", THOUGHT], "--reasoning", "fold", terminal=True,
+        lines=["/reasoning", "a", "/reasoning", "b", "/reasoning", "/reasoning nope",
+               "/reasoning hide", "c"],
+    )  # fmt: skip
+    seen = re.sub(r"\x1b\[\d*m", "", said.out)
+    assert seen.count("reasoning\n│ Hm, *so*.\n│ Well.\n") == 1
+    assert seen.count("thought: ") == 1
+    assert seen.endswith("reasoning: hide\nYes, it is.\n• one\n")
+    assert said.err.count("error: the last answer has no reasoning") == 2
+    assert "error: `/reasoning` takes show, fold, hide or nothing, not `nope`" in said.err
+
+
+def test_an_error_keeps_what_was_written(chat, spelled):
+    def broken():
+        yield from spelled("One two")[:-1]
+        raise NotFinite("the logits are no numbers")
+
+    said = chat([broken()], terminal=True)
+    assert (said.code, said.out) == (7, "One two\n")
+    assert said.err.startswith("error: the logits are no numbers\n")
+
+
+def test_control_characters_never_reach_a_terminal(chat):
+    hostile = "<think>a\x1b[2J\r</think>b\x1b]0;x\x07\n```\x1b\n\x9b\n```\n| \x1b |"
+    for argv in ((), ("--plain",), ("--reasoning", "fold")):
+        out = chat(hostile, *argv, terminal=True).out
+        seen = re.sub(r"\x1b\[\d*m|\r(?=[\x1b ]|th)", "", out)
+        assert all(one == "\n" or one.isprintable() for one in seen), argv
+
+
+def on_a_terminal(thinker, spelled, answer, home, *argv, stop_at=None):
+    """What the run writes to a terminal of its own, and when; Ctrl-C after `stop_at`."""
+    controller, inner = pty.openpty()
+    script = Path(__file__).parent.parent / "scripted.py"
+    process = children.start(
+        [sys.executable, str(script), "chat", "-m", thinker, "--prompt", "hi", *argv],
+        stdin=inner, stdout=inner, stderr=inner,
+        env={
+            **os.environ, "TERM": "xterm", "COLUMNS": "30", "XDG_STATE_HOME": str(home),
+            "ANSWERS": json.dumps([spelled(answer)]), "PACE": "0.01",
+        },
+    )  # fmt: skip
+    os.close(inner)
+    seen = ""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if not select.select([controller], [], [], 0.2)[0]:
+            continue
+        try:
+            seen += os.read(controller, 65536).decode()
+        except OSError:
+            break
+        if stop_at is not None and stop_at in seen:
+            time.sleep(0.2)  # for some more tokens
+            process.send_signal(2)
+            stop_at = None
+    os.close(controller)
+    return process.wait(timeout=60), seen
+
+
+def test_nothing_that_was_shown_is_changed(thinker, spelled, tmp_path):
+    code, seen = on_a_terminal(thinker, spelled, THOUGHT, tmp_path)
+    assert code == 0
+    answer = seen[seen.index("thinking") :]
+    assert set(re.findall(r"\x1b[^m]*m|\r(?!\n)", answer)) <= {DIM, "\x1b[1m", "\x1b[0m"}
+    assert "is.\r\n" in answer
+
+
+def test_ctrl_c_flushes_the_last_word(thinker, spelled, tmp_path):
+    answer = "One two " + "x" * 300
+    code, seen = on_a_terminal(thinker, spelled, answer, tmp_path, stop_at="two")
+    assert code == 130
+    assert re.search(r"One two x+\r\n", seen.replace("\r\nx", " x")), seen
+    code, seen = on_a_terminal(
+        thinker, spelled, f"<think>{answer}", tmp_path, "--reasoning", "fold", stop_at="thinking"
+    )
+    assert code == 130
+    assert re.search(r"thought: \d+ tokens, \d\.\d s", seen)

@@ -1,0 +1,183 @@
+"""Markdown while it comes: what is shown stays as it is, and is the same however it is cut."""
+
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from llmcli.render.markdown import DimmedStream, MarkdownStream
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def console(width=40, colour=False, encoding="utf-8"):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Console(
+        width=width, file=file, force_terminal=colour, no_color=not colour, highlight=False,
+        markup=False, color_system="standard" if colour else None, legacy_windows=False,
+    )  # fmt: skip
+
+
+def shown(text, pieces=None, **how):
+    stream = MarkdownStream(console(**how))
+    return "".join([stream.push(one) for one in pieces or [text]]) + stream.finish()
+
+
+def bare(text, **how):
+    """What is seen of it on a terminal with colours."""
+    return STYLE.sub("", shown(text, colour=True, **how))
+
+
+# what is written, what is seen with colours
+LINES = {
+    "plain": ("Just words.", "Just words.\n"),
+    "bold": ("a **b c** d", "a b c d\n"),
+    "both": ("***b*** and _i_ and __b__", "b and i and b\n"),
+    "code": ("use `a**b` or ``x`y``", "use a**b or x`y\n"),
+    "struck": ("~~no~~ ~yes", "no ~yes\n"),
+    "products": ("2*3*4, 2**3 and 5 * 6", "2*3*4, 2**3 and 5 * 6\n"),
+    "names": ("snake_case_name __init__ x_", "snake_case_name init x_\n"),
+    "ideographs": ("这是**粗体**文字", "这是粗体文字\n"),
+    "escaped": (r"\* \_ \(x\) \\", "* _ \\(x\\) \\\n"),
+    "link": ("see [the page](http://a.b/c_(d)).", "see the page (http://a.b/c_(d)).\n"),
+    "link with a title": ('[a](b "c d")', "a (b)\n"),
+    "link to itself": ("[http://a.b](http://a.b)", "http://a.b\n"),
+    "brackets": ("a[i] [1] [ ] [x](", "a[i] [1] [ ] [x](\n"),
+    "heading": ("## Two **x**", "Two x\n"),
+    "no heading": ("#hashtag", "#hashtag\n"),
+    "bullets": ("- a\n* b\n+ c", "• a\n• b\n• c\n"),
+    "nested": ("- a\n  - b\n    c", "• a\n  • b\n    c\n"),
+    "numbers": ("1. a\n10) b", "1. a\n10) b\n"),
+    "a number": ("1.5 is no list", "1.5 is no list\n"),
+    "a year that ends": ("It was\n2023.", "It was\n2023.\n"),
+    "quote": ("> a\n> - b\n>\n> c", "│ a\n│ • b\n│ \n│ c\n"),
+    "rule": ("a\n\n---\n\nb", f"a\n\n{'─' * 40}\n\nb\n"),
+    "empty lines": ("\n\na\n\n\n\nb\n", "a\n\nb\n"),
+    "nothing": ("", ""),
+    "only a marker": ("-", "-\n"),
+    "an empty item": ("- ", "• \n"),
+    "fence": ("```x\na\n\n\n  b **c**\n```\nd", "```x\na\n\n\n  b **c**\n```\nd\n"),
+    "fence in a list": ("1. a\n   ```\n   x\n     y\n   ```\nb", None),
+    "fence in a quote": ("> ```\n> x\n> ```\nb", "│ ```\n│ x\n│ ```\nb\n"),
+    "open fence": ("~~~py\n# x", "~~~py\n# x\n"),
+    "three ticks in a line": ("```a``` b", "a b\n"),
+    "bar": ("| a\nb", "| a\nb\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_what_is_seen(name):
+    text, seen = LINES[name]
+    seen = text + "\n" if seen is None else seen
+    assert bare(text) == seen
+    assert bare(text, pieces=list(text)) == seen
+
+
+TABLE = "| a | **b** |\n|---|---:|\n| `x` | 1 |\n| y | 22 |"
+
+
+def test_a_table_is_drawn_when_it_ends():
+    stream = MarkdownStream(console())
+    assert [stream.push(line + "\n") for line in TABLE.split("\n")] == [""] * 4
+    rows = [line.split() for line in stream.push("after").splitlines()]
+    assert [row for row in rows if row[0].isalnum()] == [["a", "b"], ["x", "1"], ["y", "22"]]
+    assert stream.finish() == "after\n"
+    assert bare(TABLE).split() == bare(TABLE + "\n").split()
+    for line in shown("| a |\n|-|\n| " + "long " * 30 + "|").splitlines():
+        assert cell_len(line) <= 40
+
+
+def test_styles_end_with_their_line():
+    lines = shown("a **b\nc `d\n# e\nf", colour=True).splitlines()
+    assert lines == ["a \x1b[1mb\x1b[0m", "c \x1b[36md\x1b[0m", "\x1b[1;4me\x1b[0m", "f"]
+
+
+def test_code_is_coloured_line_by_line():
+    stream = MarkdownStream(console(colour=True))
+    stream.push("```python\n")
+    assert stream.push('x = """a') == ""
+    assert "\x1b[" in stream.push("\n")
+    inside = stream.push('b """\n')
+    assert inside.startswith("\x1b[33mb "), "a string goes on from one line to the next"
+    assert shown("```nonsense\na\n```", colour=True).splitlines()[1] == "a"
+
+
+@pytest.mark.parametrize("width", [10, 24, 40])
+def test_lines_break_between_words_with_hanging_indents(width):
+    text = "- one two three four five six seven\n> eight nine ten eleven twelve"
+    lines = bare(text, width=width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    words = [word for line in lines for word in line.split() if word not in "•│"]
+    assert " ".join(words) == re.sub("^[->] ", "", text, flags=re.M).replace("\n", " ")
+    quote = [line.startswith("│ ") for line in lines]
+    assert quote == sorted(quote)
+    for line in lines[1 : quote.index(True)]:
+        assert line.startswith("  ")
+
+
+def test_wide_characters_break_anywhere_and_a_long_word_where_it_must():
+    lines = bare("これは長い文章です。" * 4, width=20).splitlines()
+    assert {cell_len(line) for line in lines[:-1]} == {20}
+    assert not any(line.startswith("。") for line in lines)
+    assert bare("x" * 50, width=20) == f"{'x' * 20}\n{'x' * 20}\n{'x' * 10}\n"
+    stream = MarkdownStream(console(20))
+    assert len(stream.push("x" * 30)) > 20, "it is not held back to its end"
+
+
+def test_a_word_is_shown_when_the_next_token_comes():
+    stream = MarkdownStream(console(colour=True))
+    assert stream.push("Hello") == "", "it may go on"
+    assert stream.push(" **wor") == "Hello"
+    assert stream.push("ld** and") == " \x1b[1mworld\x1b[0m"
+    assert stream.push(".\n") == " and.\n"
+    assert stream.finish() == ""
+
+
+def test_without_colours_the_text_keeps_its_markers():
+    text = "# A **b**\n- `c` _d_ [e](f)\n> \\* ~~g~~\n```x\nh\n```\n---"
+    assert shown(text) == text + "\n"
+    assert bare("- a\n> b\n\n---", encoding="ascii") == f"- a\n| b\n\n{'-' * 40}\n"
+
+
+PIECES = st.sampled_from(
+    [*"\n\n *_`~#-+>|[]()\\1.ax文", "**", "```", "  ", "- ", "1. ", "> ", "| a |", "|-|", "\n\n",
+     "[a](b)", "word ", "\t", "\x1b[2J", "\r", "\u202e"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=30), st.booleans(), st.integers(8, 30))
+def test_however_it_is_cut_the_same_is_shown(pieces, colour, width):
+    text = "".join(pieces)
+    whole = shown(text, width=width, colour=colour)
+    assert shown(text, pieces, width=width, colour=colour) == whole
+    assert shown(text, list(text), width=width, colour=colour) == whole
+    plain = STYLE.sub("", whole) if colour else whole
+    assert all(character == "\n" or character.isprintable() for character in plain)
+    assert whole == "" or whole.endswith("\n")
+
+
+WORDS = st.sampled_from([*"\n *_`~#->[]()\\1.ax", "**", "```", "- ", "1. ", "word "])
+
+
+@given(st.lists(WORDS, max_size=30).map("".join))
+def test_nothing_is_lost(text):
+    assert "".join(shown(text).split()) == "".join(text.split()), "without colours, all of it"
+    letters = re.sub(r"[^a-z1]", "", text)
+    assert re.sub(r"[^a-z1]", "", bare(text)) == letters, "with colours, all but markers"
+
+
+@given(st.lists(PIECES, max_size=30), st.booleans())
+def test_dimmed_text_is_whole_and_only_dim(pieces, colour):
+    stream = DimmedStream(console(12, colour), "thinking …")
+    out = "".join([stream.push(one) for one in pieces]) + stream.finish()
+    if not "".join(pieces):
+        return
+    assert set(STYLE.findall(out)) <= {"\x1b[2m", "\x1b[0m"}
+    title, *lines = STYLE.sub("", out).splitlines()
+    assert title == "thinking …"
+    assert all(line.startswith("│ ") and line.isprintable() for line in lines)
+    assert out.endswith("\n")

@@ -1,0 +1,45 @@
+"""Answers that are given beforehand, for what follows from them: no choice of a model is asked.
+
+As a program: llmcli, whose answers are those of $ANSWERS, a JSON list of lists of ids, a token
+every $PACE seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from llmcli.generation import conversation
+from llmcli.generation.output import Choice
+
+
+def speak(
+    patch: Callable[[object, str, object], None],
+    answers: Iterable[Sequence[int]],
+    pace: float = 0.0,
+) -> None:
+    """Each answer of any conversation has the ids of the next of `answers`."""
+    given = iter(answers)
+
+    class Scripted:
+        def __init__(self, *arguments, **more):
+            self._ids = iter(next(given))
+
+        def pick(self, logits_BV):
+            time.sleep(pace)
+            token = next(self._ids)
+            return torch.tensor([token]), [Choice(token, None, ())]
+
+    patch(conversation, "Picker", Scripted)
+
+
+if __name__ == "__main__":
+    from llmcli.cli.app import main
+
+    speak(setattr, json.loads(os.environ["ANSWERS"]), float(os.environ.get("PACE", "0")))
+    sys.exit(main(sys.argv[1:]))
