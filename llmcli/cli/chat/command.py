@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch, stats_line
-from llmcli.cli.chat.talk import Settings, Talk, tell_error, value_of
+from llmcli.cli.chat.talk import Settings, Talk, tell_error
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.files import check_target
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
@@ -22,6 +22,7 @@ from llmcli.cli.params import Range
 from llmcli.cli.prompts import read_stdin, read_text, stdin_is_given, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
+from llmcli.cli.template import System, Variables, template_variables
 from llmcli.errors import LlmcliError, UsageError
 
 
@@ -47,19 +48,8 @@ class TalkOptions:
         bool,
         typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
     ] = False
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message."
-        ),
-    ] = None
-    variable: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", rich_help_panel=PROMPT,
-            help="A variable of the chat template, such as enable_thinking=false; repeatable.",
-        ),
-    ] = None  # fmt: skip
+    system: System = None
+    variable: Variables = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -96,16 +86,6 @@ class TalkOptions:
         ),
     ] = False
 
-    def variables(self) -> dict[str, Any]:
-        """Raises UsageError for what is no `NAME=VALUE`."""
-        found = {}
-        for one in self.variable or ():
-            name, equals, value = one.partition("=")
-            if not (name.isidentifier() and equals):
-                raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
-            found[name] = value_of(value)
-        return found
-
 
 def command(
     options: TalkOptions,
@@ -123,7 +103,7 @@ def command(
 
     out = Output("chat", output)
     sampling.check()
-    variables = options.variables()
+    variables = template_variables(options.variable)
     if "" in (options.stop or ()):
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from llmcli.cli.chat.talk import Talk, value_of
+from llmcli.cli.chat.talk import Talk
 from llmcli.cli.sampling import RANGES
+from llmcli.cli.template import value_of
 from llmcli.errors import UsageError
 from llmcli.render.theme import one_line
 

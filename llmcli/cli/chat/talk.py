@@ -188,13 +188,3 @@ def tell_error(error: LlmcliError) -> None:
     tell(f"error: {error.message}")
     if error.hint:
         tell(f"hint: {error.hint}")
-
-
-def value_of(text: str) -> Any:
-    """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself."""
-    import json
-
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
