@@ -38,6 +38,7 @@ _llmcli() {
         generate\ --logprobs) values=''; kind=words ;;
         generate\ --stats) values='off short full'; kind=words ;;
         generate\ --system) values=''; kind=words ;;
+        generate\ --set) values=''; kind=words ;;
         generate\ -m|generate\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         generate\ --device) values='auto cpu cuda mps'; kind=words ;;
         generate\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
@@ -71,6 +72,7 @@ _llmcli() {
         chat\ --context-length) values=''; kind=words ;;
         chat\ --seed) values=''; kind=words ;;
         chat\ --revision) values=''; kind=words ;;
+        chat\ --draft) values='MODEL ngram'; kind=words ;;
         timing\ -f|timing\ --file) values=''; kind=files ;;
         timing\ --ids) values=''; kind=words ;;
         timing\ --phase) values='prefill decode both'; kind=words ;;
@@ -192,6 +194,7 @@ _llmcli() {
         attention\ -f|attention\ --file) values=''; kind=files ;;
         attention\ --ids) values=''; kind=words ;;
         attention\ --system) values=''; kind=words ;;
+        attention\ --set) values=''; kind=words ;;
         attention\ --generate) values=''; kind=words ;;
         attention\ --layer) values=''; kind=words ;;
         attention\ --head) values=''; kind=words ;;
@@ -215,6 +218,7 @@ _llmcli() {
         lens\ -f|lens\ --file) values=''; kind=files ;;
         lens\ --ids) values=''; kind=words ;;
         lens\ --system) values=''; kind=words ;;
+        lens\ --set) values=''; kind=words ;;
         lens\ --generate) values=''; kind=words ;;
         lens\ --position) values=''; kind=words ;;
         lens\ --layer) values=''; kind=words ;;
@@ -232,6 +236,7 @@ _llmcli() {
         dump\ -f|dump\ --file) values=''; kind=files ;;
         dump\ --ids) values=''; kind=words ;;
         dump\ --system) values=''; kind=words ;;
+        dump\ --set) values=''; kind=words ;;
         dump\ --generate) values=''; kind=words ;;
         dump\ --name) values=''; kind=words ;;
         dump\ -o|dump\ --output) values=''; kind=words ;;
@@ -258,6 +263,7 @@ _llmcli() {
         tokens\ -f|tokens\ --file) values=''; kind=files ;;
         tokens\ --ids) values=''; kind=words ;;
         tokens\ --system) values=''; kind=words ;;
+        tokens\ --set) values=''; kind=words ;;
         tokens\ -m|tokens\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
         tokens\ --device) values='auto cpu cuda mps'; kind=words ;;
         tokens\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
@@ -313,8 +319,8 @@ _llmcli() {
         return
     fi
     case $command in
-        generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
-        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        generate) words='-f --file --ids --no-stdin -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -n --max-tokens --stop --ignore-eos --num-samples --batch --logprobs --stats --stream-json --chat --raw --system --set -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
+        chat) words='--prompt -f --file --no-stdin --system --set -n --max-tokens --stop --load --save --stats --reasoning --plain -t --temperature -k --top-k -p --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --greedy -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --draft --json -q --quiet --debug -h --help' ;;
         timing) words='-f --file --ids --phase -n --max-tokens --pairs --layers --unfused --trace --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench) words='-m --model -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -p --n-prompt -n --n-gen -pg -d --n-depth -b --batch-size -ub --ubatch-size -t --threads --dtype -dev --device -ctk --cache-type-k -ctv --cache-type-v -ngl --n-gpu-layers -nkvo --no-kv-offload -fa --flash-attn -embd --embeddings -r --repetitions --delay --no-warmup -o --output -oe --output-err --progress -v --verbose --list-devices --against --random-weights --seed --no-ceilings --revision --quantize --offline -C --cpu-mask --cpu-strict --poll -ncmoe --n-cpu-moe -sm --split-mode -mg --main-gpu -ts --tensor-split -ot --override-tensor -mmp --mmap -lm --load-mode -dio --direct-io -nopo --no-op-offload --no-host -fitt --fit-target -fitc --fit-ctx -rpc --rpc --numa --prio --json --quiet --debug -h --help' ;;
         ladder) words='-f --file --ids --rung --explain -n --tokens --batch --budget --beyond -o --output -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
@@ -322,11 +328,11 @@ _llmcli() {
         load) words='--check --all --filter -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         shapes) words='-f --file --ids --phase --batch --tokens --params --activations --layer --filter --names -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
-        attention) words='-f --file --ids --no-stdin --chat --system --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
-        lens) words='-f --file --ids --no-stdin --chat --system --generate --position --layer --mid -k --top --target -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
-        dump) words='-f --file --ids --no-stdin --chat --system --generate --name -o --output --force --no-check -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        attention) words='-f --file --ids --no-stdin --chat --system --set --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        lens) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --mid -k --top --target -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        dump) words='-f --file --ids --no-stdin --chat --system --set --generate --name -o --output --force --no-check -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
-        tokens) words='-f --file --ids --no-stdin --no-special --chat --system -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        tokens) words='-f --file --ids --no-stdin --no-special --chat --system --set -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         models) words='--json -q --quiet --debug -h --help' ;;
         env) words='-m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         bench\ compare) words='--fail-if-slower --json -q --quiet --debug -h --help' ;;

@@ -31,10 +31,11 @@ def _set(options: Any) -> Iterator[str]:
             continue
         for about in hints[field.name].__metadata__:
             if isinstance(about, OptionInfo):
-                # typer has the first name of an annotated option where others have its default
-                yield str(about.default)
-                if value is not True:
-                    yield _quoted(str(value), about.metavar)
+                for one in value if isinstance(value, list) else [value]:
+                    # typer has the first name of an annotated option where others have its default
+                    yield str(about.default)
+                    if one is not True:
+                        yield _quoted(str(one), about.metavar)
             elif isinstance(about, ArgumentInfo):
                 yield _quoted(str(value), about.metavar)
 

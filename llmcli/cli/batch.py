@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from llmcli.cli.messages import read_conversation
 from llmcli.cli.prompts import Prompt, read_stdin, read_text
 from llmcli.errors import UsageError
 from llmcli.render.theme import encodable
@@ -16,9 +17,10 @@ WINDOW = 64  # prompts among which rows of similar length are looked for; result
 
 
 def read_batch(path: str) -> list[Prompt]:
-    """The prompts of a JSONL file (`-`: stdin): a string, {"prompt": …} or {"ids": […]} a line.
+    """The prompts of a JSONL file (`-`: stdin), a line each.
 
-    Empty lines are passed over. Raises UsageError with the line's number for anything else.
+    A line is a string, {"prompt": …}, {"ids": […]} or {"messages": […]}. Empty lines are passed
+    over. Raises UsageError with the line's number for anything else.
     """
     text = read_stdin(sys.stdin) if path == "-" else read_text(path)
     prompts = []
@@ -55,6 +57,9 @@ def _prompt(line: str, place: str, file: str) -> Prompt:
         raise UsageError(message, hint=_HINT) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}", hint=_HINT) from error
+    if isinstance(value, dict) and "messages" in value:
+        conversation = read_conversation(value, where)
+        return Prompt(conversation.last, where=where, conversation=conversation)
     if isinstance(value, dict):
         for key in value:
             if key not in ("prompt", "ids"):
@@ -83,4 +88,4 @@ def _is_ids(value: Any) -> bool:
     )
 
 
-_HINT = 'a line is "text", {"prompt": "text"} or {"ids": [1, 2, 3]}'
+_HINT = 'a line is "text", {"prompt": "text"}, {"ids": [1, 2, 3]} or {"messages": […]}'

@@ -14,12 +14,13 @@ import typer
 from llmcli.anatomy.names import Names, known
 from llmcli.cli.encoding import Encoded
 from llmcli.cli.files import check_size, kind_of_file, whole_file
-from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, require, token_texts
+from llmcli.cli.looking import NewTokensOptions, encode_look, require, token_texts
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, note_model_name, read_prompt
 from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import TemplateOptions
 from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite, UsageError
 from llmcli.families.sources import sources

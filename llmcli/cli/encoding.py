@@ -2,100 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from llmcli.cli.options import PROMPT
-from llmcli.cli.prompts import (
-    Prompt,
-    check_ids,
-    need_tokenizer,
-    text_argument,
-)
-from llmcli.errors import PromptTooLong, UsageError
+from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer
+from llmcli.cli.template import ChatOptions
+from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 
 if TYPE_CHECKING:
     from llmcli.model import Model
+    from llmcli.reports.text import TokenPiece
     from llmcli.text import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """Whether text is put into the model's chat template."""
-
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            rich_help_panel=PROMPT,
-            help="Answer, through the model's chat template. [default where it has one]",
-        ),
-    ] = False
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", rich_help_panel=PROMPT, help="Continue the text as it stands."),
-    ] = False
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message."
-        ),
-    ] = None
-
-    def check(self, *, ids: bool) -> None:
-        """Raises UsageError for options that contradict each other."""
-        if self.chat and self.raw:
-            raise UsageError("`--chat` and `--raw` exclude each other")
-        if self.system is not None:
-            text_argument(self.system, "`--system`")
-        if self.system is not None and self.raw:
-            raise UsageError("`--system` is for the chat template, and `--raw` goes without it")
-        if ids and (self.chat or self.system is not None):
-            flag = "--chat" if self.chat else "--system"
-            raise UsageError(f"`--ids` is always raw and goes without `{flag}`")
-
-    def messages(self, text: str) -> list[dict[str, str]]:
-        """The conversation that `text` begins."""
-        user = {"role": "user", "content": text}
-        if self.system is None:
-            return [user]
-        return [{"role": "system", "content": text_argument(self.system, "`--system`")}, user]
-
-    def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
-        """The process that renders the template of these prompts; none where none may need it.
-
-        Entered before the model is loaded, it gets ready meanwhile.
-        """
-        if self.raw or all(prompt.ids is not None for prompt in given):
-            return nullcontext()
-        from llmcli.text.template_renderer import RENDERER
-
-        return RENDERER
-
-    def wants_template(self, tokenizer: Tokenizer, name: str) -> bool:
-        """Whether the template is used; raises UsageError where it is asked for and absent."""
-        if self.raw:
-            return False
-        if tokenizer.chat_template is None and (self.chat or self.system is not None):
-            flag = "--chat" if self.chat else "--system"
-            raise UsageError(
-                f"`{flag}` needs a chat template, and `{name}` has none",
-                hint="leave it out: the text is then continued as it stands",
-            )
-        return tokenizer.chat_template is not None
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as the model gets it. `chat`: the text went through the chat template."""
+    """A prompt as the model gets it. `chat`: the text went through the chat template.
+
+    `messages` of a conversation, whose `text` is that of the last one.
+    """
 
     text: str | None
     ids: tuple[int, ...]
     chat: bool
+    messages: tuple[Mapping[str, Any], ...] | None = None
 
 
 def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
@@ -107,17 +39,53 @@ def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
         )
         return Encoded(text, prompt.ids, False)
     tokenizer = need_tokenizer(model.tokenizer, model.name)
-    text = prompt.text or ""
-    if options.wants_template(tokenizer, model.name):
-        ids = tuple(tokenizer.encode_chat(options.messages(text)))
-        chat = True
+    given = options.template_input(prompt, tokenizer, model.name)
+    if given is None:
+        ids = tuple(tokenizer.encode(prompt.text or ""))
     else:
-        ids = tuple(tokenizer.encode(text))
-        chat = False
+        with _told_of(prompt):
+            ids = tuple(tokenizer.encode_chat(**given))
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
-    return Encoded(text, ids, chat)
+    messages = None if prompt.conversation is None else prompt.conversation.messages
+    return Encoded(prompt.text or "", ids, given is not None, messages)
+
+
+def pieces(
+    prompt: Prompt, options: ChatOptions, tokenizer: Tokenizer, name: str, *, parse_special: bool
+) -> tuple[str | None, list[TokenPiece]]:
+    """What the template of the model `name` made of a prompt without ids, and its tokens in there.
+
+    The text is None where it is taken as it stands. Raises the errors of `encode`, and UsageError
+    where special tokens are to be plain text and a template writes them.
+    """
+    given = options.template_input(prompt, tokenizer, name)
+    if given is None or tokenizer.chat_template is None:
+        return None, tokenizer.pieces(prompt.text or "", parse_special=parse_special)
+    if not parse_special:
+        raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
+    from llmcli.text.tokenizer import clean
+
+    with _told_of(prompt):
+        text = clean(tokenizer.chat_template.render(**given))
+    add_bos = False if tokenizer.begins_with_bos(text) else None
+    return text, tokenizer.pieces(text, add_bos=add_bos)
+
+
+@contextmanager
+def _told_of(prompt: Prompt) -> Iterator[None]:
+    """Errors of the template say which conversation it refused."""
+    try:
+        yield
+    except CheckpointError as error:
+        if prompt.conversation is None:
+            raise
+        from llmcli.text.chat import WITHOUT
+
+        other = "change its messages to what the model's template takes"
+        hint = other if error.hint == WITHOUT else error.hint
+        raise CheckpointError(f"{prompt.where}: {error.message}", hint=hint) from error
 
 
 def check_fits(

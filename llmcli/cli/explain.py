@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.encoding import ChatOptions, check_fits, encode
+from llmcli.cli.encoding import check_fits, encode
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import LARGEST
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, Prompt, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.explanation import Explanation

@@ -11,7 +11,7 @@ import typer
 from llmcli.cli.batch import read_batch
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.encoding import ChatOptions, check_fits, encode
+from llmcli.cli.encoding import check_fits, encode
 from llmcli.cli.job import Job
 from llmcli.cli.options import OUTPUT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
@@ -19,6 +19,7 @@ from llmcli.cli.params import Range
 from llmcli.cli.prompts import read_prompt, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
+from llmcli.cli.template import ChatOptions
 from llmcli.errors import LlmcliError, UsageError
 
 EPILOG = """
@@ -28,6 +29,7 @@ Examples:
   llmcli generate "The capital of France is" --raw -n 8
   cat page.txt | llmcli generate "What is this text about?" --greedy
   llmcli generate "Why is the sky blue?" -m smollm2-1.7b --stats full
+  llmcli generate -f talk.json "And why is it red at night?"
 
 `llmcli models` lists the models that have a short name.
 """
@@ -89,8 +91,8 @@ class GenerateOptions:
             "--batch",
             metavar="FILE.jsonl",
             rich_help_panel=TEXT,
-            help='Many prompts, one a line: "text", {"prompt": "text"} or {"ids": [1, 2]}. '
-            "With --json one document per prompt, one a line.",
+            help='Many prompts, one a line: "text", {"prompt": "text"}, {"ids": [1, 2]} or '
+            '{"messages": […]}. With --json one document per prompt, one a line.',
         ),
     ] = None
     logprobs: Annotated[
@@ -133,7 +135,8 @@ def command(
     """Write text with a model, token by token.
 
     The prompt is PROMPT, a file, a pipe, or several of them joined. Where the model has a chat
-    template it answers; `--raw` continues the text as it stands.
+    template it answers; `--raw` continues the text as it stands. A .json file with `messages` is a
+    conversation: its last message is answered, or continued where it is the assistant's.
     """
     from llmcli.checkpoints.catalog import CATALOG
 
@@ -143,6 +146,7 @@ def command(
     sampling.check()
     chat.check(ids=prompt.ids is not None)
     given = read_batch(text.batch) if text.batch is not None else [read_prompt(prompt)]
+    chat.check_conversations(given)
     with chat.renderer(given):
         loaded = load_model(model, out, text=any(item.ids is None for item in given))
         entry = CATALOG.get(loaded.model.name)

@@ -206,7 +206,7 @@ class Job:
         batch = self.text.batch is not None
         body: dict[str, Any] = {"index": index} if batch else {}
         body |= {
-            "prompt": asdict(self.encoded[index]),
+            "prompt": _prompt(self.encoded[index]),
             "outputs": [_without_none(output) for output in outputs],
             "sampling": {
                 **self.resolved.values,
@@ -256,7 +256,7 @@ class Job:
             self.out.aside(confidence_legend(ties=self.resolved.greedy))
         watched = self.out.out.terminal and self.out.err.terminal and not self.out.quiet
         text = not (self.out.json or self.text.stream_json)
-        if text and watched and any(item.chat for item in self.encoded):
+        if text and watched and any(item.chat and not item.messages for item in self.encoded):
             self.out.aside(template_line())
         drafted = None if self.speculation is None else self.speculation.describe()
         if level == "short":
@@ -279,6 +279,14 @@ def _chained(first: Token | None, rest: Iterator[Token]) -> Iterator[Token]:
     if first is not None:
         yield first
         yield from rest
+
+
+def _prompt(encoded: Encoded) -> dict[str, Any]:
+    """`messages` of a conversation only."""
+    found = asdict(encoded)
+    if encoded.messages is None:
+        del found["messages"]
+    return found
 
 
 def _without_none(output: Generated) -> dict[str, Any]:

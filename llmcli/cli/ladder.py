@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.encoding import ChatOptions, encode
+from llmcli.cli.encoding import encode
 from llmcli.cli.exits import Stopped
 from llmcli.cli.files import check_target, kind_of_file
 from llmcli.cli.options import GivenPromptOptions, ModelOptions, OutputOptions
@@ -19,6 +19,7 @@ from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import BUILTIN, prompt_or_builtin
 from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import ChatOptions
 from llmcli.errors import CheckFailed, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.ladder import LadderReport, Variant

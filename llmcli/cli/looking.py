@@ -9,44 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.encoding import ChatOptions, Encoded, check_fits, encode
+from llmcli.cli.encoding import Encoded, check_fits, encode
 from llmcli.cli.options import PROMPT, ModelOptions
 from llmcli.cli.params import Range
 from llmcli.cli.prompts import Prompt
+from llmcli.cli.template import TemplateOptions
 from llmcli.errors import CheckFailed, UsageError
 from llmcli.reports.checks import ViewCheck
 
 if TYPE_CHECKING:
     from llmcli.generation.sampling import Sampling
     from llmcli.model import Model
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemplateOptions:
-    """The text is looked at as it stands, unless the chat template is asked for."""
-
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat",
-            rich_help_panel=PROMPT,
-            help="Put the text into the model's chat template. [default: as it stands]",
-        ),
-    ] = False
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            metavar="TEXT",
-            rich_help_panel=PROMPT,
-            help="The system message; implies --chat.",
-        ),
-    ] = None
-
-    def options(self) -> ChatOptions:
-        """The same as `generate` has them, with `--raw` for the default."""
-        raw = not self.chat and self.system is None
-        return ChatOptions(chat=self.chat, raw=raw, system=self.system)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +54,7 @@ def encode_look(
     without a tokenizer.
     """
     chat = template.options()
-    chat.check(ids=given.ids is not None and (template.chat or template.system is not None))
+    chat.check(ids=given.ids is not None)
     encoded = encode(given, chat, model)
     room = room_for(options, model)
     list(check_fits([encoded], 1, room, largest=model.config.embedding.positions))

@@ -166,7 +166,8 @@ class GivenPromptOptions:
             "--file",
             metavar="PATH",
             rich_help_panel=PROMPT,
-            help="Read the text from a file (`-`: stdin).",
+            help="Read the text from a file (`-`: stdin). A .json file with `messages` is a "
+            "conversation.",
         ),
     ] = None
     ids: Annotated[

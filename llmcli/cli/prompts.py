@@ -1,7 +1,8 @@
-"""Where a text comes from: the argument, a file, a pipe, or token ids."""
+"""Where a prompt comes from: the argument, a file, a pipe, or token ids."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
+from llmcli.cli.messages import GivenConversation, read_conversation
 from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.errors import CheckpointError, UsageError
 
@@ -30,19 +32,24 @@ NOTHING_HINT = 'give a text ("…"), `-f FILE`, {} or token ids with `--ids 1,2,
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the user gave: a text, or token ids. `where`: its line of a batch."""
+    """What the user gave: a text, token ids, or a conversation (then `text` is its last message).
+
+    `where`: its file, or its line of a batch.
+    """
 
     text: str | None
     ids: tuple[int, ...] | None = None
     where: str = ""
+    conversation: GivenConversation | None = None
 
 
 def read_prompt(options: GivenPromptOptions) -> Prompt:
     """The prompt that the options name; raises UsageError where there is none.
 
     A pipe or redirected file comes first, then `--file`, then the argument, joined by
-    newlines; an empty one does not count. `--ids` stands alone. Without being asked a pipe is
-    read for `PromptOptions` only.
+    newlines; an empty one does not count. Where the file is a conversation, the rest is what the
+    user says next. `--ids` stands alone. Without being asked a pipe is read for `PromptOptions`
+    only.
     """
     if options.ids is not None:
         if options.prompt is not None or options.file is not None:
@@ -50,7 +57,12 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
         return Prompt(None, parse_ids(options.ids))
     takes_pipes = isinstance(options, PromptOptions)
     no_stdin = isinstance(options, PromptOptions) and options.no_stdin
-    text = joined_text(options.prompt, options.file, pipe=takes_pipes, no_stdin=no_stdin)
+    conversation = _conversation(options.file)
+    file = options.file if conversation is None else None
+    text = joined_text(options.prompt, file, pipe=takes_pipes, no_stdin=no_stdin)
+    if conversation is not None:
+        conversation = conversation.then(text) if text else conversation
+        return Prompt(conversation.last, where=f"`{options.file}`", conversation=conversation)
     if not text:
         pipe = "a pipe," if takes_pipes else "`-` for stdin,"
         raise UsageError("there is no prompt, or it is empty", hint=NOTHING_HINT.format(pipe))
@@ -72,6 +84,22 @@ def joined_text(
     if prompt not in (None, "-"):
         parts.append(text_argument(str(prompt), name))
     return "\n".join(part for part in parts if part)
+
+
+def _conversation(path: str | None) -> GivenConversation | None:
+    """The conversation in a file whose name ends in .json; None for any other text."""
+    if path is None or not path.lower().endswith(".json"):
+        return None
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if '"messages"' in text:
+            tell(f"note: `{path}` is no valid JSON ({error}): it is read as text")
+        return None
+    if not (isinstance(value, dict) and isinstance(value.get("messages"), list)):
+        return None
+    return read_conversation(value, f"`{path}`")
 
 
 def prompt_or_builtin(

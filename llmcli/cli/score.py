@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmcli.cli.encoding import pieces
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import Prompt, check_ids, need_tokenizer, read_prompt
 from llmcli.cli.running import kernels_of, load_model, require_supported
+from llmcli.cli.template import ChatOptions
 from llmcli.cli.tokens import SpecialOptions
 from llmcli.errors import UsageError
 from llmcli.measure.environment import environment
@@ -63,13 +65,20 @@ def command(
 ) -> None:
     """Log-probability of every token of a text, its perplexity and bits per byte.
 
-    The text is taken as it stands: the tokenizer's own BOS rule, no EOS, no chat template.
+    The text is taken as it stands: the tokenizer's own BOS rule, no EOS, no chat template (but
+    for a .json file with `messages`, which is a conversation).
     Logarithms are natural; rank 1 is the likeliest token. A text longer than the context is
     read in overlapping windows.
     """
     out = Output("score", output)
     given = read_prompt(prompt)
     if score.versus is not None:
+        if given.conversation is not None:
+            raise UsageError(
+                f"{given.where} is a conversation, of which each model's template makes another "
+                "text, and `--versus` compares on one",
+                hint="leave one of them out",
+            )
         require_supported(model, out, score.versus)
     loaded = load_model(model, out, text=given.ids is None).model
     about, ours = loaded.describe(), _scored(loaded, given, special, score, model, out)
@@ -141,14 +150,17 @@ def _scored(
         ids = list(given.ids)
         known = model.tokenizer
         texts = [model.token_text(id) for id in ids]
-        pieces = [] if known is None else known.spelled(ids)
+        found = [] if known is None else known.spelled(ids)
     else:
         tokenizer = need_tokenizer(model.tokenizer, model.name)
-        pieces = tokenizer.pieces(given.text or "", parse_special=not special.no_special)
-        ids = [piece.id for piece in pieces]
+        _, found = pieces(
+            given, ChatOptions(raw=True), tokenizer, model.name,
+            parse_special=not special.no_special,
+        )  # fmt: skip
+        ids = [piece.id for piece in found]
         model.check_tokenized(ids)
-        texts = [piece.text for piece in pieces]
-    spans = [(piece.start, piece.end) for piece in pieces] or [(0, 0)] * len(ids)
+        texts = [piece.text for piece in found]
+    spans = [(piece.start, piece.end) for piece in found] or [(0, 0)] * len(ids)
     if len(ids) < 2:
         out.note("the text is a single token, and the first token has nothing to be predicted from")
     with Progress(out) as progress:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmcli.cli.encoding import ChatOptions
+from llmcli.cli.encoding import pieces
 from llmcli.cli.headers import opened_headers
 from llmcli.cli.options import PROMPT, ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import Prompt, check_ids, read_prompt
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.cli.template import ChatOptions, TemplateOptions
+from llmcli.errors import CheckpointError
 from llmcli.measure.environment import environment
 from llmcli.reports.info import NO_FORMATS
 from llmcli.reports.text import TokensReport
@@ -35,24 +36,6 @@ class SpecialOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateOptions:
-    """The chat template, which `tokens` uses only where it is asked to."""
-
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", rich_help_panel=PROMPT, help="Put the text into the chat template first."
-        ),
-    ] = False
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message of --chat."
-        ),
-    ] = None
-
-
 def command(
     prompt: PromptOptions,
     special: SpecialOptions,
@@ -68,11 +51,8 @@ def command(
     from llmcli.text import load_tokenizer
 
     out = Output("tokens", output)
-    wanted = template.chat or template.system is not None
-    chat = ChatOptions(chat=wanted, raw=not wanted, system=template.system)
+    chat = template.options()
     chat.check(ids=prompt.ids is not None)
-    if chat.chat and special.no_special:
-        raise UsageError("the chat template is made of special tokens: leave `--no-special` out")
     given = read_prompt(prompt)
     with chat.renderer([given]):
         with opened_headers(model, out, weights=False) as (checkpoint, place):
@@ -106,17 +86,10 @@ def _report(
         found = tokenizer.spelled(given.ids)
         size = found[-1].end
     else:
-        from llmcli.text.tokenizer import clean
-
-        text = given.text or ""
-        add_bos = None
-        if chat.wants_template(tokenizer, name) and tokenizer.chat_template:
-            rendered = text = clean(tokenizer.chat_template.render(chat.messages(text)))
-            add_bos = False if tokenizer.begins_with_bos(rendered) else None
-        found = tokenizer.pieces(text, add_bos=add_bos, parse_special=parse_special)
-        size = len(text.encode())
+        rendered, found = pieces(given, chat, tokenizer, name, parse_special=parse_special)
+        size = len((given.text or "" if rendered is None else rendered).encode())
     return TokensReport(
-        text=given.text,
+        text=None if given.conversation else given.text,
         rendered=rendered,
         tokens=tuple(found),
         bytes=size,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from llmcli.checkpoints.files import shown
@@ -10,7 +12,9 @@ from llmcli.errors import CheckpointError
 from llmcli.text.template_renderer import RENDERER, RenderError, TemplateLimits
 
 MAX_SOURCE = 1 << 18  # characters; the longest known templates have some 30,000
-_HINT = "go without it: `generate` has `--raw` for that, the other commands need no `--chat`"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # what messages call it
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' mark, which some templates know
+WITHOUT = "go without it: `generate` has `--raw` for that, the other commands need no `--chat`"
 
 
 class ChatTemplate:
@@ -22,45 +26,99 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model was trained to read it.
+        """The conversation as the model was trained to read it, and as transformers writes it.
 
-        `messages` have `role` and `content`; `add_generation_prompt` ends the text where the
-        assistant's answer begins. The template sees these, the special tokens and the `variables`
-        (JSON values, `enable_thinking` …), nothing else.
+        `messages` have `role` and `content`, and what else templates read: `reasoning_content`,
+        `tool_calls` … `add_generation_prompt` ends the text where the assistant's answer begins,
+        `continue_final_message` instead where the last message does, so that the model goes on
+        with it. The template sees these, the special tokens, and the `variables` (JSON values,
+        `enable_thinking` …; they win over special tokens), nothing else.
         Raises `CheckpointError` where the template is no valid Jinja, refuses the messages,
         leaves the sandbox, or passes one of the limits (`llmcli.text.template_renderer`).
         """
+        seen = [_seen(message) for message in messages]
+        if continue_final_message:
+            seen[-1]["content"] += _CONTINUED
+        if self._wants_parts:
+            seen = [_in_parts(message) for message in seen]
         given = {
-            "messages": [dict(message) for message in messages],
             "tools": None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
             **self.special_tokens,
+            **(variables or {}),
+            "messages": seen,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         content = sum(len(str(message.get("content", ""))) for message in messages)
-        return self._asked({**(variables or {}), **given}, content)
+        text = self._asked(given, content)
+        return _cut(text, messages[-1]["content"]) if continue_final_message else text
 
     def variables(self) -> frozenset[str]:
         """The names that the template looks up and that `render` has no value for of its own.
 
         Raises `CheckpointError` where the template is no valid Jinja, or passes a limit.
         """
-        own = {"messages", "tools", "documents", "add_generation_prompt", *self.special_tokens}
+        own = {"messages", "add_generation_prompt", *self.special_tokens}
         return frozenset(self._asked(None, 0).split()) - own
 
     def _asked(self, variables: Mapping[str, Any] | None, content: int) -> str:
         if len(self.source) > MAX_SOURCE:  # not before it is used: raw text needs no template
             raise CheckpointError(
                 f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}",
-                hint=_HINT,
+                hint=WITHOUT,
             )
         try:
             return RENDERER.render(self.source, variables, TemplateLimits.of(content))
         except RenderError as error:
             reason = shown(str(error), 200)
-            raise CheckpointError(f"the chat template failed: {reason}", hint=_HINT) from error
+            raise CheckpointError(f"the chat template failed: {reason}", hint=WITHOUT) from error
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether it reads contents as lists of parts alone, and leaves out a text without a word.
+
+        So do templates for images: characters of a text have no `type`.
+        """
+        if "'text'" not in self.source and '"text"' not in self.source:
+            return False
+        said = {"role": "user", "content": "a text to look for"}
+        for message in (said, _in_parts(said)):
+            with suppress(CheckpointError):
+                given = {**self.special_tokens, "messages": [message]}
+                if said["content"] in self._asked(given, 0):
+                    return message is not said
+        return False
+
+
+def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As templates see a message: its reasoning by the names that they read."""
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _cut(text: str, content: str) -> str:
+    """What stands before the mark at the end of the last message, whose `content` it ends."""
+    at = text.rfind(_CONTINUED.rstrip())
+    if at < 0 or content.strip() not in text[:at]:
+        raise CheckpointError(
+            "the chat template does not write the last message as it stands: the model cannot "
+            "continue it",
+            hint="end the conversation with a message of the user",
+        )
+    trimmed = not text.startswith(_CONTINUED, at)
+    return text[:at].rstrip() if trimmed else text[:at]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError, LlmcliError, UsageError
@@ -93,17 +93,15 @@ class Tokenizer:
                 ids.extend(token for token in part.ids if token != self._filler)
         return ids
 
-    def encode_chat(
-        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        """Ids of a conversation through the model's chat template.
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+        """Ids of a conversation through the model's chat template; `how` as in its `render`.
 
         BOS is added by the tokenizer's rule only where the template has not already written it.
         Raises `UsageError` without a template, `CheckpointError` where the template fails.
         """
         if self.chat_template is None:
             raise UsageError("the model has no chat template", hint="use `--raw`")
-        text = self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        text = self.chat_template.render(messages, **how)
         return self.encode(text, add_bos=False if self.begins_with_bos(text) else None)
 
     def begins_with_bos(self, text: str) -> bool:

@@ -211,10 +211,13 @@ def test_files(argv: list[str], file: str, document: Callable[..., Any], tmp_pat
 
 def test_a_batch_has_a_document_on_each_line(cli: Callable[..., Any], tmp_path: Any) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('"hello"\n{"ids": [1, 2]}\n')
-    result = cli("generate", "--batch", str(prompts), "-n", "2", "-m", "tiny", "--json")
+    talk = '{"messages": [{"role": "user", "content": "x"}]}'
+    prompts.write_text(f'"hello"\n{{"ids": [1, 2]}}\n{talk}\n')
+    base = ("-m", str(write_tiny(tmp_path / "m")), "--random-weights")
+    result = cli("generate", "--batch", str(prompts), "-n", "2", *base, "--json")
     lines = [json.loads(line) for line in result.out.splitlines()]
-    assert [line["index"] for line in lines] == [0, 1]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert "messages" in lines[2]["prompt"]
     for line in lines:
         _check(line, "generate")
 

@@ -149,11 +149,11 @@ def renderer():
         yield
 
 
-def transformers_text(source, chat, *, generation=True):
+def transformers_text(source, chat, *, generation=True, **more):
     from transformers.utils.chat_template_utils import render_jinja_template
 
     (text,), _ = render_jinja_template(
-        [chat], chat_template=source, add_generation_prompt=generation, **SPECIAL
+        [chat], chat_template=source, add_generation_prompt=generation, **SPECIAL | more
     )
     return text
 
@@ -167,6 +167,60 @@ def test_text_equals_transformers(name, chat, generation):
     ours = ChatTemplate(TEMPLATES[name], special_tokens=SPECIAL)
     theirs = transformers_text(TEMPLATES[name], chat, generation=generation)
     assert ours.render(chat, add_generation_prompt=generation) == theirs
+
+
+def test_reasoning_beside_the_text_has_the_names_that_templates_read():
+    source = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    chat = [
+        {"role": "assistant", "content": "a", name: "why"}
+        for name in ("reasoning", "thinking", "reasoning_content")
+    ]
+    text = ChatTemplate(source).render(chat, add_generation_prompt=False)
+    assert text == transformers_text(source, chat, generation=False)
+    assert text.count('"reasoning_content": "why"') == text.count('"thinking": "why"') == 3
+
+
+def test_variables_win_over_special_tokens_and_are_tools_too():
+    source = "{{ bos_token }}{{ tools | tojson }}{{ messages | length }}{{ mood }}"
+    more = {"bos_token": "!", "tools": [{"a": 1}], "mood": 2}
+    text = ChatTemplate(source, special_tokens=SPECIAL).render(CHATS[0], variables=more)
+    assert text == transformers_text(source, CHATS[0], **more) == '![{"a": 1}]12'
+    hidden = ChatTemplate("{{ messages }}").render([], variables={"messages": 3})
+    assert hidden == "[]", "the conversation is no variable"
+
+
+@pytest.mark.parametrize("content", ["b", " b ", "", "<think>\nx", "CONTINUE_FINAL_MESSAGE_TAG b"])
+@pytest.mark.parametrize("name", ["smollm2", "blocks", "macro", "qwen3", "glm4", "loops"])
+def test_the_last_message_goes_on_as_in_transformers(name, content):
+    chat = [*CHATS[1], {"role": "assistant", "content": content}]
+    ours = ChatTemplate(TEMPLATES[name], special_tokens=SPECIAL)
+    try:
+        theirs = transformers_text(
+            TEMPLATES[name], chat, generation=False, continue_final_message=True
+        )
+    except ValueError:
+        with pytest.raises(CheckpointError, match="does not write the last message") as caught:
+            ours.render(chat, continue_final_message=True)
+        assert caught.value.hint
+    else:
+        assert ours.render(chat, continue_final_message=True) == theirs
+
+
+@pytest.mark.parametrize("chat", CHATS[:2], ids=["one", "four"])
+def test_a_template_for_images_does_not_leave_out_texts(chat):
+    """Of a text its characters have no type, and transformers would write none of it."""
+    source = (
+        "{% for m in messages %}{{ m.role }}: {% for part in m.content %}"
+        "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}{{ part['type'] }}{% endif %}"
+        "{% endfor %}\n{% endfor %}"
+    )
+    in_parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in chat]
+    text = ChatTemplate(source, special_tokens=SPECIAL).render(chat)
+    assert text == transformers_text(source, in_parts)
+    assert all(message["content"] in text for message in chat)
+    strict = source.replace("{% for part", "{{ raise_exception('x') if m.content is string }}"
+                            "{% for part")  # fmt: skip
+    assert ChatTemplate(strict, special_tokens=SPECIAL).render(chat) == text
 
 
 def test_smollm2():
@@ -351,9 +405,8 @@ def test_the_names_that_a_template_looks_up():
         return ChatTemplate(source, special_tokens={"bos_token": "<s>"}).variables()
 
     assert names(SMOLLM2) == set()
-    assert names("{{ bos_token }}{% if thinking is defined %}x{% endif %}{{ tools }}") == {
-        "thinking"
-    }
+    source = "{{ bos_token }}{% if thinking is defined %}x{% endif %}{{ tools }}"
+    assert names(source) == {"thinking", "tools"}
     assert names(TEMPLATES["llama3"]) >= {"custom_tools", "date_string"}
     assert "messages" not in names(TEMPLATES["llama3"])
     assert names("{% generation %}{{ a }}{% endgeneration %}{% set b = 1 %}{{ b }}") == {"a"}

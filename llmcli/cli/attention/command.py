@@ -12,11 +12,12 @@ from llmcli.cli.attention.files import check_text_size
 from llmcli.cli.attention.options import FILES, HeadOptions, ViewOptions
 from llmcli.cli.attention.run import Run
 from llmcli.cli.files import kind_of_file, written
-from llmcli.cli.looking import NewTokensOptions, TemplateOptions, encode_look, require, room_for
+from llmcli.cli.looking import NewTokensOptions, encode_look, require, room_for
 from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
 from llmcli.cli.output import Output
 from llmcli.cli.prompts import LOOKED_AT, Prompt, looked_at
 from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import TemplateOptions
 from llmcli.errors import PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.attention import AttentionReport
@@ -124,8 +125,8 @@ def _given(
     """The prompt, None where random tokens are asked for instead."""
     if heads.synthetic is None:
         return looked_at(prompt, out.note)
-    named = (prompt.prompt, prompt.file, prompt.ids, template.system)
-    if template.chat or any(option is not None for option in named):
+    named = (prompt.prompt, prompt.file, prompt.ids)
+    if not template.options().raw or any(option is not None for option in named):
         raise UsageError(
             "`--synthetic` makes its own prompt and goes without any other",
             hint="leave one of them out",

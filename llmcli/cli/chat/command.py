@@ -14,8 +14,8 @@ from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.screen import ReasoningMode
 from llmcli.cli.chat.talk import Settings, Talk, tell_error
 from llmcli.cli.chat.typed import Typed
-from llmcli.cli.chat.variables import check_name, value_of
 from llmcli.cli.configuration.values import names_from_file
+from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.exits import SIGNALS, Stopped
 from llmcli.cli.files import check_place
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
@@ -24,6 +24,8 @@ from llmcli.cli.params import Range
 from llmcli.cli.prompts import joined_text, text_argument
 from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
+from llmcli.cli.template import System, Variables, template_variables
+from llmcli.cli.variables import check_name
 from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
 
 
@@ -49,19 +51,8 @@ class TalkOptions:
         bool,
         typer.Option("--no-stdin", rich_help_panel=PROMPT, help="Never read a pipe on stdin."),
     ] = False
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message."
-        ),
-    ] = None
-    variable: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=VALUE", rich_help_panel=PROMPT,
-            help="A variable of the chat template, such as enable_thinking=false; repeatable.",
-        ),
-    ] = None  # fmt: skip
+    system: System = None
+    variable: Variables = None
     max_tokens: Annotated[
         int | None,
         typer.Option(
@@ -112,21 +103,12 @@ class TalkOptions:
         ),
     ] = False
 
-    def variables(self) -> dict[str, Any]:
-        """Raises UsageError for what is no `NAME=VALUE`, and as `value_of` does."""
-        found = {}
-        for one in self.variable or ():
-            name, equals, value = one.partition("=")
-            if not (name.isidentifier() and equals):
-                raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
-            found[name] = value_of(text_argument(value, "`--set`"))
-        return found
-
 
 def command(
     options: TalkOptions,
     sampling: SamplingOptions,
     model: ModelOptions,
+    draft: DraftOptions,
     output: OutputOptions,
     ctx: typer.Context,
 ) -> None:
@@ -140,7 +122,7 @@ def command(
 
     out = Output("chat", output)
     sampling.check()
-    variables = options.variables()
+    variables = template_variables(options.variable)
     if "" in (options.stop or ()):
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:
@@ -155,6 +137,7 @@ def command(
         )
     with RENDERER:
         talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
+        talk.conversation.speculation = draft.load(talk.conversation.model, model, out)
         if message:
             if not talk.say(message):
                 told = talk.turn is not None and talk.turn.generated > 0

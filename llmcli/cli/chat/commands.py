@@ -11,9 +11,9 @@ from typing import get_args
 from llmcli.cli.chat.look import VIEWS, look
 from llmcli.cli.chat.screen import ReasoningMode, write_reasoning
 from llmcli.cli.chat.talk import Talk
-from llmcli.cli.chat.variables import value_of
 from llmcli.cli.params import Range
 from llmcli.cli.sampling import RANGES, valid
+from llmcli.cli.variables import value_of
 from llmcli.errors import UsageError
 from llmcli.render.theme import one_line
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
-from llmcli.cli.chat.variables import check_name
 from llmcli.cli.exits import SIGNALS, Terminated, tell
 from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
+from llmcli.cli.variables import check_name
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
 from llmcli.reports.numbers import counted
@@ -294,4 +294,3 @@ def tell_error(error: LlmcliError) -> None:
     tell(f"error: {error.message}")
     if error.hint:
         tell(f"hint: {error.hint}")
-

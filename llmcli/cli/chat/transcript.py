@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmcli.cli.chat.variables import check_nested
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
+from llmcli.cli.variables import check_nested
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:

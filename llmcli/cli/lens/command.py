@@ -10,7 +10,6 @@ from llmcli.cli.lens.files import FILES, check_lens_size, write_lens
 from llmcli.cli.lens.options import LensOptions, parse_target, space_note
 from llmcli.cli.looking import (
     NewTokensOptions,
-    TemplateOptions,
     encode_look,
     greedy,
     parse_span,
@@ -21,6 +20,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import looked_at
 from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import TemplateOptions
 from llmcli.measure.environment import environment
 from llmcli.reports.checks import checks_document
 from llmcli.reports.lens import LensReport

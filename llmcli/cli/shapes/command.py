@@ -155,8 +155,9 @@ def _show_run(
     out: Output,
 ) -> None:
     """The same of a loaded model that has read the prompt and taken one step more."""
-    from llmcli.cli.encoding import ChatOptions, check_fits, encode
+    from llmcli.cli.encoding import check_fits, encode
     from llmcli.cli.prompts import note_model_name, read_prompt
+    from llmcli.cli.template import ChatOptions
     from llmcli.families import translate
     from llmcli.measure.shapes import Calls, model_shapes
     from llmcli.measure.stored import stored_tensors

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.encoding import ChatOptions, encode
+from llmcli.cli.encoding import encode
 from llmcli.cli.exits import SIGNALS
 from llmcli.cli.files import whole_file, written
 from llmcli.cli.looking import require, room_for
@@ -16,6 +16,7 @@ from llmcli.cli.output import Output, jsonable
 from llmcli.cli.progress import Progress
 from llmcli.cli.prompts import LOOKED_AT, Prompt, prompt_or_builtin
 from llmcli.cli.running import Loaded, kernels_of, load_model
+from llmcli.cli.template import ChatOptions
 from llmcli.cli.timing.before import Before, measuring
 from llmcli.cli.timing.document import timing_document
 from llmcli.cli.timing.options import TimingOptions

@@ -46,6 +46,15 @@ def _too_deep() -> UsageError:
     )
 
 
+def check_variable(name: str, where: str) -> None:
+    """Raises UsageError for what cannot be the name of a variable of a template."""
+    if not name.isidentifier() or name in ("messages", "add_generation_prompt"):
+        raise UsageError(
+            f"{where} cannot have a variable `{name}`",
+            hint="a name such as `enable_thinking` can be one",
+        )
+
+
 def check_name(
     name: str, known: Collection[str], model: str, *, others: Collection[str] = (), option: str
 ) -> None:

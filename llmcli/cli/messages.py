@@ -1,0 +1,106 @@
+"""A conversation in JSON, `{"messages": […]}`, from a file or a line of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmcli.cli.variables import check_variable
+from llmcli.errors import UsageError
+from llmcli.render.theme import encodable
+
+HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
+# Of an answer that `llmcli chat` has saved: no template reads them.
+_OWN = ("ids", "finish_reason", "lead", "raw")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenConversation:
+    """Messages as the template takes them, and the variables that stood beside them.
+
+    `finished`: it ends with an answer that the model had ended, or with its call of a tool.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    finished: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> GivenConversation:
+        """The conversation that `text` begins."""
+        return cls(messages=({"role": "user", "content": text},))
+
+    def then(self, text: str) -> GivenConversation:
+        """The same, in which the user goes on."""
+        return GivenConversation(
+            messages=(*self.messages, *self.of(text).messages), variables=self.variables
+        )
+
+    @property
+    def last(self) -> str:
+        """What the last message says."""
+        return str(self.messages[-1].get("content", ""))
+
+
+def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation:
+    """The conversation of a JSON object that has `messages`; `where` it stands, for errors.
+
+    Of a transcript (`llmcli.chat/1`) its messages and variables. Raises UsageError, naming the
+    place, for anything that is not as it must be.
+    """
+    if value.get("schema") != "llmcli.chat/1":
+        for key in value:
+            if key not in ("messages", "variables"):
+                raise _wrong(f"{where} has the unknown key `{key}`")
+    found = value["messages"]
+    if not isinstance(found, list) or not found:
+        raise _wrong(f"`messages` of {where} is not a list of messages, or it is empty")
+    variables = value.get("variables", {})
+    if not isinstance(variables, dict):
+        raise _wrong(f"`variables` of {where} is no object")
+    for name in variables:
+        check_variable(name, f"`variables` of {where}")
+    messages = tuple(_message(one, f"`messages[{at}]", where) for at, one in enumerate(found))
+    ended = found[-1].get("finish_reason") in ("eos", "stop") or "content" not in messages[-1]
+    finished = ended and messages[-1]["role"] == "assistant"
+    return GivenConversation(messages=messages, variables=variables, finished=finished)
+
+
+def _message(value: Any, place: str, where: str) -> dict[str, Any]:
+    """One message, of which nothing is null and the parts of its content are put together."""
+    from llmcli.text.chat import REASONING
+
+    texts = ("role", "content", "name", "tool_call_id", *REASONING)
+    if not isinstance(value, dict):
+        raise _wrong(f"{place}` of {where} is no object")
+    message = {key: one for key, one in value.items() if one is not None and key not in _OWN}
+    for key, one in message.items():
+        if key == "content" and isinstance(one, list):
+            one = message[key] = "".join(
+                _part(part, f"{place}.content[{at}]", where) for at, part in enumerate(one)
+            )
+        if key not in (*texts, "tool_calls"):
+            raise _wrong(f"{place}` of {where} has the unknown key `{key}`")
+        if not isinstance(one, str if key in texts else list):
+            raise _wrong(f"{place}.{key}` of {where} is no {'text' if key in texts else 'list'}")
+        if isinstance(one, str) and encodable(one) != one:
+            raise _wrong(f"{place}.{key}` of {where} has half a surrogate pair")
+    if not message.get("role"):
+        raise _wrong(f"{place}` of {where} has no `role`")
+    if "content" not in message and "tool_calls" not in message:
+        raise _wrong(f"{place}` of {where} has no `content`")
+    return message
+
+
+def _part(part: Any, place: str, where: str) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise UsageError(
+        f"{place}` of {where} is no part of type `text`",
+        hint="llmcli reads text alone: leave images and sounds out",
+    )
+
+
+def _wrong(words: str) -> UsageError:
+    return UsageError(words, hint=HINT)

@@ -1,0 +1,174 @@
+"""The options of the chat template: whether it is used, its system message and its variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.cli.messages import GivenConversation
+from llmcli.cli.options import PROMPT
+from llmcli.cli.prompts import Prompt, text_argument
+from llmcli.cli.variables import check_name, check_variable, value_of
+from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.text import Tokenizer
+
+System = Annotated[
+    str | None,
+    typer.Option("--system", metavar="TEXT", rich_help_panel=PROMPT, help="The system message."),
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", rich_help_panel=PROMPT,
+        help="A variable of the chat template, such as enable_thinking=false; repeatable.",
+    ),
+]  # fmt: skip
+
+
+def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
+    """The values of `--set`; raises UsageError for what is no `NAME=VALUE`."""
+    found = {}
+    for one in given or ():
+        name, equals, value = text_argument(one, "`--set`").partition("=")
+        if not equals:
+            raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
+        check_variable(name, "`--set`")
+        found[name] = value_of(value)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """Whether text is put into the model's chat template. A conversation always is."""
+
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            rich_help_panel=PROMPT,
+            help="Answer, through the model's chat template. [default where it has one]",
+        ),
+    ] = False
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", rich_help_panel=PROMPT, help="Continue the text as it stands."),
+    ] = False
+    system: System = None
+    variable: Variables = None
+
+    def check(self, *, ids: bool) -> None:
+        """Raises UsageError for options that contradict each other."""
+        if self.chat and self.raw:
+            raise UsageError("`--chat` and `--raw` exclude each other")
+        if self.system is not None:
+            text_argument(self.system, "`--system`")
+        template_variables(self.variable)
+        flag = self._flag()
+        if flag and self.raw:
+            raise UsageError(f"`{flag}` is for the chat template, and `--raw` goes without it")
+        if flag and ids:
+            raise UsageError(f"`--ids` is always raw and goes without `{flag}`")
+
+    def check_conversations(self, given: Sequence[Prompt]) -> None:
+        """Raises UsageError for a conversation that cannot be answered, or not with `--raw`."""
+        for prompt in given:
+            if prompt.conversation is None:
+                continue
+            if self.raw:
+                raise UsageError(
+                    f"{prompt.where} is a conversation, and `--raw` goes without the chat template",
+                    hint="leave `--raw` out, or give the file on stdin, which is read as text",
+                )
+            if prompt.conversation.finished:
+                raise UsageError(
+                    f"{prompt.where} ends with a finished answer: there is nothing to answer",
+                    hint="say what comes next: a PROMPT behind `-f FILE`, or one more message",
+                )
+
+    def _flag(self) -> str:
+        """The option that asks for the template, empty where none does."""
+        given = (("--chat", self.chat), ("--system", self.system is not None),
+                 ("--set", bool(self.variable)))  # fmt: skip
+        return next((flag for flag, asked in given if asked), "")
+
+    def renderer(self, given: Sequence[Prompt]) -> AbstractContextManager[object]:
+        """The process that renders the template of these prompts; none where none may need it.
+
+        Entered before the model is loaded, it gets ready meanwhile.
+        """
+        if not any(self._applies(prompt) for prompt in given):
+            return nullcontext()
+        from llmcli.text.template_renderer import RENDERER
+
+        return RENDERER
+
+    def _applies(self, prompt: Prompt) -> bool:
+        return prompt.ids is None and (prompt.conversation is not None or not self.raw)
+
+    def template_input(
+        self, prompt: Prompt, tokenizer: Tokenizer, name: str
+    ) -> Mapping[str, Any] | None:
+        """What the template of the model `name` renders, as `ChatTemplate.render` takes it.
+
+        None where the text is taken as it stands. Raises UsageError where the template is needed
+        and absent.
+        """
+        if not self._applies(prompt):
+            return None
+        if tokenizer.chat_template is None:
+            if prompt.conversation is not None:
+                raise UsageError(
+                    f"{prompt.where} is a conversation, and `{name}` has no chat template for it",
+                    hint="give a text, or name another model with `-m`",
+                )
+            if flag := self._flag():
+                raise UsageError(
+                    f"`{flag}` needs a chat template, and `{name}` has none",
+                    hint="leave it out: the text is then continued as it stands",
+                )
+            return None
+        given = prompt.conversation or GivenConversation.of(prompt.text or "")
+        messages = list(given.messages)
+        if self.system is not None:
+            rest = messages[1:] if messages[0]["role"] == "system" else messages
+            system = text_argument(self.system, "`--system`")
+            messages = [{"role": "system", "content": system}, *rest]
+        ends = messages[-1]["role"] == "assistant"
+        variables = template_variables(self.variable)
+        known = tokenizer.chat_template.variables() if variables else ()
+        for variable in variables:
+            check_name(variable, known, name, option="--set")
+        return {
+            "messages": messages,
+            "variables": {**given.variables, **variables},
+            "add_generation_prompt": not ends,
+            "continue_final_message": ends and not given.finished,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """The text is looked at as it stands, unless the chat template is asked for."""
+
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            rich_help_panel=PROMPT,
+            help="Put the text into the model's chat template. [default: as it stands; --system, "
+            "--set and a conversation imply it]",
+        ),
+    ] = False
+    system: System = None
+    variable: Variables = None
+
+    def options(self) -> ChatOptions:
+        """The same as `generate` has them, with `--raw` for the default."""
+        raw = not self.chat and self.system is None and not self.variable
+        return ChatOptions(chat=self.chat, raw=raw, system=self.system, variable=self.variable)
