@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.devices import release_freed_memory, require_memory
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
@@ -265,6 +266,21 @@ class Session:
         self._ids_BC = F.pad(saved.ids_BC, (0, more))
         self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
         self._chosen_B = None
+
+    def make_room(self, tokens: int, most: int, hint: str) -> None:
+        """Slots for so many tokens per sequence, twice as many as before but at most `most`.
+
+        Raises OutOfMemory with that hint where there is no memory for them.
+        """
+        if tokens <= self.state.capacity:
+            return
+        wanted = max(tokens, min(2 * self.state.capacity, most))
+        require_memory(
+            self.decoder.state_bytes(self.state.batch, wanted), self.decoder.device,
+            f"the cache of {wanted} tokens", hint,
+        )  # fmt: skip
+        self.grow(wanted)
+        release_freed_memory()  # the smaller caches
 
     def grow(self, capacity: int) -> None:
         """At least `capacity` slots per sequence."""

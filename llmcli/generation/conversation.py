@@ -11,11 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from llmcli.devices import release_freed_memory, require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
+from llmcli.generation.messages import LEAD, AnswerIds, Ending, Message
 from llmcli.generation.output import Output, Token
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
@@ -29,39 +29,8 @@ from llmcli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llmcli.model import Model
 
-Role = Literal["system", "user", "assistant"]
-Ending = Literal["stop", "length", "eos", "interrupted"]
-
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
-LEAD = 32  # characters in front of an answer, by which it is found again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One message. `ids` of an answer are the model's own, its end token included.
-
-    `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
-    characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
-    no ids where they are not the text (a stop string cut it, half a character is missing).
-
-    `reasoning` is what an answer had besides its `content`, and `raw` all that the model wrote,
-    with the markers of these parts; None where that is the content.
-    """
-
-    role: Role
-    content: str
-    reasoning: str = ""
-    raw: str | None = None
-    ids: tuple[int, ...] = ()
-    lead: str = ""
-    end: Ending | None = None
-
-    @property
-    def written(self) -> str:
-        """The text of its ids."""
-        return self.content if self.raw is None else self.raw
-
-
+_FULL = "begin anew with `/clear`"
 @dataclass(frozen=True, kw_only=True)
 class TurnTokens:
     """Tokens of the last answer's prompt: in all, and how many of them were not read before."""
@@ -97,6 +66,7 @@ class Conversation:
         self._template: ChatTemplate = tokenizer.chat_template
         self._markers = Markers.of(self._template.source)
         self._shown = self._markers.special_ids(tokenizer)
+        self._answers = AnswerIds(tokenizer, model.eos_ids, self._shown)
         self._prompt = ""
         self._session = Session(model.decoder, 1, min(_FIRST, room))
 
@@ -178,7 +148,8 @@ class Conversation:
         Returns how many answers lost their ids, which are not those of their text. Raises
         CheckpointError where the template fails, and then nothing has changed.
         """
-        loaded = [replace(one, ids=self._own(one.ids, one.written, one.end)) for one in messages]
+        own = self._answers.own
+        loaded = [replace(one, ids=own(one.ids, one.written, one.end)) for one in messages]
         asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
         if asked:
             self._render(asked, variables)
@@ -215,7 +186,7 @@ class Conversation:
         session = self._session
         read = self._reuse(ids)
         self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
-        self._make_room(len(ids) + 1)
+        session.make_room(len(ids) + 1, self.room, _FULL)
         if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
             session.prefill([ids[read:-1]], on_prefill=on_prefill)
             session.keep()
@@ -246,7 +217,7 @@ class Conversation:
                 yield token
                 if token.finish is not None:
                     return
-                self._make_room(session.lengths[0] + 1)
+                session.make_room(session.lengths[0] + 1, self.room, _FULL)
         finally:
             if written:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
@@ -256,21 +227,13 @@ class Conversation:
         return Segmenter(self._markers, self._prompt)
 
     def _written(self, ids: list[int], text: str, before: str, end: Ending) -> Message:
-        own = self._own(ids, text, end)
+        own = self._answers.own(ids, text, end)
         lead = before[-LEAD:] if own else ""
         parts = whole_answer(self._markers, text, before)
         return Message(
             role="assistant", content=parts.content, reasoning=parts.reasoning,
             raw=None if parts.content == text else text, ids=own, lead=lead, end=end,
         )  # fmt: skip
-
-    def _own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
-        """The ids of an answer where they are its text, and an end token behind it; else none."""
-        own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
-        special = (self._tokenizer.special_ids - self._shown).intersection(own)
-        ended = end not in (None, "stop") and self.model.eos_ids.issuperset(last)
-        whole = self._tokenizer.decode(own, shown=self._shown) == text
-        return tuple(ids) if ended and whole and not special else ()
 
     def _render(
         self,
@@ -290,49 +253,7 @@ class Conversation:
         )
 
     def _encoded(self, text: str) -> list[int]:
-        """Ids of the rendered conversation, in which answers keep their own."""
-        ids: list[int] = []
-        done = 0  # characters that they stand for
-        last = ids, done  # the same before the last answer
-        for one in self.messages:
-            own = one.lead + one.written + self._end_text(one)
-            # the lead of a short turn begins in the answer before
-            found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
-            if found < 0:
-                continue
-            between = self._behind(ids, text[done : found + len(one.lead)])
-            if between is None:
-                break
-            last = ids, done
-            ids = [*ids, *between, *one.ids]
-            done = found + len(own)
-        rest = self._behind(ids, text[done:])
-        if rest is None:  # nothing marks where the last answer ends: it is encoded once more
-            ids, done = last
-            rest = self._behind(ids, text[done:])
-        return self._behind([], text) or [] if rest is None else ids + rest
-
-    def _end_text(self, message: Message) -> str:
-        """What an end token stands for, which the template writes behind the answer."""
-        if message.end != "eos":
-            return ""
-        return self._tokenizer.decode(message.ids[-1:], skip_special=False)
-
-    def _behind(self, ids: list[int], text: str) -> list[int] | None:
-        """Ids of a text behind others; None where they cannot be known without those.
-
-        Nothing merges across a special token, whichever side of the border it is on.
-        """
-        if not ids:
-            begins = self._tokenizer.begins_with_bos(text)
-            return self._tokenizer.encode(text, add_bos=False if begins else None)
-        special = self._tokenizer.special_ids
-        if ids[-1] in special:
-            lead = self._tokenizer.decode(ids[-1:], skip_special=False)
-            found = self._tokenizer.encode(lead + text, add_bos=False)
-            return found[1:] if found[:1] == ids[-1:] else None
-        found = self._tokenizer.encode(text, add_bos=False)
-        return found if not found or found[0] in special else None
+        return self._answers.encoded(self.messages, text)
 
     def _reuse(self, ids: list[int]) -> int:
         """Brings the session back to what these ids begin with; one at least is to be read."""
@@ -340,15 +261,3 @@ class Conversation:
         pairs = enumerate(zip(read, ids, strict=False))
         common = next((at for at, (old, new) in pairs if old != new), len(read))
         return self._session.rewind_within(min(common, len(ids) - 1))
-
-    def _make_room(self, tokens: int) -> None:
-        capacity = self._session.state.capacity
-        if tokens <= capacity:
-            return
-        wanted = min(max(2 * capacity, tokens), max(self.room, tokens))
-        require_memory(
-            self.model.decoder.state_bytes(1, wanted), self.model.device,
-            f"the cache of {wanted} tokens", "begin anew with `/clear`",
-        )  # fmt: skip
-        self._session.grow(wanted)
-        release_freed_memory()  # the smaller caches

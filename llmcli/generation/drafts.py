@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from llmcli.devices import require_memory
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.generation.picker import Picker
@@ -119,7 +118,7 @@ class ModelDraft:
         """See `Draft`."""
         count = min(count, self._room - len(self._ids) + 1)
         session = self._session
-        self._make_room(len(self._ids) + count - 1)
+        session.make_room(len(self._ids) + count - 1, self._room, "go without `--draft`")
         (read,) = session.ids
         pairs = enumerate(zip(read, self._ids, strict=False))
         common = next((at for at, (old, new) in pairs if old != new), len(read))
@@ -133,16 +132,6 @@ class ModelDraft:
             if len(found) == count:
                 return found
             logits_BV = session.extend(torch.tensor([[id]], device=self.model.device))
-
-    def _make_room(self, tokens: int) -> None:
-        capacity = self._session.state.capacity
-        if tokens > capacity:
-            wanted = min(max(2 * capacity, tokens), self._room)
-            require_memory(
-                self.model.decoder.state_bytes(1, wanted), self.model.device,
-                f"the draft's cache of {wanted} tokens", "go without `--draft`",
-            )  # fmt: skip
-            self._session.grow(wanted)
 
 
 def check_vocabulary(small: Model, model: Model) -> None:

@@ -12,7 +12,8 @@ from zoo import MODELS
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
-from llmcli.generation.conversation import LEAD, Conversation, Message
+from llmcli.generation.conversation import Conversation
+from llmcli.generation.messages import LEAD, Message
 from llmcli.generation.sampling import Sampling
 from llmcli.model import Model
 from llmcli.text import load_tokenizer

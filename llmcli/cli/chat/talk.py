@@ -20,7 +20,8 @@ from llmcli.measure.environment import environment
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Conversation, Message
+    from llmcli.generation.conversation import Conversation
+    from llmcli.generation.messages import Message
     from llmcli.generation.sampling import Sampling
     from llmcli.reports.environment import Environment
 

@@ -13,7 +13,7 @@ from llmcli.cli.variables import check_nested
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from llmcli.generation.conversation import Message
+    from llmcli.generation.messages import Message
 
 SCHEMA = "llmcli.chat/1"
 _MOST = 64 << 20  # bytes of a file
@@ -107,7 +107,7 @@ def read_transcript(path: str) -> Transcript:
 
 
 def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
-    from llmcli.generation.conversation import LEAD, Ending, Message
+    from llmcli.generation.messages import LEAD, Ending, Message
 
     if not isinstance(found, list):
         raise _wrong(path, "it has no list of `messages`")

@@ -1,0 +1,107 @@
+"""Messages of a conversation, and the ids of its text, in which answers keep their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.text.tokenizer import Tokenizer
+
+Role = Literal["system", "user", "assistant"]
+Ending = Literal["stop", "length", "eos", "interrupted"]
+
+LEAD = 32  # characters in front of an answer, by which it is found again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message. `ids` of an answer are the model's own, its end token included.
+
+    `lead` is the end of the text that the template had made of all that precedes it (`LEAD`
+    characters), and `end` how it ended. Empty and None of a message that no model of ours wrote;
+    no ids where they are not the text (a stop string cut it, half a character is missing).
+
+    `reasoning` is what an answer had besides its `content`, and `raw` all that the model wrote,
+    with the markers of these parts; None where that is the content.
+    """
+
+    role: Role
+    content: str
+    reasoning: str = ""
+    raw: str | None = None
+    ids: tuple[int, ...] = ()
+    lead: str = ""
+    end: Ending | None = None
+
+    @property
+    def written(self) -> str:
+        """The text of its ids."""
+        return self.content if self.raw is None else self.raw
+
+
+class AnswerIds:
+    """Encodes conversations without encoding again what the model wrote.
+
+    Answers may end with `eos_ids`; special tokens among `shown` are part of their text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, eos_ids: frozenset[int], shown: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._shown = shown
+
+    def own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
+        """The ids of an answer where they are its text, and an end token behind it; else none."""
+        own, last = (ids[:-1], ids[-1:]) if end == "eos" else (ids, ())
+        special = (self._tokenizer.special_ids - self._shown).intersection(own)
+        ended = end not in (None, "stop") and self._eos_ids.issuperset(last)
+        whole = self._tokenizer.decode(own, shown=self._shown) == text
+        return tuple(ids) if ended and whole and not special else ()
+
+    def encoded(self, messages: Sequence[Message], text: str) -> list[int]:
+        """Ids of the text that the template made of the messages."""
+        ids: list[int] = []
+        done = 0  # characters that they stand for
+        last = ids, done  # the same before the last answer
+        for one in messages:
+            own = one.lead + one.written + self._end_text(one)
+            # the lead of a short turn begins in the answer before
+            found = text.find(own, max(0, done - len(one.lead))) if one.ids and one.lead else -1
+            if found < 0:
+                continue
+            between = self._behind(ids, text[done : found + len(one.lead)])
+            if between is None:
+                break
+            last = ids, done
+            ids = [*ids, *between, *one.ids]
+            done = found + len(own)
+        rest = self._behind(ids, text[done:])
+        if rest is None:  # nothing marks where the last answer ends: it is encoded once more
+            ids, done = last
+            rest = self._behind(ids, text[done:])
+        return self._behind([], text) or [] if rest is None else ids + rest
+
+    def _end_text(self, message: Message) -> str:
+        """What an end token stands for, which the template writes behind the answer."""
+        if message.end != "eos":
+            return ""
+        return self._tokenizer.decode(message.ids[-1:], skip_special=False)
+
+    def _behind(self, ids: list[int], text: str) -> list[int] | None:
+        """Ids of a text behind others; None where they cannot be known without those.
+
+        Nothing merges across a special token, whichever side of the border it is on.
+        """
+        if not ids:
+            begins = self._tokenizer.begins_with_bos(text)
+            return self._tokenizer.encode(text, add_bos=False if begins else None)
+        special = self._tokenizer.special_ids
+        if ids[-1] in special:
+            lead = self._tokenizer.decode(ids[-1:], skip_special=False)
+            found = self._tokenizer.encode(lead + text, add_bos=False)
+            return found[1:] if found[:1] == ids[-1:] else None
+        found = self._tokenizer.encode(text, add_bos=False)
+        return found if not found or found[0] in special else None
