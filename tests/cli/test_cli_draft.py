@@ -59,3 +59,16 @@ def test_a_draft_that_cannot_be_one(generate, tmp_path):
     refused = generate("--draft", other)
     assert refused.code == 2
     assert f"error: `{other}` has another vocabulary than `" in refused.err
+
+
+def test_a_conversation_with_a_draft_is_the_same(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 16))
+    folder = write_tiny(tmp_path / "m", weights=True)
+    said = ("chat", "-m", folder, "--prompt", "aaaa", "-n", "40", "--greedy", "--dtype", "float64")
+    alone = cli(*said, "--json").json()
+    drafted = cli(*said, "--json", "--draft", folder)
+    assert errors(drafted.json(), "chat") == []
+    assert drafted.json()["messages"] == alone["messages"]
+    assert drafted.json()["speculation"]["accepted"] > 0
+    assert "speculation" not in alone
+    assert " right" in cli(*said, "--stats", "--draft", "ngram").err

@@ -17,6 +17,7 @@ from llmcli.cli.running import kernels_of
 from llmcli.cli.variables import check_name
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
+from llmcli.render.layout import SEPARATOR
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
@@ -212,22 +213,29 @@ class Talk:
         if turn is None:
             return context
         speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
-        return (
-            f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms · "
-            f"wrote {turn.generated:,}{speed} · {context}"
-        )
+        parts = [
+            f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms",
+            f"wrote {turn.generated:,}{speed}", context,
+        ]  # fmt: skip
+        if (speculation := self.conversation.speculation) is not None:
+            from llmcli.render.stats import draft_words
+
+            parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
+        return SEPARATOR.join(parts)
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""
         assert self.turn is not None
         about, header = self._about()
-        took = {
+        took: dict[str, Any] = {
             "tokens": {
                 "prompt": self.turn.prompt, "computed": self.turn.read,
                 "generated": self.turn.generated,
             },
             "timings": {"prompt_s": self.turn.prompt_s, "decode_s": self.turn.decode_s},
         }  # fmt: skip
+        if (speculation := self.conversation.speculation) is not None:
+            took["speculation"] = speculation.describe()
         turn = body(self._transcript(self.conversation.messages[-2:]))
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
             self.out.document(turn | took, model=about, environment=header, lines=True)
