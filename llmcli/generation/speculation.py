@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from llmcli.engine.session import Session, Snapshot
+from llmcli.engine.session import Session
 from llmcli.generation.drafts import Draft
 from llmcli.generation.output import Choice
 from llmcli.generation.picker import Picker
+from llmcli.nn.state import State
 
 # Tokens that are read at once: the last one and what may follow. Each number is recorded once,
 # which takes as long as some steps: two would be right too seldom to pay for it.
@@ -41,7 +42,7 @@ class Speculation:
         self.proposed = self.accepted = 0
         self._pace = Pace(prior=_FREE if draft.free else _ASKED)
         self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
-        self._before: Snapshot | None = None  # where a state cannot forget single tokens
+        self._before: State | None = None  # where a state cannot forget single tokens
 
     @property
     def speedup(self) -> float | None:
@@ -117,7 +118,7 @@ class Speculation:
     def _read(self, session: Session, ids: list[int]) -> torch.Tensor:
         """Logits `[T, V]` of further tokens, the first of which is known to be right."""
         if len(ids) > 1 and not session.state.rewinds:
-            self._before = session.snapshot()
+            self._before = session.state.snapshot(slots=False)
         begin = perf_counter()
         ids_1T = torch.tensor([ids], device=session.decoder.device)
         if len(ids) == 1:
@@ -136,7 +137,7 @@ class Speculation:
             return
         assert self._before is not None
         (ids,) = session.ids
-        session.restore(self._before)
+        session.state.restore(self._before)
         session.extend([ids[session.lengths[0] : length]], logits="none")
 
 
