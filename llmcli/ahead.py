@@ -92,6 +92,19 @@ class Ahead:
             size for name, (format, _, size) in self._spans.items() if formats.get(name) == format
         )
 
+    @property
+    def resident(self) -> int:
+        """Bytes of the packed matrices that are in memory by now; 0 where no system says so."""
+        mincore = getattr(ctypes.CDLL(None), "mincore", None)
+        if mincore is None:
+            return 0
+        size = len(self._arena)
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+        if mincore(ctypes.addressof(ctypes.c_char.from_buffer(self._arena)), size, pages):
+            return 0
+        return sum(byte & 1 for byte in pages.raw) * mmap.PAGESIZE
+
     def memory(self, name: str, format: str, nbytes: int) -> memoryview | None:
         """Where that parameter lies, None where it is none of these, or in another format."""
         own, offset, size = self._spans.get(name, ("", 0, 0))

@@ -46,6 +46,14 @@ def test_every_weight_is_the_same(path):
     assert set(packed) <= set(ahead.finish(1))
 
 
+def test_what_has_been_read_is_told(path):
+    ahead = started(open_checkpoint(path))
+    ahead.finish(2)
+    held = ahead.nbytes({name: format for name, (format, *_) in ahead._spans.items()})
+    if sys.platform == "linux":
+        assert held <= ahead.resident <= held + (4 << 20)
+
+
 def test_what_has_memory_already_does_not_have_to_fit_again(path, monkeypatch):
     checkpoint = open_checkpoint(path)
     ahead = started(checkpoint)

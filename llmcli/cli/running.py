@@ -91,7 +91,8 @@ def load_model(
     need_directory()
     begin = perf_counter()
     dtype = WIDE if wide and options.dtype == "auto" else options.dtype
-    ahead = _ahead(options, checkpoint, dtype)
+    # `before` measures a machine that holds nothing of the model
+    ahead = None if before is not None else _ahead(options, checkpoint, dtype)
     with Progress(out, loading), SIGNALS.abrupt():
         import torch
 
@@ -104,6 +105,8 @@ def load_model(
     if before is not None:
         before(checkpoint)
     base = resident_bytes()
+    if base is not None and ahead is not None:  # what it has read is the model's
+        base -= ahead.resident
     begun = perf_counter()
     with Progress(out, loading) as progress, Peak() as filling:
         model = load_checkpoint(
