@@ -46,7 +46,7 @@ def test_groups_of_timing_are_in_the_order_of_execution(name):
     mixers = [attention, convolution]
     if name == "short convolutions":  # its first layer is one
         mixers.reverse()
-    ffn = ["ffn_up", "ffn_act", "ffn_down"]
+    ffn = ["ffn_up", "ffn_act", "ffn_down", "router", "experts", "shared"]
     order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "residual", "head"]
     model = Graph(MODELS[name])
     assert set(model.groups) == {node.group for node in model.nodes.values()} - {"gaps"}
@@ -103,7 +103,7 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         assert set(node.op.inputs) <= before, node.name
         before.add(node.name)
         values = {getattr(node.op, field.name) for field in fields(node.op)
-                  if field.name in ("weight", "bias", "table")}  # fmt: skip
+                  if field.name in ("weight", "bias", "table", "correction")}  # fmt: skip
         used |= values - {None}
     tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)
@@ -116,7 +116,7 @@ def test_every_op_is_evaluated():
         below = op.__subclasses__()
         return {op} if not below else set().union(*map(leaves, below))
 
-    own = {op for op in leaves(ops.Op) if op.__module__ == ops.__name__}
+    own = {op for op in leaves(ops.Op) if op.__module__.startswith("llmcli.graph.")}
     assert own == set(RULES)
 
 
@@ -153,6 +153,25 @@ FAULTS = {
                                   lambda n: change(n, source="blocks.0.resid_pre")),
     "not normalized before it is added": ("norms after", "attn_out",
                                           lambda n: change(n, source="blocks.0.resid_pre")),
+    "weights that are not renormalized": ("experts", "moe.expert_weight",
+                                          lambda n: change(n, renormalized=False)),
+    "weights of logits": ("experts", "moe.expert_weight",
+                          lambda n: change(n, source="blocks.0.moe.router_logits")),
+    "a sigmoid for a softmax": ("experts", "moe.router_probs",
+                                lambda n: change(n, function="sigmoid")),
+    "no correction of the choice": ("experts by groups", "moe.expert_idx",
+                                    lambda n: change(n, correction=None)),
+    "all groups": ("experts by groups", "moe.expert_idx", lambda n: change(n, groups=1)),
+    "no routed scale": ("experts by groups", "moe.expert_weight", lambda n: change(n, scale=1.0)),
+    "no shared expert": ("experts by groups", "mlp_out", lambda n: change(n, also=None)),
+    "gates of the experts for neurons": ("experts", "moe.up",
+                                         lambda n: change(n, weight="blocks.0.moe.W_gate")),
+    "experts that are not weighed": ("experts", "mlp_out",
+                                     lambda n: change(n, share="blocks.0.moe.expert_idx")),
+    "no bias of the router": ("experts after the choice", "moe.router_logits",
+                              lambda n: change(n, bias=None)),
+    "a softmax of all": ("experts after the choice", "moe.expert_weight",
+                         lambda n: change(n, softmax=False)),
     "the stream without attention": ("llama", "resid_post",
                                      lambda n: change(n, parts=n.op.parts[:1])),
 }  # fmt: skip

@@ -33,6 +33,7 @@ from llmcli.parts.attention.config import (
 )
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -706,6 +707,14 @@ def gpt2(activation="gelu_tanh", **attention):
     )  # fmt: skip
 
 
+def mixture(count=5, hidden=12, shared=None, activation="silu", **routing):
+    """A mixture of experts, two of which are chosen."""
+    return ExpertsConfig(
+        experts=count, hidden=hidden, activation=activation, shared=shared,
+        routing=RoutingConfig(**({"chosen": 2} | routing)),
+    )  # fmt: skip
+
+
 def stretched(scaling, dims=8):
     return llama(*(layer(rope=RopeConfig(theta=100.0, dims=dims, scaling=scaling)),) * 2)
 
@@ -813,6 +822,20 @@ BLOCKS = {
     "qk norm over the width": llama(
         *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
     ),
+    "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
+    "experts beside dense layers": llama(
+        layer(), layer(mixture(chosen=3, shared=SharedConfig(hidden=9, weighed=True))),
+        layer(mixture(activation="gelu", chosen=1)),
+    ),
+    "experts by groups": llama(*(layer(mixture(
+        8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
+        chosen=3, scale=1.75, shared=SharedConfig(hidden=14),
+    )),) * 2),
+    "experts after the choice": llama(*(block(
+        branch(ATTENTION),
+        branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
+    ),) * 2),
+    "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS
 

@@ -215,7 +215,7 @@ def stream_noise(config: ModelConfig, numbers: Arithmetic, matrices: Iterable[st
     0.026, which is 0.18 of the estimate, and at most 0.079.
     """
     dtype = numbers.dtype
-    specs = _written(config, numbers)
+    specs = [spec for spec in _written(config, numbers) if spec.dtype != "int64"]
     names = {spec.name for spec in specs}
     # what is a view of another one is not rounded a second time
     squares = [rounding(spec.dtype or dtype) ** 2 for spec in specs if spec.shares not in names]

@@ -14,6 +14,7 @@ from llmcli.anatomy.graph import Graph, graph
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Project
+from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import Call, Logits, TensorSpec
 
 
@@ -66,11 +67,18 @@ def _tensors(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(sizes[axis] for axis in axes),
             formula=model.formula(node),
-            dtype=call.wide_dtype if node.wide
-            else call.cache_dtype if node.name in cached else call.dtype,
+            dtype=_dtype(node, call, cached),
             flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,
             shares=_memory(node, call, wide, cached), written=node.name not in derived,
         )  # fmt: skip
+
+
+def _dtype(node: Node, call: Call, cached: set[str]) -> str | None:
+    if node.integer:
+        return "int64"
+    if node.wide:
+        return call.wide_dtype
+    return call.cache_dtype if node.name in cached else call.dtype
 
 
 def _memory(node: Node, call: Call, wide: set[str], cached: set[str]) -> str | None:
@@ -80,7 +88,7 @@ def _memory(node: Node, call: Call, wide: set[str], cached: set[str]) -> str | N
     """
     if node.name in cached and call.cache_dtype != call.dtype:
         return None
-    if not isinstance(node.op, Project) or not node.op.fused:
+    if not isinstance(node.op, Project | ExpertProject) or not node.op.fused:
         return node.shares
     copied = node.op.fused in wide and not node.wide and call.dtype != call.wide_dtype
     return None if copied else node.op.fused

@@ -19,6 +19,7 @@ from llmcli.explain.local import Found, worst_number
 from llmcli.explain.rules import rules
 from llmcli.graph.evaluation.rule import Rule, symbol
 from llmcli.graph.ops import HeadShare, Project
+from llmcli.graph.routing import ExpertProject
 from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
 
@@ -175,6 +176,8 @@ def _cost(model: Model, known: Mapping[str, Rule[Any]], name: str, tokens: int) 
     if isinstance(op, Project | HeadShare):
         return model.decoder.weight(op.weight).count
     sizes = graph(model.config).sizes(layer_of(name))
+    if isinstance(op, ExpertProject):
+        return model.decoder.weight(op.weight).count * sizes["K"] // sizes["E"]
     return sizes["H"] * sizes.get("dh", sizes["dv"]) * tokens
 
 

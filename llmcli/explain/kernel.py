@@ -14,6 +14,7 @@ from llmcli.explain.parameter import origin
 from llmcli.formats.packed import Packed
 from llmcli.graph.evaluation.rule import Rule, concatenated, exact, settled
 from llmcli.graph.ops import HeadShare, Project
+from llmcli.graph.routing import ExpertProject
 from llmcli.model import Model
 from llmcli.nn.block import Mixer
 from llmcli.ops.linear import rounds_sums
@@ -107,7 +108,7 @@ class Kernel:
         model, node = self.model, self.graph[name]
         # a product's sums, or a copy of its rows; the head's are never rounded
         widened = (
-            isinstance(node.op, Project)
+            isinstance(node.op, Project | ExpertProject)
             and node.group != "head"
             and (rounds_sums(model.device, model.dtype) or self.graph[node.op.source].wide)
         )
@@ -172,6 +173,15 @@ class Kernel:
         """Rows and columns of a matrix."""
         columns, rows = self.model.decoder.weight(name).shape
         return rows, columns
+
+    def expert(self, name: str, expert: int) -> Tensor:
+        """The matrix of one expert, `[K, N]`: float64 on the CPU, a copy."""
+        assert self._turned(name)
+        return exact(self.model.decoder.weight(name).dense(rows=slice(expert, expert + 1))[0]).mT
+
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """None: the inputs are the kernel's."""
+        return torch.zeros_like(magnitude)
 
     def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a table, float64 on the CPU."""

@@ -87,6 +87,12 @@ class Values(Kernel):
         """How far numbers of that tensor may be from the kernel's."""
         return ROUNDINGS * math.sqrt(self.formulas(name)) * self.eps * magnitude
 
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """As far as roundings add up to, where it is derived."""
+        if not self.derives(name):
+            return super().uncertainty(name, magnitude)
+        return self.allowed(name, magnitude + self.least)
+
     def own(self) -> Kernel:
         """The kernel's own numbers as inputs of every formula.
 

@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llmcli.formats.routes import Routes
 from llmcli.formats.weight import Weight
 from llmcli.ops import compiled
-from llmcli.ops.linear import lies_by_columns, linear, linear_wide
+from llmcli.ops.linear import each_own, lies_by_columns, linear, linear_wide
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
 
 
 class Dense(Weight):
-    """Numbers in a tensor; a matrix may lie in memory by rows or by columns.
+    """Numbers in a tensor; a matrix may lie in memory by rows or by columns, experts' by rows.
 
     `tensor` has the stored shape. It is what loading writes to; everybody else reads `dense`. Its
     inputs have the dtype `inputs`, by default its own; a weight of 16 bits can have float32 ones.
@@ -41,9 +42,9 @@ class Dense(Weight):
             return cls(torch.empty(columns, rows, device=device, dtype=dtype).t(), inputs)
         return cls(torch.empty(rows, columns, device=device, dtype=dtype), inputs)
 
-    def split(self, rows: Sequence[int]) -> list[Dense]:
+    def split(self, rows: Sequence[int], axis: int = 0) -> list[Dense]:
         """Parts of so many rows each, views: several parameters that are one product."""
-        parts = self.tensor.split_with_sizes(list(rows))
+        parts = self.tensor.split_with_sizes(list(rows), axis)
         return [Dense(part, self._inputs) for part in parts]
 
     @property
@@ -76,6 +77,26 @@ class Dense(Weight):
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """See `ops.product.product_float32`."""
         return product_float32(x, self.tensor, bias_N)
+
+    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+        """A product for each expert that has pairs, or for each pair where shapes are fixed."""
+        if self.tensor.ndim != 3:
+            return super().matmul_routed(x_MK, routes, wide=wide)
+        if routes.static:
+            x_PK = x_MK if routes.row_N is None else x_MK[routes.row_N]
+            return each_own(
+                x_PK, self.tensor, routes.expert_N, at_once=routes.at_once, wide=wide
+            )
+        product = linear_wide if wide else linear
+        out_PN: Tensor | None = None
+        for expert, pairs in routes.groups:
+            rows = pairs if routes.row_N is None else routes.row_N[pairs]
+            y = product(x_MK[rows], self.tensor[expert], None)
+            if out_PN is None:
+                out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])
+            out_PN[pairs] = y
+        assert out_PN is not None
+        return out_PN
 
     def rows(self, ids: Tensor) -> Tensor:
         """Copies, widened."""

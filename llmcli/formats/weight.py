@@ -1,7 +1,7 @@
 """What is done with a parameter, whatever format its numbers are kept in.
 
 Axes: M rows of the input, K columns of it, N outputs. A matrix is stored `[N, K]`, a row per
-output: `Y = X Wᵀ + b`.
+output: `Y = X Wᵀ + b`. The matrices of E experts are one weight, `[E, N, K]`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+
+from llmcli.formats.routes import Routes
 
 
 class Weight(ABC):
@@ -27,7 +29,7 @@ class Weight(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """As it is stored: `[N, K]` of a matrix, `[N]` of a vector."""
+        """As it is stored: `[N, K]` of a matrix, `[E, N, K]` of experts', `[N]` of a vector."""
 
     @property
     @abstractmethod
@@ -58,6 +60,15 @@ class Weight(ABC):
     @abstractmethod
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """The same in at least float32, with sums that are never rounded to less: for logits."""
+
+    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+        """The rows of pairs of a token and an expert, each times its expert's matrix: `[P, N]`.
+
+        In the dtype of `x`; `wide` as `matmul_wide`. Memory beside the result is that of so many
+        matrices as a token chooses experts, however many there are. Raises TypeError for a weight
+        without experts.
+        """
+        raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ class Node:
 
     `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
     derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
+    `integer`: whole numbers.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Node:
     formula_letter: str = ""
     aside: str = ""
     ends: bool = False
+    integer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

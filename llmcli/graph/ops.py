@@ -414,7 +414,7 @@ class Activate(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Op):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; a gate `[T, 1]` is of the whole row."""
 
     act: str
     up: str

@@ -1,11 +1,13 @@
-"""One projection, made of named segments that share an input."""
+"""Projections, made of named segments that share an input."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from llmcli.formats.routes import Routes
 from llmcli.nn.parameters import Parameters
 
 
@@ -32,6 +34,24 @@ class Linear:
     def wide(self, x_BTD: Tensor) -> Tensor:
         """The same in at least float32: what is added to the residual stream or normalized."""
         return self.weight.matmul_wide(x_BTD, self.bias)
+
+    def split(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The columns of each segment, views of `y`."""
+        return y.split_with_sizes(self.rows, -1)
+
+
+class RoutedLinear:
+    """The same with matrices of experts: every pair of a token and an expert has its own `X W`."""
+
+    def __init__(self, parameters: Parameters, weights: Sequence[str]) -> None:
+        self._wholes = parameters.experts(weights)
+        self.segments = tuple((name, parameters.weights[name]) for name in weights)
+        self.rows = [weight.shape[1] for _, weight in self.segments]
+
+    def __call__(self, x_MD: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+        """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
+        found = [whole.matmul_routed(x_MD, routes, wide=wide) for whole in self._wholes]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """The columns of each segment, views of `y`."""

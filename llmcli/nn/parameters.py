@@ -7,6 +7,7 @@ its own name as a view of its rows, so that a loader, a tap or a table still spe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -79,6 +80,23 @@ class Parameters:
             rows, columns, device=self.device, dtype=self._dtype(names), inputs=self.dtype
         )
         return self._claim(names, whole)
+
+    def experts(self, names: Sequence[str]) -> list[Weight]:
+        """Matrices of experts, `[experts, rows, columns]`, that are multiplied with the same rows.
+
+        Those of one dtype that follow one another are one weight, an expert's rows side by side.
+        """
+        wholes: list[Weight] = []
+        for dtype, group in groupby(names, lambda name: self._dtypes.get(name, self.dtype)):
+            together = list(group)
+            rows = [self._shapes[name][1] for name in together]
+            experts, _, columns = self._shapes[together[0]]
+            tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
+            whole = Dense(tensor, self.dtype)
+            parts = [whole] if len(together) == 1 else whole.split(rows, axis=1)
+            self.weights.update(zip(together, parts, strict=True))
+            wholes.append(whole)
+        return wholes
 
     def _pieces(self, names: Sequence[str]) -> list[Weight]:
         """A weight of its own each, packed or dense."""

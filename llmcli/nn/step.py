@@ -114,7 +114,7 @@ class Step:
         self.keys = max(starts) + tokens
         self._positions: Tensor | None = None
         self._starts: Tensor | None = None
-        self._fixed = fixed is not None
+        self.fixed = fixed is not None
         self.recorded = recorded
         if fixed is not None:
             starts_B, self.keys = fixed
@@ -185,7 +185,7 @@ class Step:
     @property
     def starts_B(self) -> Tensor:
         """The starts on the device, or one for all where they agree."""
-        if self._fixed and self._starts is not None:
+        if self.fixed and self._starts is not None:
             return self._starts
         return torch.tensor(self.starts[:1] if self.uniform else self.starts)
 

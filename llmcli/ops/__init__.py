@@ -26,10 +26,15 @@ L2 norm                norm.l2_norm                   –                    gat
 SiLU                   activations.activation         Activate             SwiGLU, convolutions
 GELU                   activations.activation         Activate             GPT-NeoX
 GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
-sigmoid                torch.sigmoid                  –                    gates, GLM-4's routing
+sigmoid                torch.sigmoid                  Share                gates, GLM-4's routing
 softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps
 tanh soft cap          activations.soft_cap           SoftCap              Gemma 2, not Gemma 3
+scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts
+choice of experts      routing.choose                 Choose               mixtures of experts
+weights of experts     routing.weigh                  Weigh                the same
+products with experts  linear, linear.each_own        ExpertProject        the same
+sum of experts         *, +                           SumExperts           the same
 argmax                 generation.sampling.choose     –                    greedy decoding
 temperature            generation.sampling.filtered   –                    sampling
 top-k, top-p           generation.sampling.filtered   –                    sampling

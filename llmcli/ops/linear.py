@@ -59,6 +59,27 @@ def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
     return at_least_float32(linear(x, w_NK, b_N))
 
 
+def each_own(
+    x_PK: Tensor, w_ENK: Tensor, expert_P: Tensor, *, at_once: int, wide: bool
+) -> Tensor:
+    """Every row times the matrix of its own expert: `[P, K]` → `[P, N]`.
+
+    In the dtype of `x`, or `wide`: in at least float32, sums never rounded to less. Shapes do not
+    depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
+    """
+    parts = []
+    for first in range(0, len(x_PK), at_once):
+        here = slice(first, first + at_once)
+        w_RNK, x_RK1 = w_ENK.index_select(0, expert_P[here]), x_PK[here].unsqueeze(-1)
+        if wide and x_PK.is_cuda and x_PK.dtype.itemsize < 4:
+            out_RN1 = torch.bmm(w_RNK, x_RK1, out_dtype=torch.float32)
+        else:
+            out_RN1 = torch.bmm(w_RNK.to(x_PK.dtype), x_RK1)
+        parts.append(out_RN1.squeeze(-1))
+    out_PN = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return at_least_float32(out_PN) if wide else out_PN
+
+
 def rounds_sums(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `linear_wide` may round sums to `dtype` before it widens them: many rows on a CPU."""
     return dtype.itemsize < 4 and device.type != "cuda"

@@ -303,6 +303,8 @@ def _fact(fact: Fact) -> Arithmetic:
 
 
 def _product(term: Term, square: bool) -> str:
+    if not term.parts:
+        return number(term.value)
     factors = [f"({number(x)})" if x < 0 else number(x) for x in term.parts]
     return f"{factors[-1]}²" if square else "·".join(factors)
 

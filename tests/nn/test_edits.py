@@ -89,13 +89,17 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
     plain, before = run(model)
     nodes = graph(model.config).nodes
     for name in editable(model):
-        if not graph(model.config).written(name):
+        if not graph(model.config).written(name) or nodes[name].integer:
             continue  # below
         out, seen = run(model, double(name))
         # a softmax of one score is 1, whatever the score
         layer, leaf = nodes[name].layer, name.rpartition(".")[2]
         alone = layer is not None and model.config.layers[layer].window == 1
-        assert torch.equal(out, plain) is (alone and leaf.startswith(("q", "k"))), name
+        same = alone and leaf.startswith(("q", "k"))
+        if leaf == "router_probs":  # of the same experts, weights that are divided by their sum
+            part, weight = (nodes[f"blocks.{layer}.moe.expert_{one}"] for one in ("idx", "weight"))
+            same = weight.op.renormalized and torch.equal(seen[part.name], before[part.name])
+        assert torch.equal(out, plain) is same, name
         # formulas of what is the same memory start from the same inputs once more
         copies = {node.name for node in nodes.values() if node.shares == name}
         assert all(torch.equal(seen[one], seen[name]) for one in copies)
@@ -147,7 +151,8 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
 def test_of_the_rows_named_and_no_others(model):
     _, before = run(model)
     last = attending(model.config)[-1]
-    for name in ("embed", f"blocks.{last}.attn.v", f"blocks.{last}.mlp.post"):
+    post = next(name for name in reversed(list(before)) if name.endswith(".post"))
+    for name in ("embed", f"blocks.{last}.attn.v", post):
         _, seen = run(model, double(name, rows=[1, 4]))
         factor = torch.ones(TOKENS.shape[1], 1, dtype=torch.float64)
         factor[[1, 4]] = 2
@@ -279,3 +284,22 @@ def test_edits_at_other_dtypes(dtype):
     assert seen["blocks.0.attn.z"].dtype == model.dtype
     assert seen["blocks.0.attn.scores"].dtype == torch.float32
     torch.testing.assert_close(out, plain, rtol=0.05, atol=0.2)
+
+
+def test_tokens_pass_the_experts_that_an_edit_chooses():
+    model = small("experts")
+    name, ids = "blocks.0.moe.expert_idx", TOKENS[0].tolist()
+    _, before = run(model)
+
+    def others(chosen):
+        return torch.tensor([4, 1]).expand_as(chosen).clone()
+
+    _, seen = run(model, Edit(name=name, fn=others, rows=[2]))
+    right = before[name].clone()
+    right[0, 2] = torch.tensor([4, 1])
+    assert torch.equal(seen[name], right)
+    check = formula_checks(model, ids, seen, seen.keys() - {name})
+    assert check.ok, (check.where, check.value)
+    assert not formula_checks(model, ids, seen, [name]).ok
+    assert not torch.equal(seen["blocks.0.mlp_out"][0, 2], before["blocks.0.mlp_out"][0, 2])
+    assert torch.equal(seen["blocks.0.mlp_out"][0, :2], before["blocks.0.mlp_out"][0, :2])

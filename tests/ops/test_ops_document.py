@@ -234,7 +234,8 @@ OPERATIONS = {
     "convolution", "with a ring buffer", "softmax", "softmax in place", "RMSNorm", "LayerNorm",
     "L2 norm", "SiLU", "GELU", "GELU, tanh form", "sigmoid", "softplus", "tanh", "tanh soft cap",
     "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
-    "multiply", "packed weights",
+    "multiply", "packed weights", "scores of experts", "choice of experts", "weights of experts",
+    "products with experts", "sum of experts",
 }  # fmt: skip
 ELSEWHERE = {"LookUp", "HeadShare", "Opaque"}  # a row of a table, a part of a product, no formula
 

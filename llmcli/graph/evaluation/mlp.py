@@ -38,7 +38,7 @@ class Activate(Rule[ops.Activate]):
 
 
 class Gate(Rule[ops.Gate]):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; a gate of one number is of its row."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """A product of numbers."""
@@ -50,15 +50,17 @@ class Gate(Rule[ops.Gate]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """Two numbers."""
-        a, u = float(values[self.op.act][index]), float(values[self.op.up][index])
-        act, up = (self.cell(name, *index) for name in self.op.inputs)
+        gates = values[self.op.act]
+        at = (*index[:-1], min(index[-1], gates.shape[-1] - 1))
+        a, u = float(gates[at]), float(values[self.op.up][index])
+        act, up = self.cell(self.op.act, *at), self.cell(self.op.up, *index)
         formula = f"{act} · {up} = {{}} · {{}}"
         fact = Fact(formula=formula, parts=(a, u), value=a * u)
         return Element(
             value=a * u,
             magnitude=abs(a * u),
             after=(fact,),
-            follow=((self.op.act, index), (self.op.up, index)),
+            follow=((self.op.act, at), (self.op.up, index)),
         )
 
 

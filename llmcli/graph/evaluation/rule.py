@@ -96,6 +96,14 @@ class Numbers(Protocol):
         """Rows and columns of a matrix."""
         ...
 
+    def expert(self, name: str, expert: int) -> Tensor:
+        """The matrix of one expert, `[K, N]`: float64 on the CPU, a copy."""
+        ...
+
+    def uncertainty(self, name: str, magnitude: Tensor) -> Tensor:
+        """How far numbers of an input may be from the kernel's, whose rows are that large."""
+        ...
+
     def table_rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a table, float64 on the CPU."""
         ...

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation import attention, convolve, linear, mlp, norms, opaque, rope
+from llmcli.graph import routing as mixture
+from llmcli.graph.evaluation import (
+    attention,
+    convolve,
+    linear,
+    mlp,
+    norms,
+    opaque,
+    rope,
+    routing,
+)
 from llmcli.graph.evaluation.rule import Rule
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
@@ -26,6 +36,11 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.Activate: mlp.Activate,
     ops.Gate: mlp.Gate,
     ops.Convolve: convolve.Convolve,
+    mixture.Share: routing.Share,
+    mixture.Choose: routing.Choose,
+    mixture.Weigh: routing.Weigh,
+    mixture.ExpertProject: routing.ExpertProject,
+    mixture.SumExperts: routing.SumExperts,
     ops.Opaque: opaque.Opaque,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
@@ -24,58 +25,76 @@ _WEIGHTS = {
 }
 
 
-def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What a feed-forward is called: its neurons' `axis`, what letters end in, groups of `timing`.
+
+    `known`: it is the whole part, which TransformerLens has, too.
+    """
+
+    axis: str = "F"
+    mark: str = ""
+    groups: tuple[str, str, str] = ("ffn_up", "ffn_act", "ffn_down")
+    noun: str = "the feed-forward"
+    kind: str = "mlp"
+    known: bool = True
+
+
+_WHOLE = Role()
+
+
+def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
     """Gated: `gate up act post`; plain: `pre post`. All `[B, T, F]`; `post` enters `W_down`."""
-    p = site.name
+    p, mark, (group_up, group_act, group_down) = site.name, role.mark, role.groups
 
     def enter(part: str) -> Project:
         return Project(
             source=site.source, weight=f"{p}.W_{part}", bias=f"{p}.b_{part}" if m.bias else None,
-            over="D", columns="F", fused=f"{p}.gate_up" if m.gated else "",
+            over="D", columns=role.axis, fused=f"{p}.gate_up" if m.gated else "",
         )  # fmt: skip
 
     def hidden(leaf: str, letter: str, op: Op, words: str, group: str, *theirs: str) -> Node:
         return Node(
-            name=f"{p}.{leaf}", letter=letter, axes=("T", "F"), op=op, words=words, group=group,
-            layer=site.layer, theirs=tuple(f"mlp.{name}" for name in theirs),
+            name=f"{p}.{leaf}", letter=letter, axes=("T", role.axis), op=op, words=words,
+            group=group, layer=site.layer,
+            theirs=tuple(f"mlp.{name}" for name in theirs) if role.known else (),
         )  # fmt: skip
 
     function, post = m.activation, "the hidden layer as it enters the last projection"
     if m.gated:
         # what the activation function takes and the other factor: TransformerLens' names differ
         nodes = [
-            hidden("gate", "G", enter("gate"), _GATED["gate"], "ffn_up",
+            hidden("gate", f"G{mark}", enter("gate"), _GATED["gate"], group_up,
                    "gate.hook_out", "hook_pre"),
-            hidden("up", "U", enter("up"), _GATED["up"], "ffn_up", "hook_pre_linear",
+            hidden("up", f"U{mark}", enter("up"), _GATED["up"], group_up, "hook_pre_linear",
                    "in.hook_out"),
-            hidden("act", "Activation(G)", Activate(source=f"{p}.gate", function=function),
-                   "the gates after their activation function", "ffn_act"),
-            hidden("post", "L", Gate(act=f"{p}.act", up=f"{p}.up"), post, "ffn_act",
+            hidden("act", f"Activation(G{mark})", Activate(source=f"{p}.gate", function=function),
+                   "the gates after their activation function", group_act),
+            hidden("post", f"L{mark}", Gate(act=f"{p}.act", up=f"{p}.up"), post, group_act,
                    "hook_post", "out.hook_in"),
         ]  # fmt: skip
     else:
         nodes = [
-            hidden("pre", "U", enter("up"), "the neurons before their activation function",
-                   "ffn_up", "hook_pre", "in.hook_out"),
-            hidden("post", "L", Activate(source=f"{p}.pre", function=function), post, "ffn_act",
+            hidden("pre", f"U{mark}", enter("up"), "the neurons before their activation function",
+                   group_up, "hook_pre", "in.hook_out"),
+            hidden("post", f"L{mark}", Activate(source=f"{p}.pre", function=function), post,
+                   group_act,
                    "hook_post", "out.hook_in"),
         ]  # fmt: skip
     down = Project(
         source=f"{p}.post", weight=f"{p}.W_down", bias=f"{p}.b_down" if m.bias else None,
-        over="F", columns="D",
+        over=role.axis, columns="D",
     )  # fmt: skip
-    words, theirs = site.output(
-        "the feed-forward", "hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out"
-    )
+    words, theirs = site.output(role.noun, "hook_mlp_out", "mlp.out.hook_out", "mlp.hook_out")
     nodes.append(Node(
         name=site.makes, letter=site.letter, axes=("T", "D"), op=down, words=words,
-        group="ffn_down", layer=site.layer, wide=True, theirs=theirs,
+        group=group_down, layer=site.layer, wide=True, theirs=theirs if role.known else (),
     ))  # fmt: skip
     return PartGraph(
         nodes=tuple(nodes),
-        parameters=tuple(_parameters(m, site, p)),
-        sizes={"F": m.hidden},
-        documents={"F": "4d" if m.hidden == 4 * site.width else "F"},
+        parameters=tuple(_parameters(m, site, role)),
+        sizes={role.axis: m.hidden},
+        documents={role.axis: "4d" if m.hidden == 4 * site.width else role.axis},
         absent=tuple(_absent(m)),
         entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
         similar=(
@@ -106,20 +125,20 @@ def _absent(m: MlpConfig) -> Iterator[Absent]:
     yield Absent(names=r"mlp\.b_\w+$", why="it has no such bias", theirs=theirs)
 
 
-def _parameters(m: MlpConfig, site: Site, p: str) -> list[Parameter]:
+def _parameters(m: MlpConfig, site: Site, role: Role) -> list[Parameter]:
     """`W_gate` (gated only) and `W_up` `[D, F]`, `W_down` `[F, D]`, and their biases."""
-    found = []
+    p, found = site.name, []
     makes = {"gate": f"{p}.gate", "up": f"{p}.{'up' if m.gated else 'pre'}", "down": site.makes}
     others = {"up": "in", "down": "out"}  # as TransformerLens calls them
     for part in ("gate", "up", "down") if m.gated else ("up", "down"):
-        axes = ("F", "D") if part == "down" else ("D", "F")
+        axes = (role.axis, "D") if part == "down" else ("D", role.axis)
         for kind, said in zip("Wb" if m.bias else "W", _WEIGHTS[part], strict=False):
             fused = m.gated and part != "down"
             found.append(Parameter(
                 name=f"{p}.{kind}_{part}", axes=axes if kind == "W" else axes[1:],
-                makes=makes[part], words=said, kind="mlp", letter=f"{kind}_{part}",
+                makes=makes[part], words=said, kind=role.kind, letter=f"{kind}_{part}{role.mark}",
                 layer=site.layer, turned=kind == "W",
                 shares=f"{p}.{kind}_gate_up" if fused else None,
-                theirs=(f"mlp.{kind}_{others[part]}",) if part in others else (),
+                theirs=(f"mlp.{kind}_{others[part]}",) if role.known and part in others else (),
             ))  # fmt: skip
     return found

@@ -12,7 +12,7 @@ from llmcli.parts.conv.config import ShortConvConfig
 
 PIECES = {
     "qkv": ("q", "k", "v"), "attention": ("scores", "softmax", "mix"), "ffn_up": ("gate", "up"),
-    "conv_in": ("B", "gate", "x"),
+    "conv_in": ("B", "gate", "x"), "shared": ("gate", "up"),
 }  # fmt: skip
 
 

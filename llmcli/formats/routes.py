@@ -1,0 +1,63 @@
+"""Which rows of an input are multiplied with the matrix of which expert.
+
+Axes: B batch, T tokens, K chosen experts, N = B · K · T pairs of a token and an expert.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes:
+    """Pairs of a token and an expert in the order `[B, K, T]`; `expert_N` are int64.
+
+    Pair n reads row `row_N[n]` of the input, or row n itself where that is None. `static`: no shape
+    and nothing on the host may depend on the choice, so that a step can be captured; then so many
+    pairs are multiplied `at_once`.
+    """
+
+    expert_N: Tensor
+    row_N: Tensor | None
+    static: bool
+    at_once: int
+
+    @classmethod
+    def of(cls, chosen_BTK: Tensor, *, static: bool) -> Routes:
+        """Of the experts that tokens chose; the input has a row for each token, `[B · T, …]`.
+
+        Always `static` where there are no numbers (the meta device), and while `torch.compile`
+        traces.
+        """
+        batch, tokens, chosen = chosen_BTK.shape
+        device = chosen_BTK.device
+        row_BT = torch.arange(batch * tokens, device=device).view(batch, 1, tokens)
+        return cls(
+            expert_N=chosen_BTK.transpose(1, 2).reshape(-1),
+            row_N=row_BT.expand(batch, chosen, tokens).reshape(-1),
+            static=static or chosen_BTK.is_meta or torch.compiler.is_compiling(),
+            at_once=batch * chosen * tokens if chosen_BTK.is_meta else chosen,
+        )
+
+    @property
+    def by_pair(self) -> Routes:
+        """The same for an input that has a row for each pair."""
+        return replace(self, row_N=None)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, Tensor], ...]:
+        """Every expert that has pairs, and which: int64 `[n]` on the device, ascending."""
+        order_N = self.expert_N.argsort(stable=True)
+        counts = Counter(self.expert_N.tolist())
+        ends = accumulate(counts[expert] for expert in sorted(counts))
+        starts = [0, *ends]
+        return tuple(
+            (expert, order_N[start:stop])
+            for expert, (start, stop) in zip(sorted(counts), pairwise(starts), strict=True)
+        )

@@ -1,0 +1,366 @@
+"""Rules of mixtures of experts: scores, the choice, weights, products with the chosen experts.
+
+Letters: T tokens, E experts, K chosen ones, M numbers of a row, N columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmcli.graph import routing
+from llmcli.graph.evaluation.rule import (
+    Element,
+    Numbers,
+    Rule,
+    dot,
+    largest,
+    products,
+    size,
+    symbol,
+    total,
+)
+from llmcli.reports.explanation import Fact, Sum, Term
+
+
+class Share(Rule[routing.Share]):
+    """`P = softmax(R)` row by row, or `P = σ(R)` number by number."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """With the row's maximum taken off first."""
+        x = values[self.op.source]
+        if self.op.function == "sigmoid":
+            return 1 / (1 + torch.exp(-x))
+        return _softmax(x)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """A rounding of what is in the exponent is one of that size relative to the result."""
+        x, made = values[self.op.source], self.tensor(values)
+        if self.op.function == "sigmoid":
+            return made
+        return made * (1 + (x - x.amax(-1, keepdim=True)).abs())
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The number, or its share of the row's exponentials."""
+        row = values[self.op.source][index[:-1]].tolist()
+        follow = ((self.op.source, index),)
+        if self.op.function == "sigmoid":
+            x = row[index[-1]]
+            value = float(self.tensor(values)[index])
+            cell = self.cell(self.op.source, *index)
+            fact = Fact(formula=f"σ({cell}) = 1 / (1 + e^−{cell})", parts=(), value=value)
+            before = (Fact(formula=cell, parts=(), value=x),)
+            return Element(
+                value=value, magnitude=value, before=before, after=(fact,), follow=follow
+            )
+        top, at = max(row), index[-1]
+        return _share(self.cell(self.op.source, *index[:-1], "j"), row, at, top, follow[0])
+
+
+class Choose(Rule[routing.Choose]):
+    """`e = top-K(P + c)`; where two scores are as close as roundings, the kernel's choice."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """The kernel's own choice where it is as good as ours."""
+        score_TE = self._scores(values)
+        ours_TK = _largest(self._kept(score_TE), self.op.count)
+        theirs_TK = values.kernel(self.node.name).long()
+        rows = zip(score_TE, theirs_TK, self._slack(values, score_TE), strict=True)
+        good_T = torch.tensor([self._is_good(*row) for row in rows])
+        return torch.where(good_T[:, None], theirs_TK, ours_TK).double()
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Whole numbers are not rounded."""
+        return torch.zeros(1, dtype=torch.float64)
+
+    def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
+        """None."""
+        return 0.0
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The scores of the chosen experts, and of the first that is not."""
+        token, place = index
+        chosen_K = self.tensor(values)[token].long().tolist()
+        score_E = self._scores(values)[token]
+        kept_E = self._kept(score_E[None])[0]
+        rest = [e for e in _largest(kept_E, len(kept_E)).tolist() if e not in chosen_K]
+        refused = [e for e in rest[:1] if math.isfinite(float(kept_E[e]))]
+        before = tuple(self._score(values, token, e, chosen_K) for e in (*chosen_K, *refused))
+        own = Fact(
+            formula=f"the {_place(place)} largest is that of expert", parts=(),
+            value=float(chosen_K[place]),
+        )  # fmt: skip
+        note = f"the {self.op.count} largest choose"
+        if self.op.groups > 1:
+            inside = sorted({e * self.op.groups // len(score_E) for e in chosen_K})
+            note += f", of the best {self.op.kept} groups, here {', '.join(map(str, inside))}"
+        return Element(
+            value=float(chosen_K[place]), magnitude=0.0, note=note, before=before, after=(own,),
+            follow=((self.op.source, (token, chosen_K[place])),),
+        )  # fmt: skip
+
+    def _score(self, values: Numbers, token: int, expert: int, chosen: Sequence[int]) -> Fact:
+        """What an expert is chosen by, and whether it is."""
+        given = float(values[self.op.source][token, expert])
+        formula = self.cell(self.op.source, token, expert)
+        parts: tuple[float, ...] = ()
+        value = given
+        if (name := self.op.correction) is not None:
+            c = float(values.vector(name)[expert])
+            formula += f" + {self.cell(name, expert)} = {{}} + {{}}"
+            parts, value = (given, c), given + c
+        if expert not in chosen:
+            formula = f"the largest of the others: {formula}"
+        return Fact(formula=formula, parts=parts, value=value)
+
+    def _scores(self, values: Numbers) -> Tensor:
+        """What chooses, `[T, E]`."""
+        score_TE, c = values[self.op.source], self.op.correction
+        return score_TE if c is None else score_TE + values.vector(c)
+
+    def _slack(self, values: Numbers, score_TE: Tensor) -> list[float]:
+        """How far the scores of each token may be from the kernel's."""
+        given_TE = values[self.op.source].abs()
+        off_T = values.uncertainty(self.op.source, given_TE.amax(-1))
+        if self.op.correction is not None or self.op.groups > 1:
+            wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+            off_T = off_T + 4 * torch.finfo(wide).eps * score_TE.abs().amax(-1)
+        found: list[float] = off_T.tolist()
+        return found
+
+    def _groups(self, score_E: Tensor) -> Tensor:
+        """`[G]`: the sum of the two best of each."""
+        return score_E.view(self.op.groups, -1).sort(descending=True).values[:, :2].sum(1)
+
+    def _kept(self, score_TE: Tensor) -> Tensor:
+        """−∞ outside of the best groups."""
+        if self.op.groups == 1:
+            return score_TE
+        rows = []
+        for score_E in score_TE:
+            kept = _largest(self._groups(score_E), self.op.kept)
+            row = torch.full_like(score_E, -math.inf).view(self.op.groups, -1)
+            row[kept] = score_E.view(self.op.groups, -1)[kept]
+            rows.append(row.flatten())
+        return torch.stack(rows)
+
+    def _is_good(self, score_E: Tensor, chosen_K: Tensor, slack: float) -> bool:
+        """Whether those are the largest, in order, up to `slack`."""
+        if len(set(chosen_K.tolist())) < len(chosen_K):
+            return False
+        if int(chosen_K.min()) < 0 or int(chosen_K.max()) >= len(score_E):
+            return False
+        certain_E = torch.ones(len(score_E), dtype=torch.bool)
+        if self.op.groups > 1:
+            best_G = self._groups(score_E)
+            least = float(best_G.sort(descending=True).values[self.op.kept - 1])
+            possible_G = best_G >= least - 2 * slack
+            certain_G = possible_G
+            if int(possible_G.sum()) > self.op.kept:
+                certain_G = best_G > least + 2 * slack
+            each = len(score_E) // self.op.groups
+            inside_K = chosen_K // each
+            if not bool(possible_G[inside_K].all()) or len(set(inside_K.tolist())) > self.op.kept:
+                return False
+            certain_E = certain_G.repeat_interleave(each)
+        picked_K = score_E[chosen_K]
+        certain_E[chosen_K] = False
+        refused = float(score_E[certain_E].max()) if bool(certain_E.any()) else -math.inf
+        in_order = bool((picked_K[1:] <= picked_K[:-1] + 2 * slack).all())
+        return in_order and float(picked_K.min()) >= refused - 2 * slack
+
+
+class Weigh(Rule[routing.Weigh]):
+    """`g = P[e]`: what each chosen expert counts."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """The scores of the chosen, or their softmax; divided by their sum; times the scale."""
+        picked_TK = self._picked(values)
+        if self.op.softmax:
+            picked_TK = _softmax(picked_TK)
+        elif self.op.renormalized:
+            picked_TK = picked_TK / (picked_TK.sum(-1, keepdim=True) + self.op.least)
+        return picked_TK * self.op.scale
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """A copy is not rounded; a quotient by its own size, an exponential as in `Share`."""
+        made_TK = self.tensor(values).abs()
+        if self.op.softmax:
+            x_TK = self._picked(values)
+            return made_TK * (1 + (x_TK - x_TK.amax(-1, keepdim=True)).abs())
+        copied = not self.op.renormalized and self.op.scale == 1
+        return torch.zeros(1, dtype=torch.float64) if copied else made_TK
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The scores of all that are chosen, and the share of one of them."""
+        token, place = index
+        chosen_K = values[self.op.chosen][token].long().tolist()
+        row = self._picked(values)[token].tolist()
+        follow = ((self.op.source, (token, chosen_K[place])), (self.op.chosen, index))
+        value, magnitude = (
+            float(found.expand(len(values.positions), len(row))[token, place])
+            for found in (self.tensor(values), self.magnitudes(values))
+        )
+        e = self.cell(self.op.chosen, token, "j")
+        cell = symbol(self.letter_of(self.op.source), token, e)
+        if self.op.softmax:
+            found = _share(cell, row, place, max(row), follow[0])
+            after = found.after
+            if self.op.scale != 1:
+                scaled = f"{self.op.scale:g} · that = {self.op.scale:g} · {{}}"
+                after = (*after, Fact(formula=scaled, parts=(found.value,), value=value))
+            return Element(
+                value=value, magnitude=magnitude, before=found.before, sum=found.sum,
+                terms=found.terms, after=after, follow=follow,
+            )  # fmt: skip
+        own = self.cell(self.op.source, token, chosen_K[place])
+        scale = "" if self.op.scale == 1 else f"{self.op.scale:g} · "
+        if not self.op.renormalized:
+            formula = f"{scale}{own} = {scale}{{}}" if scale else own
+            parts = (row[place],) if scale else ()
+            fact = Fact(formula=formula, parts=parts, value=value)
+            return Element(value=value, magnitude=magnitude, after=(fact,), follow=follow)
+        terms = tuple(
+            Term(at=j, parts=(), value=x, label=f"expert {e}")
+            for j, (e, x) in enumerate(zip(chosen_K, row, strict=True))
+        )
+        summed = total(terms)
+        share = Fact(
+            formula=f"{scale}{own} / Σ = {scale}{{}} / {{}}", parts=(row[place], summed),
+            value=value,
+        )  # fmt: skip
+        return Element(
+            value=value, magnitude=magnitude, terms=terms, after=(share,), follow=follow,
+            sum=Sum(formula=cell, over="j", columns=(cell,), value=summed),
+        )  # fmt: skip
+
+    def _picked(self, values: Numbers) -> Tensor:
+        return values[self.op.source].gather(-1, values[self.op.chosen].long())
+
+
+class ExpertProject(Rule[routing.ExpertProject]):
+    """`G[k] = X W[e_k]`: each row times the matrix of an expert."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Expert by expert."""
+        return self._product(values)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Absolute values of all rows times those of all columns."""
+        return self._product(values, absolute=True)
+
+    def _product(self, values: Numbers, *, absolute: bool = False) -> Tensor:
+        chosen_KT = values[self.op.chosen].long().t()
+        x = values[self.op.source]
+        x_KTM = x.expand(len(chosen_KT), *x.shape) if self.op.by_token else x
+        out_KTN: Tensor | None = None
+        for expert in sorted(set(chosen_KT.flatten().tolist())):
+            w_MN = values.expert(self.op.weight, expert)
+            here_KT = chosen_KT == expert
+            rows = x_KTM[here_KT]
+            made = rows.abs() @ w_MN.abs() if absolute else rows @ w_MN
+            if out_KTN is None:
+                out_KTN = made.new_zeros(*chosen_KT.shape, made.shape[-1])
+            out_KTN[here_KT] = made
+        assert out_KTN is not None
+        return out_KTN
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """A dot product with a column of the expert's matrix."""
+        place, token, column = index
+        expert = int(values[self.op.chosen][token, place])
+        row = (token,) if self.op.by_token else (place, token)
+        x_M = values[self.op.source][row]
+        column_M = values.expert(self.op.weight, expert)[:, column]
+        terms = products(x_M.tolist(), column_M.tolist())
+        value = total(terms)
+        w = self.cell(self.op.weight, expert, "i", column)
+        cells = (self.cell(self.op.source, *row, "i"), w)
+        return Element(
+            value=value, magnitude=size(terms), sum=dot(cells, value), terms=terms,
+            note=f"the {_place(place)} choice of token {token} is expert {expert}",
+            follow=((self.op.source, (*row, largest(terms).at)), (self.op.chosen, (token, place))),
+        )  # fmt: skip
+
+
+class SumExperts(Rule[routing.SumExperts]):
+    """`Y = Σ_k g[k] · O[k] + Z`: what the chosen experts give, weighed, and the shared one."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Expert by expert."""
+        return self._summed(*(values[name] for name in self.op.inputs))
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Of the terms."""
+        return self._summed(*(values[name].abs() for name in self.op.inputs))
+
+    def _summed(
+        self, weight_TK: Tensor, value_KTD: Tensor, also_TD: Tensor | None = None
+    ) -> Tensor:
+        out_TD = (weight_TK.t()[..., None] * value_KTD).sum(0)
+        return out_TD if also_TD is None else out_TD + also_TD
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The experts' numbers, each times its weight."""
+        token, i = index
+        weights = values[self.op.share][token].tolist()
+        outputs = values[self.op.value][:, token, i].tolist()
+        terms = products(weights, outputs)
+        summed, also = total(terms), 0.0
+        after: tuple[Fact, ...] = ()
+        most = largest(terms).at
+        follow = [(self.op.value, (most, token, i)), (self.op.share, (token, most))]
+        if self.op.also is not None:
+            also = float(values[self.op.also][index])
+            fact = Fact(
+                formula=f"Σ + {self.cell(self.op.also, *index)} = {{}} + {{}}",
+                parts=(summed, also), value=summed + also,
+            )  # fmt: skip
+            after = (fact,)
+            follow.insert(0 if abs(also) > abs(terms[most].value) else 2, (self.op.also, index))
+        columns = (self.cell(self.op.share, token, "k"), self.cell(self.op.value, "k", token, i))
+        return Element(
+            value=summed + also, magnitude=size(terms) + abs(also), terms=terms, after=after,
+            sum=dot(columns, summed, "k"), follow=tuple(follow),
+        )  # fmt: skip
+
+
+def _softmax(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def _share(
+    cell: str, row: list[float], at: int, top: float, follow: tuple[str, tuple[int, ...]]
+) -> Element:
+    """One number of a softmax, with the row that it is a share of; `cell` has `j` in it."""
+    exps = [math.exp(x - top) for x in row]
+    summed = math.fsum(exps)
+    terms = tuple(Term(at=j, parts=(), value=e) for j, e in enumerate(exps))
+    value = exps[at] / summed
+    peak = Fact(formula=f"max = max {cell} over j", parts=(), value=top)
+    own = cell.replace("j", str(at))
+    share = Fact(
+        formula=f"e^({own} − max) / Σ = {{}} / {{}}", parts=(exps[at], summed), value=value
+    )
+    formula = f"e^({cell} − max)"
+    return Element(
+        value=value, magnitude=value * (1 + abs(row[at] - top)), before=(peak,), terms=terms,
+        sum=Sum(formula=formula, over="j", columns=(formula,), value=summed), after=(share,),
+        follow=(follow,),
+    )  # fmt: skip
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Of equal ones the first."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def _place(number: int) -> str:
+    """`1st`, `2nd` …"""
+    teens = (number + 1) % 100 in (11, 12, 13)
+    end = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get((number + 1) % 10, "th")
+    return f"{number + 1}{end}"

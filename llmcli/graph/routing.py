@@ -1,0 +1,144 @@
+"""The ops of mixtures of experts: scores, the choice, weights, products with chosen experts. No
+torch.
+
+Letters: T tokens, E experts, K chosen ones, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.graph.ops import Letter, Op, Sizes, size
+from llmcli.graph.spec import Call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share(Op):
+    """`P = softmax(R)` row by row, or `P = σ(R)` number by number, the shape of R."""
+
+    source: str
+    function: Literal["softmax", "sigmoid"]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The logits."""
+        return (self.source,)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`P = softmax(R)`."""
+        function = "σ" if self.function == "sigmoid" else self.function
+        return f"{own} = {function}({letter(self.source)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choose(Op):
+    """`e = top-K(P + c)`: the numbers of the experts with the largest scores, `[T, K]`.
+
+    The largest first, of equal ones the first. `correction` c is a bias of this choice alone. With
+    `groups` only experts of the `kept` best groups can be chosen; a group's score is the sum of its
+    two largest.
+    """
+
+    source: str
+    count: int
+    correction: str | None = None
+    groups: int = 1
+    kept: int = 1
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The scores."""
+        return (self.source,)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`e = top-2(P + c)`."""
+        scores = letter(self.source)
+        if self.correction is not None:
+            scores += f" + {letter(self.correction)}"
+        within = f", of the best {self.kept} of {self.groups} groups" if self.groups > 1 else ""
+        return f"{own} = top-{self.count}({scores}){within}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weigh(Op):
+    """`g = P[e]`: what each chosen expert counts, `[T, K]`.
+
+    `renormalized`: divided by their sum, to which `least` is added. `softmax`: the source are
+    logits, and the weights the softmax of the chosen. Times `scale`.
+    """
+
+    source: str
+    chosen: str
+    renormalized: bool
+    softmax: bool
+    scale: float
+    least: float
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Scores, and which are chosen."""
+        return (self.source, self.chosen)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`g = 2.5 · P[e] / Σ P[e]`."""
+        picked = f"{letter(self.source)}[{letter(self.chosen)}]"
+        scale = "" if self.scale == 1 else f"{self.scale:g} · "
+        if self.softmax:
+            return f"{own} = {scale}softmax({picked})"
+        return f"{own} = {scale}{picked}{f' / Σ {picked}' if self.renormalized else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertProject(Op):
+    """`G[k] = X W[e_k]`: the rows of each token times the matrices that it chose, `[K, T, N]`.
+
+    The source has a row for a token, `[T, M]`, or for each of its experts, `[K, T, M]`. `over` is
+    the axis of the rows' numbers, `columns` that of the matrices' columns. `fused` as in `Project`.
+    """
+
+    source: str
+    weight: str
+    chosen: str
+    over: str
+    columns: str
+    by_token: bool
+    fused: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Rows, and the experts that they chose."""
+        return (self.source, self.chosen)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`G = X W_gate[e]`."""
+        return f"{own} = {letter(self.source)} {letter(self.weight)}[{letter(self.chosen)}]"
+
+    def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
+        """Of the products with the chosen experts."""
+        matrix = size(self.over, sizes) * size(self.columns, sizes)
+        return 2 * call.batch * tokens * sizes["K"] * matrix, 0
+
+    @property
+    def by_rows(self) -> bool:
+        """A row costs as many multiplications as the matrices of its experts have numbers."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumExperts(Op):
+    """`Y = Σ_k g[k] · O[k] + Z`: what the chosen experts give, weighed, and `also`, `[T, D]`."""
+
+    share: str
+    value: str
+    also: str | None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Weights, the experts' outputs, and what is added."""
+        return tuple(filter(None, (self.share, self.value, self.also)))
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`Y = Σ_k g O + Z`."""
+        also = "" if self.also is None else f" + {letter(self.also)}"
+        return f"{own} = Σ_k {letter(self.share)}[k] · {letter(self.value)}[k]{also}"

@@ -1,0 +1,42 @@
+"""Which experts a token chooses, and what each of them counts.
+
+Axes: B batch, T tokens, E experts, K chosen ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.parts.experts.config import LEAST_SUM, RoutingConfig
+
+
+def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConfig) -> Tensor:
+    """The numbers of the experts with the largest scores, the largest first, int64 `[B, T, K]`.
+
+    Of equal ones the first. See `RoutingConfig` for the correction and the groups.
+    """
+    if correction_E is not None:
+        scores_BTE = scores_BTE + correction_E
+    if routing.groups > 1:
+        grouped_BTGe = scores_BTE.view(*scores_BTE.shape[:-1], routing.groups, -1)
+        best_BTG = grouped_BTGe.topk(2, -1).values.sum(-1)
+        kept_BTG = torch.zeros_like(best_BTG, dtype=torch.bool)
+        kept_BTG.scatter_(-1, _largest(best_BTG, routing.kept_groups), True)
+        scores_BTE = grouped_BTGe.masked_fill(~kept_BTG.unsqueeze(-1), -torch.inf).flatten(-2)
+    return _largest(scores_BTE, routing.chosen)
+
+
+def weigh(scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig) -> Tensor:
+    """What each chosen expert counts, `[B, T, K]`; of logits where they are to be normalized."""
+    weight_BTK = scores_BTE.gather(-1, chosen_BTK)
+    if routing.scores == "softmax of the chosen":
+        weight_BTK = weight_BTK.softmax(-1)
+    elif routing.renormalized:
+        weight_BTK = weight_BTK / (weight_BTK.sum(-1, keepdim=True) + LEAST_SUM)
+    return weight_BTK if routing.scale == 1 else weight_BTK * routing.scale
+
+
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Of equal numbers the first, which `topk` does not promise."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]

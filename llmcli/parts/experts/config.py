@@ -1,0 +1,57 @@
+"""What a mixture of experts is (Shazeer et al. 2017, arXiv 1701.06538)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmcli.parts.mlp.config import Activation
+
+Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
+
+# What a sum of weights is added to before they are divided by it: sigmoids may all be 0.
+LEAST_SUM = 1e-20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    """How a token chooses `chosen` of the experts, and what each of them counts.
+
+    `softmax` and `sigmoid` make scores of the router's logits; the largest choose, and those
+    scores are the weights: divided by their sum where `renormalized`, then times `scale`. With
+    `softmax of the chosen` the largest logits choose, and the weights are the softmax of these.
+    `bias`: the router has one. `correction`: a bias is added to the scores that choose, not to the
+    weights. Of `groups` of neighbouring experts only the `kept_groups` best are chosen from: those
+    whose two largest scores have the largest sum (DeepSeek-V3, arXiv 2412.19437).
+    """
+
+    chosen: int
+    scores: Scores = "softmax"
+    renormalized: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    groups: int = 1
+    kept_groups: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedConfig:
+    """An expert that every token passes; where it is `weighed`, times `σ(x · w)`."""
+
+    hidden: int
+    weighed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, and the shared expert's output.
+
+    `experts` gated networks of `hidden` neurons each, of which every token chooses some.
+    """
+
+    experts: int
+    hidden: int
+    activation: Activation
+    routing: RoutingConfig
+    shared: SharedConfig | None = None

@@ -1,0 +1,104 @@
+"""A mixture of experts: each token passes the experts that it chooses, and a shared one.
+
+    x ──┬── router ── scores ── choice ── weights ──┐
+        ├── W_gate|W_up of the chosen ── W_down ────┴── Σ ──(+)──
+        └── shared expert ── · σ(x · w) ────────────────────┘
+
+Axes: B batch, T tokens, D width, E experts, K chosen ones, F hidden. Numbers of pairs of a token
+and an expert lie as `[B, K, T, …]`: an expert's place is an axis as a head is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.formats.routes import Routes
+from llmcli.nn.linear import Linear, RoutedLinear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.step import Step
+from llmcli.ops.activations import activation
+from llmcli.ops.elements import gate
+from llmcli.ops.norm import at_least_float32
+from llmcli.ops.routing import choose, weigh
+from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
+from llmcli.parts.mlp.config import Activation, MlpConfig
+from llmcli.parts.mlp.forward import GatedMlp
+
+
+class Experts:
+    """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, and the shared expert."""
+
+    def __init__(self, config: ExpertsConfig, name: str, parameters: Parameters) -> None:
+        self.config, self.name = config, name
+        self.act = activation(config.activation)
+        routing = config.routing
+        biases = (f"{name}.b_router",) if routing.bias else ()
+        self.router = Linear(parameters, (f"{name}.W_router",), biases)
+        self.correction: Tensor | None = None
+        if routing.correction:
+            self.correction = parameters.vector((f"{name}.b_choice",))
+        self.gate_up = RoutedLinear(parameters, (f"{name}.W_gate", f"{name}.W_up"))
+        self.down = RoutedLinear(parameters, (f"{name}.W_down",))
+        self.shared: SharedExpert | None = None
+        if config.shared is not None:
+            self.shared = SharedExpert(config.shared, config.activation, name, parameters)
+
+    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32."""
+        p = self.name
+        chosen_BTK, weight_BTK = self._route(x_BTD, step)
+        routes = Routes.of(chosen_BTK, static=step.fixed)
+        batch, tokens, count = chosen_BTK.shape
+        gate_up_ND = self.gate_up(x_BTD.flatten(0, 1), routes)
+        gate_BKTF, up_BKTF = self.gate_up.split(gate_up_ND.view(batch, count, tokens, -1))
+        gate_BKTF = step.emit(f"{p}.gate", gate_BKTF)
+        up_BKTF = step.emit(f"{p}.up", up_BKTF)
+        act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
+        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF))
+        out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
+        out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
+        shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
+        y_BTD = out_BKTD[:, 0] * weight_BTK[..., :1]
+        for k in range(1, count):
+            y_BTD = y_BTD + out_BKTD[:, k] * weight_BTK[..., k : k + 1]
+        return y_BTD if shared_BTD is None else y_BTD + shared_BTD
+
+    def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The experts that each token chooses, and what they count: `[B, T, K]` both."""
+        p, routing = self.name, self.config.routing
+        logits_BTE = self.router.weight.matmul_float32(x_BTD, self.router.bias)
+        scores_BTE = step.emit(f"{p}.router_logits", logits_BTE)
+        if routing.scores != "softmax of the chosen":
+            sigmoid = routing.scores == "sigmoid"
+            made_BTE = scores_BTE.sigmoid() if sigmoid else scores_BTE.softmax(-1)
+            scores_BTE = step.emit(f"{p}.router_probs", made_BTE)
+        chosen_BTK = step.emit(f"{p}.expert_idx", choose(scores_BTE, self.correction, routing))
+        weight_BTK = step.emit(f"{p}.expert_weight", weigh(scores_BTE, chosen_BTK, routing))
+        return chosen_BTK, weight_BTK
+
+
+class SharedExpert:
+    """A gated feed-forward that every token passes, times `σ(x · w)` where it is weighed."""
+
+    def __init__(
+        self, config: SharedConfig, function: Activation, part: str, parameters: Parameters
+    ) -> None:
+        self.part = part
+        mlp = MlpConfig(hidden=config.hidden, activation=function, gated=True)
+        self.mlp = GatedMlp(mlp, f"{part}.shared", parameters)
+        self.weigh: Linear | None = None
+        if config.weighed:
+            self.weigh = Linear(parameters, (f"{part}.W_shared",))
+
+    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32."""
+        p = self.part
+        out_BTD = self.mlp(x_BTD, step)
+        if self.weigh is not None:
+            out_BTD = step.emit(f"{p}.shared.out", out_BTD)
+            logit_BT1 = self.weigh.weight.matmul_float32(x_BTD)
+            logit_BT1 = step.emit(f"{p}.shared_logit", logit_BT1)
+            weight_BT1 = step.emit(f"{p}.shared_weight", torch.sigmoid(logit_BT1))
+            out_BTD = out_BTD * weight_BT1
+        return step.emit(f"{p}.shared_out", at_least_float32(out_BTD))

@@ -1,0 +1,203 @@
+"""The mixture of experts: router, choice, the chosen experts' products, and the shared expert.
+
+Letters: T tokens, D width, E experts, K chosen ones, F neurons of one, Fs of the shared expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
+from llmcli.graph.ops import Activate, Gate, Op, Project
+from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
+from llmcli.parts.experts.config import LEAST_SUM, ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.mlp.config import Activation, MlpConfig
+from llmcli.parts.mlp.graph import Role, mlp_graph
+
+_WEIGHTS = {  # words of the experts' matrices, and what each makes
+    "gate": "projections to the gates of each expert's hidden layer",
+    "up": "projections to the neurons of each expert's hidden layer",
+    "down": "projections of each expert's hidden layer back to the width",
+}
+_SHARED = Role(
+    axis="Fs", mark="ₛ", groups=("shared",) * 3, noun="the shared expert", kind="mlp", known=False,
+)  # fmt: skip
+
+
+def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
+    """`router_…` and `expert_…` `[B, T, E or K]`, hidden numbers of each pair `[B, K, T, F]`."""
+    p = site.name
+    shared = None if c.shared is None else _shared(c.shared, c.activation, site)
+    words, theirs = site.output("the mixture of experts", "hook_mlp_out", "mlp.hook_out")
+    also = None if shared is None else f"{p}.shared_out"
+    out = Node(
+        name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="experts",
+        op=SumExperts(share=f"{p}.expert_weight", value=f"{p}.expert_out", also=also),
+        layer=site.layer, wide=True, theirs=theirs,
+    )  # fmt: skip
+    own = PartGraph(nodes=()) if shared is None else shared
+    return PartGraph(
+        nodes=(*_routing(c.routing, site), *_experts(c, site), *own.nodes, out),
+        parameters=(*_parameters(c, site), *own.parameters),
+        sizes={"E": c.experts, "K": c.routing.chosen, "F": c.hidden, **own.sizes},
+        documents={"F": "F", **own.documents},
+        absent=tuple(_absent(c)),
+        entering=("mlp.hook_in",),
+        similar=(
+            (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
+            (r"down_proj", (f"{p}.expert_out", f"{p}.W_down")),
+            (r"mlp\.gate|block_sparse_moe\.gate|ffn_gate_inp",
+             (f"{p}.router_logits", f"{p}.W_router")),
+        ),
+    )  # fmt: skip
+
+
+def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
+    """Logits and scores of all experts, the numbers of the chosen ones, and their weights."""
+    p, after = site.name, r.scores == "softmax of the chosen"
+
+    def node(leaf: str, letter: str, axis: str, op: Op, words: str) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=("T", axis), op=op, words=words,
+            group="router", layer=site.layer, wide=True, integer=isinstance(op, Choose),
+        )  # fmt: skip
+
+    logits = Project(
+        source=site.source, weight=f"{p}.W_router", bias=f"{p}.b_router" if r.bias else None,
+        over="D", columns="E",
+    )  # fmt: skip
+    yield node("router_logits", "R", "E", logits, "what the router gives each expert")
+    scores = f"{p}.router_logits"
+    if r.scores != "softmax of the chosen":
+        share = Share(source=scores, function=r.scores)
+        scores = f"{p}.router_probs"
+        yield node("router_probs", "P", "E", share, "the scores of the experts")
+    choose = Choose(
+        source=scores, count=r.chosen, groups=r.groups, kept=r.kept_groups,
+        correction=f"{p}.b_choice" if r.correction else None,
+    )  # fmt: skip
+    yield node("expert_idx", "e", "K", choose, "the numbers of the chosen experts")
+    weigh = Weigh(
+        source=scores, chosen=f"{p}.expert_idx", renormalized=r.renormalized, softmax=after,
+        scale=r.scale, least=LEAST_SUM,
+    )  # fmt: skip
+    yield node("expert_weight", "g", "K", weigh, "how much each chosen expert counts")
+
+
+def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
+    """A gated feed-forward for each pair of a token and an expert."""
+    p = site.name
+
+    def node(leaf: str, letter: str, axis: str, op: Op, words: str, *, wide: bool = False) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=("K", "T", axis), op=op, words=words,
+            group="experts", layer=site.layer, wide=wide,
+        )  # fmt: skip
+
+    def enter(leaf: str) -> ExpertProject:
+        return ExpertProject(
+            source=site.source, weight=f"{p}.W_{leaf}", chosen=f"{p}.expert_idx", over="D",
+            columns="F", by_token=True, fused=f"{p}.gate_up",
+        )  # fmt: skip
+
+    leave = ExpertProject(
+        source=f"{p}.post", weight=f"{p}.W_down", chosen=f"{p}.expert_idx", over="F", columns="D",
+        by_token=False,
+    )  # fmt: skip
+    yield node("gate", "G", "F", enter("gate"), "the gates before their activation function")
+    yield node("up", "U", "F", enter("up"), "the neurons that the gates multiply")
+    yield node("act", "Activation(G)", "F", Activate(source=f"{p}.gate", function=c.activation),
+               "the gates after their activation function")  # fmt: skip
+    yield node("post", "L", "F", Gate(act=f"{p}.act", up=f"{p}.up"),
+               "the hidden layers as they enter the last projections")  # fmt: skip
+    yield node("expert_out", "O", "D", leave, "what each chosen expert gives", wide=True)
+
+
+def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
+    """The shared expert; weighed, times `σ` of a logit of its own."""
+    p = site.name
+    makes = f"{p}.shared.out" if s.weighed else f"{p}.shared_out"
+    own = Site(
+        name=f"{p}.shared", source=site.source, makes=makes, letter="Oₛ" if s.weighed else "Z",
+        adds=False, layer=site.layer, width=site.width, learned_positions=False,
+    )  # fmt: skip
+    mlp = mlp_graph(MlpConfig(hidden=s.hidden, activation=function, gated=True), own, _SHARED)
+    found = PartGraph(
+        nodes=mlp.nodes, parameters=mlp.parameters, sizes=mlp.sizes, documents=mlp.documents
+    )
+    if not s.weighed:
+        return found
+
+    def node(leaf: str, letter: str, axis: str, op: Op, words: str) -> Node:
+        return Node(
+            name=f"{p}.{leaf}", letter=letter, axes=("T", axis), op=op, words=words,
+            group="shared", layer=site.layer, wide=True,
+        )  # fmt: skip
+
+    logit = Project(source=site.source, weight=f"{p}.W_shared", over="D", columns="1")
+    nodes = (
+        node("shared_logit", "Rₛ", "1", logit, "the logit of the shared expert's weight"),
+        node("shared_weight", "gₛ", "1", Share(source=f"{p}.shared_logit", function="sigmoid"),
+             "how much the shared expert counts"),
+        node("shared_out", "Z", "D", Gate(act=f"{p}.shared_weight", up=makes),
+             "what the shared expert adds"),
+    )  # fmt: skip
+    weight = Parameter(
+        name=f"{p}.W_shared", axes=("D", "1"), makes=f"{p}.shared_logit", kind="mlp",
+        words="projection to the shared expert's weight", letter="W_gₛ", layer=site.layer,
+        turned=True,
+    )  # fmt: skip
+    return PartGraph(
+        nodes=(*found.nodes, *nodes), parameters=(*found.parameters, weight), sizes=mlp.sizes,
+        documents=mlp.documents,
+    )  # fmt: skip
+
+
+def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
+    """`W_router` `[D, E]`, biases `[E]`, `W_gate` and `W_up` `[E, D, F]`, `W_down` `[E, F, D]`."""
+    p = site.name
+    yield Parameter(
+        name=f"{p}.W_router", axes=("D", "E"), makes=f"{p}.router_logits", kind="mlp",
+        words="projection to the router's logits", letter="W_r", layer=site.layer, turned=True,
+    )  # fmt: skip
+    biases = (("b_router", "router_logits", "b_r", "bias of the router", c.routing.bias),
+              ("b_choice", "expert_idx", "c", "correction of the choice", c.routing.correction))
+    for leaf, makes, letter, words, there in biases:
+        if there:
+            yield Parameter(
+                name=f"{p}.{leaf}", axes=("E",), makes=f"{p}.{makes}", words=words, kind="mlp",
+                letter=letter, layer=site.layer, wide=leaf == "b_choice",
+            )  # fmt: skip
+    made = {"gate": f"{p}.gate", "up": f"{p}.up", "down": f"{p}.expert_out"}
+    for leaf, words in _WEIGHTS.items():
+        yield Parameter(
+            name=f"{p}.W_{leaf}", axes=("E", "F", "D") if leaf == "down" else ("E", "D", "F"),
+            makes=made[leaf], words=words, kind="mlp", letter=f"W_{leaf}", layer=site.layer,
+            turned=True, shares=None if leaf == "down" else f"{p}.W_gate_up",
+        )  # fmt: skip
+
+
+def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
+    """What `info` says of it."""
+    r = c.routing
+    choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
+    if r.groups > 1:
+        choice += f", {r.kept_groups} of {r.groups} groups"
+    details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
+    if c.shared is not None:
+        weighed = " with a weight of its own" if c.shared.weighed else ""
+        details.append(f"a shared expert of {c.shared.hidden}{weighed}")
+    return {"activation": c.activation, "gated": True, "details": tuple(details)}
+
+
+def _absent(c: ExpertsConfig) -> Iterator[Absent]:
+    if c.shared is None:
+        yield Absent(names=r"moe\.(W_)?shared", why="it has no shared expert")
+    elif not c.shared.weighed:
+        why = "its shared expert has no weight of its own, all of it is added"
+        yield Absent(names=r"moe\.(W_shared|shared_logit|shared_weight|shared\.out)$", why=why)
+    if c.routing.scores == "softmax of the chosen":
+        why = "logits choose, and only the chosen ones are normalized"
+        yield Absent(names=r"moe\.router_probs$", why=why)
+    yield Absent(names=r"moe\.b_\w+$", why="its router has no such bias")

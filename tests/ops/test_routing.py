@@ -1,0 +1,109 @@
+"""Routing against loops over the tokens, as the papers describe it."""
+
+import math
+
+import pytest
+import torch
+
+from llmcli.formats.dense import Dense
+from llmcli.formats.routes import Routes
+from llmcli.formats.weight import Weight
+from llmcli.ops.routing import choose, weigh
+from llmcli.parts.experts.config import RoutingConfig
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def test_the_largest_scores_choose_and_of_equal_ones_the_first():
+    scores = torch.tensor([[[1.0, 5.0, 3.0, 5.0], [0.0, 0.0, 0.0, 0.0]]])
+    chosen = choose(scores, None, RoutingConfig(chosen=3))
+    assert chosen.tolist() == [[[1, 3, 2], [0, 1, 2]]]
+
+
+def test_a_correction_chooses_and_does_not_weigh():
+    scores, correction = torch.tensor([[[0.1, 0.2, 0.7]]]), torch.tensor([1.0, 0.0, 0.0])
+    routing = RoutingConfig(chosen=2, correction=True, renormalized=True, scale=3.0)
+    chosen = choose(scores, correction, routing)
+    assert chosen.tolist() == [[[0, 2]]]
+    right = torch.tensor([0.1 / 0.8 * 3, 0.7 / 0.8 * 3])
+    torch.testing.assert_close(weigh(scores, chosen, routing)[0, 0], right)
+
+
+def by_groups(scores, groups, kept, count):
+    """Of one token, by sorting lists."""
+    size = len(scores) // groups
+    best = sorted(
+        range(groups), key=lambda g: -sum(sorted(scores[g * size : (g + 1) * size])[-2:])
+    )
+    open_ = [e for e in range(len(scores)) if e // size in best[:kept]]
+    return sorted(open_, key=lambda e: -scores[e])[:count]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3, 4])
+def test_groups(kept):
+    scores = random(2, 50, 12)
+    routing = RoutingConfig(chosen=3, groups=4, kept_groups=kept)
+    chosen = choose(scores, None, routing)
+    for row, found in zip(scores.flatten(0, 1), chosen.flatten(0, 1), strict=True):
+        assert found.tolist() == by_groups(row.tolist(), 4, kept, 3)
+
+
+@pytest.mark.parametrize(
+    ("routing", "right"),
+    [
+        (RoutingConfig(chosen=2), [0.5, 0.2]),
+        (RoutingConfig(chosen=2, renormalized=True), [5 / 7, 2 / 7]),
+        (RoutingConfig(chosen=2, scale=2.0), [1.0, 0.4]),
+        (RoutingConfig(chosen=2, scores="softmax of the chosen"),
+         [1 / (1 + math.exp(-0.3)), 1 / (1 + math.exp(0.3))]),
+    ],
+)  # fmt: skip
+def test_weights(routing, right):
+    scores = torch.tensor([[[0.2, 0.1, 0.5]]], dtype=torch.float64)
+    chosen = choose(scores, None, routing)
+    assert chosen.tolist() == [[[2, 0]]]
+    assert weigh(scores, chosen, routing)[0, 0].tolist() == pytest.approx(right)
+
+
+def test_weights_of_scores_that_are_all_0_are_0():
+    routing = RoutingConfig(chosen=2, scores="sigmoid", renormalized=True)
+    scores = torch.zeros(1, 1, 4)
+    assert weigh(scores, choose(scores, None, routing), routing).tolist() == [[[0.0, 0.0]]]
+
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("by_pair", [False, True])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, dtype):
+    batch, tokens, count, experts = 2, 7, 3, 5
+    chosen = torch.stack([
+        torch.randperm(experts, generator=torch.Generator().manual_seed(at))[:count]
+        for at in range(batch * tokens)
+    ]).view(batch, tokens, count)  # fmt: skip
+    w_ENK = random(experts, 6, 32, seed=1, dtype=dtype)
+    x = random(batch * (count if by_pair else 1) * tokens, 32, seed=2, dtype=dtype)
+    routes = Routes.of(chosen, static=static)
+    out = Dense(w_ENK).matmul_routed(x, routes.by_pair if by_pair else routes, wide=wide)
+    out_BKTN = out.view(batch, count, tokens, 6)
+    for b in range(batch):
+        for k in range(count):
+            for t in range(tokens):
+                row = (b * count + k) * tokens + t if by_pair else b * tokens + t
+                right = w_ENK[chosen[b, t, k]].double() @ x[row].double()
+                off = (out_BKTN[b, k, t].double() - right).abs().max()
+                assert off < TOLERANCE[dtype]
+    assert out.dtype == (torch.float32 if wide and dtype == torch.bfloat16 else dtype)
+
+
+def test_a_matrix_has_no_experts():
+    routes = Routes.of(torch.zeros(1, 1, 1, dtype=torch.long), static=False)
+    with pytest.raises(TypeError, match="no experts"):
+        Dense(random(3, 4)).matmul_routed(random(1, 4), routes)
+    with pytest.raises(TypeError, match="no experts"):
+        Weight.matmul_routed(Dense(random(3, 4)), random(1, 4), routes)
