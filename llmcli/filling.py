@@ -128,14 +128,16 @@ def _fill_rows(
     changes = [op for op in ops if not moves_rows(op)]
     as_they_are = scaler is None and not changes
     dtype = slot.dtype if as_they_are else _wide(slot)
-    slot = slot if slot.ndim == 2 else slot.view(-1, slot.shape[-1])
+    flat = slot.ndim == 2 or slot.is_contiguous()  # else each matrix is a part of a larger one
+    rows = slot.shape[-2]
+    slot = slot.view(-1, slot.shape[-1]) if flat else slot
     for start, stop, chosen, to in _row_chunks(info, ops, info.shape[-1] * dtype.itemsize):
         with stages("read", (stop - start) * _row_bytes(info)):
             raw = _raw_rows(checkpoint, info, start, stop, slot.device)
             scales = None if scaler is None else scaler.read(start, stop)
         with stages("convert"):
-            in_order = stop - start == len(to) and bool((to.diff() == 1).all())
-            part = slot[int(to[0]) : int(to[0]) + len(to)]
+            in_order = flat and stop - start == len(to) and bool((to.diff() == 1).all())
+            part = slot[int(to[0]) : int(to[0]) + len(to)] if flat else slot
             if in_order and as_they_are:
                 dequantize(raw, info.format, dtype=slot.dtype, out=part)
                 continue
@@ -146,7 +148,9 @@ def _fill_rows(
             if in_order:
                 part.copy_(values)
             else:
-                slot[to.to(slot.device)] = values[chosen.to(slot.device)].to(slot.dtype)
+                to = to.to(slot.device)
+                place = (to,) if flat else (to // rows, to % rows)
+                slot[place] = values[chosen.to(slot.device)].to(slot.dtype)
 
 
 def _fill_packed(

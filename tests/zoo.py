@@ -187,6 +187,20 @@ _LFM2_MODULES = _MODULES | {
     "mlp.up": "feed_forward.w3", "mlp.act": "", "mlp.post": "feed_forward.w2<",
     "mlp_out": "feed_forward",
 }  # fmt: skip
+_ROUTED = dict.fromkeys(
+    [f"moe.{one}" for one in ("router_probs", "gate", "up", "act", "post", "expert_out")], ""
+) | {"moe.router_logits": "mlp.gate#0", "moe.expert_weight": "mlp.gate#1",
+     "moe.expert_idx": "mlp.gate#2"}  # fmt: skip
+
+
+def _shared(module: str, out: str) -> dict[str, str]:
+    """Modules of a mixture with a shared expert."""
+    neurons = (("gate", "gate_proj"), ("up", "up_proj"), ("act", "act_fn"), ("post", "down_proj<"))
+    own = {f"moe.shared.{ours}": f"mlp.{module}.{theirs}" for ours, theirs in neurons}
+    return _MODULES | _ROUTED | own | {f"moe.{out}": f"mlp.{module}"}
+
+
+_CHOOSES = {"num_experts": 6, "num_experts_per_tok": 2}
 
 TYPES: dict[str, Type] = {
     "gpt2": Type(_GPT2, _GPT2_MODULES, "GPT2", {"n_embd": 96}),
@@ -242,6 +256,27 @@ TYPES: dict[str, Type] = {
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
     }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
+    "mixtral": Type(
+        _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
+    ),
+    "qwen2_moe": Type(
+        _ROPE | _CHOOSES | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+        _shared("shared_expert", "shared.out") | {
+            "moe.shared_logit": "mlp.shared_expert_gate", "moe.shared_weight": "",
+            "moe.shared_out": "",
+        }, "QWEN2MOE",
+    ),
+    "qwen3_moe": Type(
+        _ROPE | _CHOOSES | {"head_dim": 16, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        _MODULES | _ROUTED, "QWEN3MOE",
+    ),
+    "olmoe": Type(_ROPE | _UNPADDED | _CHOOSES, _MODULES | _ROUTED, "OLMOE"),
+    "glm4_moe": Type(
+        _ROPE | {
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "n_shared_experts": 2, "num_hidden_layers": 3, "routed_scaling_factor": 1.5,
+        }, _shared("shared_experts", "shared_out"), "GLM4_MOE",
+    ),
 }  # fmt: skip
 
 
@@ -308,6 +343,53 @@ def _hub_llama(path: Path) -> None:
 def _stored_head(path: Path) -> None:
     """A tied checkpoint that stores its head all the same."""
     _retensor(path, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()})
+
+
+def _fused_experts(path: Path) -> None:
+    """As transformers 5 has them in memory: the experts of a layer in one tensor, gate above up."""
+
+    def change(tensors: Tensors) -> Tensors:
+        fused: Tensors = {}
+        experts: dict[str, dict[str, list[torch.Tensor]]] = {}
+        for name in sorted(tensors, key=lambda name: [
+            int(part) if part.isdigit() else part for part in name.split(".")
+        ]):
+            *begin, last, _ = name.split(".")
+            if "experts" not in begin:
+                fused[name.replace("block_sparse_moe.gate", "mlp.gate")] = tensors[name]
+                continue
+            into = f"model.layers.{begin[2]}.mlp.experts"
+            experts.setdefault(into, {}).setdefault(last, []).append(tensors[name])
+        for into, each in experts.items():
+            gate, up, down = (
+                torch.stack(each[one if one in each else other])
+                for one, other in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+            )
+            fused |= {f"{into}.gate_up_proj": torch.cat((gate, up), 1), f"{into}.down_proj": down}
+        return fused
+
+    _retensor(path, change)
+
+
+def _numbered_experts(path: Path) -> None:
+    """As published before version 5: `num_experts`."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    config["num_experts"] = config.pop("num_local_experts")
+    file.write_text(json.dumps(config))
+
+
+def _later_layers(path: Path) -> None:
+    """A layer that predicts the token after the next one."""
+
+    def change(tensors: Tensors) -> Tensors:
+        extra = {
+            name.replace("layers.2.", "layers.3."): value.clone()
+            for name, value in tensors.items() if "layers.2." in name
+        }  # fmt: skip
+        return tensors | extra | {"model.layers.3.eh_proj.weight": torch.ones(48, 96)}
+
+    _retensor(path, change)
 
 
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 128}
@@ -643,6 +725,50 @@ ZOO: tuple[Variant, ...] = (
         "conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": True,
         "block_ffn_dim_multiplier": 1.3, "norm_eps": 1e-4,
     }, typical=True),
+    # Mixtral
+    Variant("mixtral", "mixtral", typical=True, views=True),
+    Variant("mixtral-fused", "mixtral", edit=_fused_experts),
+    Variant("mixtral-window-tied", "mixtral", {
+        "sliding_window": 26, "tie_word_embeddings": True, "num_key_value_heads": 6,
+        "num_local_experts": 3, "num_experts_per_tok": 3,
+    }),
+    Variant("mixtral-one-expert", "mixtral", {
+        "num_experts_per_tok": 1, "head_dim": 10, "hidden_act": "gelu", "num_local_experts": 8,
+    }, dtype=torch.bfloat16, shard="60KB"),
+    # Qwen 2 and 3 with experts
+    Variant("qwen2_moe", "qwen2_moe", typical=True, views=True),
+    Variant("qwen2_moe-renormalized", "qwen2_moe", {
+        "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True,
+        "mlp_only_layers": [1], "num_hidden_layers": 3,
+    }),
+    Variant("qwen2_moe-windows", "qwen2_moe", {
+        "use_sliding_window": True, "sliding_window": 21, "max_window_layers": 3,
+        "num_hidden_layers": 4, "decoder_sparse_step": 2,
+    }, edit=_fused_experts),
+    Variant("qwen3_moe", "qwen3_moe", typical=True, views=True),
+    Variant("qwen3_moe-mixed", "qwen3_moe", {
+        "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+        "num_hidden_layers": 4, "attention_bias": True, "tie_word_embeddings": True,
+    }),
+    Variant("qwen3_moe-window", "qwen3_moe", {
+        "use_sliding_window": True, "sliding_window": 18, "head_dim": 10, "num_experts": 12,
+        "num_experts_per_tok": 5,
+    }, edit=_numbered_experts),
+    # OLMoE
+    Variant("olmoe", "olmoe", typical=True, views=True),
+    Variant("olmoe-renormalized", "olmoe", {
+        "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": None,
+        "tie_word_embeddings": True, "num_experts_per_tok": 4,
+    }, edit=_fused_experts),
+    # GLM-4.5
+    Variant("glm4_moe", "glm4_moe", {
+        "n_group": 4, "topk_group": 2, "use_qk_norm": True,
+    }, typical=True, views=True, edit=_later_layers),
+    Variant("glm4_moe-plain", "glm4_moe", {
+        "norm_topk_prob": False, "attention_bias": True, "first_k_dense_replace": 0,
+        "n_shared_experts": 1, "head_dim": 16, "tie_word_embeddings": True,
+        "routed_scaling_factor": 1.0, "num_hidden_layers": 2,
+    }, edit=_fused_experts),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import CheckpointError
+from llmcli.families import mixture
 from llmcli.families.family import Family
 from llmcli.families.llama_rules import rules_gguf, rules_hf
 from llmcli.families.read import GgufHeader, activation, end_ids, gguf_header
@@ -20,6 +21,7 @@ from llmcli.families.rope import rope_from_gguf, rope_from_hf
 from llmcli.families.values import MOST, Values, require_divisible
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -104,8 +106,10 @@ def from_gguf(
     metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
     function: Activation = "silu",
 ) -> ModelConfig:  # fmt: skip
-    """GGUF metadata → ModelConfig. Biases and query/key norms are where it has tensors for them."""
-    header = gguf_header(metadata, tensors)
+    """GGUF metadata → ModelConfig. Biases, query/key norms and mixtures are where it has tensors
+    for them.
+    """
+    header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, count = header.values, header.layers
     # LayerNorm's is called otherwise; its families have norms of their own
     eps = "attention.layer_norm_epsilon"
@@ -124,13 +128,19 @@ def from_gguf(
             qkv_bias=has("attn_q.bias"),
             out_bias=has("attn_output.bias"),
         )
+        if has("ffn_gate_inp.weight"):
+            experts = mixture.from_gguf(
+                values, header.arch, hidden[index], function, correction=has("exp_probs_b.bias")
+            )
+            return sequential(attention, experts, norm=norm)
         mlp = MlpConfig(
             hidden=hidden[index], activation=function, gated=True, bias=has("ffn_down.bias")
         )
         return sequential(attention, mlp, norm=norm)
 
+    mixes = _has(tensors, count - 1, "ffn_gate_inp.weight")
     return ModelConfig(
-        family="qwen" if header.arch in QWEN.gguf_archs else "llama",
+        family="qwen" if header.arch in QWEN.gguf_archs else "mixtral" if mixes else "llama",
         model_type=header.arch,
         vocab=header.vocab,
         width=header.width,
@@ -153,7 +163,7 @@ def first_attention(model: ModelConfig) -> AttentionConfig:
 
 def rebuilt(
     model: ModelConfig,
-    block: Callable[[int, AttentionConfig, MlpConfig], LayerConfig],
+    block: Callable[[int, AttentionConfig, Any], LayerConfig],
     **changes: Any,
 ) -> ModelConfig:
     """The same with other blocks, each made of its number and of the parts that Llama's has."""
@@ -161,7 +171,7 @@ def rebuilt(
     for number, layer in enumerate(model.layers):
         attention, mlp = layer.parts
         assert isinstance(attention, AttentionConfig)
-        assert isinstance(mlp, MlpConfig)
+        assert isinstance(mlp, MlpConfig | ExpertsConfig)
         layers.append(block(number, attention, mlp))
     return replace(model, layers=tuple(layers), **changes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.config import ModelConfig
+from llmcli.families import mixture
 from llmcli.families.fused import fused_gate_up
 from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
@@ -65,6 +66,7 @@ def rules_gguf(
         *_linear(f"{g}.attn_v", f"{b}.attn", "v"),
         *_linear(f"{g}.attn_output", f"{b}.attn", "o"),
         *_linear(f"{g}.ffn_down", f"{b}.mlp", "down"),
+        *mixture.rules_gguf(config),
         *(
             Drop(name, "read into the configuration as the rotation's frequency factors")
             for name in (GGUF_FACTORS, *GGUF_LONGROPE)

@@ -145,12 +145,21 @@ class GgufHeader:
     eos: tuple[int, ...]
 
 
-def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> GgufHeader:
-    """Reads it; raises CheckpointError, and UnsupportedModel for what no decoder here computes."""
+def gguf_header(
+    metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo], *,
+    mixtures: Container[str] = (),
+) -> GgufHeader:  # fmt: skip
+    """Reads it; raises CheckpointError, and UnsupportedModel for what no decoder here computes.
+
+    `mixtures`: the architectures that may have experts. Layers that predict tokens further on are
+    no layers of the model.
+    """
     general = Values(metadata)
     arch = general.text("general.architecture")
     values = Values(metadata, prefix=f"{arch}.")
     for key, neutral in _GGUF_NEUTRAL.items():
+        if key == "expert_count" and arch in mixtures:
+            continue
         if values.has(key) and values.raw(key) not in neutral:
             raise UnsupportedModel(
                 f"`{arch}.{key}` = `{shortened(values.raw(key))}` is not supported"
@@ -164,12 +173,14 @@ def gguf_header(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) 
         for i in general.ids(f"tokenizer.ggml.{key}", (), vocab=vocab)
     ]
     begin = general.ids("tokenizer.ggml.bos_token_id", (), vocab=vocab)
+    layers = values.integer("block_count", most=MOST["layers"])
+    later = values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
     return GgufHeader(
         arch=arch,
         values=values,
         vocab=vocab,
         width=width,
-        layers=values.integer("block_count", most=MOST["layers"]),
+        layers=layers - later,
         context=values.integer("context_length", most=MOST["positions"]),
         tied="output.weight" not in tensors,
         bos=begin[0] if begin else None,

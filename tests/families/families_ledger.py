@@ -5,8 +5,8 @@ from math import prod
 from types import SimpleNamespace
 
 from llmcli.anatomy import parameters
-from llmcli.families import Rows, Transpose, UnpairRows, find, plan
-from llmcli.families.rules import Reshape
+from llmcli.families import Rows, Transpose, UnpairRows, find, parts_to_fill, plan
+from llmcli.families.rules import PerExpert, Reshape
 
 
 @dataclass
@@ -33,17 +33,18 @@ def dry_run(model_type, kind, settings, shapes):
         config = family.from_hf(settings)
         rules = family.rules_hf(config)
     planned = plan(shapes, rules, config)
-    wanted = {spec.name: spec.stored_shape for spec in parameters(config)}
-    targets = [load.target for load in planned.loads]
+    specs = {spec.name: spec.stored_shape for spec in parameters(config)}
+    wanted = parts_to_fill(planned.loads, specs)
+    targets = [load.part for load in planned.loads]
     return DryRun(
         config=config,
         plan=planned,
         missing=[name for name in wanted if name not in targets],
         doubled=[name for name in wanted if targets.count(name) > 1],
         misshapen=[
-            (load.target, wanted.get(load.target), after(shapes[load.source], load.ops))
+            (load.part, wanted.get(load.part), after(shapes[load.source], load.ops))
             for load in planned.loads
-            if wanted.get(load.target) != after(shapes[load.source], load.ops)
+            if wanted.get(load.part) != after(shapes[load.source], load.ops)
         ],
     )
 
@@ -57,6 +58,8 @@ def after(shape, ops):
                 assert shape[0] % groups == 0
                 assert 0 <= start < stop <= shape[0] // groups
                 shape = (groups * (stop - start), *shape[1:])
+            case PerExpert(op=inner):
+                shape = (shape[0], *after(shape[1:], [inner]))
             case Reshape():
                 assert prod(op.shape) == prod(shape)
                 shape = op.shape

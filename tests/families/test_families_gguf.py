@@ -9,9 +9,10 @@ from families_ledger import dry_run
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import Rows, UnpairRows, find
+from llmcli.families import Rows, UnpairRows, find, plan
 from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
 from llmcli.parts.attention.config import FrequencyFactors
+from llmcli.parts.experts.config import RoutingConfig, SharedConfig
 
 ARCHS = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
@@ -216,7 +217,6 @@ def test_metadata_that_cannot_be(changes, words):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"expert_count": 8}, "mixture of experts"),
         ({"logit_scale": 0.5}, "multipliers"),
         ({"final_logit_softcapping": 30.0}, "soft caps"),
         ({"attention__scale": 0.1}, "multipliers"),
@@ -229,6 +229,78 @@ def test_metadata_that_asks_for_another_model(changes, part):
         config(**changes)
     neutral = {key: key == "attention__causal" for key in changes}
     assert config(**neutral) == config()
+
+
+def test_experts_of_an_architecture_that_has_none():
+    given = metadata("qwen3", expert_count=8)
+    with pytest.raises(UnsupportedModel, match="needs `mixture of experts`"):
+        find("qwen3", "gguf").from_gguf(given, {})
+
+
+EXPERTS = {"expert_count": 8, "expert_used_count": 2}
+
+
+def mixture(arch="llama", *names, **changes):
+    """The feed-forward of the last layer, where the file has a router in all of them."""
+    given = metadata(arch, **(EXPERTS | changes))
+    names = ("ffn_gate_inp.weight", *names)
+    names = [f"blk.{layer}.{name}" for layer in range(3) for name in names]
+    tensors = {name: SimpleNamespace(shape=(8, 24)) for name in names}
+    tensors["token_embd.weight"] = SimpleNamespace(shape=(67, 24))
+    return find(arch, "gguf").from_gguf(given, tensors).layers[-1].parts[-1]
+
+
+def test_what_an_architecture_says_of_its_experts():
+    """What its converter leaves out is the architecture's own."""
+    assert mixture().routing == RoutingConfig(chosen=2, renormalized=True)
+    assert mixture().hidden == 40
+    assert mixture("olmoe").routing == RoutingConfig(chosen=2)
+    qwen2 = mixture("qwen2moe", expert_feed_forward_length=12)
+    assert (qwen2.hidden, qwen2.shared) == (12, SharedConfig(hidden=40, weighed=True))
+    assert not qwen2.routing.renormalized
+    assert mixture("qwen2moe").hidden == 20
+    qwen3 = mixture("qwen3moe", attention__key_length=8, attention__value_length=8)
+    assert qwen3.routing == RoutingConfig(chosen=2, renormalized=True)
+    assert qwen3.shared is None
+    glm = mixture(
+        "glm4moe", "exp_probs_b.bias", expert_gating_func=2, expert_weights_norm=True,
+        expert_weights_scale=2.5, expert_shared_count=3, expert_feed_forward_length=10,
+        expert_group_count=4, expert_group_used_count=1,
+    )  # fmt: skip
+    assert glm.shared == SharedConfig(hidden=30)
+    assert glm.routing == RoutingConfig(
+        chosen=2, scores="sigmoid", renormalized=True, scale=2.5, correction=True, groups=4,
+        kept_groups=1,
+    )  # fmt: skip
+    assert mixture(expert_gating_func=3).routing.scores == "softmax of the chosen"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"expert_used_count": 9}, "expert_used_count` is `9`"),
+        ({"expert_used_count": None}, "no `llama.expert_used_count`"),
+        ({"expert_group_count": 3}, "number of groups 3 does not divide"),
+        ({"expert_group_count": 8, "expert_group_used_count": 4}, "leave no 2 to choose"),
+        ({"expert_gating_func": 9}, "`expert_gating_func` = `9` is not supported"),
+    ],
+)
+def test_experts_that_cannot_be(changes, words):
+    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
+        mixture(**changes)
+
+
+def test_layers_that_predict_further_on_are_none():
+    given = metadata("glm4moe", block_count=4, nextn_predict_layers=1)
+    tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
+    model = find("glm4moe", "gguf").from_gguf(given, tensors)
+    assert len(model.layers) == 3
+    rules = find("glm4moe", "gguf").rules_gguf(model)
+    found = plan(["blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight", "blk.2.x"], rules, model)
+    assert [name for name, reason in found.dropped if "multi-token" in reason] == [
+        "blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight",
+    ]  # fmt: skip
+    assert found.unexpected == ("blk.2.x",)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])

@@ -123,7 +123,7 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("mixtral", "safetensors", "`mixtral` is not supported: it needs `mixture of experts`"),
+        ("dbrx", "safetensors", "`dbrx` is not supported: it needs `mixture of experts`"),
         ("phi2", "gguf", "`phi2` is not supported: it needs `parallel residual` and "
          "`partial rotary positions`"),
         ("gpt-oss", "gguf", "`gpt-oss` is not supported: it needs `mixture of experts` and "

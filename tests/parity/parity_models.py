@@ -29,9 +29,14 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
             elif "embed" in name or "wte" in name or "wpe" in name:
                 parameter.copy_(0.15 * noise)
             else:
-                fan_in = parameter.shape[0 if model.config.model_type == "gpt2" else 1]
+                fan_in = parameter.shape[0 if model.config.model_type == "gpt2" else -1]
                 gain = 0.9 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 0.6
+                if name.endswith(".gate.weight"):  # a router's: choices that rounding cannot turn
+                    gain = 3.0
                 parameter.copy_(gain * noise / fan_in**0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
 def build(one: Variant, seed: int = 0) -> PreTrainedModel:

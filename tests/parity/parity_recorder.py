@@ -35,7 +35,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
                 continue
             for i, layer in enumerate(layers):
                 heads = _heads(model, ours)
-                put = partial(_put, seen, f"blocks.{i}.{ours}", heads)
+                put = partial(_put, seen, f"blocks.{i}.{ours}", heads, len(ids))
                 _watch(hooks, layer, theirs, put)
         for i, layer in enumerate(layers):
             _watch(hooks, layer, "<", partial(seen.__setitem__, f"blocks.{i}.resid_pre"))
@@ -95,8 +95,13 @@ def _heads(model: PreTrainedModel, ours: str) -> int:
     return getattr(model.config, "num_key_value_heads", heads) if ours in KEYS else heads
 
 
-def _put(seen: Seen, name: str, heads: int, value: Tensor) -> None:
-    """`[B, T, H·d]` and `[B, T, H, d]` → `[B, H, T, d]`, where there are heads (T is not H)."""
+def _put(seen: Seen, name: str, heads: int, batch: int, value: Tensor) -> None:
+    """`[B, T, H·d]` and `[B, T, H, d]` → `[B, H, T, d]`, where there are heads (T is not H).
+
+    `[B · T, d]`, as mixtures of experts have it, → `[B, T, d]`.
+    """
+    if value.ndim == 2:
+        value = value.unflatten(0, (batch, -1))
     if heads:
         value = value if value.ndim == 4 else value.unflatten(-1, (heads, -1))
         value = value if value.shape[1] == heads else value.transpose(1, 2)
@@ -105,7 +110,8 @@ def _put(seen: Seen, name: str, heads: int, value: Tensor) -> None:
 
 def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], None]) -> None:
     """Hands on what the module at `path` puts out or (`<`) takes, where `of` has it."""
-    name, _, third = path.strip("<.").partition("/")
+    name, _, item = path.strip("<.").partition("#")
+    name, _, third = name.partition("/")
     there = dict(of.named_modules())
     module = next((there[one] for one in name.split("|") if one in there), None)
     if module is None or not path:
@@ -115,7 +121,7 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
         put(args[0] if args else kwargs["hidden_states"])
 
     def gives(_: nn.Module, __: Any, value: Any) -> None:
-        value = value[0] if isinstance(value, tuple) else value
+        value = value[int(item or 0)] if isinstance(value, tuple) else value
         put(value.chunk(3, dim=-1)[int(third)] if third else value)
 
     if path.endswith("<"):

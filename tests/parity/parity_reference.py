@@ -57,8 +57,13 @@ class OnlyFloat64(TorchDispatchMode):
 
 
 def load_reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The checkpoint in `path` as transformers reads it, eager attention, parameters in `dtype`."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    """The checkpoint in `path` as transformers reads it, parameters in `dtype`.
+
+    Attention and experts are eager: the latter's other kernels have no float64.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
     return model.eval()
 
 

@@ -20,6 +20,7 @@ from zoo import PACKED, TYPES, ZOO, variant
 from llmcli.engine.session import Session
 from llmcli.families import families
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.experts.config import ExpertsConfig
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 ALL = [one.name for one in ZOO]
@@ -89,6 +90,42 @@ def test_a_whole_prompt(name: str, dtype: str, models: Models, references: Refer
     assert ours.dtype == getattr(torch, dtype)
     off = difference(ours, reference_logprobs(references(name, dtype), ids))
     assert off < TOLERANCE[dtype] or off < allowed(name, dtype, references, ids)
+
+
+ROUTED = [
+    one.name for one in ZOO
+    if any(isinstance(part, ExpertsConfig) for layer in one.config().layers for part in layer.parts)
+]
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_rounding_turns_no_choice_of_experts(name: str, models: Models) -> None:
+    """Between the last chosen expert and the first refused one, and between such groups."""
+    decoder, seen = models(name, "float64").decoder, dict[str, Tensor]()
+    decoder(prompt(), tap=seen.__setitem__)
+    parts = [(i, part) for i, layer in enumerate(decoder.config.layers) for part in layer.parts]
+    routings = {i: part.routing for i, part in parts if isinstance(part, ExpertsConfig)}
+    assert routings
+    for i, routing in routings.items():
+        moe = f"blocks.{i}.moe"
+        scores = seen[f"{moe}.router_logits"]
+        if routing.scores == "sigmoid":
+            scores = seen[f"{moe}.router_probs"] + decoder.weight(f"{moe}.b_choice").dense()
+        if routing.groups > 1:
+            groups = scores.unflatten(-1, (routing.groups, -1))
+            best = groups.topk(2, -1).values.sum(-1)
+            assert margin(best, routing.kept_groups) > 1e-4
+            kept = best.topk(routing.kept_groups, -1).indices.unsqueeze(-1)
+            scores = groups.gather(-2, kept.expand(*kept.shape[:-1], groups.shape[-1])).flatten(-2)
+        assert margin(scores, routing.chosen) > 1e-4
+
+
+def margin(scores: Tensor, count: int) -> float:
+    """The smallest difference of any token between the last that is chosen and the next."""
+    ordered = scores.sort(-1, descending=True).values
+    if count == ordered.shape[-1]:
+        return torch.inf
+    return float((ordered[..., count - 1] - ordered[..., count]).min())
 
 
 @pytest.mark.parametrize("size", [7, 64])
@@ -188,7 +225,8 @@ def test_every_parameter_matters(name: str, models: Models, references: Referenc
     unseen = []
     for parameter, tensor in parameters_of(decoder).items():
         kept = tensor.clone()
-        tensor[..., ::2].mul_(1 + 1e-4)
+        # a bias that only chooses matters where it turns a choice
+        tensor[..., ::2].mul_(-1 if parameter.endswith("b_choice") else 1 + 1e-4)
         if difference(logprobs(decoder, ids), theirs) < 1e-8:
             unseen.append(parameter)
         tensor.copy_(kept)

@@ -1,0 +1,98 @@
+"""GLM-4.5 and its successors (Zhipu 2025, arXiv 2508.06471): sigmoid routing, dense first layers.
+
+Half of each head is rotated, as in other GLMs, but its halves against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import LayerConfig, ModelConfig, sequential
+from llmcli.families import llama, llama_rules, mixture
+from llmcli.families.family import Family
+from llmcli.families.rules import Rule
+from llmcli.families.values import MOST, Values
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.mlp.config import MlpConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+# what `Glm4MoeConfig` sets where LlamaConfig sets something else, and what is its own
+_DEFAULTS = {
+    "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+    "bos_token_id": None, "eos_token_id": None, "n_routed_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408, "n_shared_experts": 1,
+}  # fmt: skip
+_NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig."""
+    settings = {**_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False}
+    values = Values(settings)
+    count = values.integer("n_routed_experts", most=MOST["heads"])
+    hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
+    shared = values.integer("n_shared_experts", most=MOST["heads"]) * hidden
+    groups = values.integer("n_group", 1, most=count)
+    routing = RoutingConfig(
+        chosen=values.integer("num_experts_per_tok", most=count), scores="sigmoid",
+        renormalized=values.flag("norm_topk_prob", True), correction=True, groups=groups,
+        scale=values.number("routed_scaling_factor", 1.0),
+        kept_groups=values.integer("topk_group", 1, most=groups),
+    )  # fmt: skip
+    dense = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
+    normed = values.flag("use_qk_norm", False)
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        norm = model.final_norm
+        attention = replace(attention, out_bias=False, qk_norm=norm if normed else None)
+        experts = mixture.checked(ExpertsConfig(
+            experts=count, hidden=hidden, activation=mlp.activation, routing=routing,
+            shared=SharedConfig(hidden=shared),
+        ))  # fmt: skip
+        return sequential(attention, mlp if number < dense else experts, norm=norm)
+
+    model = llama.from_hf(settings, rotated=0.5)
+    return llama.rebuilt(model, block, family="glm4_moe", model_type="glm4_moe")
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig."""
+    return replace(llama.from_gguf(metadata, tensors), family="glm4_moe")
+
+
+def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+    """transformers' names; the layers behind the last one predict tokens further on."""
+    return (
+        *llama_rules.rules_hf(config),
+        *mixture.rules_hf(config),
+        mixture.later_layers("model.layers.{later}.*", config),
+    )
+
+
+def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    return (
+        *llama_rules.rules_gguf(config, norms=_NORMS_GGUF),
+        mixture.later_layers("blk.{later}.*", config),
+    )
+
+
+FAMILIES = (
+    Family(
+        name="glm4_moe",
+        words="half of each head rotated, sigmoid routing by groups with a correction, a shared "
+        "expert, dense first layers",
+        hf_types=("glm4_moe",),
+        gguf_archs=("glm4moe",),
+        from_hf=from_hf,
+        from_gguf=from_gguf,
+        rules_hf=rules_hf,
+        rules_gguf=rules_gguf,
+        feed_forwards=("mixture of experts", "gated MLP"),
+    ),
+)

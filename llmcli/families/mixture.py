@@ -1,0 +1,129 @@
+"""Mixtures of experts as checkpoints describe and name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from llmcli.config import ModelConfig
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families.rules import Drop, PerExpert, Rename, Reshape, Rows, Rule
+from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, Scores, SharedConfig
+from llmcli.parts.mlp.config import Activation
+
+Leaves = tuple[str, str, str]  # of gate, up and down
+
+_GATE_UP_DOWN = ("gate", "up", "down")
+_PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
+_MTP = "multi-token prediction: it guesses tokens further on, and is not needed for the next one"
+
+# `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0 says nothing
+_GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
+# what the converters of llama.cpp leave to the architecture: whether weights are renormalized
+_RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
+                 "glm4moe": False}  # fmt: skip
+GGUF_ARCHS = tuple(_RENORMALIZED)
+
+
+def from_gguf(
+    values: Values, arch: str, hidden: int, function: Activation, *, correction: bool,
+) -> ExpertsConfig:  # fmt: skip
+    """The mixture that metadata describe; `hidden`: neurons of an expert that says none.
+
+    Raises CheckpointError and UnsupportedModel.
+    """
+    count = values.integer("expert_count", most=MOST["heads"])
+    number = values.integer("expert_gating_func", 0, least=0, most=255)
+    if number and number not in _GATING:
+        raise UnsupportedModel(f"`expert_gating_func` = `{shortened(number)}` is not supported")
+    scores = _GATING.get(number, "sigmoid" if arch == "glm4moe" else "softmax")
+    chosen = values.integer("expert_used_count", most=count)
+    usual = hidden // chosen if arch.startswith("qwen") else hidden
+    own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
+    shared = None
+    if arch == "qwen2moe":
+        key = "expert_shared_feed_forward_length"
+        shared = SharedConfig(hidden=values.integer(key, hidden, most=MOST["hidden"]), weighed=True)
+    elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
+        shared = SharedConfig(hidden=times * own)
+    groups = values.integer("expert_group_count", 1, most=count)
+    return checked(ExpertsConfig(
+        experts=count, hidden=own, activation=function, shared=shared,
+        routing=RoutingConfig(
+            chosen=chosen, scores=scores,
+            renormalized=values.flag("expert_weights_norm", _RENORMALIZED[arch]),
+            scale=values.number("expert_weights_scale", 1.0),
+            correction=correction, groups=groups,
+            kept_groups=values.integer("expert_group_used_count", groups, most=groups),
+        ),
+    ))  # fmt: skip
+
+
+def checked(experts: ExpertsConfig) -> ExpertsConfig:
+    """Itself; raises CheckpointError where the groups do not divide it, or leave too few."""
+    r = experts.routing
+    of = "the number of experts", experts.experts
+    each = require_divisible(*of, "the number of groups", r.groups)
+    if r.groups > 1 and (each < 2 or r.kept_groups * each < r.chosen):
+        raise CheckpointError(
+            f"{r.kept_groups} of {r.groups} groups of {each} experts leave no {r.chosen} to choose"
+        )
+    return experts
+
+
+def rules_hf(
+    config: ModelConfig, block: str = "mlp", leaves: Leaves = _PROJECTIONS
+) -> Iterator[Rule]:
+    """transformers' names: each expert's tensors as they are published, or all in one.
+
+    `block` and `leaves` are the published names; version 5 has them in `mlp`, gate and up as one.
+    """
+    found = _mixture(config)
+    if found is None:
+        return
+    names = [f"{block}.experts.{{expert}}.{leaf}" for leaf in leaves]
+    within = {"layer": range(len(config.layers)), "expert": range(found.experts)}
+    fused = (Rows(0, found.hidden), Rows(found.hidden, 2 * found.hidden))
+    for layers in ("model.layers", "layers"):
+        h, moe = f"{layers}.{{layer}}", "blocks.{layer}.moe"
+        for name, leaf in zip(names, _GATE_UP_DOWN, strict=True):
+            target = f"{moe}.W_{leaf}[{{expert}}]"
+            yield Rename(f"{h}.{name}.weight", target, within=within)
+        for rows, leaf in zip(fused, _GATE_UP_DOWN, strict=False):
+            yield Rename(f"{h}.mlp.experts.gate_up_proj", f"{moe}.W_{leaf}", PerExpert(rows))
+        yield Rename(f"{h}.mlp.experts.down_proj", f"{moe}.W_down")
+        for one in dict.fromkeys((block, "mlp")):
+            yield Rename(f"{h}.{one}.gate.weight", f"{moe}.W_router")
+        yield Rename(f"{h}.mlp.gate.e_score_correction_bias", f"{moe}.b_choice")
+        yield Rename(f"{h}.mlp.shared_expert_gate.weight", f"{moe}.W_shared")
+        for shared in ("shared_expert", "shared_experts"):
+            for leaf in _GATE_UP_DOWN:
+                source = f"{h}.mlp.{shared}.{leaf}_proj.weight"
+                yield Rename(source, f"{moe}.shared.W_{leaf}")
+
+
+def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
+    """llama.cpp's names: the experts of a layer in one tensor; a weight's row may be a vector."""
+    if _mixture(config) is None:
+        return
+    g, moe = "blk.{layer}", "blocks.{layer}.moe"
+    yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
+    yield Rename(f"{g}.exp_probs_b.bias", f"{moe}.b_choice")
+    row = Reshape((1, config.width))
+    yield Rename(f"{g}.ffn_gate_inp_shexp.weight", f"{moe}.W_shared", row)
+    for leaf in _GATE_UP_DOWN:
+        yield Rename(f"{g}.ffn_{leaf}_exps.weight", f"{moe}.W_{leaf}")
+        yield Rename(f"{g}.ffn_{leaf}_shexp.weight", f"{moe}.shared.W_{leaf}")
+
+
+def later_layers(pattern: str, config: ModelConfig) -> Drop:
+    """The layers behind the last one; `pattern` has `{later}` for the number."""
+    count = len(config.layers)
+    return Drop(pattern, _MTP, {"later": range(count, count + 16)})
+
+
+def _mixture(config: ModelConfig) -> ExpertsConfig | None:
+    """That of the first layer that has one: all of a model are alike."""
+    parts = chain.from_iterable(layer.parts for layer in config.layers)
+    return next((part for part in parts if isinstance(part, ExpertsConfig)), None)
