@@ -732,7 +732,7 @@ ZOO: tuple[Variant, ...] = (
         "sliding_window": 26, "tie_word_embeddings": True, "num_key_value_heads": 6,
         "num_local_experts": 3, "num_experts_per_tok": 3,
     }),
-    Variant("mixtral-one-expert", "mixtral", {
+    Variant("mixtral-one-expert-shards", "mixtral", {
         "num_experts_per_tok": 1, "head_dim": 10, "hidden_act": "gelu", "num_local_experts": 8,
     }, dtype=torch.bfloat16, shard="60KB"),
     # Qwen 2 and 3 with experts

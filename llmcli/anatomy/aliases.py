@@ -107,12 +107,18 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
     output projections are the attention, the feed-forward and their block.
     """
     model = graph(config)
-    outputs = {
-        one.makes: (f"blocks.{i}", part_of(one.config.part).mixes)
+    branches = [
+        (f"blocks.{i}", one)
         for i, layer in enumerate(config.layers)
         for sublayer in block_names(layer, f"blocks.{i}")
         for one in sublayer.branches
-    }
+    ]
+    outputs = {one.makes: (block, part_of(one.config.part).mixes) for block, one in branches}
+    # a mixture's output is made by no matrix; its shared expert is a module of its own
+    mixtures = {f"{one.part}.W_router": one.makes for _, one in branches}
+    for row in model.parameters.values():
+        if row.name.endswith(".shared.W_down"):
+            outputs[row.makes] = (f"blocks.{row.layer}", False)
     for source, filled in sources.items():
         module, _, ending = source.rpartition(".")
         if ending != "weight":
@@ -120,8 +126,12 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         if _GGUF.match(source):
             yield module, filled
             continue
+        if any("E" in model.parameters[one].axes[:1] for one in filled if one in model.parameters):
+            continue  # an expert puts out rows of some tokens
         made = [_made_by(parameter, model) for parameter in filled]
         yield module, tuple(made)
+        if filled[0] in mixtures:
+            yield module.rpartition(".")[0], (mixtures[filled[0]],)
         if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
             continue
         block, mixes = outputs[made[0]]
@@ -130,13 +140,14 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         if mixes:
             yield around.rpartition(".")[0], (f"{block}.resid_post",)
         else:
-            act = "act" if f"{block}.mlp.act" in model else "post"
+            part = filled[0].rpartition(".")[0]
+            act = "act" if f"{part}.act" in model else "post"
             function = "act_fn"
             if module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
                 function = "act"
             elif f"{around}.gate_up_proj.weight" in sources:
                 function = "activation_fn"
-            yield f"{around}.{function}", (f"{block}.mlp.{act}",)
+            yield f"{around}.{function}", (f"{part}.{act}",)
 
 
 def _made_by(parameter: str, model: Graph) -> str:

@@ -7,7 +7,7 @@ configuration is only given where its own family reads it back as the very same 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from llmcli.parts.attention.config import (
     YarnScaling,
 )
 from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -104,15 +105,16 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     With the same rotary positions for all layers, and with those of each type of layer.
     """
     attentions = [layer.attention for layer in config.layers if layer.attention is not None]
-    ffns = [part for part in config.layers[0].parts if isinstance(part, MlpConfig)]
+    parts = [part for layer in config.layers for part in layer.parts]
+    ffns = [part for part in parts if isinstance(part, MlpConfig | ExpertsConfig)]
     if not attentions or not ffns:
         return
-    mixer, ffn = attentions[0], ffns[0]
+    mixer = attentions[0]
+    ffn = next((part for part in ffns if isinstance(part, MlpConfig)), ffns[0])
     windows = [layer.window for layer in config.layers]
     window = next((size for size in windows if size), None)
     kinds = ["sliding_attention" if size else "full_attention" for size in windows]
-    convs = [part for layer in config.layers for part in layer.parts
-             if isinstance(part, ShortConvConfig)]  # fmt: skip
+    convs = [part for part in parts if isinstance(part, ShortConvConfig)]
     if convs:
         kinds = ["conv" if layer.attention is None else "full_attention" for layer in config.layers]
     activation = _ACTIVATIONS[ffn.activation]
@@ -132,7 +134,9 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "hidden_act": activation,
         "activation_function": activation,
         "attention_bias": mixer.qkv_bias,
-        "mlp_bias": ffn.bias,
+        "qkv_bias": mixer.qkv_bias,
+        "use_qk_norm": mixer.qk_norm is not None,
+        "mlp_bias": isinstance(ffn, MlpConfig) and ffn.bias,
         "sliding_window": window,
         "use_sliding_window": window is not None,
         "layer_types": kinds,
@@ -164,6 +168,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "no_rope_layers": [int(attention.rope is not None) for attention in attentions],
         "use_parallel_residual": len(branches) > 1,
     }
+    settings |= _experts(ffns)
     rotated = [attention for attention in attentions if attention.rope is not None]
     full = next((one.rope for one in rotated if one.window is None), None)
     slides = next((one.rope for one in rotated if one.window is not None), None)
@@ -178,6 +183,29 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         name: _rope(rope, mixer)
         for name, rope in (("full_attention", full), ("sliding_attention", slides)) if rope
     } or None}  # fmt: skip
+
+
+def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
+    """The keys of mixtures: `ffns` are the feed-forwards of all layers."""
+    dense = [at for at, part in enumerate(ffns) if isinstance(part, MlpConfig)]
+    mixtures = [part for part in ffns if isinstance(part, ExpertsConfig)]
+    if not mixtures:
+        return {}
+    experts, routing = mixtures[0], mixtures[0].routing
+    shared = 0 if experts.shared is None else experts.shared.hidden
+    return {
+        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), experts.experts),
+        "num_experts_per_tok": routing.chosen,
+        "moe_intermediate_size": experts.hidden,
+        "norm_topk_prob": routing.renormalized,
+        "shared_expert_intermediate_size": shared or None,
+        "n_shared_experts": shared // experts.hidden or None,
+        "mlp_only_layers": dense,
+        "first_k_dense_replace": len(dense),
+        "routed_scaling_factor": routing.scale,
+        "n_group": routing.groups,
+        "topk_group": routing.kept_groups,
+    }
 
 
 def _whole(number: float) -> float | int:

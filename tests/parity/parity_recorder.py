@@ -51,10 +51,23 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     seen["logits"] = out.logits
     for name in [name for name in seen if name.endswith(PAIRED)]:
         seen[name] = seen[name][..., numbers_of_a_head(model, int(name.split(".")[1]))]
+    if model.config.model_type == "glm4_moe":
+        _in_order(model, seen)
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
         seen[f"{at}conv"] = seen[f"{at}out"] / seen[f"{at}gate"]
     return seen
+
+
+def _in_order(model: PreTrainedModel, seen: Seen) -> None:
+    """The chosen experts by what they were chosen by, the largest first: there in any order."""
+    for name in [name for name in seen if name.endswith(".expert_idx")]:
+        moe, layer = name.removesuffix("expert_idx"), int(name.split(".")[1])
+        scores = seen[f"{moe}router_logits"].sigmoid()
+        scores = scores + model.base_model.layers[layer].mlp.gate.e_score_correction_bias
+        order = scores.gather(-1, seen[name]).argsort(-1, descending=True)
+        for one in (name, f"{moe}expert_weight"):
+            seen[one] = seen[one].gather(-1, order)
 
 
 def numbers_of_a_head(model: PreTrainedModel, layer: int) -> list[int]:
@@ -62,7 +75,7 @@ def numbers_of_a_head(model: PreTrainedModel, layer: int) -> list[int]:
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dims = 0
-    if config.model_type.startswith("glm"):
+    if config.model_type in ("glm", "glm4"):
         dims = int(size * config.rope_parameters["partial_rotary_factor"])
     if config.model_type == "cohere2" and config.layer_types[layer] == "sliding_attention":
         dims = size

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
+from llmcli.families import PerExpert
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
 from llmcli.filling import row_order
 from llmcli.model import Model
@@ -61,6 +62,8 @@ def without_weights(ours: Model) -> Any:
 def filled(model: Any, ours: Model) -> Any:
     """Our parameters in place of those on the meta device, and rotary tables computed for real."""
     names = [name for name, _ in model.named_parameters()]  # a tied head is named once
+    stored = model.state_dict()
+    names += [name for name, _ in model.named_buffers() if name in stored]
     model.load_state_dict(_state(ours, names), strict=False, assign=True)
     model.tie_weights()
     for name, part in list(model.named_modules()):
@@ -90,6 +93,9 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
     state = {}
     for name, parts in loads.items():
         pieces = [ours.decoder.weight(part.target).dense(ours.dtype) for part in parts]
+        if any(isinstance(op, PerExpert) for op in parts[0].ops):  # rows of each expert
+            state[name] = torch.cat(pieces, 1)
+            continue
         value = torch.cat(pieces)
         orders = [row_order(part.ops, (len(value),), name) for part in parts]
         if all(len(order) == len(piece) for order, piece in zip(orders, pieces, strict=True)):
