@@ -4,6 +4,8 @@ Planted in the decoder of a small model, each turns the footer of a view red, of
 of the tokens after it.
 """
 
+import dataclasses
+
 import pytest
 import torch
 from small_models import random_model
@@ -14,6 +16,7 @@ from llmcli.nn import block
 from llmcli.nn import decoder as nn_decoder
 from llmcli.ops import compiled
 from llmcli.parts.attention import forward as attention
+from llmcli.parts.experts import forward as experts
 from llmcli.parts.norm import forward as norm
 
 FAULTS = {}
@@ -121,6 +124,88 @@ def queries_that_do_not_grow(monkeypatch, decoder):
 def queries_that_grow_one_position_early(monkeypatch, decoder):
     grown = attention.Attention._grown
     monkeypatch.setattr(attention.Attention, "_grown", lambda self, q, at: grown(self, q, at + 1))
+
+
+@fault("experts")
+def weights_of_experts_not_renormalized(monkeypatch, decoder):
+    weigh = experts.weigh
+    monkeypatch.setattr(
+        experts, "weigh", lambda *x: weigh(*x[:2], dataclasses.replace(x[2], renormalized=False))
+    )
+
+
+@fault("experts")
+def one_expert_more_than_is_chosen(monkeypatch, decoder):
+    """The second choice of each token is the one behind it."""
+    choose = experts.choose
+
+    def other(scores, correction, routing):
+        chosen = choose(scores, correction, dataclasses.replace(routing, chosen=3))
+        return chosen[..., [0, 2]]
+
+    monkeypatch.setattr(experts, "choose", other)
+
+
+@fault("experts by groups")
+def corrected_scores_weigh(monkeypatch, decoder):
+    weigh, part = experts.weigh, decoder.blocks[0].parts["blocks.0.moe"]
+    monkeypatch.setattr(
+        experts, "weigh", lambda scores, *rest: weigh(scores + part.correction, *rest)
+    )
+
+
+@fault("experts by groups")
+def no_correction_of_the_choice(monkeypatch, decoder):
+    for i, block_ in enumerate(decoder.blocks):
+        part = block_.parts[f"blocks.{i}.moe"]
+        monkeypatch.setattr(part, "correction", None)
+
+
+@fault("experts by groups")
+def chosen_of_all_groups(monkeypatch, decoder):
+    choose = experts.choose
+    monkeypatch.setattr(
+        experts, "choose", lambda *x: choose(*x[:2], dataclasses.replace(x[2], groups=1))
+    )
+
+
+@fault("experts by groups")
+def weights_not_scaled(monkeypatch, decoder):
+    weigh = experts.weigh
+    monkeypatch.setattr(
+        experts, "weigh", lambda *x: weigh(*x[:2], dataclasses.replace(x[2], scale=1.0))
+    )
+
+
+@fault("experts beside dense layers")
+def all_of_the_shared_expert(monkeypatch, decoder):
+    monkeypatch.setattr(torch, "sigmoid", torch.ones_like)
+
+
+@fault("experts beside dense layers")
+def no_shared_expert(monkeypatch, decoder):
+    part = decoder.blocks[1].parts["blocks.1.moe"]
+    call = part.shared
+    monkeypatch.setattr(part, "shared", lambda *x: torch.zeros_like(call(*x)))
+
+
+@fault("experts after the choice")
+def a_softmax_of_all_experts(monkeypatch, decoder):
+    monkeypatch.setattr(
+        experts, "weigh", lambda logits, chosen, _: logits.softmax(-1).gather(-1, chosen)
+    )
+
+
+@fault("experts")
+def pairs_of_other_experts(monkeypatch, decoder):
+    """The experts' products in the order of the tokens and not of the pairs."""
+    of = experts.Routes.of
+
+    def other(chosen, *, static):
+        routes = of(chosen, static=static)
+        return dataclasses.replace(routes, expert_N=chosen.reshape(-1))
+
+    monkeypatch.setattr(experts.Routes, "of", other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -22,6 +22,7 @@ from llmcli.errors import WeightMismatch
 from llmcli.families import Rename, Rows, Rule, UnpairRows, translate
 from llmcli.loading import load_checkpoint
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 Change = Callable[[ModelConfig], ModelConfig]
@@ -83,6 +84,35 @@ def fed_by(activation: str) -> Change:
         return replace(model, layers=tuple(layers))
 
     return change
+
+
+def routed(**changes: Any) -> Change:
+    """Other routing in every mixture."""
+    return mixing(lambda experts: {"routing": replace(experts.routing, **changes)})
+
+
+def mixing(changes: Callable[[ExpertsConfig], dict[str, Any]]) -> Change:
+    """Other mixtures."""
+
+    def other(branch: Branch) -> Branch:
+        if isinstance(branch.part, ExpertsConfig):
+            return replace(branch, part=replace(branch.part, **changes(branch.part)))
+        return branch
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = (
+            LayerConfig(sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+            for layer in model.layers
+        )
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def unweighed(experts: ExpertsConfig) -> dict[str, Any]:
+    """All of the shared expert is added."""
+    assert experts.shared is not None
+    return {"shared": replace(experts.shared, weighed=False)}
 
 
 def in_sequence(model: ModelConfig) -> ModelConfig:
@@ -186,12 +216,35 @@ VALUES: dict[str, tuple[str, Change]] = {
     "starcoder2: another GELU": ("starcoder2", fed_by("silu")),
     "ministral3: queries that do not grow": ("ministral3", attending(growth=None)),
 }  # fmt: skip
+EXPERTS: dict[str, tuple[str, Change]] = {
+    "mixtral: not renormalized": ("mixtral", routed(renormalized=False)),
+    "mixtral: one expert less": ("mixtral", routed(chosen=1)),
+    "qwen2_moe: renormalized": ("qwen2_moe", routed(renormalized=True)),
+    "qwen3_moe: not renormalized": ("qwen3_moe", routed(renormalized=False)),
+    "olmoe: softmax of the chosen": ("olmoe", routed(scores="softmax of the chosen")),
+    "olmoe: norms of every head and not of all": ("olmoe", attending(qk_norm_wide=False)),
+    "glm4_moe: softmax and no sigmoid": ("glm4_moe", routed(scores="softmax")),
+    "glm4_moe: not scaled": ("glm4_moe", routed(scale=1.0)),
+    "glm4_moe: all groups": ("glm4_moe", routed(groups=1, kept_groups=1)),
+    "glm4_moe: a group more": ("glm4_moe", routed(kept_groups=3)),
+    "glm4_moe: the whole head rotated": ("glm4_moe", rotating(dims=8)),
+}  # fmt: skip
+# refused, for a tensor then has no use
+UNUSED: dict[str, tuple[str, Change]] = {
+    "glm4_moe: no correction": ("glm4_moe", routed(correction=False)),
+    "glm4_moe: no shared expert": ("glm4_moe", mixing(lambda experts: {"shared": None})),
+    "qwen2_moe: all of the shared expert": ("qwen2_moe", mixing(unweighed)),
+}
 # the same of its rules
 ROWS: dict[str, tuple[str, RuleChange]] = {
     "phi3: gate and up swapped": ("phi3", swapped("W_gate", "W_up")),
     "gpt_neox: fused rows not head by head": ("gpt_neox", one_after_the_other),
     "cohere2: neighbours not rotated together": ("cohere2", paired),
     "glm: neighbours not rotated together": ("glm", paired),
+    "mixtral: gate and up swapped": ("mixtral", swapped("W_gate[{expert}]", "W_up[{expert}]")),
+    "qwen2_moe: gate and up swapped in one tensor": (
+        "qwen2_moe-windows", swapped("moe.W_gate", "moe.W_up")
+    ),
 }
 GEMMA: dict[str, tuple[str, Change]] = {
     "norms multiply by w": ("gemma", norm_of(0.0)),
@@ -236,9 +289,12 @@ def parts(
     return found
 
 
-@pytest.mark.parametrize("name", [*VALUES, *(f"gemma: {one}" for one in GEMMA)])
+@pytest.mark.parametrize(
+    "name", [*VALUES, *EXPERTS, *UNUSED, *(f"gemma: {one}" for one in GEMMA)]
+)
 def test_a_wrong_value_shows(name: str, parts: Any) -> None:
-    variant, change = VALUES[name] if name in VALUES else GEMMA[name.removeprefix("gemma: ")]
+    known = VALUES | EXPERTS | UNUSED | {f"gemma: {one}": GEMMA[one] for one in GEMMA}
+    variant, change = known[name]
 
     def wrong(config: ModelConfig, rules: tuple[Rule, ...]) -> Translated:
         assert change(config) != config
@@ -255,4 +311,4 @@ def test_rows_in_another_order_show(name: str, parts: Any) -> None:
 
 
 def test_every_group_has_eight() -> None:
-    assert min(len(VALUES), len(GEMMA)) >= 8
+    assert min(len(VALUES), len(GEMMA), len(EXPERTS)) >= 8
