@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from threading import Thread
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -75,7 +76,7 @@ class Ahead:
                 continue
             if shape_after(shape, ops) != shape:
                 continue
-            size = packed_bytes(info.format, *shape)
+            size = packed_bytes(info.format, prod(shape[:-1]), shape[-1])
             self._spans[load.target] = info.format, total, size
             found.append((load, _places(ops, shape[0]) if ops else None))
             total += size
@@ -137,7 +138,7 @@ class Ahead:
         numbers: list[int] = []
         for load, places in found:
             info = checkpoint.tensors[load.source]
-            rows, columns = info.shape
+            rows, columns = prod(info.shape[:-1]), info.shape[-1]
             stride, ids = info.nbytes // rows, 0
             if places is not None:
                 memory = (ctypes.c_int64 * rows)(*places)

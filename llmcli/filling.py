@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -74,19 +75,22 @@ def fill(weight: Weight, checkpoint: Checkpoint, load_: Load, stages: Stages) ->
 
 
 def mapped(checkpoint: Checkpoint, load_: Load) -> Mapped:
-    """A matrix in blocks as its file has it, whose rows `load_` at most moves.
+    """A matrix in blocks as its file has it, whose rows `load_` at most moves; or one of experts.
 
     Raises CheckpointError where the file has changed or cannot be mapped.
     """
     info = checkpoint.tensors[load_.source]
-    rows = torch.arange(info.shape[0])
-    order = row_order(load_.ops, info.shape[:1], info.name).contiguous()
+    *experts, _, columns = info.shape
+    rows = torch.arange(prod(info.shape[:-1]))
+    order = row_order(load_.ops, info.shape[:-1], info.name).flatten().contiguous()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it cannot be written
         data = torch.frombuffer(checkpoint.raw(info.name), dtype=torch.uint8)
     in_order = len(order) == len(rows) and bool((order == rows).all())
     data = data.view(len(rows), _row_bytes(info))
-    return Mapped(info.format, info.shape[1], data, None if in_order else order)
+    return Mapped(
+        info.format, columns, data, None if in_order else order, experts[0] if experts else None
+    )
 
 
 def row_order(ops: Sequence[Op], shape: tuple[int, ...], source: str) -> Tensor:
@@ -173,22 +177,33 @@ def _fill_quantized(
 ) -> None:
     """The same for a weight whose numbers are quantized now, some rows at a time.
 
-    What a file holds in another order than by rows is read as a whole.
+    What a file holds in another order than by rows is read as a whole, but an expert at a time.
     """
     info = checkpoint.tensors[load_.source]
-    rows, columns = weight.shape
-    step = max(32, _CHUNK_BYTES // (4 * columns))
+    *experts, rows, columns = weight.shape
+    if experts and load_.index is None:
+        ops = [op.op if isinstance(op, PerExpert) else op for op in load_.ops]
+        for item in range(experts[0]):
+            values = read_values(checkpoint, info, torch.empty(0), stages, item=item)
+            _write(weight, _with_operations(values, ops, info.name), item * rows, stages)
+        return
     if load_.scale is None and all(isinstance(op, Transpose) for op in load_.ops):
         values = read_values(checkpoint, info, torch.empty(0), stages)
         numbers = _with_operations(values, load_.ops, info.name)
     else:
         whole = Dense(torch.empty(rows, columns))
-        fill(whole, checkpoint, load_, stages)
+        fill(whole, checkpoint, replace(load_, index=None), stages)
         numbers = whole.tensor
+    _write(weight, numbers, (load_.index or 0) * rows, stages)
+
+
+def _write(weight: Packed, numbers: Tensor, first: int, stages: Stages) -> None:
+    """Numbers `[rows, columns]`, quantized, from row `first` on."""
+    step = max(32, _CHUNK_BYTES // (4 * numbers.shape[1]))
     with stages("pack"):
-        for start in range(0, rows, step):
+        for start in range(0, len(numbers), step):
             part = numbers[start : start + step].contiguous()
-            places = torch.arange(start, start + len(part))
+            places = torch.arange(first + start, first + start + len(part))
             weight.write(places, quantize(part, weight.format))
 
 

@@ -104,7 +104,8 @@ def randomize(decoder: Decoder, seed: int) -> None:
 
 def _randomize_packed(weight: Packed, generator: torch.Generator) -> None:
     """A matrix of such numbers, quantized; some rows at a time."""
-    rows, columns = weight.shape
+    columns = weight.shape[-1]
+    rows = weight.count // columns
     step = max(1, (8 << 20) // columns)
     for start in range(0, rows, step):
         places = torch.arange(start, min(start + step, rows))

@@ -1,5 +1,7 @@
 """Decoders and ladders of the zoo's small models, with weights of a trained size."""
 
+from math import prod
+
 import torch
 from zoo import VOCAB
 
@@ -27,7 +29,8 @@ def random_decoder(config, dtype=torch.float64, seed=3, formats=DENSE):
     for name in decoder.weight_names:
         weight = decoder.weight(name)
         if name in formats:
-            raw = random_blocks(weight.format, *weight.shape, generator)
+            *rows, columns = weight.shape
+            raw = random_blocks(weight.format, prod(rows), columns, generator)
             weight.write(torch.arange(len(raw)), raw)
             continue
         slot = writable(weight)

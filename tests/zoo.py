@@ -975,7 +975,7 @@ def in_blocks(config, *formats, size=64, dense=()):
         dataclasses.replace(layer, sublayers=tuple(
             tuple(
                 dataclasses.replace(branch, part=dataclasses.replace(branch.part, hidden=size))
-                if isinstance(branch.part, MlpConfig) else branch
+                if isinstance(branch.part, MlpConfig | ExpertsConfig) else branch
                 for branch in branches
             )
             for branches in layer.sublayers
@@ -983,7 +983,8 @@ def in_blocks(config, *formats, size=64, dense=()):
         for layer in config.layers
     )  # fmt: skip
     config = dataclasses.replace(config, width=size, layers=layers)
-    wanted = [one for one in matrices(config).items() if not one[0].endswith(tuple(dense))]
+    dense = (*dense, "W_router")
+    wanted = [one for one in matrices(config).items() if not one[0].endswith(dense)]
     turns = [(*one, formats[i % len(formats)]) for i, one in enumerate(wanted)]
     return config, {
         name: format for name, columns, format in turns if columns % BLOCK[format].block == 0

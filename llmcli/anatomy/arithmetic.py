@@ -12,8 +12,9 @@ from llmcli.anatomy.model import parameters, states
 from llmcli.anatomy.plan import plan
 from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
-from llmcli.graph.blocks import IN_16_BITS, RUN
+from llmcli.graph.blocks import IN_16_BITS, ROWS, RUN
 from llmcli.graph.ops import LookUp, Project
+from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import Call, TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
@@ -140,7 +141,7 @@ def arithmetic(
             )
         other, tokens = QUANTIZED[quantize]
         for name, columns in matrices(config).items():
-            if columns % RUN == 0 and name != "pos_embed.W":
+            if columns % RUN == 0 and name != "pos_embed.W" and not _routes(config, name):
                 per_token = name in ("embed.W", "head.W")
                 if formats.get(name, "bfloat16") in HELD:
                     formats[name] = tokens if per_token else other
@@ -152,14 +153,30 @@ def arithmetic(
 
 
 def matrices(config: ModelConfig) -> dict[str, int]:
-    """What is multiplied with, and tables of which rows are looked up: the columns as stored."""
+    """What is multiplied with, and tables of which rows are looked up: the columns as stored.
+
+    Those of experts, too, where each has whole groups of rows.
+    """
     model = graph(config)
+
+    def is_one(spec: TensorSpec) -> bool:
+        op = model[model.parameters[spec.name].makes].op
+        if len(spec.axes) == 3:
+            rows = (spec.stored_shape or spec.shape)[1]
+            return isinstance(op, ExpertProject) and rows % ROWS == 0
+        return len(spec.axes) == 2 and isinstance(op, Project | LookUp)
+
     return {
-        spec.name: (spec.stored_shape or spec.shape)[1]
+        spec.name: (spec.stored_shape or spec.shape)[-1]
         for spec in parameters(config)
-        if len(spec.axes) == 2
-        and isinstance(model[model.parameters[spec.name].makes].op, Project | LookUp)
+        if is_one(spec)
     }
+
+
+def _routes(config: ModelConfig, name: str) -> bool:
+    """Whether that matrix chooses experts: it is small, and its numbers decide."""
+    model = graph(config)
+    return model[model.parameters[name].makes].group == "router"
 
 
 def auto_dtype(device: str, stored: Set[str], *, bfloat16: bool) -> str:

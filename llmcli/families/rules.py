@@ -419,16 +419,18 @@ def packable(
     In blocks, if there are kernels for them and the rules only move rows, or in 16 bits.
     `formats` are those of the checkpoint's tensors by name.
     """
-    found = {}
+    found: dict[str, set[str | None]] = {}
     for load in loads:
-        stored = formats[load.source]
-        if load.target not in names or load.index is not None or load.scale is not None:
+        if load.target not in names:
             continue
-        if stored in PACKED and all(isinstance(op, RowOp) for op in load.ops):
-            found[load.target] = stored
-        elif stored in IN_16_BITS and all(isinstance(op, RowOp | Transpose) for op in load.ops):
-            found[load.target] = IN_16_BITS[stored]
-    return found
+        stored, kept = formats[load.source], None
+        ops = [op.op if isinstance(op, PerExpert) else op for op in load.ops]
+        if stored in PACKED and load.index is None and all(isinstance(op, RowOp) for op in ops):
+            kept = stored
+        elif stored in IN_16_BITS and all(isinstance(op, RowOp | Transpose) for op in ops):
+            kept = IN_16_BITS[stored]
+        found.setdefault(load.target, set()).add(None if load.scale is not None else kept)
+    return {name: kept for name, (kept, *more) in found.items() if kept is not None and not more}
 
 
 def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:

@@ -3,7 +3,7 @@
 Their kernels round the activations to 8 bits, 32 columns at a time (`seen`); sums are float32 and
 equal bit for bit over rows, threads and processor levels. Inputs and results are float32.
 
-Axes: M rows of the input, K columns of it, N outputs.
+Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a row and an expert.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
+from llmcli.formats.routes import Routes
 from llmcli.formats.weight import Weight
 from llmcli.graph.blocks import ACTIVATION_BYTES, PACKED, ROWS, RUN, packed_bytes
 from llmcli.kernels import native, program
@@ -24,23 +25,28 @@ from llmcli.ops import compiled
 class Packed(Weight):
     """One matrix `[rows, columns]` in `format`, 16 rows side by side; `write` fills it.
 
-    `memory`, where it is given, is where it lies.
+    `memory`, where it is given, is where it lies. Of so many `experts` it is the matrices, one
+    below the other, each of whole groups of 16 rows: then its shape is `[E, rows / E, columns]`.
     """
 
     def __init__(
         self, format: str, rows: int, columns: int, *, device: torch.device,
-        memory: memoryview | None = None,
+        memory: memoryview | Tensor | None = None, experts: int | None = None,
     ) -> None:  # fmt: skip
+        if rows % (ROWS * (experts or 1)) and experts:
+            raise ValueError(f"{rows} rows of {experts} experts are no whole groups of {ROWS}")
         self._format = format
         self._shape = rows, columns
+        self._experts = experts
         size = packed_bytes(format, rows, columns)
-        if memory is not None:  # filled by others
+        if isinstance(memory, Tensor):
+            self.data = memory
+        elif memory is not None:  # filled by others
             self.data = torch.frombuffer(memory, dtype=torch.uint8)
         else:
             self.data = torch.empty(size, dtype=torch.uint8, device=device)
             if rows % ROWS and not self.data.is_meta:  # whole groups are multiplied
                 self.data[size * (rows // ROWS) // -(-rows // ROWS) :].zero_()
-        self._product = _Product([self])
 
     @property
     def format(self) -> str:
@@ -49,8 +55,18 @@ class Packed(Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`[N, K]`."""
-        return self._shape
+        """`[N, K]`, or `[E, N, K]` of experts."""
+        rows, columns = self._shape
+        return self._shape if self._experts is None else (
+            self._experts, rows // self._experts, columns
+        )
+
+    def expert(self, number: int) -> Packed:
+        """The matrix of one of them, in the same memory."""
+        _, rows, columns = self.shape
+        size = self.nbytes // self.shape[0]
+        memory = self.data[number * size : (number + 1) * size]
+        return Packed(self.format, rows, columns, device=self.data.device, memory=memory)
 
     @property
     def nbytes(self) -> int:
@@ -72,6 +88,20 @@ class Packed(Weight):
     def memory(self) -> list[Tensor]:
         """Its blocks."""
         return [self.data]
+
+    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+        """In float32, of float32; each pair has the same bits, whatever others there are."""
+        return self._routed(x_MK, routes)
+
+    @cached_property
+    def _product(self) -> _Product:
+        if self._experts is not None:
+            raise TypeError("matrices of experts are multiplied with by `matmul_routed` alone")
+        return _Product([self])
+
+    @cached_property
+    def _routed(self) -> RoutedProduct:
+        return RoutedProduct([self])
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in float32, of float32."""
@@ -98,7 +128,13 @@ class Packed(Weight):
         return 0
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
-        """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large."""
+        """Dequantized to float32, then to `dtype`: a copy, up to 16 times as large.
+
+        Of experts these are their matrices.
+        """
+        if self._experts is not None:
+            numbers = range(self._experts)[rows]
+            return torch.stack([self.expert(number).dense(dtype) for number in numbers])
         chosen = range(self._shape[0])[rows]
         ids = torch.arange(chosen.start, chosen.stop, chosen.step, device=self.data.device)
         return self.rows(ids).to(dtype or torch.float32)
@@ -119,14 +155,23 @@ class Mapped(Packed):
     the stored rows, uint8 `[rows, bytes]`; row r of the weight is row `order[r]` of them.
     """
 
-    def __init__(self, format: str, columns: int, data: Tensor, order: Tensor | None) -> None:
+    def __init__(
+        self, format: str, columns: int, data: Tensor, order: Tensor | None,
+        experts: int | None = None,
+    ) -> None:  # fmt: skip
         self._format = format
+        self._experts = experts
         self._shape = len(data) if order is None else len(order), columns
         self.data = data
         self._order = order
         address = 0 if order is None else order.data_ptr()
         self._numbers = (ctypes.c_int64 * 3)(data.data_ptr(), data.stride(0), address)
-        self._product = _Product([self])
+
+    def expert(self, number: int) -> Mapped:
+        """The matrix of one of them, in the same memory."""
+        assert self._order is None
+        _, rows, columns = self.shape
+        return Mapped(self.format, columns, self.data[number * rows : (number + 1) * rows], None)
 
     @property
     def stored(self) -> int:
@@ -152,7 +197,9 @@ class SideBySide(Weight):
     def __init__(self, pieces: Sequence[Weight]) -> None:
         self._pieces = tuple(pieces)
         packed = [piece for piece in pieces if isinstance(piece, Packed)]
-        self._product = _Product(packed) if len(packed) == len(pieces) else None
+        routed = len(pieces[0].shape) == 3
+        self._product = _Product(packed) if len(packed) == len(pieces) and not routed else None
+        self._routed = RoutedProduct(packed) if routed else None
 
     @property
     def format(self) -> str:
@@ -161,8 +208,9 @@ class SideBySide(Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`[N, K]`, all rows together."""
-        return sum(piece.shape[0] for piece in self._pieces), self._pieces[0].shape[1]
+        """`[N, K]`, all rows together; `[E, N, K]` of experts."""
+        *experts, _, columns = self._pieces[0].shape
+        return *experts, sum(piece.shape[-2] for piece in self._pieces), columns
 
     @property
     def nbytes(self) -> int:
@@ -172,6 +220,12 @@ class SideBySide(Weight):
     def memory(self) -> list[Tensor]:
         """Those of all of them."""
         return [one for piece in self._pieces for one in piece.memory()]
+
+    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+        """See `Packed`."""
+        if self._routed is None:
+            return super().matmul_routed(x_MK, routes, wide=wide)
+        return self._routed(x_MK, routes)
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in float32, of float32."""
@@ -194,7 +248,7 @@ class SideBySide(Weight):
 
     def dense(self, dtype: torch.dtype | None = None, *, rows: slice = slice(None)) -> Tensor:
         """All of them, dequantized: a copy."""
-        return torch.cat([piece.dense(dtype or torch.float32) for piece in self._pieces])[rows]
+        return torch.cat([piece.dense(dtype or torch.float32) for piece in self._pieces], -2)[rows]
 
     def seen(self, x: Tensor) -> Tensor:
         """As the first of them reads it; each of them has its own."""
@@ -234,15 +288,69 @@ class _Product:
     @cached_property
     def _segments(self) -> int:
         """The address of `struct segment`s (packed.c)."""
-        numbers, column = [], 0
-        for piece in self._pieces:
-            rows = piece.shape[0]
-            numbers += [
-                piece.data.data_ptr(), PACKED[piece.format].number, rows, column, piece.stored,
-            ]  # fmt: skip
-            column += rows
-        self._kept = (ctypes.c_int64 * len(numbers))(*numbers)
+        self._kept = _segments(self._pieces)
         return ctypes.addressof(self._kept)
+
+
+class RoutedProduct:
+    """Products of rows with the matrices of the experts that each chose, the outputs side by side.
+
+    Of few rows all in one call, which looks up their experts itself: nothing waits for the choice
+    on the host. Of many an expert's rows together.
+    """
+
+    def __init__(self, pieces: Sequence[Packed]) -> None:
+        self._pieces = tuple(pieces)
+        self._experts, _, self._columns = pieces[0].shape
+        self._outputs = sum(piece.shape[1] for piece in pieces)
+        self._products: dict[int, _Product] = {}
+        self._mapped = any(piece.stored for piece in pieces)
+
+    def __call__(self, x_MK: Tensor, routes: Routes) -> Tensor:
+        """`[M, K]` → `[P, N]`."""
+        pairs = len(routes.expert_N)
+        out_PN = x_MK.new_empty(pairs, self._outputs, dtype=torch.float32)
+        if x_MK.is_meta:
+            return out_PN
+        if self._mapped or (pairs > self._experts and not routes.static):
+            for expert, pairs_n in routes.groups:
+                rows = pairs_n if routes.row_N is None else routes.row_N[pairs_n]
+                if expert not in self._products:
+                    self._products[expert] = _Product([one.expert(expert) for one in self._pieces])
+                out_PN[pairs_n] = self._products[expert](x_MK[rows], None)
+            return out_PN
+        x_MK = x_MK.to(torch.float32).contiguous()
+        room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
+        expert_N = routes.expert_N.contiguous()
+        row_N = None if routes.row_N is None else routes.row_N.contiguous()
+        rows_at = 0 if row_N is None else row_N.data_ptr()
+        seen, columns = room.data_ptr(), self._columns
+        program.run(
+            torch.get_num_threads(),
+            (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, 1),
+            (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
+             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, pairs // len(x_MK)),
+            reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces)),
+            writes=(room, out_PN),
+        )  # fmt: skip
+        return out_PN
+
+    @cached_property
+    def _segments(self) -> int:
+        """The address of `struct segment`s (packed.c), of one expert each."""
+        self._kept = _segments(self._pieces)
+        return ctypes.addressof(self._kept)
+
+
+def _segments(pieces: Sequence[Packed]) -> ctypes.Array[ctypes.c_int64]:
+    numbers, column = [], 0
+    for piece in pieces:
+        rows = piece.shape[-2]
+        numbers += [
+            piece.data.data_ptr(), PACKED[piece.format].number, rows, column, piece.stored,
+        ]  # fmt: skip
+        column += rows
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 class _Functions:

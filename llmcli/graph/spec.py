@@ -84,8 +84,8 @@ class TensorSpec:
     def bytes(self) -> int | None:
         """Size in bytes, None where the dtype is not known (a parameter before it is loaded)."""
         if self.dtype in PACKED:
-            rows, columns = self.stored_shape or self.shape
-            return packed_bytes(self.dtype, rows, columns)
+            *rows, columns = self.stored_shape or self.shape
+            return packed_bytes(self.dtype, prod(rows), columns)
         return None if self.dtype is None else self.count * DTYPE_BYTES[self.dtype]
 
 

@@ -252,7 +252,7 @@ INLINE int64_t tiled_rows(int64_t rows, int64_t level) {
 }
 
 /* QUANTIZE: rows of x [M, K], `x_stride` apart, into `out` [M, K / 32]. An item is a row.
- * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K */
+ * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether all rows lie by themselves */
 static int64_t items_quantize(const struct op *op) { return op->arg[3]; }
 
 static void work_quantize(const struct op *op, int64_t m, int64_t level) {
@@ -260,7 +260,7 @@ static void work_quantize(const struct op *op, int64_t m, int64_t level) {
     const float *x = (const float *)address(op->arg[0]) + m * op->arg[1];
     struct activation *a = (struct activation *)address(op->arg[2]) + m * runs;
 #ifdef X86
-    if (m < tiled_rows(op->arg[3], level)) {
+    if (!op->arg[5] && m < tiled_rows(op->arg[3], level)) {
         quantize_avx2(x, a - m % TILE * runs + m % TILE, runs, TILE);
         return;
     }
@@ -371,6 +371,50 @@ static int fetch_multiply(const struct op *op, int64_t piece) {
 }
 
 const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_multiply};
+
+/* MULTIPLY_EXPERTS: a row each of what QUANTIZE gives, by itself, with the rows of one expert of all
+ * segments: of E matrices with `rows` rows, one after the other. An item is some groups of one.
+ * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 products, 6 columns K,
+ * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row */
+static int64_t items_of_expert(const struct op *op) {
+    const struct segment *segments = address(op->arg[1]);
+    int64_t items = 0;
+    for (int64_t i = 0; i < op->arg[2]; i++) {
+        const int64_t chunk = chunk_of(segments + i, op->arg[6]);
+        items += (groups_of(segments + i) + chunk - 1) / chunk;
+    }
+    return items;
+}
+
+static int64_t items_multiply_experts(const struct op *op) {
+    return op->arg[5] * items_of_expert(op);
+}
+
+static void work_multiply_experts(const struct op *op, int64_t item, int64_t level) {
+    const struct segment *s = address(op->arg[1]);
+    const int64_t columns = op->arg[6], each = items_of_expert(op), product = item / each;
+    const int64_t expert = ((const int64_t *)address(op->arg[7]))[product];
+    const int64_t *rows = address(op->arg[8]);
+    const int64_t row = rows ? rows[product] : product / op->arg[9];
+    const struct activation *x = (const struct activation *)address(op->arg[0]) + row * (columns / RUN);
+    float *out = (float *)address(op->arg[3]) + product * op->arg[4];
+    for (item %= each;; s++) {
+        const int64_t chunk = chunk_of(s, columns), items = (groups_of(s) + chunk - 1) / chunk;
+        if (item >= items) {
+            item -= items;
+            continue;
+        }
+        const int64_t size = group_size(s->format, columns), first = item * chunk;
+        const int64_t last = first + chunk < groups_of(s) ? first + chunk : groups_of(s);
+        const uint8_t *groups = s->packed + (expert * groups_of(s) + first) * size;
+        multiply(s, groups, columns, first, last, x, 1, out + s->column, 0, level);
+        return;
+    }
+}
+
+const struct kernel kernel_multiply_experts = {
+    items_multiply_experts, work_multiply_experts, NULL,
+};
 
 /* ---- what is exported ------------------------------------------------------------------------ */
 

@@ -13,6 +13,7 @@ static const struct kernel *const kernels[KINDS] = {
     [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16, [ATTEND_ROWS] = &kernel_attend_rows,
     [SPLIT] = &kernel_split, [MULTIPLY_SPLIT] = &kernel_multiply_split,
     [MULTIPLY_ROWS] = &kernel_multiply_rows, [SOFT_CAP] = &kernel_soft_cap,
+    [MULTIPLY_EXPERTS] = &kernel_multiply_experts,
 };
 
 struct program {

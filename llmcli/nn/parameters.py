@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from math import prod
 
 import torch
 from torch import Tensor
@@ -87,8 +88,12 @@ class Parameters:
         Those of one dtype that follow one another are one weight, an expert's rows side by side.
         """
         wholes: list[Weight] = []
-        for dtype, group in groupby(names, lambda name: self._dtypes.get(name, self.dtype)):
+        for dtype, group in groupby(names, self._experts_dtype):
             together = list(group)
+            if dtype is None:
+                pieces = self._pieces(together)
+                wholes.append(pieces[0] if len(pieces) == 1 else SideBySide(pieces))
+                continue
             rows = [self._shapes[name][1] for name in together]
             experts, _, columns = self._shapes[together[0]]
             tensor = torch.empty(experts, sum(rows), columns, device=self.device, dtype=dtype)
@@ -98,11 +103,16 @@ class Parameters:
             wholes.append(whole)
         return wholes
 
+    def _experts_dtype(self, name: str) -> torch.dtype | None:
+        """None of those that are packed."""
+        return None if name in self._packed else self._dtypes.get(name, self.dtype)
+
     def _pieces(self, names: Sequence[str]) -> list[Weight]:
         """A weight of its own each, packed or dense."""
         pieces: list[Weight] = []
         for name in names:
-            rows, columns = self._shapes[name]
+            *experts, rows, columns = self._shapes[name]
+            rows *= prod(experts)
             format = self._packed.get(name)
             if format is None:
                 dtype = self._dtypes.get(name, self.dtype)
@@ -115,7 +125,10 @@ class Parameters:
                 if isinstance(memory, Mapped):
                     pieces.append(memory)
                     continue
-                pieces.append(Packed(format, rows, columns, device=self.device, memory=memory))
+                pieces.append(Packed(
+                    format, rows, columns, device=self.device, memory=memory,
+                    experts=experts[0] if experts else None,
+                ))  # fmt: skip
         self.weights.update(zip(names, pieces, strict=True))
         return pieces
 

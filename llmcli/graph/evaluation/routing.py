@@ -254,8 +254,7 @@ class ExpertProject(Rule[routing.ExpertProject]):
 
     def _product(self, values: Numbers, *, absolute: bool = False) -> Tensor:
         chosen_KT = values[self.op.chosen].long().t()
-        x = values[self.op.source]
-        x_KTM = x.expand(len(chosen_KT), *x.shape) if self.op.by_token else x
+        x_KTM = self._read(values, len(chosen_KT))
         out_KTN: Tensor | None = None
         for expert in sorted(set(chosen_KT.flatten().tolist())):
             w_MN = values.expert(self.op.weight, expert)
@@ -273,17 +272,24 @@ class ExpertProject(Rule[routing.ExpertProject]):
         place, token, column = index
         expert = int(values[self.op.chosen][token, place])
         row = (token,) if self.op.by_token else (place, token)
-        x_M = values[self.op.source][row]
+        x_M = self._read(values, values[self.op.chosen].shape[-1])[place, token]
         column_M = values.expert(self.op.weight, expert)[:, column]
         terms = products(x_M.tolist(), column_M.tolist())
         value = total(terms)
         w = self.cell(self.op.weight, expert, "i", column)
-        cells = (self.cell(self.op.source, *row, "i"), w)
+        in_8_bits = " in 8 bits" if values.in_8_bits(self.op.weight) else ""
+        cells = (self.cell(self.op.source, *row, "i") + in_8_bits, w)
         return Element(
             value=value, magnitude=size(terms), sum=dot(cells, value), terms=terms,
             note=f"the {_place(place)} choice of token {token} is expert {expert}",
             follow=((self.op.source, (*row, largest(terms).at)), (self.op.chosen, (token, place))),
         )  # fmt: skip
+
+
+    def _read(self, values: Numbers, count: int) -> Tensor:
+        """The rows as the products read them, `[K, T, M]`."""
+        x = values.read(self.op.source, self.op.weight)
+        return x.expand(count, *x.shape) if self.op.by_token else torch.stack(x.chunk(count, -1))
 
 
 class SumExperts(Rule[routing.SumExperts]):
