@@ -19,7 +19,7 @@ from llmcli.render.markdown_table import drawn_table
 from llmcli.render.theme import FAINT, HEADING, printable
 
 # what a line may begin with, as far as it has come; and what only a whole line tells
-_UNSURE = re.compile(r"\s*(#{1,6}|>|[-*_][-*_ ]*|\+|\d{1,9}[.)]?|`+|~+)?")
+_UNSURE = re.compile(r"\s*(#{1,6}\s*|>|[-*_][-*_\s]*|\+\s*|\d{1,9}([.)]\s*)?|`+|~+)?")
 _WHOLE = re.compile(r"\s*(\||```|~~~)")
 _RULE = re.compile(r"\s*([-*_])( *\1){2,}\s*")
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})\s*([^\s`]*)")

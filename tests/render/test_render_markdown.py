@@ -49,6 +49,8 @@ LINES = {
     "link to itself": ("[http://a.b](http://a.b)", "http://a.b\n"),
     "brackets": ("a[i] [1] [ ] [x](", "a[i] [1] [ ] [x](\n"),
     "heading": ("## Two **x**", "Two x\n"),
+    "a far heading": ("#  x", "x\n"),
+    "a far item": ("+  x\n1.  y\n-\xa0\xa0z", "•  x\n1.  y\n•\xa0\xa0z\n"),
     "no heading": ("#hashtag", "#hashtag\n"),
     "bullets": ("- a\n* b\n+ c", "• a\n• b\n• c\n"),
     "nested": ("- a\n  - b\n    c", "• a\n  • b\n    c\n"),
