@@ -20,7 +20,8 @@ from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
 from llmcli.engine.session import Session
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, NotFinite, UsageError
+from llmcli.generation.picker import Picker
 from llmcli.text.chat import ChatTemplate
 
 GREEDY = ("--greedy", "-n", "8")
@@ -308,6 +309,25 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
     assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
     assert said.err.splitlines()[-1].startswith("hint: take something back")
     assert transcript(file)["messages"][0]["content"] == "two"
+
+
+@pytest.mark.parametrize("error", [NotFinite("a NaN"), RuntimeError("broken")])
+def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_path, monkeypatch):
+    file, choose, steps = tmp_path / "a.json", Picker.pick, []
+
+    def failing(self, *args):
+        steps.append(True)
+        if len(steps) == 4:
+            raise error
+        return choose(self, *args)
+
+    monkeypatch.setattr(Picker, "pick", failing)
+    said = chat("--prompt", "hello", "-n", "8", "--json", "--save", file)
+    line, failed = map(json.loads, said.out.splitlines())
+    assert str(error) in failed["error"]["message"]
+    assert line["tokens"]["generated"] == 3
+    assert line["messages"][1]["finish_reason"] == "interrupted"
+    assert transcript(file)["messages"] == line["messages"]
 
 
 def test_variables_that_no_template_takes(chat, converse, tmp_path):
