@@ -60,7 +60,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "_typed", lambda: typed)
+        monkeypatch.setattr(chat_command, "Typed", lambda names: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
