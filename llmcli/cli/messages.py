@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmcli.cli.chat.transcript import Transcript
 
 SCHEMA = "llmcli.chat/1"  # of what `llmcli chat` saves
 HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
@@ -20,11 +23,13 @@ class GivenConversation:
     """Messages as the template takes them, and the variables that stood beside them.
 
     `finished`: it ends with an answer that the model had ended, or with its call of a tool.
+    `transcript` is what it was read from, where a model's answers have their own ids there.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     variables: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
+    transcript: Transcript | None = None
 
     @classmethod
     def of(cls, text: str) -> GivenConversation:
@@ -34,8 +39,9 @@ class GivenConversation:
     def then(self, text: str) -> GivenConversation:
         """The same, in which the user goes on."""
         return GivenConversation(
-            messages=(*self.messages, *self.of(text).messages), variables=self.variables
-        )
+            messages=(*self.messages, *self.of(text).messages), variables=self.variables,
+            transcript=self.transcript,
+        )  # fmt: skip
 
     @property
     def last(self) -> str:
@@ -83,7 +89,7 @@ def _transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
         messages.append({"role": one.role, "content": one.content, **reasoning})
     finished = one.role == "assistant" and one.end in ("eos", "stop")
     return GivenConversation(
-        messages=tuple(messages), variables=found.variables, finished=finished
+        messages=tuple(messages), variables=found.variables, finished=finished, transcript=found
     )
 
 

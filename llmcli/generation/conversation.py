@@ -151,8 +151,7 @@ class Conversation:
         Returns how many answers lost their ids, which are not those of their text. Raises
         CheckpointError where the template fails, and then nothing has changed.
         """
-        own = self._answers.own
-        loaded = [replace(one, ids=own(one.ids, one.written, one.end)) for one in messages]
+        loaded = [self._answers.checked(one) for one in messages]
         asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
         if asked:
             self._rendered(asked, variables)

@@ -23,6 +23,7 @@ from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError
 from llmcli.generation.picker import Picker
 from llmcli.text.chat import ChatTemplate
+from llmcli.text.tokenizer import Tokenizer
 
 GREEDY = ("--greedy", "-n", "8")
 
@@ -173,6 +174,33 @@ def test_a_saved_conversation_goes_on_as_it_would_have(converse, tmp_path):
     assert found["messages"] == right["messages"]
     assert found["sampling"] == right["sampling"]
     assert whole.code == 0
+
+
+def test_generate_keeps_the_ids_of_a_saved_answer(converse, cli, talker, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    said, encoded = transcript(file)["messages"][1], []
+    encode = Tokenizer.encode
+
+    def noted(self, text, **how):
+        encoded.append(text)
+        return encode(self, text, **how)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+
+    def ids(*argv):
+        argv = ("-n", "1", "--json", *argv)
+        return cli("generate", "-m", talker, "-f", file, "go on", *argv).json()["prompt"]["ids"]
+
+    found = ids()
+    assert not any(said["content"] in text for text in encoded)
+    at = len(said["ids"])
+    assert said["ids"] in [found[start : start + at] for start in range(len(found))]
+    document = transcript(file)
+    document["model"]["name"] = "another"
+    file.write_text(json.dumps(document))
+    assert ids() != found, "the text of these ids has others"
+    assert any(said["content"] in text for text in encoded)
 
 
 def test_a_draw_again_differs_and_is_kept(converse, tmp_path):

@@ -232,7 +232,7 @@ class Talk:
         """
         found = read_transcript(path)
         talk, messages = self.conversation, found.messages
-        other = found.vocabulary != talk.model.config.vocab or found.model != talk.model.name
+        other = not found.is_of(talk.model)
         if other:
             messages = tuple(replace(one, ids=(), raw=None) for one in messages)
         lost = talk.load(messages, found.answers, {**found.variables, **self.variables})

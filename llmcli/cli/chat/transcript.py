@@ -15,6 +15,7 @@ from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.generation.messages import Message
+    from llmcli.model import Model
 
 _MOST = 64 << 20  # bytes of a file
 _ROLES = ("system", "user", "assistant")
@@ -33,6 +34,10 @@ class Transcript:
     variables: Mapping[str, Any]
     answers: int
     messages: tuple[Message, ...]
+
+    def is_of(self, model: Model) -> bool:
+        """Whether it is that model whose ids the answers have."""
+        return (self.model, self.vocabulary) == (model.name, model.config.vocab)
 
 
 def body(transcript: Transcript) -> dict[str, Any]:
