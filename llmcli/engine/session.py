@@ -32,7 +32,15 @@ class Snapshot:
     state: State
     ids: Ids
     logits_BV: Tensor | None
-    kept: Mapping[int, State]
+    kept: Mapping[int, _Place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What brings a session back to so many tokens: what cannot be rewound, and the logits."""
+
+    state: State | None
+    logits_BV: Tensor
 
 
 class Session:
@@ -53,8 +61,8 @@ class Session:
         self.logits_BV: Tensor | None = None
         self._ids = Ids.none(batch, capacity, decoder.device)
         self._chosen_B: Tensor | None = None
-        self._kept: dict[int, State] = {}  # by tokens, what of them cannot be rewound
-        self._before: State | None = None  # the same before the last tokens that were read ahead
+        self._kept: dict[int, _Place] = {}  # by tokens
+        self._before: State | None = None  # what cannot be rewound of what was last read ahead
         self._torn = False  # a call was interrupted: layers may have read what others have not
 
     @property
@@ -214,31 +222,35 @@ class Session:
         if self._chosen_B is not None:
             self._chosen_B = self._chosen_B.index_select(0, index)
 
-    def rewind(self, length: int, *, logits_BV: Tensor | None = None) -> None:
-        """Back to the first `length` tokens of every sequence.
+    def rewind(self, length: int) -> None:
+        """Back to the first `length` tokens of every sequence, with their logits if they were kept.
 
-        `logits_BV`: what the last of these tokens gave, where it is known. Where a state cannot
-        forget single tokens, to the beginning or to what was kept (`keep`), else ValueError.
+        Where a state cannot forget single tokens, to the beginning or to what was kept (`keep`),
+        else ValueError.
         """
         self._torn = True
-        if length in self._kept:
-            self.state.restore(self._kept[length])
+        place = self._kept.get(length)
+        if place is not None and place.state is not None:
+            self.state.restore(place.state)
         else:
             self.state.rewind([length] * self.state.batch)
         self._kept = {tokens: one for tokens, one in self._kept.items() if tokens <= length}
-        self.logits_BV, self._chosen_B, self._torn = logits_BV, None, False
+        self.logits_BV = None if place is None else place.logits_BV
+        self._chosen_B, self._torn = None, False
 
     def reuse(self, ids: Sequence[int]) -> int:
         """Back to what those ids begin with, of the only sequence: how many need not be read.
 
-        The last one is always to be read; where a state cannot forget single tokens, all that are
-        behind what was kept.
+        The last one is to be read where its logits were not kept (`keep`); where a state cannot
+        forget single tokens, all that are behind what was kept.
         """
         (read,) = self.ids
-        pairs = enumerate(zip(read, ids[:-1], strict=False))
-        most = min(len(read), len(ids) - 1)
+        pairs = enumerate(zip(read, ids, strict=False))
+        most = min(len(read), len(ids))
         length = next((at for at, (old, new) in pairs if old != new), most)
-        if length == len(read) and not self._torn:
+        if length == len(ids) and length not in self._kept:
+            length -= 1
+        if length == self.lengths[0] < len(ids) and not self._torn:
             return length
         if not self.state.rewinds:
             length = max((tokens for tokens in self._kept if tokens <= length), default=0)
@@ -261,11 +273,14 @@ class Session:
     def keep(self) -> None:
         """Makes sure that `rewind` comes back here, and where it was called before that.
 
-        What cannot be rewound is copied, for these two places only.
+        The last logits are kept and what cannot be rewound is copied, for these two places only.
+        Raises ValueError where the logits are not known.
         """
-        if not self.state.rewinds:
-            kept = self._kept | {self.lengths[0]: self.state.snapshot(slots=False)}
-            self._kept = dict(list(kept.items())[-2:])
+        if self.logits_BV is None:
+            raise ValueError("no logits to keep: the last call did not compute them")
+        state = None if self.state.rewinds else self.state.snapshot(slots=False)
+        place = _Place(state=state, logits_BV=self.logits_BV)
+        self._kept = dict(list((self._kept | {self.lengths[0]: place}).items())[-2:])
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""

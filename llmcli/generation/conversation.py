@@ -189,11 +189,9 @@ class Conversation:
         read = session.reuse(ids)
         self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
         make_room(session, min(len(ids) + 1, self.room), self.room, _FULL)
-        if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
-            session.prefill([ids[read:-1]], on_prefill=on_prefill)
-            session.keep()
-            read, on_prefill = len(ids) - 1, None
-        session.prefill([ids[read:]], on_prefill=on_prefill)
+        if read < len(ids):
+            session.prefill([ids[read:]], on_prefill=on_prefill)
+        session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
         picker = Picker(

@@ -147,7 +147,11 @@ class ModelDraft:
     def _read(self, ids: list[int], further: int = 0) -> Tensor:
         """Logits `[1, V]` behind those ids, with room for `further` tokens."""
         make_room(self._session, len(ids) + further, self._room, "go without `--draft`")
-        return self._session.prefill([ids[self._session.reuse(ids) :]])
+        start = self._session.reuse(ids)
+        if start < len(ids):
+            self._session.prefill([ids[start:]])
+        assert self._session.logits_BV is not None
+        return self._session.logits_BV
 
 
 def check_vocabulary(small: Model, model: Model) -> None:

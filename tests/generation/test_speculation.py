@@ -259,10 +259,10 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
     draft, runs = ModelDraft(another, model), 3000
     session = Session(model.decoder, 1, 24)
     session.prefill([PROMPT])
-    logits_BV, length = session.logits_BV.clone(), len(PROMPT)
+    session.keep()
     seen, accepted = Counter(), 0
     for seed in range(runs):
-        session.rewind(length, logits_BV=logits_BV)
+        session.rewind(len(PROMPT))
         picker = Picker(
             dataclasses.replace(sampling, seed=seed), [PROMPT], samples=1,
             vocab=model.config.vocab, device=model.device, logprobs=None, limit=3,
