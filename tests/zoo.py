@@ -1015,3 +1015,10 @@ IN_BLOCKS = {
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
 }  # fmt: skip
+
+# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, matrices
+# that are dense.
+COMPUTED = {
+    "gpt2", "short convolutions", "keys and gates that are dense",
+    "a head and embeddings that are dense",
+}  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 
 from llmcli.cli.messages import read_conversation
 from llmcli.cli.prompts import Prompt, read_stdin, read_text
+from llmcli.cli.variables import check_value
 from llmcli.errors import UsageError
-from llmcli.render.theme import encodable
 
 ROWS = 8  # sequences that run side by side
 WINDOW = 64  # prompts among which rows of similar length are looked for; results wait no longer
@@ -69,11 +69,7 @@ def _prompt(line: str, place: str, file: str) -> Prompt:
     if isinstance(value, str):
         if not value:
             raise UsageError(f"{where} is an empty prompt", hint=_HINT)
-        if encodable(value) != value:
-            raise UsageError(
-                f"{where} has half a surrogate pair, which is no character",
-                hint="write both of `\\ud83d\\ude00`, or the character itself in UTF-8",
-            )
+        check_value(value, where)
         return Prompt(value)
     if isinstance(value, dict) and set(value) == {"ids"} and _is_ids(value["ids"]):
         return Prompt(None, tuple(value["ids"]), where)

@@ -26,8 +26,9 @@ class DraftOptions:
         str | None,
         typer.Option(
             "--draft", metavar="MODEL|ngram", rich_help_panel=MODEL,
-            help="Speculative decoding, with the same text: a smaller model of the same "
-            "vocabulary, or what followed the same tokens before, proposes tokens.",
+            help="Speculative decoding: a smaller model of the same vocabulary, or what followed "
+            "the same tokens before, proposes tokens. The text stays the same: bit by bit with "
+            "packed weights on a CPU, elsewhere within rounding.",
         ),
     ] = None  # fmt: skip
 

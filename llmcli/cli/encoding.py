@@ -44,12 +44,26 @@ def encode(prompt: Prompt, options: ChatOptions, model: Model) -> Encoded:
         ids = tuple(tokenizer.encode(prompt.text or ""))
     else:
         with _told_of(prompt):
-            ids = tuple(tokenizer.encode_chat(**given))
+            ids = tuple(_encoded_chat(prompt, given, tokenizer, model))
     if not ids:
         raise UsageError("the prompt has no tokens", hint="give at least one character")
     model.check_tokenized(ids)
     messages = None if prompt.conversation is None else prompt.conversation.messages
     return Encoded(prompt.text or "", ids, given is not None, messages)
+
+
+def _encoded_chat(
+    prompt: Prompt, given: Mapping[str, Any], tokenizer: Tokenizer, model: Model
+) -> list[int]:
+    """Through the chat template; what the model had written in a transcript keeps its ids."""
+    written = None if prompt.conversation is None else prompt.conversation.transcript
+    if written is None or tokenizer.chat_template is None or not written.is_of(model):
+        return tokenizer.encode_chat(**given)
+    from llmcli.generation.messages import AnswerIds
+
+    answers = AnswerIds.of(tokenizer, model.eos_ids)
+    text = tokenizer.chat_template.render(**given)
+    return answers.encoded([answers.checked(one) for one in written.messages], text)
 
 
 def pieces(

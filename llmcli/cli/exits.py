@@ -14,9 +14,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
 
-from llmcli.cli.spelling import ERRORS
+from llmcli.cli.streams import STDOUT, begin_line, detach, erase_line, tolerate
 from llmcli.cli.wrap import columns, wrapped
 from llmcli.errors import (
     LlmcliError,
@@ -148,27 +147,13 @@ class Signals:
 SIGNALS = Signals()
 
 
-class Stdout:
-    """What stdout has so far.
-
-    `document`: a JSON document, or the beginning of one. No error document follows it then.
-    `line_open`: text whose last line has no end yet.
-    """
-
-    document = False
-    line_open = False
-
-
-STDOUT = Stdout()
-
-
 def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
     """Runs `action(argv)` and returns the process's exit code; nothing escapes."""
     try:
         SIGNALS.install(argv)
         STDOUT.document = STDOUT.line_open = False
-        _tolerate(sys.stdout)
-        _tolerate(sys.stderr)
+        tolerate(sys.stdout)
+        tolerate(sys.stderr)
         action(list(argv))
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -178,8 +163,8 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
         return _report(SIGNALS.cause(exception), argv)
     finally:
         SIGNALS.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down
-        _detach(sys.stdout)
-        _detach(sys.stderr)
+        detach(sys.stdout)
+        detach(sys.stderr)
 
 
 def _report(exception: BaseException, argv: Sequence[str]) -> int:
@@ -217,31 +202,6 @@ def _tell_stopped(error: Stopped, json: bool) -> None:
         erase_line()
     if error.where or (terminal and not json):
         tell(error.message)
-
-
-def erase_line() -> None:
-    """Takes back what stands on the current line of stderr; only for a terminal."""
-    try:
-        dumb = os.environ.get("TERM") == "dumb"
-        sys.stderr.write("\n" if dumb else "\r\x1b[K")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
-
-
-def begin_line() -> None:
-    """Where stdout and stderr are one file or terminal, stderr begins on a line of its own.
-
-    Text in a pipe gets no final newline; with `2>&1` the next message would stand behind it.
-    """
-    if not STDOUT.line_open or sys.stdout is None or sys.stderr is None:
-        return
-    try:
-        if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()):
-            sys.stderr.write("\n")
-            STDOUT.line_open = False
-    except (OSError, ValueError):  # a stream that is no file, or closed
-        pass
 
 
 def as_error(exception: BaseException) -> LlmcliError:
@@ -293,41 +253,4 @@ def _write_error(error: LlmcliError) -> None:
         if sys.stdout is not None:
             print(json.dumps(document), flush=True)
     except OSError:  # the pipe is closed or the disk full: the exit code still tells
-        pass
-
-
-def _tolerate(stream: TextIO | None) -> None:
-    """A character that the stream's encoding lacks is spelled (`?` if need be): no error.
-
-    In the locale C Python escapes surrogates, which leaves every other character an error, and in
-    C.UTF-8 it writes them as the bytes that they stand for, which are not UTF-8.
-    """
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is None:
-        return
-    everything = getattr(stream, "encoding", "").lower().replace("-", "") == "utf8"
-    fails = ("strict", "surrogateescape") + (() if everything else ("backslashreplace",))
-    if getattr(stream, "errors", "") in fails:
-        reconfigure(errors=ERRORS)
-
-
-def _detach(stream: TextIO | None) -> None:
-    """Points a stream that cannot be written any more at nothing.
-
-    Python flushes again when it ends, and would print a warning and exit with 120.
-    """
-    try:
-        if stream is not None:
-            stream.flush()
-    except (OSError, ValueError):
-        give_up(stream)
-
-
-def give_up(stream: TextIO | None) -> None:
-    """Points a stream at nothing: what it still holds and all that follows is dropped."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
-        os.close(nowhere)
-    except (AttributeError, OSError, ValueError):
         pass

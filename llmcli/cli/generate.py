@@ -162,10 +162,11 @@ def command(
     largest = loaded.model.config.embedding.positions
     for note in (*resolved.notes, *check_fits(encoded, text.max_tokens, room, largest=largest)):
         out.note(note)
-    speculation = draft.load(loaded.model, model, out)
-    if speculation is not None and len(encoded) * text.num_samples > 1:
+    speculation = None
+    if len(encoded) * text.num_samples == 1:
+        speculation = draft.load(loaded.model, model, out)
+    elif draft.draft is not None:
         out.note("`--draft` is for one text at a time: several are decoded side by side without it")
-        speculation = None
     job = Job(loaded, encoded, resolved, text, seed, room, out, speculation)
     job.write(drawn=drawn)
     if not text.stream_json:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmcli.cli.variables import check_variable
+from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError
-from llmcli.render.theme import encodable
 
+if TYPE_CHECKING:
+    from llmcli.cli.chat.transcript import Transcript
+
+SCHEMA = "llmcli.chat/1"  # of what `llmcli chat` saves
 HINT = 'a conversation is {"messages": [{"role": "user", "content": "text"}]}, with "variables"'
 # Of an answer that `llmcli chat` has saved: no template reads them.
 _OWN = ("ids", "finish_reason", "lead", "raw")
@@ -20,11 +23,13 @@ class GivenConversation:
     """Messages as the template takes them, and the variables that stood beside them.
 
     `finished`: it ends with an answer that the model had ended, or with its call of a tool.
+    `transcript` is what it was read from, where a model's answers have their own ids there.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     variables: Mapping[str, Any] = field(default_factory=dict)
     finished: bool = False
+    transcript: Transcript | None = None
 
     @classmethod
     def of(cls, text: str) -> GivenConversation:
@@ -34,13 +39,21 @@ class GivenConversation:
     def then(self, text: str) -> GivenConversation:
         """The same, in which the user goes on."""
         return GivenConversation(
-            messages=(*self.messages, *self.of(text).messages), variables=self.variables
-        )
+            messages=(*self.messages, *self.of(text).messages), variables=self.variables,
+            transcript=self.transcript,
+        )  # fmt: skip
 
     @property
     def last(self) -> str:
         """What the last message says."""
         return str(self.messages[-1].get("content", ""))
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value of JSON is meant as a conversation."""
+    return isinstance(value, dict) and (
+        isinstance(value.get("messages"), list) or value.get("schema") == SCHEMA
+    )
 
 
 def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation:
@@ -49,22 +62,35 @@ def read_conversation(value: Mapping[str, Any], where: str) -> GivenConversation
     Of a transcript (`llmcli.chat/1`) its messages and variables. Raises UsageError, naming the
     place, for anything that is not as it must be.
     """
-    if value.get("schema") != "llmcli.chat/1":
-        for key in value:
-            if key not in ("messages", "variables"):
-                raise _wrong(f"{where} has the unknown key `{key}`")
+    if value.get("schema") == SCHEMA:
+        return _transcript(value, where)
+    for key in value:
+        if key not in ("messages", "variables"):
+            raise _wrong(f"{where} has the unknown key `{key}`")
     found = value["messages"]
     if not isinstance(found, list) or not found:
-        raise _wrong(f"`messages` of {where} is not a list of messages, or it is empty")
-    variables = value.get("variables", {})
-    if not isinstance(variables, dict):
-        raise _wrong(f"`variables` of {where} is no object")
-    for name in variables:
-        check_variable(name, f"`variables` of {where}")
+        raise _empty(where)
+    variables = checked_variables(value.get("variables", {}), where)
     messages = tuple(_message(one, f"`messages[{at}]", where) for at, one in enumerate(found))
     ended = found[-1].get("finish_reason") in ("eos", "stop") or "content" not in messages[-1]
     finished = ended and messages[-1]["role"] == "assistant"
     return GivenConversation(messages=messages, variables=variables, finished=finished)
+
+
+def _transcript(value: Mapping[str, Any], where: str) -> GivenConversation:
+    from llmcli.cli.chat.transcript import transcript_of
+
+    found = transcript_of(value, where)
+    if not found.messages:
+        raise _empty(where)
+    messages = []
+    for one in found.messages:
+        reasoning = {"reasoning": one.reasoning} if one.reasoning else {}
+        messages.append({"role": one.role, "content": one.content, **reasoning})
+    finished = one.role == "assistant" and one.end in ("eos", "stop")
+    return GivenConversation(
+        messages=tuple(messages), variables=found.variables, finished=finished, transcript=found
+    )
 
 
 def _message(value: Any, place: str, where: str) -> dict[str, Any]:
@@ -84,8 +110,7 @@ def _message(value: Any, place: str, where: str) -> dict[str, Any]:
             raise _wrong(f"{place}` of {where} has the unknown key `{key}`")
         if not isinstance(one, str if key in texts else list):
             raise _wrong(f"{place}.{key}` of {where} is no {'text' if key in texts else 'list'}")
-        if isinstance(one, str) and encodable(one) != one:
-            raise _wrong(f"{place}.{key}` of {where} has half a surrogate pair")
+        check_value(one, f"{place}.{key}` of {where}")
     if not message.get("role"):
         raise _wrong(f"{place}` of {where} has no `role`")
     if "content" not in message and "tool_calls" not in message:
@@ -100,6 +125,10 @@ def _part(part: Any, place: str, where: str) -> str:
         f"{place}` of {where} is no part of type `text`",
         hint="llmcli reads text alone: leave images and sounds out",
     )
+
+
+def _empty(where: str) -> UsageError:
+    return _wrong(f"`messages` of {where} is not a list of messages, or it is empty")
 
 
 def _wrong(words: str) -> UsageError:

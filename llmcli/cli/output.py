@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from llmcli.cli.exits import STDOUT, begin_line, give_up, tell
+from llmcli.cli.exits import tell
 from llmcli.cli.files import whole_file
 from llmcli.cli.options import OutputOptions
+from llmcli.cli.streams import STDOUT, begin_line, give_up
 from llmcli.cli.wrap import columns
 from llmcli.errors import WriteFailed
 from llmcli.render.theme import encodable

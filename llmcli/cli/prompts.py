@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
 from llmcli.cli.exits import tell
-from llmcli.cli.messages import GivenConversation, read_conversation
+from llmcli.cli.messages import GivenConversation, is_conversation, read_conversation
 from llmcli.cli.options import GivenPromptOptions, PromptOptions
 from llmcli.errors import CheckpointError, UsageError
 
@@ -97,9 +97,7 @@ def _conversation(path: str | None) -> GivenConversation | None:
         if '"messages"' in text:
             tell(f"note: `{path}` is no valid JSON ({error}): it is read as text")
         return None
-    if not (isinstance(value, dict) and isinstance(value.get("messages"), list)):
-        return None
-    return read_conversation(value, f"`{path}`")
+    return read_conversation(value, f"`{path}`") if is_conversation(value) else None
 
 
 def prompt_or_builtin(

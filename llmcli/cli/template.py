@@ -39,7 +39,7 @@ def template_variables(given: Sequence[str] | None) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"`--set {one}` is no NAME=VALUE", hint="such as `--set x=true`")
         check_variable(name, "`--set`")
-        found[name] = value_of(value)
+        found[name] = value_of(value, f"`--set {name}`")
     return found
 
 

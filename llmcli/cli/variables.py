@@ -8,42 +8,65 @@ from difflib import get_close_matches
 from typing import Any
 
 from llmcli.errors import UsageError
-from llmcli.render.theme import one_line
+from llmcli.render.theme import encodable, one_line
 
 MOST_NESTED = 32  # lists and objects in each other
 
 
-def value_of(text: str) -> Any:
+def value_of(text: str, where: str) -> Any:
     """`true`, `3`, `"high"` or `high`: JSON where it is any, else the text itself.
 
-    Raises UsageError for what is nested too deep.
+    Raises UsageError for what `check_value` refuses.
     """
     try:
         value = json.loads(text)
     except ValueError:
         return text
     except RecursionError:
-        raise _too_deep() from None
-    check_nested(value)
+        raise _too_deep(where) from None
+    check_value(value, where)
     return value
 
 
-def check_nested(value: Any) -> None:
-    """Raises UsageError for a value nested deeper than a template and a transcript take."""
+def check_value(value: Any, where: str) -> None:
+    """Raises UsageError for a value of JSON that no template takes, and no JSON of ours can have.
+
+    So are those nested deeper than `MOST_NESTED`, and texts with half a surrogate pair.
+    """
     layer = [value]
     for _ in range(MOST_NESTED + 1):
-        groups = [one.values() if isinstance(one, Mapping) else one for one in layer
+        if any(isinstance(one, str) and encodable(one) != one for one in layer):
+            raise UsageError(
+                f"{where} has half a surrogate pair, which is no character",
+                hint="write both of `\\ud83d\\ude00`, or the character itself in UTF-8",
+            )
+        groups = [[*one, *one.values()] if isinstance(one, Mapping) else one for one in layer
                   if isinstance(one, Mapping | list)]  # fmt: skip
         layer = [item for group in groups for item in group]
     if layer:
-        raise _too_deep()
+        raise _too_deep(where)
 
 
-def _too_deep() -> UsageError:
+def _too_deep(where: str) -> UsageError:
     return UsageError(
-        f"a variable of the template is nested more than {MOST_NESTED} deep",
-        hint="give a plain value, such as true, 3 or a text",
+        f"{where} is nested more than {MOST_NESTED} deep",
+        hint="give plain values, such as true, 3 or a text",
     )
+
+
+def checked_variables(value: Any, where: str) -> dict[str, Any]:
+    """`variables` of a JSON document; `where` it stands, for errors.
+
+    Raises UsageError for what is no object, and what `check_variable` and `check_value` refuse.
+    """
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"`variables` of {where} is no object", hint='such as {"enable_thinking": false}'
+        )
+    for name, one in value.items():
+        check_variable(name, f"`variables` of {where}")
+        check_value(one, f"`variables.{name}` of {where}")
+    return value
 
 
 def check_variable(name: str, where: str) -> None:

@@ -14,11 +14,10 @@ from itertools import count
 from typing import Literal, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
-from llmcli.devices import release_freed_memory, require_memory
+from llmcli.engine.ids import Ids
 from llmcli.nn.decoder import Decoder, inference
 from llmcli.nn.state import State
 from llmcli.nn.step import Clock, Edit, Tap
@@ -31,9 +30,17 @@ class Snapshot:
     """A session at some moment, to which it can be restored any number of times."""
 
     state: State
-    ids_BC: Tensor
+    ids: Ids
     logits_BV: Tensor | None
-    kept: Mapping[int, State]
+    kept: Mapping[int, _Place]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """What brings a session back to so many tokens: what cannot be rewound, and the logits."""
+
+    state: State | None
+    logits_BV: Tensor
 
 
 class Session:
@@ -52,10 +59,10 @@ class Session:
         self._on_reread = on_reread
         self.state = decoder.new_state(batch, capacity)
         self.logits_BV: Tensor | None = None
-        # on the device: to know an id on the host is to wait for the device
-        self._ids_BC = torch.zeros(batch, capacity, dtype=torch.long, device=decoder.device)
+        self._ids = Ids.none(batch, capacity, decoder.device)
         self._chosen_B: Tensor | None = None
-        self._kept: dict[int, State] = {}  # by tokens, what of them cannot be rewound
+        self._kept: dict[int, _Place] = {}  # by tokens
+        self._before: State | None = None  # what cannot be rewound of what was last read ahead
         self._torn = False  # a call was interrupted: layers may have read what others have not
 
     @property
@@ -66,8 +73,7 @@ class Session:
     @property
     def ids(self) -> list[list[int]]:
         """The tokens that were read, by sequence. Waits for the device."""
-        rows = self._ids_BC.tolist()
-        return [row[:length] for row, length in zip(rows, self.lengths, strict=True)]
+        return self._ids.rows(self.lengths)
 
     @inference
     def extend(
@@ -87,8 +93,8 @@ class Session:
         Returns the logits of `all` new tokens, `[B, T, V]`, or of the `last` one of each sequence,
         `[B, V]`. With `none`, and with `until=i`, neither final norm nor head is computed: the
         residual stream `[B, T, D]` after the last layer, or after layer i. `totals`, `tap`,
-        `edits`, `clock` and `ahead` are the decoder's. Raises ValueError where the
-        tokens do not fit.
+        `edits`, `clock` and `ahead` are the decoder's: what was read `ahead` can be forgotten
+        (`forget`). Raises ValueError where the tokens do not fit.
         """
         lengths = None
         if not isinstance(ids, Tensor):
@@ -103,15 +109,17 @@ class Session:
         if self.decoder.outdated(self.state, after):
             self._read_again(after, edits)
         starts = self.lengths
+        if ahead and not self.state.rewinds:
+            self._before = self.state.snapshot(slots=False)
         self._torn = True
         out = self.decoder(
             ids, self.state, lengths=lengths, totals=totals, tap=tap, edits=edits, clock=clock,
             logits="all" if logits == "all" else "last", until=until, ahead=ahead,
         )  # fmt: skip
         if self.state.lengths_B is not None and ids.shape[1] == 1 and lengths is None:
-            self._ids_BC.scatter_(1, (self.state.lengths_B - 1).unsqueeze(1), ids)
+            self._ids.write_last(ids, self.state.lengths_B)
         else:
-            self._keep_ids(ids, starts)
+            self._ids.write(ids, starts)
         self._torn = False
         self._chosen_B = self.logits_BV = None
         if until is not None:
@@ -208,49 +216,77 @@ class Session:
         index = torch.tensor(rows, dtype=torch.long, device=self.decoder.device)
         self.state = self.state.select(rows)
         self._kept = {}
-        self._ids_BC = self._ids_BC.index_select(0, index)
+        self._ids = self._ids.select(index)
         if self.logits_BV is not None:
             self.logits_BV = self.logits_BV.index_select(0, index)
         if self._chosen_B is not None:
             self._chosen_B = self._chosen_B.index_select(0, index)
 
-    def rewind(self, length: int, *, logits_BV: Tensor | None = None) -> None:
-        """Back to the first `length` tokens of every sequence.
+    def rewind(self, length: int) -> None:
+        """Back to the first `length` tokens of every sequence, with their logits if they were kept.
 
-        `logits_BV`: what the last of these tokens gave, where it is known. Where a state cannot
-        forget single tokens, to the beginning or to what was kept (`keep`), else ValueError.
+        Where a state cannot forget single tokens, to the beginning or to what was kept (`keep`),
+        else ValueError.
         """
-        if length in self._kept:
-            self.state.restore(self._kept[length])
+        self._torn = True
+        place = self._kept.get(length)
+        if place is not None and place.state is not None:
+            self.state.restore(place.state)
         else:
             self.state.rewind([length] * self.state.batch)
         self._kept = {tokens: one for tokens, one in self._kept.items() if tokens <= length}
-        self.logits_BV, self._chosen_B = logits_BV, None
+        self.logits_BV = None if place is None else place.logits_BV
+        self._chosen_B, self._torn = None, False
 
-    def rewind_within(self, length: int) -> int:
-        """Back to the latest place that is not beyond `length` tokens; returns where that is."""
-        if length == self.lengths[0] and not self._torn:
+    def reuse(self, ids: Sequence[int]) -> int:
+        """Back to what those ids begin with, of the only sequence: how many need not be read.
+
+        The last one is to be read where its logits were not kept (`keep`); where a state cannot
+        forget single tokens, all that are behind what was kept.
+        """
+        (read,) = self.ids
+        pairs = enumerate(zip(read, ids, strict=False))
+        most = min(len(read), len(ids))
+        length = next((at for at, (old, new) in pairs if old != new), most)
+        if length == len(ids) and length not in self._kept:
+            length -= 1
+        if length == self.lengths[0] < len(ids) and not self._torn:
             return length
         if not self.state.rewinds:
             length = max((tokens for tokens in self._kept if tokens <= length), default=0)
         self.rewind(length)
-        self._torn = False
         return length
+
+    def forget(self, length: int) -> None:
+        """All from that token on, of the only sequence: of what was last read `ahead`."""
+        if length == self.lengths[0]:
+            return
+        if self.state.rewinds:
+            self.rewind(length)
+            return
+        assert self._before is not None
+        (ids,) = self.ids
+        self._torn = True
+        self.state.restore(self._before)
+        self.extend([ids[self.lengths[0] : length]], logits="none")
 
     def keep(self) -> None:
         """Makes sure that `rewind` comes back here, and where it was called before that.
 
-        What cannot be rewound is copied, for these two places only.
+        The last logits are kept and what cannot be rewound is copied, for these two places only.
+        Raises ValueError where the logits are not known.
         """
-        if not self.state.rewinds:
-            kept = self._kept | {self.lengths[0]: self.state.snapshot(slots=False)}
-            self._kept = dict(list(kept.items())[-2:])
+        if self.logits_BV is None:
+            raise ValueError("no logits to keep: the last call did not compute them")
+        state = None if self.state.rewinds else self.state.snapshot(slots=False)
+        place = _Place(state=state, logits_BV=self.logits_BV)
+        self._kept = dict(list((self._kept | {self.lengths[0]: place}).items())[-2:])
 
     def snapshot(self) -> Snapshot:
         """Copies of state, ids and last logits."""
         return Snapshot(
             state=self.state.snapshot(),
-            ids_BC=self._ids_BC.clone(),
+            ids=self._ids.clone(),
             logits_BV=None if self.logits_BV is None else self.logits_BV.clone(),
             kept=self._kept,
         )
@@ -260,32 +296,16 @@ class Session:
 
         Raises ValueError after a `select` of another number of sequences.
         """
+        self._kept, self._torn = {}, True
         self.state.restore(saved.state)
-        self._kept = dict(saved.kept)
-        more = self._ids_BC.shape[1] - saved.ids_BC.shape[1]  # it may have grown
-        self._ids_BC = F.pad(saved.ids_BC, (0, more))
+        self._ids = saved.ids.clone()
+        self._ids.grow(self.state.capacity)
         self.logits_BV = None if saved.logits_BV is None else saved.logits_BV.clone()
-        self._chosen_B = None
-
-    def make_room(self, tokens: int, most: int, hint: str) -> None:
-        """Slots for so many tokens per sequence, twice as many as before but at most `most`.
-
-        Raises OutOfMemory with that hint where there is no memory for them.
-        """
-        if tokens <= self.state.capacity:
-            return
-        wanted = max(tokens, min(2 * self.state.capacity, most))
-        require_memory(
-            self.decoder.state_bytes(self.state.batch, wanted), self.decoder.device,
-            f"the cache of {wanted} tokens", hint,
-        )  # fmt: skip
-        self.grow(wanted)
-        release_freed_memory()  # the smaller caches
+        self._kept, self._chosen_B, self._torn = dict(saved.kept), None, False
 
     def grow(self, capacity: int) -> None:
         """At least `capacity` slots per sequence."""
-        more = max(0, capacity - self._ids_BC.shape[1])
-        self._ids_BC = F.pad(self._ids_BC, (0, more))
+        self._ids.grow(capacity)
         self.state.grow(capacity)
 
     def _read_again(self, totals: Sequence[int], edits: Sequence[Edit]) -> None:
@@ -299,13 +319,3 @@ class Session:
         for start in range(0, longest, PROMPT_CHUNK):
             parts = [row[start : start + PROMPT_CHUNK] for row in rows]
             self.extend(parts, logits="none", totals=totals, edits=edits)
-
-    def _keep_ids(self, ids_BT: Tensor, starts: list[int]) -> None:
-        """Padding lands behind a sequence's last token, where the next one goes."""
-        tokens = ids_BT.shape[1]
-        if len(set(starts)) == 1:
-            self._ids_BC[:, starts[0] : starts[0] + tokens] = ids_BT
-        else:
-            at_B1 = torch.tensor(starts, device=ids_BT.device).unsqueeze(1)
-            at_BT = at_B1 + torch.arange(tokens, device=ids_BT.device)
-            self._ids_BC.scatter_(1, at_BT, ids_BT)

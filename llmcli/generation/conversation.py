@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llmcli.engine.room import make_room
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.messages import LEAD, AnswerIds, Ending, Message
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _FIRST = 256  # tokens that a new conversation has room for; it doubles
 _FULL = "begin anew with `/clear`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnTokens:
     """Tokens of the last answer's prompt: in all, and how many of them were not read before."""
@@ -109,7 +112,7 @@ class Conversation:
 
     def ids(self) -> list[int]:
         """The tokens of the messages. Raises CheckpointError where the template fails."""
-        return self._encoded(self._render(prompt=False)) if self.messages else []
+        return self._encoded(self.messages, prompt=False) if self.messages else []
 
     def missing(self, least: int) -> int:
         """How many tokens too few the context has for an answer of `least`; 0 where it has enough.
@@ -138,7 +141,7 @@ class Conversation:
 
     def _missing(self, messages: Sequence[Message], least: int) -> int:
         # the last new token is never read again
-        return max(0, len(self._encoded(self._render(messages))) - 1 + least - self.room)
+        return max(0, len(self._encoded(messages)) - 1 + least - self.room)
 
     def load(
         self, messages: Sequence[Message], answers: int, variables: Mapping[str, Any]
@@ -148,11 +151,10 @@ class Conversation:
         Returns how many answers lost their ids, which are not those of their text. Raises
         CheckpointError where the template fails, and then nothing has changed.
         """
-        own = self._answers.own
-        loaded = [replace(one, ids=own(one.ids, one.written, one.end)) for one in messages]
+        loaded = [self._answers.checked(one) for one in messages]
         asked = loaded[:-1] if loaded and loaded[-1].role == "assistant" else loaded
         if asked:
-            self._render(asked, variables)
+            self._rendered(asked, variables)
         self.messages, self.answers, self.variables = loaded, answers, dict(variables)
         return sum(old.ids != new.ids for old, new in zip(messages, loaded, strict=True))
 
@@ -171,8 +173,8 @@ class Conversation:
         Raises PromptTooLong where the conversation has no room left, CheckpointError where the
         template fails, OutOfMemory, NotFinite.
         """
-        text = self._prompt = self._render()
-        ids = self._encoded(text)
+        text = self._prompt = self._rendered(self.messages)
+        ids = self._answers.encoded(self.messages, text)
         if not ids:
             raise CheckpointError("the chat template makes no text of the conversation")
         self.model.check_tokenized(ids)
@@ -184,14 +186,12 @@ class Conversation:
                 hint="take something back with `/undo`, or begin anew with `/clear`",
             )
         session = self._session
-        read = self._reuse(ids)
+        read = session.reuse(ids)
         self.tokens = TurnTokens(prompt=len(ids), computed=len(ids) - read)
-        session.make_room(len(ids) + 1, self.room, _FULL)
-        if not session.state.rewinds and len(ids) - read > 1:  # a second answer begins here
-            session.prefill([ids[read:-1]], on_prefill=on_prefill)
-            session.keep()
-            read, on_prefill = len(ids) - 1, None
-        session.prefill([ids[read:]], on_prefill=on_prefill)
+        make_room(session, min(len(ids) + 1, self.room), self.room, _FULL)
+        if read < len(ids):
+            session.prefill([ids[read:]], on_prefill=on_prefill)
+        session.keep()  # a second answer begins here
         seed = sample_seed(sampling.seed, self.answers)
         self.answers += 1
         picker = Picker(
@@ -217,7 +217,8 @@ class Conversation:
                 yield token
                 if token.finish is not None:
                     return
-                session.make_room(session.lengths[0] + 1, self.room, _FULL)
+                wanted = min(session.lengths[0] + 1, self.room)  # it may have read ahead
+                make_room(session, wanted, self.room, _FULL)
         finally:
             if written:
                 self.messages.append(self._written(written, "".join(pieces), text, end))
@@ -235,9 +236,9 @@ class Conversation:
             raw=None if parts.content == text else text, ids=own, lead=lead, end=end,
         )  # fmt: skip
 
-    def _render(
+    def _rendered(
         self,
-        messages: Sequence[Message] | None = None,
+        messages: Sequence[Message],
         variables: Mapping[str, Any] | None = None,
         *,
         prompt: bool = True,
@@ -245,19 +246,12 @@ class Conversation:
         apart = self._markers.apart  # else it finds the reasoning of the past itself
         given = [
             {"role": one.role, "content": one.content if apart else one.written}
-            for one in (self.messages if messages is None else messages)
+            for one in messages
         ]
         return self._template.render(
             given, variables=self.variables if variables is None else variables,
             add_generation_prompt=prompt,
         )
 
-    def _encoded(self, text: str) -> list[int]:
-        return self._answers.encoded(self.messages, text)
-
-    def _reuse(self, ids: list[int]) -> int:
-        """Brings the session back to what these ids begin with; one at least is to be read."""
-        (read,) = self._session.ids
-        pairs = enumerate(zip(read, ids, strict=False))
-        common = next((at for at, (old, new) in pairs if old != new), len(read))
-        return self._session.rewind_within(min(common, len(ids) - 1))
+    def _encoded(self, messages: Sequence[Message], *, prompt: bool = True) -> list[int]:
+        return self._answers.encoded(messages, self._rendered(messages, prompt=prompt))

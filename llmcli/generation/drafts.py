@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
+from llmcli.engine.room import make_room
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.generation.picker import Picker
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _LONGEST, _SHORTEST = 4, 2  # tokens that are looked for
 _FIRST = 256  # tokens that a draft's session has room for; it doubles
+_BEHIND = 16  # tokens that a draft may have to read before it proposes one
 
 
 class Draft(Protocol):
@@ -40,6 +43,9 @@ class Draft(Protocol):
 
         Proposals on the same ground are about as often right.
         """
+
+    def catch_up(self) -> None:
+        """Reads the text where much of it was not read: no part of what a proposal takes."""
 
     def propose(self, count: int) -> list[int]:
         """The next tokens, at most `count`, where `ground` is not None."""
@@ -74,6 +80,9 @@ class NgramDraft:
                 return size
         return None
 
+    def catch_up(self) -> None:
+        """See `Draft`."""
+
     def propose(self, count: int) -> list[int]:
         """See `Draft`. What repeats itself with a shorter period goes on to do so."""
         size = self.ground()
@@ -104,34 +113,45 @@ class ModelDraft:
         """See `Draft`. What was read of it is not read again."""
         self._picker = picker
         self._ids = list(ids)
+        self._known = max(self._ids, default=0) < self.model.config.vocab
+        self._session.reuse(self._ids)
 
     def add(self, id: int) -> None:
         """See `Draft`."""
         self._ids.append(id)
+        self._known = self._known and id < self.model.config.vocab
 
     def ground(self) -> int | None:
         """The same at any time, as long as the text fits the model."""
-        known = max(self._ids, default=0) < self.model.config.vocab
-        return 0 if known and len(self._ids) < self._room else None
+        return 0 if self._known and len(self._ids) < self._room else None
+
+    def catch_up(self) -> None:
+        """See `Draft`."""
+        if len(self._ids) - self._session.lengths[0] > _BEHIND:
+            self._read(self._ids[:-1])
+            self._session.keep()
 
     def propose(self, count: int) -> list[int]:
         """See `Draft`."""
         count = min(count, self._room - len(self._ids) + 1)
-        session = self._session
-        session.make_room(len(self._ids) + count - 1, self._room, "go without `--draft`")
-        (read,) = session.ids
-        pairs = enumerate(zip(read, self._ids, strict=False))
-        common = next((at for at, (old, new) in pairs if old != new), len(read))
-        start = session.rewind_within(min(common, len(self._ids) - 1))
-        logits_BV = session.prefill([self._ids[start:]])
-        session.keep()
+        logits_BV = self._read(self._ids, further=count - 1)
+        self._session.keep()
         found: list[int] = []
         while True:
             id = self._picker.guess(logits_BV[:, : self._vocab], len(found))
             found.append(id)
             if len(found) == count:
                 return found
-            logits_BV = session.extend(torch.tensor([[id]], device=self.model.device))
+            logits_BV = self._session.extend(torch.tensor([[id]], device=self.model.device))
+
+    def _read(self, ids: list[int], further: int = 0) -> Tensor:
+        """Logits `[1, V]` behind those ids, with room for `further` tokens."""
+        make_room(self._session, len(ids) + further, self._room, "go without `--draft`")
+        start = self._session.reuse(ids)
+        if start < len(ids):
+            self._session.prefill([ids[start:]])
+        assert self._session.logits_BV is not None
+        return self._session.logits_BV
 
 
 def check_vocabulary(small: Model, model: Model) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from llmcli.text.markers import Markers
 from llmcli.text.tokenizer import Tokenizer
 
 Role = Literal["system", "user", "assistant"]
@@ -52,6 +53,16 @@ class AnswerIds:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._shown = shown
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> AnswerIds:
+        """With the markers of the tokenizer's chat template as text."""
+        source = "" if tokenizer.chat_template is None else tokenizer.chat_template.source
+        return cls(tokenizer, eos_ids, Markers.of(source).special_ids(tokenizer))
+
+    def checked(self, message: Message) -> Message:
+        """The message, without ids that are not its text."""
+        return replace(message, ids=self.own(message.ids, message.written, message.end))
 
     def own(self, ids: Sequence[int], text: str, end: Ending | None) -> tuple[int, ...]:
         """The ids of an answer where they are its text, and an end token behind it; else none."""

@@ -21,7 +21,6 @@ from llmcli.engine.session import Session
 from llmcli.generation.drafts import Draft
 from llmcli.generation.output import Choice
 from llmcli.generation.picker import Picker
-from llmcli.nn.state import State
 
 # Tokens that are read at once: the last one and what may follow. Each number is recorded once,
 # which takes as long as some steps: two would be right too seldom to pay for it.
@@ -34,7 +33,7 @@ _ASKED, _FREE = 0.6, 0.3
 class Speculation:
     """Decodes sequences with a draft, one at a time, and keeps count.
 
-    Of `proposed` tokens `accepted` were right.
+    Of `proposed` tokens `accepted` were right; those behind a wrong one were wrong.
     """
 
     def __init__(self, draft: Draft) -> None:
@@ -42,7 +41,6 @@ class Speculation:
         self.proposed = self.accepted = 0
         self._pace = Pace(prior=_FREE if draft.free else _ASKED)
         self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0  # since steps are typical
-        self._before: State | None = None  # where a state cannot forget single tokens
 
     @property
     def speedup(self) -> float | None:
@@ -64,36 +62,46 @@ class Speculation:
     def decode(self, session: Session, picker: Picker) -> Iterator[list[Choice]]:
         """The choices that `session.decode(picker.pick)` yields for its only sequence.
 
-        What they are picked from has been read; of what was read ahead, what is wrong is forgotten.
+        What they are picked from has been read; of what was read ahead, what is wrong is forgotten,
+        and what is right where the iterator is closed, before the session is used otherwise.
         """
         if session.logits_BV is None:
             raise ValueError("no logits to choose from: the last call did not compute them")
         self.draft.begin(session.ids[0], picker)
-        rows, proposed, ground = session.logits_BV, list[int](), None
+        rows, proposed, ground, step_s = session.logits_BV, list[int](), None, None
         while True:
             first, read = session.lengths[0] - len(rows) + 1, len(rows) - 1
             for at in range(len(rows)):
                 begin = perf_counter()
                 _, choices = picker.pick(rows[at : at + 1])
-                self._picking_s += perf_counter() - begin
+                picked = perf_counter()
                 id = choices[0].id
                 right = at < len(proposed) and id == proposed[at]
                 if at < len(proposed):
                     self._pace.saw(ground, right)
+                if at < read:
+                    self.accepted += right
+                    self.proposed += 1 if right else read - at
                 more = right and at < read
                 if not more:
-                    self._forget(session, first + at)
+                    session.forget(first + at)
+                    if step_s is not None:
+                        self._pace.took(len(rows), step_s + perf_counter() - picked)
+                self._picking_s += picked - begin
                 self._spent_s += perf_counter() - begin
-                yield choices
+                try:
+                    yield choices
+                except GeneratorExit:
+                    session.forget(first + at)
+                    raise
                 self._tokens += 1
-                self.accepted += more
                 self.draft.add(id)
                 if not more:
                     break
             begin = perf_counter()
             ground = self.draft.ground()
             proposed, read = self._proposal(session, ground)
-            rows = self._read(session, [id, *proposed[:read]])
+            rows, step_s = _read(session, [id, *proposed[:read]])
             if self._pace.step_s(1) is None:  # to decode without a draft begins like this, too
                 self._tokens, self._spent_s, self._picking_s = 0, 0.0, 0.0
             else:
@@ -109,36 +117,28 @@ class Speculation:
         count = self._pace.rows(ground, session.state.capacity - session.lengths[0]) - 1
         if count == 0 or not session.reads_ahead(count + 1):
             return (self.draft.propose(1) if self.draft.free else []), 0
+        self.draft.catch_up()
         begin = perf_counter()
         proposed = self.draft.propose(count)
         self._pace.drafted((perf_counter() - begin) / count)
-        self.proposed += len(proposed)
-        return proposed, len(proposed)
+        read = max(rows for rows in (1, *ROWS) if rows <= len(proposed) + 1) - 1
+        return proposed, read
 
-    def _read(self, session: Session, ids: list[int]) -> torch.Tensor:
-        """Logits `[T, V]` of further tokens, the first of which is known to be right."""
-        if len(ids) > 1 and not session.state.rewinds:
-            self._before = session.state.snapshot(slots=False)
-        begin = perf_counter()
-        ids_1T = torch.tensor([ids], device=session.decoder.device)
-        if len(ids) == 1:
-            rows = session.extend(ids_1T)
-        else:
-            rows = session.extend(ids_1T, logits="all", ahead=True)[0]
-        self._pace.took(len(ids), perf_counter() - begin)
-        return rows
 
-    def _forget(self, session: Session, length: int) -> None:
-        """All tokens from that one on."""
-        if length == session.lengths[0]:
-            return
-        if session.state.rewinds:
-            session.rewind(length)
-            return
-        assert self._before is not None
-        (ids,) = session.ids
-        session.state.restore(self._before)
-        session.extend([ids[session.lengths[0] : length]], logits="none")
+def _read(session: Session, ids: list[int]) -> tuple[torch.Tensor, float | None]:
+    """Logits `[T, V]` of further tokens, the first of which is known to be right, and the seconds.
+
+    None for a step that was recorded.
+    """
+    known = len(ids) in session.state.replays
+    begin = perf_counter()
+    ids_1T = torch.tensor([ids], device=session.decoder.device)
+    if len(ids) == 1:
+        rows = session.extend(ids_1T)
+    else:
+        rows = session.extend(ids_1T, logits="all", ahead=True)[0]
+    seconds = perf_counter() - begin
+    return rows, seconds if known or len(ids) not in session.state.replays else None
 
 
 class Pace:
@@ -147,9 +147,9 @@ class Pace:
     _WEIGHT = 0.1  # of the latest in a running mean, at least
     _GAIN = 1.1  # in tokens a second, below which nothing is proposed
     _PROMISE = 1.25  # the same where so many rows have to be recorded first
-    _FORGOTTEN = 0.005  # of what is known of a ground, with each time that nothing was proposed
+    _FORGOTTEN = 0.005  # of what is known of a ground and of a draft, each time it is not asked
     _PER_ROW = 0.15  # of a single step: what a further row takes, until it is measured
-    _UNTYPICAL = 2  # first steps of so many rows, among them the one that is recorded
+    _UNTYPICAL = 1  # first steps of so many rows
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -164,7 +164,7 @@ class Pace:
         return self._step_s.get(rows)
 
     def took(self, rows: int, seconds: float) -> None:
-        """A step of so many rows."""
+        """A step of so many rows, with what it took to forget those that were wrong."""
         self._steps[rows] = self._steps.get(rows, 0) + 1
         if self._steps[rows] > self._UNTYPICAL:
             self._step_s[rows] = self._mean(self._step_s.get(rows), seconds)
@@ -196,6 +196,7 @@ class Pace:
         if rate(best) > (self._GAIN if best in self._step_s else self._PROMISE) * rate(1):
             return best
         self._right[ground] = right + (self._prior - right) * self._FORGOTTEN
+        self._draft_s *= 1 - self._FORGOTTEN
         return 1
 
     def _expected_s(self, rows: int) -> float:

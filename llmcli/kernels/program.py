@@ -46,10 +46,17 @@ class Recording:
         self.complete = True
         self._ops: list[Op] = []
         self._kept: list[Tensor] = []
-        self._known = set(map(_storage, lasting))
+        self._lasting = frozenset(map(_storage, lasting))
+        self._known = set(self._lasting)
         self._written: set[int] = set()
         self._memory: tuple[Any, Any] | None = None
         self._marks: list[tuple[str, int]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that it keeps, without what lasts anyway."""
+        kept = {_storage(one): one.untyped_storage().nbytes() for one in self._kept}
+        return sum(size for place, size in kept.items() if place not in self._lasting)
 
     def mark(self, name: str) -> None:
         """That activation is there: what has run so far computed it."""

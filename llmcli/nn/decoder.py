@@ -15,6 +15,7 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
+from llmcli.devices import available_bytes
 from llmcli.errors import UsageError
 from llmcli.formats.dense import Dense
 from llmcli.formats.weight import Weight
@@ -144,9 +145,17 @@ class Decoder:
         )  # fmt: skip
 
     def reads_ahead(self, state: State, tokens: int) -> bool:
-        """Whether so many tokens of each sequence have one rotation, read together or singly."""
+        """Whether so many tokens of each sequence can be read together as single steps read them.
+
+        They have to have one rotation, and a step that is recorded for them needs memory.
+        """
         after = [length + tokens for length in state.lengths]
-        return not (self._stretches or self.outdated(state, after))
+        if self._stretches or self.outdated(state, after):
+            return False
+        if tokens in state.replays or 1 not in state.replays:
+            return True
+        free = available_bytes(self.device)
+        return free is None or tokens * state.replays[1].nbytes <= free
 
     def state_bytes(self, batch: int, capacity: int) -> int:
         """Bytes of the caches that `new_state` would allocate."""
@@ -243,13 +252,16 @@ class Decoder:
             state.steps = 1
             return None
         self._check_room(state.lengths, tokens, state)
-        lanes = state if tokens == 1 else state.lanes(tokens)
-        ids, starts = ids_BT.flatten().tolist(), lanes.lengths
+        ids, starts = ids_BT.flatten().tolist(), state.lengths
+        if tokens > 1:
+            starts = [starts[0] + token for token in range(tokens)]
         new = [tokens] * state.batch
         if tokens in state.replays:
             logits = state.replays[tokens].run(ids, starts, clock)
             state.advance(new)
             return logits.view(*ids_BT.shape, -1)
+
+        lanes = state if tokens == 1 else state.lanes(tokens)
 
         def run(ids_B1: Tensor, starts_B: Tensor, mark: Clock) -> Tensor:
             def seen(name: str) -> None:

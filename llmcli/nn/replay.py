@@ -59,6 +59,11 @@ class Replay:
         written = self._recording.wrote([self.logits, *caches])
         self.complete = self._recording.complete and written
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is computed in between, which each run writes anew."""
+        return self._recording.nbytes
+
     def run(
         self, ids: Sequence[int], starts: Sequence[int], clock: ReplayClock | None = None
     ) -> Tensor:

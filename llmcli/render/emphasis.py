@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
-from llmcli.render.flow import Flow
 from llmcli.render.theme import FAINT
 
 CODE = "cyan"
@@ -20,13 +20,22 @@ _ORDINARY = re.compile(r"[^\\`*_~\[]+")
 _ESCAPED = "\\`*_~#|>"
 
 
+class Styled(Protocol):
+    """What styled text is added to, such as `Flow`."""
+
+    colour: bool
+
+    def add(self, text: str, style: str = "") -> str:
+        """Adds text without newlines; returns what is to be written now."""
+
+
 class Emphasis:
-    """A line, read as it comes and added to a flow in the style of what is open, over `base`.
+    """A line, read as it comes and added to `flow` in the style of what is open, over `base`.
 
     Without colours the markers stay. What is not closed ends with the line.
     """
 
-    def __init__(self, flow: Flow, base: str = "") -> None:
+    def __init__(self, flow: Styled, base: str = "") -> None:
         self._flow = flow
         self._base = base
         self._text = ""

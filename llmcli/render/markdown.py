@@ -11,24 +11,19 @@ import re
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.theme import Theme
 
 from llmcli.render.code import Code
-from llmcli.render.emphasis import CODE, Emphasis
+from llmcli.render.emphasis import Emphasis
 from llmcli.render.flow import TAB, Flow
+from llmcli.render.markdown_table import drawn_table
 from llmcli.render.theme import FAINT, HEADING, printable
 
-_TABLE = Theme(
-    {"markdown.code": CODE, "markdown.table.border": FAINT, "markdown.table.header": HEADING}
-)
-_EMPTY = re.compile(r"(\x1b\[[0-9;]*m| )*")
 # what a line may begin with, as far as it has come; and what only a whole line tells
-_UNSURE = re.compile(r"\s*(#{1,6}|>|[-*_][-*_ ]*|\+|\d{1,9}[.)]?|`+|~+)?")
+_UNSURE = re.compile(r"\s*(#{1,6}\s*|>|[-*_][-*_\s]*|\+\s*|\d{1,9}([.)]\s*)?|`+|~+)?")
 _WHOLE = re.compile(r"\s*(\||```|~~~)")
 _RULE = re.compile(r"\s*([-*_])( *\1){2,}\s*")
 _FENCE = re.compile(r"(`{3,}(?=[^`]*$)|~{3,})\s*([^\s`]*)")
 _MARKER = re.compile(r"(\s*)(?:(#{1,6})\s+|(>) ?|([-*+])\s+|(\d{1,9}[.)])\s+)")
-_COLUMNS = re.compile(r"[|:\- ]*-[|:\- ]*")  # the second row of a table
 
 
 class MarkdownStream:
@@ -155,19 +150,14 @@ class MarkdownStream:
         return out
 
     def _table_drawn(self) -> str:
-        """The table that was held back."""
+        """The table that was held back, or its lines as they are."""
         rows, self._table = self._table, []
         if not rows:
             return ""
         self._gap = False
-        if len(rows) < 2 or not _COLUMNS.fullmatch(rows[1]):
-            return "".join(self._flow.add(row) + self._flow.end() for row in rows)
-        from rich.markdown import Markdown
-
-        with self._console.use_theme(_TABLE), self._console.capture() as drawn:
-            self._console.print(Markdown("\n".join(rows), hyperlinks=False), crop=False)
-        lines = [line for line in drawn.get().split("\n") if not _EMPTY.fullmatch(line)]
-        return "".join(f"{line.rstrip()}\n" for line in lines)
+        if (table := drawn_table(rows, self._console)) is not None:
+            return table
+        return "".join(self._flow.add(row) + self._flow.end() for row in rows)
 
 
 class DimmedStream:

@@ -8,7 +8,8 @@ Granite 3.2, Command R7B, Gemma 4 and gpt-oss (OpenAI, "Harmony response format"
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -96,17 +97,21 @@ class Markers:
     """The formats of one chat template."""
 
     formats: tuple[Format, ...] = ()
-    parts: tuple[Part, ...] = field(init=False)
-    ignored: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple(p for one in self.formats for p in one.parts))
-        object.__setattr__(self, "ignored", tuple(t for one in self.formats for t in one.ignored))
 
     @classmethod
     def of(cls, source: str) -> Markers:
         """Those that a template of this source speaks of."""
         return cls(tuple(one for one in FORMATS if any(sign in source for sign in one.signs)))
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What they mark."""
+        return tuple(part for one in self.formats for part in one.parts)
+
+    @cached_property
+    def ignored(self) -> tuple[str, ...]:
+        """Markers that begin nothing."""
+        return tuple(text for one in self.formats for text in one.ignored)
 
     @property
     def apart(self) -> bool:

@@ -20,8 +20,10 @@ from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
 from llmcli.engine.session import Session
-from llmcli.errors import CheckpointError, UsageError
+from llmcli.errors import CheckpointError, NotFinite, UsageError
+from llmcli.generation.picker import Picker
 from llmcli.text.chat import ChatTemplate
+from llmcli.text.tokenizer import Tokenizer
 
 GREEDY = ("--greedy", "-n", "8")
 
@@ -59,7 +61,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "_typed", lambda: typed)
+        monkeypatch.setattr(chat_command, "Typed", lambda names: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -172,6 +174,33 @@ def test_a_saved_conversation_goes_on_as_it_would_have(converse, tmp_path):
     assert found["messages"] == right["messages"]
     assert found["sampling"] == right["sampling"]
     assert whole.code == 0
+
+
+def test_generate_keeps_the_ids_of_a_saved_answer(converse, cli, talker, tmp_path, monkeypatch):
+    file = tmp_path / "a.json"
+    converse("hello", argv=(*GREEDY, "--save", file))
+    said, encoded = transcript(file)["messages"][1], []
+    encode = Tokenizer.encode
+
+    def noted(self, text, **how):
+        encoded.append(text)
+        return encode(self, text, **how)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+
+    def ids(*argv):
+        argv = ("-n", "1", "--json", *argv)
+        return cli("generate", "-m", talker, "-f", file, "go on", *argv).json()["prompt"]["ids"]
+
+    found = ids()
+    assert not any(said["content"] in text for text in encoded)
+    at = len(said["ids"])
+    assert said["ids"] in [found[start : start + at] for start in range(len(found))]
+    document = transcript(file)
+    document["model"]["name"] = "another"
+    file.write_text(json.dumps(document))
+    assert ids() != found, "the text of these ids has others"
+    assert any(said["content"] in text for text in encoded)
 
 
 def test_a_draw_again_differs_and_is_kept(converse, tmp_path):
@@ -308,6 +337,25 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
     assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
     assert said.err.splitlines()[-1].startswith("hint: take something back")
     assert transcript(file)["messages"][0]["content"] == "two"
+
+
+@pytest.mark.parametrize("error", [NotFinite("a NaN"), RuntimeError("broken")])
+def test_an_answer_that_an_error_cuts_short_is_told_and_saved(error, chat, tmp_path, monkeypatch):
+    file, choose, steps = tmp_path / "a.json", Picker.pick, []
+
+    def failing(self, *args):
+        steps.append(True)
+        if len(steps) == 4:
+            raise error
+        return choose(self, *args)
+
+    monkeypatch.setattr(Picker, "pick", failing)
+    said = chat("--prompt", "hello", "-n", "8", "--json", "--save", file)
+    line, failed = map(json.loads, said.out.splitlines())
+    assert str(error) in failed["error"]["message"]
+    assert line["tokens"]["generated"] == 3
+    assert line["messages"][1]["finish_reason"] == "interrupted"
+    assert transcript(file)["messages"] == line["messages"]
 
 
 def test_variables_that_no_template_takes(chat, converse, tmp_path):
@@ -515,9 +563,27 @@ DAMAGE = {
         d | {"sampling": d["sampling"] | {"temperature": "hot"}}
     ),
     "no stop strings": lambda d: d | {"sampling": d["sampling"] | {"stop": [""]}},
-    "no variables": damaged(variables=[]),
     "answers that are no number": damaged(answers=True),
 }
+# What other conversations must not have either, and the beginning of the message.
+UNFIT = {
+    "no variables": (damaged(variables=[]), "`variables` of F is no object"),
+    "a variable of no template": (
+        damaged(variables={"messages": 1}), "`variables` of F cannot have a variable `messages`"
+    ),
+    "a deep variable": (
+        damaged(variables={"lead": json.loads("[" * 40 + "]" * 40)}),
+        "`variables.lead` of F is nested more than 32 deep",
+    ),
+    "half a character": (
+        damaged(messages=[{"role": "user", "content": "\ud83d"}]),
+        "`messages[0]` of F has half a surrogate pair",
+    ),
+    "half a character to stop at": (
+        lambda d: d | {"sampling": d["sampling"] | {"stop": ["\ud83d"]}},
+        "`sampling.stop` of F has half a surrogate pair",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -525,17 +591,34 @@ def saved(tmp_path_factory):
     return tmp_path_factory.mktemp("saved") / "talk.json"
 
 
+@pytest.fixture
+def refused(converse, cli, talker, saved):
+    """What `--load` says of a saved conversation that was changed, and `generate -f` too."""
+
+    def refused(change):
+        if not saved.exists():
+            converse("hello", argv=(*GREEDY, "--save", saved))
+        bad = saved.with_name("bad.json")
+        bad.write_text(json.dumps(change(json.loads(saved.read_text()))))
+        said = converse(argv=("--load", bad))
+        assert said.code == 2
+        assert len(said.err.splitlines()) == 2
+        if "its `schema`" not in said.err:
+            assert cli("generate", "-m", talker, "-f", bad, "x").err == said.err
+        return said.err.replace(f"`{bad}`", "F")
+
+    return refused
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_transcript_is_one_line(damage, converse, saved):
-    if not saved.exists():
-        converse("hello", argv=(*GREEDY, "--save", saved))
-    document = DAMAGE[damage](json.loads(saved.read_text()))
-    bad = saved.with_name("bad.json")
-    bad.write_text(json.dumps(document))
-    said = converse(argv=("--load", bad))
-    assert said.code == 2
-    assert said.err.startswith(f"error: `{bad}` is no transcript of `llmcli chat`: ")
-    assert len(said.err.splitlines()) == 2
+def test_a_damaged_transcript_is_one_line(damage, refused):
+    assert refused(DAMAGE[damage]).startswith("error: F is no transcript of `llmcli chat`: ")
+
+
+@pytest.mark.parametrize("damage", UNFIT)
+def test_a_transcript_is_checked_as_every_conversation_is(damage, refused):
+    change, words = UNFIT[damage]
+    assert refused(change).startswith(f"error: {words}")
 
 
 def test_another_models_answers_are_read_as_text(converse, saved, tmp_path):

@@ -9,6 +9,7 @@ import select
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import children
 import pytest
@@ -57,8 +58,8 @@ def chat(cli, thinker, spelled, monkeypatch):
         if not lines:
             return cli("chat", "-m", thinker, "--prompt", "hi", *argv)
         typed = iter(lines)
-        asks = type("Typed", (), {"ask": lambda self, *more: next(typed, None), "choose": None})
-        monkeypatch.setattr(chat_command, "_typed", asks)
+        asks = SimpleNamespace(ask=lambda *more: next(typed, None), choose=None)
+        monkeypatch.setattr(chat_command, "Typed", lambda names: asks)
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         return cli("chat", "-m", thinker, *argv)
 

@@ -211,6 +211,12 @@ def test_the_nearer_of_greedy_and_a_temperature_wins(configured, sampled, file, 
     assert sampled(*argv)["greedy"] is greedy
 
 
+def test_a_temperature_of_0_wins_too(configured):
+    configured("greedy = true\n[generate]\ntemperature = 0")
+    params = COMMANDS["generate"].make_context("generate", ["hello"]).params
+    assert (params["temperature"], params["greedy"]) == (0, False)
+
+
 def settings(cli, *argv):
     document = cli("env", "--json", *argv).json()
     assert errors(document, "env") == []

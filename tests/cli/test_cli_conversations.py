@@ -190,6 +190,7 @@ def test_text_that_happens_to_be_json_is_text(tmp_path, monkeypatch, capsys):
 
 
 GOOD = {"role": "user", "content": "x"}
+DEEP = json.loads("[" * 500 + "]" * 500)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,13 @@ GOOD = {"role": "user", "content": "x"}
         ({"messages": [{**GOOD, "content": [{"type": "image", "url": "x"}]}]},
          "`messages[0].content[0]` of F is no part of type `text`"),
         ({"messages": [{**GOOD, "content": "\ud83d"}]},
-         "`messages[0].content` of F has half a surrogate pair"),
+         "`messages[0].content` of F has half a surrogate pair, which is no character"),
+        ({"messages": [{"role": "assistant", "tool_calls": DEEP}]},
+         "`messages[0].tool_calls` of F is nested more than 32 deep"),
+        ({"messages": [GOOD], "variables": {"a": DEEP}},
+         "`variables.a` of F is nested more than 32 deep"),
+        ({"messages": [GOOD], "variables": {"a": {"b": ["\ud83d"]}}},
+         "`variables.a` of F has half a surrogate pair, which is no character"),
         ({"messages": [GOOD], "temperature": 1}, "F has the unknown key `temperature`"),
         ({"messages": [GOOD], "variables": [1]}, "`variables` of F is no object"),
         ({"messages": [GOOD], "variables": {"a b": 1}},

@@ -43,10 +43,11 @@ def test_statistics_tell_of_the_draft(generate):
 
 
 def test_several_texts_go_without_and_say_so(generate, tmp_path):
-    found = generate("--seed", "1", "--num-samples", "2", "--draft", "ngram", "--json")
-    assert found.code == 0
-    assert "`--draft` is for one text at a time" in found.err
-    assert "speculation" not in json.loads(found.out)
+    for draft in ("ngram", "never-loaded"):
+        found = generate("--seed", "1", "--num-samples", "2", "--draft", draft, "--json")
+        assert found.code == 0
+        assert "`--draft` is for one text at a time" in found.err
+        assert "speculation" not in json.loads(found.out)
 
 
 def test_a_draft_that_cannot_be_one(generate, tmp_path):

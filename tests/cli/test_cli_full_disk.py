@@ -78,7 +78,7 @@ WRITES = {
 ELSEWHERE = {
     "checkpoints.hub.fetching:mark_missing": "asks for a file that is not there",
     "cli.completion:main": "writes this repository's own completions, for its developers",
-    "cli.exits:give_up": "to /dev/null",
+    "cli.streams:give_up": "to /dev/null",
     "measure.bench.peers.quiet:silent": "to /dev/null",
     "measure.peaks:_set_back": "to the kernel, below /proc",
     "text.template_renderer:TemplateRenderer._answer": "to a pipe",

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from llmcli.cli.exits import _tolerate
 from llmcli.cli.spelling import spelled
+from llmcli.cli.streams import tolerate
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_what_an_encoding_lacks_is_spelled(encoding, text, written, errors):
     if encoding == "utf-8" and errors != "strict":
         return  # which then has a way of its own, and needs none for signs
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors)
-    _tolerate(stream)
+    tolerate(stream)
     stream.write(text)
     stream.flush()
     assert stream.buffer.getvalue() == written

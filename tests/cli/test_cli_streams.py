@@ -14,7 +14,7 @@ from pathlib import Path
 import children
 import pytest
 
-from llmcli.cli.exits import _tolerate
+from llmcli.cli.streams import tolerate
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = ("--ignore-eos", "-n", "100000", "--context-length", "100000", "-q")
@@ -271,7 +271,7 @@ def test_an_encoding_without_the_character_is_no_error(tiny, argv, shown):
 def test_bytes_that_are_not_utf8_never_reach_a_stream_of_utf8():
     """In the locale C.UTF-8 Python writes the bytes that a lone surrogate stands for."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
-    _tolerate(stream)
+    tolerate(stream)
     stream.write("\udcff ä")
     stream.flush()
     assert stream.buffer.getvalue() == "? ä".encode()

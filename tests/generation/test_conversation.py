@@ -13,8 +13,10 @@ from zoo import MODELS
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, PromptTooLong, UsageError
 from llmcli.generation.conversation import Conversation
+from llmcli.generation.drafts import ModelDraft
 from llmcli.generation.messages import LEAD, Message
 from llmcli.generation.sampling import Sampling
+from llmcli.generation.speculation import Pace, Speculation
 from llmcli.model import Model
 from llmcli.text import load_tokenizer
 
@@ -112,9 +114,9 @@ def test_an_end_token_is_written_once(model):
     ended = dataclasses.replace(mine, ids=(*mine.ids, END), end="eos")
     talk.messages.append(ended)
     talk.say("more")
-    ids = talk._encoded(talk._render())
+    ids = talk._encoded(talk.messages)
     text = model.tokenizer.decode(ids, skip_special=False)
-    assert text == talk._render()
+    assert text == talk._rendered(talk.messages)
     assert text.count("<|end|><|end|>") == 0
 
 
@@ -124,7 +126,12 @@ def test_undo_and_another_answer_go_back(model):
     talk.messages.pop()
     second = answered(talk)
     assert second != first, "another answer draws with another seed"
-    assert talk.tokens.computed == 1  # to have its logits once more
+    assert talk.tokens.computed == 0
+    talk.messages.pop()
+    greedy = Sampling(temperature=0)
+    likely = answered(talk, sampling=greedy)
+    talk.messages.pop()
+    assert answered(talk, sampling=greedy) == likely
     assert talk.undo() == "hello"
     assert [one.role for one in talk.messages] == ["system"]
     assert talk.undo() is None
@@ -177,7 +184,7 @@ def test_ids_that_are_not_the_text_of_an_answer_are_dropped(model, wrong):
     assert other.messages[-1] == dataclasses.replace(changed, ids=())
     other.say("go on")
     answered(other)
-    text = other._render(other.messages[:-1])
+    text = other._rendered(other.messages[:-1])
     assert other._session.ids[0][: other.tokens.prompt] == model.tokenizer.encode(text)
 
 
@@ -227,7 +234,9 @@ def test_memory_grows_by_the_cache_alone(model):
         talk.say("and now?")
         kept = talk._session._kept
         assert len(kept) <= 2
-        held.add(sum(one.nbytes for one in kept.values()))
+        states = [one.state.nbytes for one in kept.values() if one.state is not None]
+        logits = [one.logits_BV.untyped_storage().nbytes() for one in kept.values()]
+        held.add(sum(states + logits))
     assert len(held) <= 2, "once there are two of them"
 
 
@@ -296,7 +305,7 @@ def test_a_stop_string_ends_an_answer_whose_text_is_not_its_ids(model):
 
 def test_variables_reach_the_template(model):
     talk = talking(model, variables={"lead": "<think>"})
-    assert talk._render().endswith("assistant\n<think>")
+    assert talk._rendered(talk.messages).endswith("assistant\n<think>")
 
 
 def test_a_conversation_that_does_not_fit_says_by_how_much(model):
@@ -323,7 +332,7 @@ def test_the_oldest_turns_are_dropped_until_an_answer_fits(model):
     assert talk.missing(20) > 0
 
     def tokens(messages):
-        return len(model.tokenizer.encode(talk._render(messages)))
+        return len(model.tokenizer.encode(talk._rendered(messages)))
 
     dropped = talk.drop_turns(20)
     assert talk.messages == [whole[0], *whole[1 + 2 * dropped :]]
@@ -364,8 +373,8 @@ def test_an_answer_without_a_mark_behind_it_is_encoded_with_what_follows(model, 
     for _ in range(2):
         answered(talk)
         talk.say("go on")
-        ids = talk._encoded(talk._render())
-        assert ids == model.tokenizer.encode(talk._render())
+        ids = talk._encoded(talk.messages)
+        assert ids == model.tokenizer.encode(talk._rendered(talk.messages))
     answered(talk)
 
 
@@ -388,6 +397,41 @@ def test_an_answer_that_is_cut_off_inside_a_step_leaves_no_half_of_it(model, mon
     assert talk.messages[-1].end == "interrupted"
     talk.say("go on")
     answered(talk)
+
+
+def test_a_return_that_is_cut_off_leaves_no_half_of_it(model, monkeypatch):
+    """Some layers are back where the last turn began, and then nobody wants to go back."""
+    talk = talking(model)
+    answered(talk)
+    before = list(talk.messages)
+    last = talk._session.state.layers[-1]
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for method in ("rewind", "restore"):
+            patch.setattr(last, method, stopped)
+        talk.undo()
+        talk.say("another")
+        with pytest.raises(KeyboardInterrupt):
+            next(talk.answer(SAMPLING, limit=20))
+    talk.messages = before
+    talk.say("go on")
+    answered(talk)
+
+
+@pytest.mark.parametrize("room", range(20, 34))
+def test_a_draft_reads_no_further_than_the_context(model, monkeypatch, room):
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 8))
+    texts = []
+    for draft in (None, ModelDraft(model, model)):
+        talk = Conversation(model, room=room)
+        talk.say("a")
+        talk.speculation = None if draft is None else Speculation(draft)
+        texts.append([token.text for token in talk.answer(SAMPLING, limit=400)])
+        assert talk.used <= talk._session.state.capacity <= room
+    assert texts[0] == texts[1]
 
 
 def test_what_comes_after_a_change_keeps_its_own_ids(model):

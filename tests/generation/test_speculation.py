@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from small_models import random_decoder, random_model
-from zoo import IN_BLOCKS, MODELS
+from zoo import COMPUTED, IN_BLOCKS, MODELS
 
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
@@ -16,9 +16,10 @@ from llmcli.generation.engine import stream
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling, filtered
 from llmcli.generation.seeds import uniforms
-from llmcli.generation.speculation import Pace, Speculation
+from llmcli.generation.speculation import ROWS, Pace, Speculation
 from llmcli.kernels import native
 from llmcli.model import Model
+from llmcli.nn.decoder import Decoder
 
 PROMPT = [3, 9, 1, 4, 3, 9, 1, 4, 3, 9]
 NAMES = (
@@ -42,6 +43,9 @@ class Liar:
 
     def ground(self):
         return 0
+
+    def catch_up(self):
+        pass
 
     def propose(self, count):
         return [self.ids[at % len(self.ids)] for at in range(count)]
@@ -110,29 +114,144 @@ def ropes(model):
 @pytest.mark.usefixtures("eager")
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels")
 @pytest.mark.parametrize("name", IN_BLOCKS)
-def test_packed_weights_have_the_same_bits(name):
+def test_packed_weights_have_the_same_bits(name, monkeypatch):
     config, formats = IN_BLOCKS[name]
     model = random_model(config, formats=formats)
-    session = Session(model.decoder, 1, 60)
-    session.prefill([PROMPT])
-    session.extend([[7]])
-    session.extend(torch.tensor([[8]]))
-    session.extend(torch.tensor([[9]]))
-    replayed = bool(session.state.replays)
+    states = []
+    monkeypatch.setattr(Decoder, "new_state", noted(Decoder.new_state, states))
     found = []
     for draft in (None, NgramDraft(), Liar(5, 1), ModelDraft(model, model)):
         speculation = None if draft is None else Speculation(draft)
         settings = {"limit": 40, "capacity": 50, "logprobs": 0, "speculation": speculation}
         tokens = list(stream(model, [PROMPT], SAMPLINGS["sampled"], **settings))
         found.append([(token.id, token.logprob) for token in tokens])
-    if replayed:
-        assert found[0] == found[1] == found[2] == found[3]
+    rows = {count for state in states for count in state.replays}
+    if name in COMPUTED:  # several rows are read as a prompt is
+        assert rows == set()
+        assert [[id for id, _ in one] for one in found[1:]] == [[id for id, _ in found[0]]] * 3
+    else:
+        assert rows == {1, *ROWS}
+        assert found[1:] == found[:1] * 3
+
+
+def noted(function, results):
+    def call(*args, **kwargs):
+        results.append(function(*args, **kwargs))
+        return results[-1]
+
+    return call
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_nobody_asked_for_is_forgotten(model):
+    """A text that is closed has read no more than one without a draft would have."""
+    alone = Session(model.decoder, 1, 60)
+    alone.prefill([PROMPT])
+    ids = [int(choice) for choice in alone.decode(likeliest, limit=20)]
+    for count in (1, 2, 3, 7, 19):
+        session = Session(model.decoder, 1, 60)
+        session.prefill([PROMPT])
+        steps = Speculation(ModelDraft(model, model)).decode(session, picker(model, "greedy"))
+        assert [next(steps)[0].id for _ in range(count)] == ids[:count]
+        steps.close()
+        assert session.ids == [[*PROMPT, *ids[: count - 1]]]
+        logits_BV = session.extend([[ids[count - 1]]])
+        torch.testing.assert_close(
+            logits_BV[0], model.decoder(torch.tensor([PROMPT + ids[:count]]))[0, -1]
+        )
+
+
+def likeliest(logits_BV):
+    return logits_BV.argmax(-1), logits_BV.argmax()
+
+
+def picker(model, sampling, limit=99):
+    return Picker(
+        SAMPLINGS[sampling], [PROMPT], samples=1, vocab=model.config.vocab, device=model.device,
+        logprobs=None, limit=limit,
+    )  # fmt: skip
+
+
+def test_reading_a_long_prompt_is_not_what_a_proposal_takes(monkeypatch):
+    """Else a draft that has to read it never proposes again."""
+    model = random_model(dataclasses.replace(MODELS["llama"], context=512))
+    draft, timed = ModelDraft(model, model), []
+    monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 4))
+    monkeypatch.setattr(Pace, "drafted", lambda self, seconds: timed.append(read.copy()))
+    read = []
+    prefill = Session.prefill
+
+    def watched(session, prompts, **settings):
+        if session is draft._session:
+            read.append(len(prompts[0]))
+        return prefill(session, prompts, **settings)
+
+    monkeypatch.setattr(Session, "prefill", watched)
+    catch_up = draft.catch_up
+    monkeypatch.setattr(draft, "catch_up", lambda: (catch_up(), read.clear()))
+    session = Session(model.decoder, 1, 400)
+    session.prefill([PROMPT * 30])
+    steps = Speculation(draft).decode(session, picker(model, "greedy"))
+    for _ in range(30):
+        next(steps)
+    assert len(timed) > 5
+    assert all(max(tokens) <= 2 for tokens in timed)
+    assert draft._session.lengths[0] > 300
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_draft_near_its_end_proposes_what_was_recorded(monkeypatch):
+    config, formats = IN_BLOCKS["llama"]
+    model = random_model(config, formats=formats)
+    small = dataclasses.replace(model, config=dataclasses.replace(config, context=33))
+    states = []
+    monkeypatch.setattr(Decoder, "new_state", noted(Decoder.new_state, states))
+    settings = {"limit": 40, "capacity": 50}
+    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], **settings)]
+    speculation = Speculation(ModelDraft(small, model))
+    tokens = stream(model, [PROMPT], SAMPLINGS["greedy"], **settings, speculation=speculation)
+    assert [token.id for token in tokens] == alone
+    assert speculation.accepted > 5
+    if native.level() is not None:
+        assert {1} < set(states[-1].replays) <= {1, *ROWS}
+
+
+@pytest.mark.usefixtures("eager")
+def test_tokens_are_counted_where_they_are_chosen():
+    model = random_model(MODELS["llama"])
+    alone = [token.id for token in stream(model, [PROMPT], SAMPLINGS["greedy"], limit=12)]
+    wanted = max(map(alone.index, alone)) + 1
+    ending = dataclasses.replace(model, eos_ids=frozenset({alone[wanted - 1]}))
+    speculation = Speculation(ModelDraft(model, ending))
+    list(stream(ending, [PROMPT], SAMPLINGS["greedy"], limit=40, speculation=speculation))
+    assert wanted > 3
+    # all but the first one were proposed; nothing is known of those behind the end
+    assert (speculation.accepted, speculation.proposed) == (wanted - 1, wanted - 1)
+    lying = Speculation(Liar(5, 1))
+    list(stream(model, [PROMPT], SAMPLINGS["greedy"], limit=4, speculation=lying))
+    assert lying.accepted == 0 < lying.proposed
+
+
+def test_no_more_is_read_ahead_than_there_is_memory_for(monkeypatch):
+    config, formats = IN_BLOCKS["llama"]
+    decoder = random_model(config, formats=formats).decoder
+    session = Session(decoder, 1, 60)
+    session.prefill([PROMPT])
+    for _ in range(3):
+        session.extend(torch.tensor([[7]]))
+    if not session.state.replays:
+        pytest.skip("there are no kernels")
+    nbytes = session.state.replays[1].nbytes
+    assert nbytes > config.width * 4 * 5
+    monkeypatch.setattr("llmcli.nn.decoder.available_bytes", lambda device: 8 * nbytes)
+    assert [session.reads_ahead(rows) for rows in ROWS] == [True, True, False]
 
 
 def test_sampled_text_has_the_models_distribution(monkeypatch):
     """Three tokens of 3,000 seeds: Pearson's χ² of the 20 likeliest texts of two, then the rest."""
     model = random_model(MODELS["llama"])
     monkeypatch.setattr(Pace, "rows", lambda self, ground, most: min(most, 2))
+    monkeypatch.setattr("llmcli.generation.speculation.ROWS", (2,))
     another = dataclasses.replace(model, decoder=random_decoder(model.config))
     head = writable(another.decoder.weight("head.W"))
     head += 0.3 * torch.randn(head.shape, generator=torch.Generator().manual_seed(1))
@@ -140,10 +259,10 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
     draft, runs = ModelDraft(another, model), 3000
     session = Session(model.decoder, 1, 24)
     session.prefill([PROMPT])
-    logits_BV, length = session.logits_BV.clone(), len(PROMPT)
+    session.keep()
     seen, accepted = Counter(), 0
     for seed in range(runs):
-        session.rewind(length, logits_BV=logits_BV)
+        session.rewind(len(PROMPT))
         picker = Picker(
             dataclasses.replace(sampling, seed=seed), [PROMPT], samples=1,
             vocab=model.config.vocab, device=model.device, logprobs=None, limit=3,
@@ -151,6 +270,7 @@ def test_sampled_text_has_the_models_distribution(monkeypatch):
         speculation = Speculation(draft)
         steps = speculation.decode(session, picker)
         seen[tuple(next(steps)[0].id for _ in range(3))[1:]] += 1
+        steps.close()
         accepted += speculation.accepted
     assert 0.2 * runs < accepted < 0.8 * runs, "some are right and some are wrong"
     expected = distribution(model, sampling)
@@ -232,48 +352,3 @@ def test_a_draft_of_another_vocabulary_is_refused():
     )  # fmt: skip
     with pytest.raises(UsageError, match="`other` has another vocabulary than `small`"):
         ModelDraft(other, model)
-
-
-class TestPace:
-    def pace(self, prior=0.6, **seconds):
-        pace = Pace(prior)
-        for rows, each in seconds.items():
-            for _ in range(5):
-                pace.took(int(rows[1:]), each)
-        return pace
-
-    def test_nothing_is_drafted_before_a_step_was_measured(self):
-        assert Pace(0.6).rows(0, 16) == 1
-
-    def test_proposals_that_are_right_are_read_in_large_pieces(self):
-        pace = self.pace(_1=1.0, _4=1.6, _8=2.4, _16=4.6)
-        for _ in range(60):
-            pace.saw(0, True)
-        assert pace.rows(0, 16) == 16
-        assert pace.rows(0, 15) == 8
-        assert pace.rows(0, 1) == 1
-
-    def test_proposals_that_are_wrong_end_soon_and_are_tried_now_and_then(self):
-        pace = self.pace(_1=1.0, _4=1.5)
-        tried = 0
-        for _ in range(400):
-            if pace.rows(0, 4) > 1:
-                tried += 1
-                pace.saw(0, False)
-        assert 2 <= tried <= 12
-
-    def test_what_is_known_of_one_ground_is_not_of_another(self):
-        pace = self.pace(_1=1.0, _4=1.5)
-        for _ in range(20):
-            pace.saw(2, False)
-        assert (pace.rows(2, 4), pace.rows(4, 4)) == (1, 4)
-
-    def test_what_has_to_be_recorded_first_has_to_promise_more(self):
-        unknown, known = self.pace(prior=0.45, _1=1.0), self.pace(prior=0.45, _1=1.0, _4=1.45)
-        assert (unknown.rows(0, 4), known.rows(0, 4)) == (1, 4)
-
-    def test_a_draft_that_takes_as_long_as_the_model_is_not_asked(self):
-        pace = self.pace(_1=1.0, _4=1.2)
-        assert pace.rows(0, 4) > 1
-        pace.drafted(1.0)
-        assert pace.rows(0, 4) == 1

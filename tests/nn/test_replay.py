@@ -6,7 +6,7 @@ from time import perf_counter_ns
 import pytest
 import torch
 from small_models import random_model
-from zoo import IN_BLOCKS
+from zoo import COMPUTED, IN_BLOCKS
 
 from llmcli.engine.session import Session
 from llmcli.kernels import native
@@ -50,13 +50,6 @@ def whether_replayed(model, prompts=PROMPTS):
     one = session(model, prompts)
     decoded(one, 2)
     return bool(one.state.replays)
-
-
-# in whose steps PyTorch has a share: learned positions, convolutions, matrices that are dense
-COMPUTED = {
-    "gpt2", "short convolutions", "keys and gates that are dense",
-    "a head and embeddings that are dense",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", IN_BLOCKS)

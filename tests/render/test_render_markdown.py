@@ -2,6 +2,7 @@
 
 import io
 import re
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,8 @@ LINES = {
     "link to itself": ("[http://a.b](http://a.b)", "http://a.b\n"),
     "brackets": ("a[i] [1] [ ] [x](", "a[i] [1] [ ] [x](\n"),
     "heading": ("## Two **x**", "Two x\n"),
+    "a far heading": ("#  x", "x\n"),
+    "a far item": ("+  x\n1.  y\n-\xa0\xa0z", "•  x\n1.  y\n•\xa0\xa0z\n"),
     "no heading": ("#hashtag", "#hashtag\n"),
     "bullets": ("- a\n* b\n+ c", "• a\n• b\n• c\n"),
     "nested": ("- a\n  - b\n    c", "• a\n  • b\n    c\n"),
@@ -84,11 +87,48 @@ def test_a_table_is_drawn_when_it_ends():
     stream = MarkdownStream(console())
     assert [stream.push(line + "\n") for line in TABLE.split("\n")] == [""] * 4
     rows = [line.split() for line in stream.push("after").splitlines()]
-    assert [row for row in rows if row[0].isalnum()] == [["a", "b"], ["x", "1"], ["y", "22"]]
+    assert rows == [["a", "**b**"], ["─" * 11], ["`x`", "1"], ["y", "22"]]
     assert stream.finish() == "after\n"
     assert bare(TABLE).split() == bare(TABLE + "\n").split()
+    assert "\x1b[36mx\x1b[0m" in shown(TABLE, colour=True)
     for line in shown("| a |\n|-|\n| " + "long " * 30 + "|").splitlines():
         assert cell_len(line) <= 40
+
+
+HEAD = "| a | b |\n|---|:-:|\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "seen"),
+    [
+        (r"| `x\|y` | p\|q |", ["x|y", "p|q"]),
+        ("| a<br>b | <b>c</b> |", ["a<br>b", "<b>c</b>"]),
+        ("| ![d](e) | [f](g) |", ["!d", "(e)", "f", "(g)"]),
+        ("|---|---|", ["---", "---"]),
+        ("| x", None), ("| x | y | z |", None), ("| `x|y` | z |", None), ("| x | y | |", None),
+    ],
+)  # fmt: skip
+def test_a_table_is_drawn_only_where_all_of_it_is_seen(row, seen):
+    text = f"{HEAD}{row}\n| c | d |\n"
+    if seen is None:
+        assert bare(text) == text
+    else:
+        assert [line.split() for line in bare(text).splitlines()][2:] == [seen, ["c", "d"]]
+        assert "─" in bare(text)
+
+
+def test_a_table_that_is_none_or_too_wide_stays_as_it_is():
+    wide = "|" + "a|" * 9 + "\n|" + "-|" * 9 + "\n"
+    assert bare(wide, width=40) == wide
+    assert "─" in bare(wide, width=60)
+    for text in ("| a | b |\n|---|\n", "| a |\n| b |\n", "| a |\n| - - |\n"):
+        assert bare(text) == text
+
+
+def test_a_long_line_below_a_header_costs_no_more_than_its_length():
+    begin = perf_counter()
+    assert bare("| a |\n|" + "-" * 50_000 + "x\n", width=100_000).count("-") == 50_000
+    assert perf_counter() - begin < 5
 
 
 def test_styles_end_with_their_line():
@@ -168,6 +208,17 @@ def test_nothing_is_lost(text):
     assert "".join(shown(text).split()) == "".join(text.split()), "without colours, all of it"
     letters = re.sub(r"[^a-z1]", "", text)
     assert re.sub(r"[^a-z1]", "", bare(text)) == letters, "with colours, all but markers"
+
+
+CELLS = st.text(st.sampled_from([*"abc1 *_`~\\\\|-<>[]()文"]), max_size=12)
+ROWS = st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5)
+
+
+@given(ROWS, st.booleans(), st.integers(8, 40))
+def test_nothing_of_a_table_is_lost(rows, colour, width):
+    text = HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    out = STYLE.sub("", shown(text, colour=colour, width=width))
+    assert sorted(re.sub(r"[^a-z1文]", "", out)) == sorted(re.sub(r"[^a-z1文]", "", text))
 
 
 @given(st.lists(PIECES, max_size=30), st.booleans())

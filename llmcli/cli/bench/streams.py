@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from llmcli.cli.exits import erase_line
 from llmcli.cli.output import Output
 from llmcli.cli.progress import PATIENCE_S
+from llmcli.cli.streams import erase_line
 from llmcli.errors import WriteFailed
 from llmcli.render.stats import duration
 from llmcli.render.theme import one_line

@@ -201,7 +201,7 @@ def _converse(talk: Talk) -> None:
     name = talk.conversation.model.name
     if not talk.out.quiet:
         talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-    typed = _typed()
+    typed = Typed(tuple(COMMANDS))
     talk.choose = typed.choose
     draft = ""
     while True:
@@ -239,7 +239,3 @@ def _line(talk: Talk, typed: Typed, draft: str) -> str:
             raise
         tell_error(known)
     return ""
-
-
-def _typed() -> Typed:
-    return Typed(tuple(COMMANDS))

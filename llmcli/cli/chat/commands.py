@@ -71,7 +71,7 @@ def _set(talk: Talk, argument: str) -> None:
     name, _, text = argument.partition(" ")
     name, text = name.replace("-", "_"), text.strip()
     if text:
-        value = value_of(text)
+        value = value_of(text, f"`/set {one_line(name)}`")
         if name in RANGES:
             if not valid(name, value):
                 whole = " and a whole number" * (name == "top_k")

@@ -157,14 +157,13 @@ class _Folded:
 
 def write_reasoning(out: Output, text: str) -> None:
     """The reasoning of an answer, once more."""
+    if out.json:  # stdout has the answers, a line each
+        out.aside(printable(text))
+        return
     from llmcli.render.markdown import DimmedStream
 
     stream = DimmedStream(_console(), "reasoning") if out.out.terminal else _Verbatim(spelled=False)
-    shown = stream.push(text + "\n") + stream.finish()
-    if out.json:  # stdout has the answers, a line each
-        out.aside(printable(text))
-    else:
-        out.write(shown)
+    out.write(stream.push(text + "\n") + stream.finish())
 
 
 def _console() -> Console:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat.screen import AnswerScreen, ReasoningMode
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
+from llmcli.cli.chat.turn import Turn, stats_line, took
 from llmcli.cli.exits import SIGNALS, Terminated, tell
 from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
@@ -17,7 +19,6 @@ from llmcli.cli.running import kernels_of
 from llmcli.cli.variables import check_name
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
-from llmcli.render.layout import SEPARATOR
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
@@ -45,17 +46,6 @@ class Settings:
 
         values = {name: value for name, value in self.sampling.items() if name != "top_k"}
         return Sampling(top_k=int(self.sampling["top_k"]), seed=self.seed, **values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What the last answer took. `read` of the prompt's tokens were new to the model."""
-
-    prompt: int
-    read: int
-    generated: int
-    prompt_s: float
-    decode_s: float
 
 
 @dataclass(kw_only=True)
@@ -147,25 +137,22 @@ class Talk:
     def answer(self) -> bool:
         """Writes the model's answer as it comes; False where Ctrl-C ended it.
 
-        What there is then stays. Raises the errors of `Conversation.answer`.
+        What there is then, or where an error ended it, stays, and is told and saved as a whole one
+        is. Raises the errors of `Conversation.answer`.
         """
         talk, settings = self.conversation, self.settings
-        json = self.out.json
-        start, first, generated = perf_counter(), None, 0
+        start, first, generated, whole = perf_counter(), None, 0, False
         screen = None
+        progress = Progress(self.out, tokens=True)
+        tokens = talk.answer(
+            settings.drawn(), limit=settings.max_tokens, stop=settings.stop,
+            on_prefill=partial(progress, "reading"),
+        )  # fmt: skip
         try:
-            with Progress(self.out, tokens=True) as progress:
-
-                def read(done: int, total: int) -> None:
-                    progress("reading", done, total)
-
-                tokens = talk.answer(
-                    settings.drawn(), limit=settings.max_tokens, stop=settings.stop,
-                    on_prefill=read,
-                )  # fmt: skip
+            with progress:
                 token = next(tokens, None)
                 first = perf_counter()
-            if not json:
+            if not self.out.json:
                 screen = AnswerScreen(
                     self.out, talk.segmenter(), reasoning=self.reasoning, plain=self.plain
                 )
@@ -179,66 +166,45 @@ class Talk:
         except KeyboardInterrupt:
             with suppress(Terminated):  # once the answer is kept as far as it came
                 SIGNALS.forget()
-            if first is not None:
-                tokens.close()
-            whole = False
-        except (LlmcliError, MemoryError, RuntimeError):
-            if screen is not None:
-                screen.finish()
-            raise
-        end = perf_counter()
-        self.turn = Turn(
-            prompt=talk.tokens.prompt, read=talk.tokens.computed, generated=generated,
-            prompt_s=(first or end) - start, decode_s=end - (first or end),
-        )  # fmt: skip
-        try:
-            if json and generated:
-                self._line()
-            elif screen is not None:
-                screen.finish()
         finally:
-            if generated and self.file is not None:
-                self.save(self.file)
+            tokens.close()
+            end = perf_counter()
+            if answered := talk.messages[-1].role == "assistant":
+                self.turn = Turn(
+                    prompt=talk.tokens.prompt, read=talk.tokens.computed, generated=generated,
+                    prompt_s=(first or end) - start, decode_s=end - (first or end),
+                )  # fmt: skip
+            self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
         if generated < settings.max_tokens and talk.messages[-1].end == "length":
             self.out.note("the context is full: the answer ends there")
-        if self.stats and not json:
+        if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
 
+    def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
+        """Tells and saves the answer, where there is one."""
+        try:
+            if screen is not None:
+                screen.finish()
+            elif answered and self.out.json:
+                self._line()
+        finally:
+            if answered and self.file is not None:
+                self.save(self.file)
+
     def stats_line(self) -> str:
         """What the last answer took, and how full the context is."""
-        used, room, turn = self.conversation.used, self.conversation.room, self.turn
-        context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
-        if turn is None:
-            return context
-        speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
-        parts = [
-            f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms",
-            f"wrote {turn.generated:,}{speed}", context,
-        ]  # fmt: skip
-        if (speculation := self.conversation.speculation) is not None:
-            from llmcli.render.stats import draft_words
-
-            parts.insert(2, f"draft {draft_words(speculation.describe())} so far")
-        return SEPARATOR.join(parts)
+        return stats_line(self.turn, self.conversation)
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""
         assert self.turn is not None
         about, header = self._about()
-        took: dict[str, Any] = {
-            "tokens": {
-                "prompt": self.turn.prompt, "computed": self.turn.read,
-                "generated": self.turn.generated,
-            },
-            "timings": {"prompt_s": self.turn.prompt_s, "decode_s": self.turn.decode_s},
-        }  # fmt: skip
-        if (speculation := self.conversation.speculation) is not None:
-            took["speculation"] = speculation.describe()
         turn = body(self._transcript(self.conversation.messages[-2:]))
+        told = turn | took(self.turn, self.conversation)
         with SIGNALS.held():  # no half a line, and stdout is still there for the next one
-            self.out.document(turn | took, model=about, environment=header, lines=True)
+            self.out.document(told, model=about, environment=header, lines=True)
 
     def save(self, path: str) -> None:
         """Writes the transcript, whole or not at all; raises WriteFailed."""
@@ -266,7 +232,7 @@ class Talk:
         """
         found = read_transcript(path)
         talk, messages = self.conversation, found.messages
-        other = found.vocabulary != talk.model.config.vocab or found.model != talk.model.name
+        other = not found.is_of(talk.model)
         if other:
             messages = tuple(replace(one, ids=(), raw=None) for one in messages)
         lost = talk.load(messages, found.answers, {**found.variables, **self.variables})

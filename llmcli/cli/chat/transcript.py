@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from llmcli.cli.messages import SCHEMA
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
-from llmcli.cli.variables import check_nested
+from llmcli.cli.variables import check_value, checked_variables
 from llmcli.errors import UsageError
 
 if TYPE_CHECKING:
     from llmcli.generation.messages import Message
+    from llmcli.model import Model
 
-SCHEMA = "llmcli.chat/1"
 _MOST = 64 << 20  # bytes of a file
 _ROLES = ("system", "user", "assistant")
 
@@ -33,6 +34,10 @@ class Transcript:
     variables: Mapping[str, Any]
     answers: int
     messages: tuple[Message, ...]
+
+    def is_of(self, model: Model) -> bool:
+        """Whether it is that model whose ids the answers have."""
+        return (self.model, self.vocabulary) == (model.name, model.config.vocab)
 
 
 def body(transcript: Transcript) -> dict[str, Any]:
@@ -68,49 +73,54 @@ def _body(message: Message) -> dict[str, Any]:
 def read_transcript(path: str) -> Transcript:
     """Raises UsageError for a file that is none, saying what is wrong with it."""
     data = read_bytes(path, "give the path of a file that `chat` has saved", _MOST + 1)
+    where = f"`{path}`"
     if len(data) > _MOST:
-        raise _wrong(path, f"it has more than {_MOST >> 20} MiB")
+        raise _wrong(where, f"it has more than {_MOST >> 20} MiB")
     try:
-        document: Any = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
-        raise _wrong(path, "it is no JSON") from None
+        raise _wrong(where, "it is no JSON") from None
+    return transcript_of(document, where)
+
+
+def transcript_of(document: Any, where: str) -> Transcript:
+    """What a JSON document says that stands there; raises UsageError where it is none."""
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise _wrong(path, f"its `schema` is not `{SCHEMA}`")
-    sampling, model = document.get("sampling"), document.get("model")
-    variables, stop = document.get("variables"), None
+        raise _wrong(where, f"its `schema` is not `{SCHEMA}`")
+    sampling, model, stop = document.get("sampling"), document.get("model"), None
     if isinstance(sampling, dict):
         stop = sampling.get("stop")
     if not (
-        isinstance(sampling, dict) and isinstance(model, dict) and isinstance(variables, dict)
+        isinstance(sampling, dict) and isinstance(model, dict)
         and isinstance(model.get("name"), str) and isinstance(stop, list)
         and all(isinstance(one, str) and one for one in stop)
     ):  # fmt: skip
-        raise _wrong(path, "its `model`, `sampling` or `variables` are not as chat writes them")
-    check_nested(variables)
+        raise _wrong(where, "its `model` or `sampling` are not as chat writes them")
+    check_value(stop, f"`sampling.stop` of {where}")
     values: dict[str, float] = {}
     for name, allowed in RANGES.items():
         value: Any = sampling.get(name)
         if not valid(name, value):
-            raise _wrong(path, f"its `sampling.{name}` must be {allowed}")
+            raise _wrong(where, f"its `sampling.{name}` must be {allowed}")
         values[name] = value
     return Transcript(
         model=model["name"],
-        vocabulary=_count(path, document, "vocabulary", least=1),
+        vocabulary=_count(where, document, "vocabulary", least=1),
         sampling=values,
-        seed=_count(path, sampling, "seed"),
-        max_tokens=_count(path, sampling, "max_tokens", least=1),
+        seed=_count(where, sampling, "seed"),
+        max_tokens=_count(where, sampling, "max_tokens", least=1),
         stop=tuple(stop or ()),
-        variables=variables,
-        answers=_count(path, document, "answers"),
-        messages=_messages(path, document.get("messages"), document["vocabulary"]),
+        variables=checked_variables(document.get("variables"), where),
+        answers=_count(where, document, "answers"),
+        messages=_messages(where, document.get("messages"), document["vocabulary"]),
     )
 
 
-def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
+def _messages(where: str, found: object, vocabulary: int) -> tuple[Message, ...]:
     from llmcli.generation.messages import LEAD, Ending, Message
 
     if not isinstance(found, list):
-        raise _wrong(path, "it has no list of `messages`")
+        raise _wrong(where, "it has no list of `messages`")
     messages = []
     for number, one in enumerate(found):
         if not (
@@ -122,34 +132,35 @@ def _messages(path: str, found: object, vocabulary: int) -> tuple[Message, ...]:
             and one.get("finish_reason") in (None, *get_args(Ending))
             and (one["role"] != "system" or number == 0)
         ):  # fmt: skip
-            raise _wrong(path, f"its message {number} is not as chat writes them")
+            raise _wrong(where, f"its message {number} is not as chat writes them")
+        check_value(one, f"`messages[{number}]` of {where}")
         messages.append(Message(
             role=one["role"], content=one["content"], end=one.get("finish_reason"),
             reasoning=one.get("reasoning", ""), raw=one.get("raw"),
-            ids=_ids(path, number, one, vocabulary), lead=one.get("lead", "")[-LEAD:],
+            ids=_ids(where, number, one, vocabulary), lead=one.get("lead", "")[-LEAD:],
         ))  # fmt: skip
     return tuple(messages)
 
 
-def _ids(path: str, number: int, message: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
+def _ids(where: str, number: int, message: Mapping[str, Any], vocabulary: int) -> tuple[int, ...]:
     ids: Any = message.get("ids", [])
     sound = isinstance(ids, list) and all(
         isinstance(one, int) and not isinstance(one, bool) and 0 <= one < vocabulary for one in ids
     )
     if not sound or (ids and message["role"] != "assistant"):
-        raise _wrong(path, f"the `ids` of its message {number} are no ids of an answer")
+        raise _wrong(where, f"the `ids` of its message {number} are no ids of an answer")
     return tuple(ids)
 
 
-def _count(path: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
+def _count(where: str, found: Mapping[str, Any], name: str, *, least: int = 0) -> int:
     value = found.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise _wrong(path, f"its `{name}` is no whole number from {least} on")
+        raise _wrong(where, f"its `{name}` is no whole number from {least} on")
     return value
 
 
-def _wrong(path: str, why: str) -> UsageError:
+def _wrong(where: str, why: str) -> UsageError:
     return UsageError(
-        f"`{path}` is no transcript of `llmcli chat`: {why}",
+        f"{where} is no transcript of `llmcli chat`: {why}",
         hint="`/save FILE` writes one",
     )

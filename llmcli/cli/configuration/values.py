@@ -192,7 +192,10 @@ def _options_of(command: str) -> Mapping[str, Any]:
 
 def _without_weaker(values: Mapping[str, Any], *stronger: Mapping[str, Any]) -> dict[str, Any]:
     """`values` but those that an environment variable or one of the `stronger` replaces."""
-    set_ = {name for each in stronger for name, value in each.items() if value not in (None, False)}
+    set_ = {  # 0 is set, and equal to False
+        name for each in stronger for name, value in each.items()
+        if value is not None and value is not False
+    }  # fmt: skip
     return {
         name: value
         for name, value in values.items()

@@ -83,7 +83,6 @@ class Job:
             "use a shorter prompt or a smaller --max-tokens",
         )
         self.session = Session(model.decoder, batch, capacity)
-        self._after: Tensor | None = None
 
     def run(self, phase: PhaseName, clock: RunClock | None, tap: Tap | None = None) -> Out:
         """The phase once, from its beginning: `ready` comes before it, and is no part of it."""
@@ -91,13 +90,13 @@ class Job:
 
     def ready(self, phase: PhaseName) -> None:
         """The state in which the phase begins: nothing read yet, or the prompt."""
-        if phase == "decode" and self._after is None:
-            self.ready("prefill")
-            self._after = self._prefill(None, None).logits_BV
         past = 0 if phase == "prefill" else len(self.prompts[0])
+        if self.session.lengths[0] < past:
+            self.session.rewind(0)
+            self._prefill(None, None)
         if past and self.session.lengths[0] == past:  # the prompt was read just now
             self.session.keep()
-        self.session.rewind(past, logits_BV=self._after if phase == "decode" else None)
+        self.session.rewind(past)
         self._picker = Picker(
             Sampling(temperature=0.0), self.prompts, samples=1, vocab=self.model.config.vocab,
             device=self.model.device, logprobs=None, limit=max(1, self.new_tokens),

@@ -1,0 +1,85 @@
+"""stdout and stderr: what they have so far, what they cannot take, and how they are given up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+from llmcli.cli.spelling import ERRORS
+
+
+class Stdout:
+    """What stdout has so far.
+
+    `document`: a JSON document, or the beginning of one. No error document follows it then.
+    `line_open`: text whose last line has no end yet.
+    """
+
+    document = False
+    line_open = False
+
+
+STDOUT = Stdout()
+
+
+def erase_line() -> None:
+    """Takes back what stands on the current line of stderr; only for a terminal."""
+    try:
+        dumb = os.environ.get("TERM") == "dumb"
+        sys.stderr.write("\n" if dumb else "\r\x1b[K")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+def begin_line() -> None:
+    """Where stdout and stderr are one file or terminal, stderr begins on a line of its own.
+
+    Text in a pipe gets no final newline; with `2>&1` the next message would stand behind it.
+    """
+    if not STDOUT.line_open or sys.stdout is None or sys.stderr is None:
+        return
+    try:
+        if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()):
+            sys.stderr.write("\n")
+            STDOUT.line_open = False
+    except (OSError, ValueError):  # a stream that is no file, or closed
+        pass
+
+
+def tolerate(stream: TextIO | None) -> None:
+    """A character that the stream's encoding lacks is spelled (`?` if need be): no error.
+
+    In the locale C Python escapes surrogates, which leaves every other character an error, and in
+    C.UTF-8 it writes them as the bytes that they stand for, which are not UTF-8.
+    """
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is None:
+        return
+    everything = getattr(stream, "encoding", "").lower().replace("-", "") == "utf8"
+    fails = ("strict", "surrogateescape") + (() if everything else ("backslashreplace",))
+    if getattr(stream, "errors", "") in fails:
+        reconfigure(errors=ERRORS)
+
+
+def detach(stream: TextIO | None) -> None:
+    """Points a stream that cannot be written any more at nothing.
+
+    Python flushes again when it ends, and would print a warning and exit with 120.
+    """
+    try:
+        if stream is not None:
+            stream.flush()
+    except (OSError, ValueError):
+        give_up(stream)
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Points a stream at nothing: what it still holds and all that follows is dropped."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
+    except (AttributeError, OSError, ValueError):
+        pass
