@@ -966,6 +966,15 @@ BLOCKS = {
 MODELS = CONFIGS | BLOCKS
 
 
+def widened(part, size):
+    """A feed-forward part with hidden layers of that size; any other as it is."""
+    if isinstance(part, ExpertsConfig) and part.shared is not None:
+        part = dataclasses.replace(part, shared=dataclasses.replace(part.shared, hidden=size))
+    if isinstance(part, MlpConfig | ExpertsConfig):
+        return dataclasses.replace(part, hidden=size)
+    return part
+
+
 def in_blocks(config, *formats, size=64, dense=()):
     """That model with all widths `size`, and its matrices in blocks of these formats, in turn.
 
@@ -974,16 +983,14 @@ def in_blocks(config, *formats, size=64, dense=()):
     layers = tuple(
         dataclasses.replace(layer, sublayers=tuple(
             tuple(
-                dataclasses.replace(branch, part=dataclasses.replace(branch.part, hidden=size))
-                if isinstance(branch.part, MlpConfig | ExpertsConfig) else branch
-                for branch in branches
+                dataclasses.replace(branch, part=widened(branch.part, size)) for branch in branches
             )
             for branches in layer.sublayers
         ))
         for layer in config.layers
     )  # fmt: skip
     config = dataclasses.replace(config, width=size, layers=layers)
-    dense = (*dense, "W_router")
+    dense = (*dense, "W_router", "W_shared")
     wanted = [one for one in matrices(config).items() if not one[0].endswith(dense)]
     turns = [(*one, formats[i % len(formats)]) for i, one in enumerate(wanted)]
     return config, {
@@ -1014,6 +1021,10 @@ IN_BLOCKS = {
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
+    "experts": in_blocks(BLOCKS["experts"], "Q8_0", "Q4_1"),
+    "experts beside dense layers": in_blocks(
+        BLOCKS["experts beside dense layers"], "Q5_0", "Q8_0"
+    ),
 }  # fmt: skip
 
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, matrices

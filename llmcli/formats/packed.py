@@ -313,11 +313,10 @@ class RoutedProduct:
         if x_MK.is_meta:
             return out_PN
         if self._mapped or (pairs > self._experts and not routes.static):
-            for expert, pairs_n in routes.groups:
-                rows = pairs_n if routes.row_N is None else routes.row_N[pairs_n]
+            for expert, own in routes.groups:
                 if expert not in self._products:
                     self._products[expert] = _Product([one.expert(expert) for one in self._pieces])
-                out_PN[pairs_n] = self._products[expert](x_MK[rows], None)
+                out_PN[own] = self._products[expert](x_MK[routes.rows(own)], None)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
         room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
@@ -329,7 +328,7 @@ class RoutedProduct:
             torch.get_num_threads(),
             (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, 1),
             (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
-             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, pairs // len(x_MK)),
+             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each),
             reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces)),
             writes=(room, out_PN),
         )  # fmt: skip

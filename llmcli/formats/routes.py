@@ -18,13 +18,14 @@ from torch import Tensor
 class Routes:
     """Pairs of a token and an expert in the order `[B, K, T]`; `expert_N` are int64.
 
-    Pair n reads row `row_N[n]` of the input, or row n itself where that is None. `static`: no shape
-    and nothing on the host may depend on the choice, so that a step can be captured; then so many
-    pairs are multiplied `at_once`.
+    Pair n reads row `row_N[n]` of the input, or row n // `each` where that is None. `static`: no
+    shape and nothing on the host may depend on the choice, so that a step can be captured; then so
+    many pairs are multiplied `at_once`.
     """
 
     expert_N: Tensor
     row_N: Tensor | None
+    each: int
     static: bool
     at_once: int
 
@@ -40,7 +41,8 @@ class Routes:
         row_BT = torch.arange(batch * tokens, device=device).view(batch, 1, tokens)
         return cls(
             expert_N=chosen_BTK.transpose(1, 2).reshape(-1),
-            row_N=row_BT.expand(batch, chosen, tokens).reshape(-1),
+            row_N=None if tokens == 1 else row_BT.expand(batch, chosen, tokens).reshape(-1),
+            each=chosen,
             static=static or chosen_BTK.is_meta or torch.compiler.is_compiling(),
             at_once=batch * chosen * tokens if chosen_BTK.is_meta else chosen,
         )
@@ -48,7 +50,11 @@ class Routes:
     @property
     def by_pair(self) -> Routes:
         """The same for an input that has a row for each pair."""
-        return replace(self, row_N=None)
+        return replace(self, row_N=None, each=1)
+
+    def rows(self, pairs: Tensor) -> Tensor:
+        """Of the input, by pair."""
+        return pairs // self.each if self.row_N is None else self.row_N[pairs]
 
     @cached_property
     def groups(self) -> tuple[tuple[int, Tensor], ...]:

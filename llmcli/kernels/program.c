@@ -13,7 +13,9 @@ static const struct kernel *const kernels[KINDS] = {
     [MULTIPLY_BFLOAT16] = &kernel_multiply_bfloat16, [ATTEND_ROWS] = &kernel_attend_rows,
     [SPLIT] = &kernel_split, [MULTIPLY_SPLIT] = &kernel_multiply_split,
     [MULTIPLY_ROWS] = &kernel_multiply_rows, [SOFT_CAP] = &kernel_soft_cap,
-    [MULTIPLY_EXPERTS] = &kernel_multiply_experts,
+    [MULTIPLY_EXPERTS] = &kernel_multiply_experts, [MULTIPLY_FLOAT] = &kernel_multiply_float,
+    [SHARE] = &kernel_share, [CHOOSE] = &kernel_choose, [WEIGH] = &kernel_weigh,
+    [SUM_EXPERTS] = &kernel_sum_experts, [SCALE_ROWS] = &kernel_scale_rows,
 };
 
 struct program {

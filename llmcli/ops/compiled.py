@@ -254,6 +254,92 @@ def gate(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def product(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
+    """`X Wᵀ + b` with a small float32 matrix, the numbers of whose rows lie together."""
+    rows, (outputs, columns) = _rows(x), w_NK.shape
+    out = torch.empty(*x.shape[:-1], outputs)
+    op = (
+        program.MULTIPLY_FLOAT, rows.data_ptr(), rows.stride(0), w_NK.data_ptr(), w_NK.stride(0),
+        out.data_ptr(), len(rows), outputs, columns, 0 if b_N is None else b_N.data_ptr(),
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(rows, w_NK, b_N), writes=(out,))
+    return out
+
+
+def share(x: Tensor, *, sigmoid: bool) -> Tensor:
+    """See `ops.routing.share`."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    columns = x.shape[-1]
+    op = (
+        program.SHARE, x.data_ptr(), out.data_ptr(), x.numel() // columns, columns, sigmoid
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x,), writes=(out,))
+    return out
+
+
+def choose(
+    scores: Tensor, correction_E: Tensor | None, count: int, groups: int, kept: int
+) -> Tensor:
+    """See `ops.routing.choose`."""
+    scores = scores.contiguous()
+    experts = scores.shape[-1]
+    out = torch.empty(*scores.shape[:-1], count, dtype=torch.int64)
+    room = torch.empty(2 * scores.numel())
+    op = (
+        program.CHOOSE, scores.data_ptr(), out.data_ptr(), scores.numel() // experts, experts,
+        count, 0 if correction_E is None else correction_E.data_ptr(), groups, kept,
+        room.data_ptr(),
+    )  # fmt: skip
+    reads = (scores, correction_E)
+    program.run(torch.get_num_threads(), op, reads=reads, writes=(out, room))
+    return out
+
+
+def weigh(
+    scores: Tensor, chosen: Tensor, *, softmax: bool, renormalized: bool, least: float,
+    factor: float,
+) -> Tensor:  # fmt: skip
+    """See `ops.routing.weigh`."""
+    scores, chosen = scores.contiguous(), chosen.contiguous()
+    experts, count = scores.shape[-1], chosen.shape[-1]
+    out = torch.empty(chosen.shape)
+    op = (
+        program.WEIGH, scores.data_ptr(), chosen.data_ptr(), out.data_ptr(),
+        scores.numel() // experts, experts, count, softmax, renormalized, _bits(least),
+        _bits(factor),
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(scores, chosen), writes=(out,))
+    return out
+
+
+def sum_experts(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
+    """See `ops.routing.summed`."""
+    y_BKTD, weight_BTK = y_BKTD.contiguous(), weight_BTK.contiguous()
+    z_BTD = None if z_BTD is None else z_BTD.contiguous()
+    batch, count, tokens, columns = y_BKTD.shape
+    out = torch.empty(batch, tokens, columns)
+    op = (
+        program.SUM_EXPERTS, y_BKTD.data_ptr(), weight_BTK.data_ptr(),
+        0 if z_BTD is None else z_BTD.data_ptr(), out.data_ptr(), batch * tokens, columns, count,
+        tokens,
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(y_BKTD, weight_BTK, z_BTD), writes=(out,))
+    return out
+
+
+def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    """`x ∘ f`, where f `[…, 1]` has a number for each row."""
+    x, factors = x.contiguous(), factors.contiguous()
+    out = torch.empty_like(x)
+    op = (
+        program.SCALE_ROWS, x.data_ptr(), factors.data_ptr(), out.data_ptr(), factors.numel(),
+        x.shape[-1],
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x, factors), writes=(out,))
+    return out
+
+
 def _groups(x: Tensor) -> Tensor:
     """`[groups, rows, columns]`, a view where it can be one: one group, or those of the last axes.
 

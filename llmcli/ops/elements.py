@@ -18,6 +18,12 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return compiled.scale(x, factor) if compiled.takes(x) else x * factor
 
 
+def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    """`x ∘ f`, where f `[…, 1]` has a number for each row."""
+    both = compiled.takes(x) and compiled.takes(factors)
+    return compiled.scale_rows(x, factors) if both else x * factors
+
+
 def gate(x: Tensor, y: Tensor) -> Tensor:
     """`x ∘ y`, of equal shapes."""
     return compiled.gate(x, y) if compiled.takes(x) and compiled.takes(y) else x * y

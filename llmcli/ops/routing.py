@@ -8,7 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmcli.ops import compiled
 from llmcli.parts.experts.config import LEAST_SUM, RoutingConfig
+
+
+def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:
+    """The softmax of each row, or the sigmoid of each number."""
+    if compiled.takes(logits_BTE):
+        return compiled.share(logits_BTE, sigmoid=sigmoid)
+    return logits_BTE.sigmoid() if sigmoid else logits_BTE.softmax(-1)
 
 
 def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConfig) -> Tensor:
@@ -16,6 +24,10 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
 
     Of equal ones the first. See `RoutingConfig` for the correction and the groups.
     """
+    if compiled.takes(scores_BTE):
+        return compiled.choose(
+            scores_BTE, correction_E, routing.chosen, routing.groups, routing.kept_groups
+        )
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
     if routing.groups > 1:
@@ -29,12 +41,28 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
 
 def weigh(scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig) -> Tensor:
     """What each chosen expert counts, `[B, T, K]`; of logits where they are to be normalized."""
+    softmax = routing.scores == "softmax of the chosen"
+    if compiled.takes(scores_BTE):
+        return compiled.weigh(
+            scores_BTE, chosen_BTK, softmax=softmax, renormalized=routing.renormalized,
+            least=LEAST_SUM, factor=routing.scale,
+        )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
-    if routing.scores == "softmax of the chosen":
+    if softmax:
         weight_BTK = weight_BTK.softmax(-1)
     elif routing.renormalized:
         weight_BTK = weight_BTK / (weight_BTK.sum(-1, keepdim=True) + LEAST_SUM)
     return weight_BTK if routing.scale == 1 else weight_BTK * routing.scale
+
+
+def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:
+    """`Σ_k g[k] · Y[k] + Z`, in the order of the choice: `[B, T, D]`."""
+    if compiled.takes(y_BKTD) and (z_BTD is None or compiled.takes(z_BTD)):
+        return compiled.sum_experts(y_BKTD, weight_BTK, z_BTD)
+    out_BTD = y_BKTD[:, 0] * weight_BTK[..., :1]
+    for k in range(1, y_BKTD.shape[1]):
+        out_BTD = out_BTD + y_BKTD[:, k] * weight_BTK[..., k : k + 1]
+    return out_BTD if z_BTD is None else out_BTD + z_BTD
 
 
 def _largest(x: Tensor, count: int) -> Tensor:

@@ -10,7 +10,6 @@ and an expert lie as `[B, K, T, …]`: an expert's place is an axis as a head is
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from llmcli.formats.routes import Routes
@@ -18,9 +17,9 @@ from llmcli.nn.linear import Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
-from llmcli.ops.elements import gate
+from llmcli.ops.elements import gate, scale_rows
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.routing import choose, weigh
+from llmcli.ops.routing import choose, share, summed, weigh
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.forward import GatedMlp
@@ -59,10 +58,7 @@ class Experts:
         out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
-        y_BTD = out_BKTD[:, 0] * weight_BTK[..., :1]
-        for k in range(1, count):
-            y_BTD = y_BTD + out_BKTD[:, k] * weight_BTK[..., k : k + 1]
-        return y_BTD if shared_BTD is None else y_BTD + shared_BTD
+        return summed(out_BKTD, weight_BTK, shared_BTD)
 
     def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """The experts that each token chooses, and what they count: `[B, T, K]` both."""
@@ -70,8 +66,7 @@ class Experts:
         logits_BTE = self.router.weight.matmul_float32(x_BTD, self.router.bias)
         scores_BTE = step.emit(f"{p}.router_logits", logits_BTE)
         if routing.scores != "softmax of the chosen":
-            sigmoid = routing.scores == "sigmoid"
-            made_BTE = scores_BTE.sigmoid() if sigmoid else scores_BTE.softmax(-1)
+            made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")
             scores_BTE = step.emit(f"{p}.router_probs", made_BTE)
         chosen_BTK = step.emit(f"{p}.expert_idx", choose(scores_BTE, self.correction, routing))
         weight_BTK = step.emit(f"{p}.expert_weight", weigh(scores_BTE, chosen_BTK, routing))
@@ -99,6 +94,6 @@ class SharedExpert:
             out_BTD = step.emit(f"{p}.shared.out", out_BTD)
             logit_BT1 = self.weigh.weight.matmul_float32(x_BTD)
             logit_BT1 = step.emit(f"{p}.shared_logit", logit_BT1)
-            weight_BT1 = step.emit(f"{p}.shared_weight", torch.sigmoid(logit_BT1))
-            out_BTD = out_BTD * weight_BT1
+            weight_BT1 = step.emit(f"{p}.shared_weight", share(logit_BT1, sigmoid=True))
+            out_BTD = scale_rows(out_BTD, weight_BT1)
         return step.emit(f"{p}.shared_out", at_least_float32(out_BTD))
