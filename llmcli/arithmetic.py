@@ -26,6 +26,7 @@ def arithmetic_of(
     options that cannot be had.
     """
     formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    loads = () if todo is None else todo.loads
     return arithmetic(
         config,
         dtype=dtype,
@@ -34,5 +35,5 @@ def arithmetic_of(
         stored=set(formats.values()),
         bfloat16=bfloat16,
         kernels=native.level(),
-        packable=packable(() if todo is None else todo.loads, formats, matrices(config)),
+        packable=packable(loads, formats, matrices(config)),
     )

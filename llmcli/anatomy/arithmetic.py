@@ -122,7 +122,12 @@ def arithmetic(
             hint=f"use auto, none, {' or '.join(QUANTIZED)}",
         )
     given = dtype not in ("auto", WIDE)
-    formats = dict(packable) if device == "cpu" and kernels and not given else {}
+    no_blocks = _in_no_blocks(config)
+    formats = {
+        name: kept
+        for name, kept in packable.items()
+        if device == "cpu" and kernels and not given and (name not in no_blocks or kept in HELD)
+    }
     if set(formats.values()) <= set(HELD) and (
         dtype == WIDE or (bfloat16 and kernels not in FAST_WIDE)
     ):
@@ -141,7 +146,7 @@ def arithmetic(
             )
         other, tokens = QUANTIZED[quantize]
         for name, columns in matrices(config).items():
-            if columns % RUN == 0 and name != "pos_embed.W" and not _routes(config, name):
+            if columns % RUN == 0 and name != "pos_embed.W" and name not in no_blocks:
                 per_token = name in ("embed.W", "head.W")
                 if formats.get(name, "bfloat16") in HELD:
                     formats[name] = tokens if per_token else other
@@ -153,30 +158,27 @@ def arithmetic(
 
 
 def matrices(config: ModelConfig) -> dict[str, int]:
-    """What is multiplied with, and tables of which rows are looked up: the columns as stored.
-
-    Those of experts, too, where each has whole groups of rows.
-    """
+    """What is multiplied with, and tables of which rows are looked up: the columns as stored."""
     model = graph(config)
-
-    def is_one(spec: TensorSpec) -> bool:
-        op = model[model.parameters[spec.name].makes].op
-        if len(spec.axes) == 3:
-            rows = (spec.stored_shape or spec.shape)[1]
-            return isinstance(op, ExpertProject) and rows % ROWS == 0
-        return len(spec.axes) == 2 and isinstance(op, Project | LookUp)
-
     return {
         spec.name: (spec.stored_shape or spec.shape)[-1]
         for spec in parameters(config)
-        if is_one(spec)
+        if len(spec.axes) > 1
+        and isinstance(
+            model[model.parameters[spec.name].makes].op, Project | LookUp | ExpertProject
+        )
     }
 
 
-def _routes(config: ModelConfig, name: str) -> bool:
-    """Whether that matrix chooses experts: it is small, and its numbers decide."""
+def _in_no_blocks(config: ModelConfig) -> frozenset[str]:
+    """Experts without whole groups of rows, and routers: small matrices whose numbers decide."""
     model = graph(config)
-    return model[model.parameters[name].makes].group == "router"
+    return frozenset(
+        spec.name
+        for spec in parameters(config)
+        if (len(spec.axes) == 3 and (spec.stored_shape or spec.shape)[1] % ROWS)
+        or model[model.parameters[spec.name].makes].group == "router"
+    )
 
 
 def auto_dtype(device: str, stored: Set[str], *, bfloat16: bool) -> str:

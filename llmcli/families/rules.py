@@ -416,7 +416,8 @@ def packable(
 ) -> dict[str, str]:
     """Those parameters of `names` that can stay as the file has them, with their format.
 
-    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits.
+    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits; where
+    several tensors fill one, if they are stored alike.
     `formats` are those of the checkpoint's tensors by name.
     """
     found: dict[str, set[str | None]] = {}

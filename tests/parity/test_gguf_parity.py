@@ -15,10 +15,13 @@ import torch
 from parity_gguf import interleave, separate, write_gguf
 from parity_models import build, prompt
 from parity_reference import load_reference, reference_logprobs
+from safetensors.torch import save_file
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, Variant, packed
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.formats.packed import Mapped
+from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.ops.quant import DECODERS
 
@@ -104,6 +107,84 @@ def test_packed_weights_of_every_architecture(
 def test_variants(one: Variant, tmp_path: Path) -> None:
     assert one.gguf is not None
     assert compare(tmp_path, one, "F32") < one.gguf
+
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
+
+
+def mixed(model_type: str) -> Variant:
+    """One whose experts have rows of whole blocks."""
+    sizes = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    own = {size: 32 for size in sizes if size in TYPES[model_type].base}
+    return Variant("mixed", model_type, BLOCKS | own)
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_in_one_tensor(model_type: str, format: str, tmp_path: Path) -> None:
+    """Blocks are unpacked where a dtype is given."""
+    assert compare(tmp_path, mixed(model_type), format) < 1e-9
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16"])
+@torch.no_grad()
+def test_experts_stay_in_16_bits(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(build(mixed("qwen2_moe"), seed=3), tmp_path / "model.gguf", format)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    monkeypatch.setattr("llmcli.devices.multiplies_bfloat16", lambda device: False)
+    ours = load_checkpoint(checkpoint, device="cpu").decoder
+    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    held = "bfloat16" if format == "BF16" else "float16"
+    for leaf in ("gate", "up", "down"):
+        assert ours.weight(f"blocks.1.moe.W_{leaf}").format == held
+    assert ours.dtype == torch.float32
+    right = exact(ids := prompt(tokens=40)).log_softmax(-1)
+    assert (ours(ids).log_softmax(-1) - right).abs().max() < 0.02  # keys and values: bfloat16
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@pytest.mark.parametrize("model_type", MIXTURES)
+@torch.no_grad()
+def test_experts_stay_in_blocks(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the file has them, or mapped where they do not fit; with the same bits."""
+    config = mixed(model_type)
+    write_gguf(build(config, seed=3), tmp_path / "model.gguf", "Q8_0")
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    ours = load_checkpoint(checkpoint, device="cpu").decoder
+    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    kept = {ours.weight(f"blocks.1.moe.W_{leaf}").format for leaf in ("gate", "up", "down")}
+    assert kept == {"Q8_0"}
+    assert ours.weight("blocks.1.moe.W_router").format == "float32"
+    right = exact(ids := prompt(tokens=40)).log_softmax(-1)
+    found = ours(ids)
+    kl = (right.exp() * (right - found.double().log_softmax(-1))).sum(-1).mean().item()
+    assert 0 <= kl < 5e-3  # some tokens take another expert where two are nearly as good
+    monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
+    monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
+    mapped = load_checkpoint(checkpoint, device="cpu").decoder
+    assert isinstance(mapped.weight("blocks.1.moe.W_up"), Mapped)
+    assert torch.equal(mapped(ids), found)
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels")
+@torch.no_grad()
+def test_experts_are_quantized(tmp_path: Path) -> None:
+    """Those that are one tensor, and those that are stored one by one."""
+    model, found = build(mixed("qwen3_moe"), seed=3), []
+    for folder in ("one", "each"):
+        model.save_pretrained(tmp_path / folder)
+    save_file(model.state_dict(), tmp_path / "one" / "model.safetensors", {"format": "pt"})
+    for folder in ("one", "each"):
+        checkpoint = open_checkpoint(tmp_path / folder)
+        decoder = load_checkpoint(checkpoint, device="cpu", quantize="int8").decoder
+        assert decoder.weight("blocks.1.moe.W_up").format == "Q8_0"
+        found.append(decoder(prompt(tokens=9)))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("format", ["F32", "Q4_0"])
