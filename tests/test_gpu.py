@@ -2,16 +2,21 @@
 
 import pytest
 import torch
+from small_models import random_decoder
 from tiny_checkpoints import write_llama
+from zoo import MODELS, VOCAB
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.app import main
 from llmcli.engine.session import Session
+from llmcli.formats.dense import writable
 from llmcli.ladder.beyond import beyond
 from llmcli.ladder.climb import climb
 from llmcli.ladder.course import plan_course
 from llmcli.ladder.weights import Weights
 from llmcli.loading import load_checkpoint
+from llmcli.nn.decoder import Decoder
+from llmcli.ops.linear import each_own
 from llmcli.ops.product import product_float32
 
 pytestmark = [
@@ -121,3 +126,45 @@ def test_explain_derives_what_the_card_computed(tmp_path, name, capsys):
     folder = str(write_llama(tmp_path))
     argv = ["explain", name, "-m", folder, "--ids", "5,9,2,7", "--device", "cuda", "--depth", "all"]
     assert main(argv) == 0, capsys.readouterr()
+
+
+@pytest.fixture(params=["experts", "experts by groups", "experts after the choice"])
+def mixtures(request):
+    """A small mixture on the processor, and the same on the card."""
+    here = random_decoder(MODELS[request.param])
+    there = Decoder(MODELS[request.param], device="cuda", dtype=torch.float64)
+    for name in here.weight_names:
+        writable(there.weight(name)).copy_(writable(here.weight(name)))
+    return here, there
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_experts_that_are_gathered_in_a_captured_step(mixtures, batch):
+    """A prompt is grouped by expert, a step has no shape and no host that knows the choice."""
+    prompt = torch.randint(VOCAB, (batch, 9), generator=torch.Generator().manual_seed(3))
+    more = torch.randint(VOCAB, (5, batch, 1), generator=torch.Generator().manual_seed(4))
+    outs = []
+    for decoder in mixtures:
+        session = Session(decoder, batch, 20)
+        session.extend(prompt.to(decoder.device))
+        outs.append([session.extend(ids.to(decoder.device)).cpu() for ids in more])
+    for here, there in zip(*outs, strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-9, atol=1e-9)
+    decoder = mixtures[1]
+    session, ids = Session(decoder, batch, 20), more[0].cuda()
+    session.extend(prompt.cuda())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        session.extend(ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_products_of_experts_in_16_bits_have_wide_sums():
+    w = torch.randn(4, 6, 32, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(3, 32, device="cuda", dtype=torch.bfloat16)
+    expert = torch.tensor([2, 0, 3], device="cuda")
+    out = each_own(x, w, expert, at_once=2, wide=True)
+    right = torch.einsum("pk,pnk->pn", x.double(), w.double()[expert])
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-5)

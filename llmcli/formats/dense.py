@@ -83,15 +83,15 @@ class Dense(Weight):
         if self.tensor.ndim != 3:
             return super().matmul_routed(x_MK, routes, wide=wide)
         if routes.static:
-            pairs = torch.arange(len(routes.expert_N), device=x_MK.device)
-            x_PK = x_MK[routes.rows(pairs)]
+            every = torch.arange(len(routes.expert_N), device=x_MK.device)
+            x_PK = x_MK[routes.rows(every)]
             return each_own(
                 x_PK, self.tensor, routes.expert_N, at_once=routes.at_once, wide=wide
             )
         product = linear_wide if wide else linear
         out_PN: Tensor | None = None
-        for expert, pairs in routes.groups:
-            y = product(x_MK[routes.rows(pairs)], self.tensor[expert], None)
+        for expert, pairs, rows in routes.groups:
+            y = product(x_MK[rows], self.tensor[expert], None)
             if out_PN is None:
                 out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])
             out_PN[pairs] = y

@@ -313,10 +313,10 @@ class RoutedProduct:
         if x_MK.is_meta:
             return out_PN
         if self._mapped or (pairs > self._experts and not routes.static):
-            for expert, own in routes.groups:
+            for expert, own, rows in routes.groups:
                 if expert not in self._products:
                     self._products[expert] = _Product([one.expert(expert) for one in self._pieces])
-                out_PN[own] = self._products[expert](x_MK[routes.rows(own)], None)
+                out_PN[own] = self._products[expert](x_MK[rows], None)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
         room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)

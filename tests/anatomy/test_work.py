@@ -25,6 +25,7 @@ from llmcli.anatomy.work import (
     total_work,
 )
 from llmcli.engine.session import Session
+from llmcli.families import find
 from llmcli.graph.spec import Call
 from llmcli.ladder.count import count
 from llmcli.nn.decoder import Decoder
@@ -103,6 +104,18 @@ def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
     assert total_work(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
     counts = count_parameters(config)
     assert counts.total - counts.active == round(idle) > 0
+
+
+def test_a_published_mixture_has_the_parameters_that_its_name_says():
+    """Qwen3-30B-A3B: 30.5 billion, 3.3 of them active."""
+    config = find("qwen3_moe", "safetensors").from_hf({
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "head_dim": 128,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128,
+        "num_experts_per_tok": 8, "norm_topk_prob": True, "tie_word_embeddings": False,
+    })  # fmt: skip
+    counts = count_parameters(config)
+    assert (counts.total, counts.active) == (30_532_122_624, 3_353_032_704)
 
 
 def test_of_experts_those_count_that_ran():
