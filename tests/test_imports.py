@@ -30,7 +30,7 @@ LAYERS = (
     {"engine"},
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
-    {"cli", "__main__"},
+    {"cli", "commands", "__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
@@ -58,7 +58,7 @@ BESIDE = {
 }
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "__main__"),
+    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "commands", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
@@ -87,7 +87,8 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
-    By file name in `parts`: what it is lies below all, what computes it needs torch.
+    By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
+    command's folder: what is no option, measurement or report is a view.
     `llmcli.graph.evaluation` is a part of its own, too.
     """
     if module.startswith("llmcli.graph.evaluation"):
@@ -95,6 +96,8 @@ def part_of(module):
     folder, _, file = module.rpartition(".")
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]
+    if folder.startswith("llmcli.commands."):
+        return {"command": "cli", "measure": "measure", "report": "reports"}.get(file, "render")
     return module.split(".")[1] if "." in module else ""
 
 
