@@ -68,7 +68,7 @@ def experts_png(report: ExpertsReport, title: str) -> bytes:
         for row, layer in enumerate(report.layers):
             place = (at, top + row * ROW, cell - SPACE)
             _cell(sheet, layer, first + column, named, place, scale)
-    sheet.colour_bar((right + 30, top), max(90, rows * ROW - SPACE), scale, SMALL)
+    sheet.colour_bar((right + 30, top), max(150, rows * ROW - SPACE), scale, SMALL)
     _loads(sheet, report, load_top)
     words = "numbers: the experts chosen, the largest score first, coloured by what they count"
     if named < most:

@@ -31,10 +31,10 @@ const token = (place) => label(data.tokens[data.positions[place]]);
 const written = (place) => data.positions[place] >= data.prompt_tokens; // by the model
 const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-// With an expert chosen, what it counts where it is taken; nothing elsewhere.
+// With an expert chosen, what it counts where its layer takes it; nothing elsewhere.
 function fraction(layer, place) {
   if (state.expert < 0) return BY[state.by].at(layer, place);
-  const at = chosen(layer, place).indexOf(state.expert);
+  const at = layer === state.layer ? chosen(layer, place).indexOf(state.expert) : -1;
   return at < 0 ? null : weights(layer, place)[at] / largest;
 }
 
@@ -71,9 +71,8 @@ function drawGrid() {
   $("grid").replaceChildren(top, body);
   const last = data.positions[places[places.length - 1]];
   $("span").textContent = `positions ${data.positions[places[0]]} to ${last} of ${data.tokens.length} tokens`
-    + (state.expert < 0 ? "" : ` · what expert ${state.expert} counts where it is taken`);
-  $("before").disabled = state.first === 0;
-  $("after").disabled = state.first + WIDE >= count;
+    + (state.expert < 0 ? "" : ` · what expert ${state.expert} of layer ${layers[state.layer].layer} counts`);
+  for (const name of ["before", "after"]) $(name).hidden = count <= WIDE;
   $("low").textContent = BY[state.by].low;
   $("high").textContent = state.expert < 0 ? BY[state.by].high() : number(largest);
 }
