@@ -28,7 +28,8 @@ def short_checks(checks: Sequence[ViewCheck]) -> RenderableType:
     if not all(check.ok for check in checks):
         return render_checks(checks)
     names = ", ".join(check.name for check in checks)
-    return Marked(GOOD, f"{len(checks)} checks: {names}{SEPARATOR}--checks", FAINT)
+    count = f"{len(checks)} check{'s' * (len(checks) != 1)}"
+    return Marked(GOOD, f"{count}: {names}{SEPARATOR}--checks", FAINT)
 
 
 def _line(check: ViewCheck) -> RenderableType:

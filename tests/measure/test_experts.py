@@ -1,4 +1,4 @@
-"""Which experts every token takes: what is shown is what ran, and planted faults turn checks red."""
+"""Which experts tokens take: what is shown is what ran, and planted faults turn checks red."""
 
 import dataclasses
 import math

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.style import Style
@@ -24,6 +25,7 @@ from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line
 NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
 LEAST, MOST = 4, 12  # columns of a cell
 FEW = 5  # positions that are shown even where that leaves fewer experts in a cell
+TOKEN = 16  # columns of a token in the table, at most
 TOP = 3  # experts that are named as the ones chosen most
 BARS, ASCII_BARS, UNUSED = "▁▂▃▄▅▆▇█", "123456789", "·"
 
@@ -162,8 +164,7 @@ class LayersTable:
             Column("balance", first_to_go=2, labelled=True),
             Column("unused", first_to_go=3, labelled=True),
             Column("margin", first_to_go=4, labelled=True),
-            Column("least", first_to_go=5, labelled=True),
-            Column("at", right=False, cut=True, first_to_go=5, labelled=True),
+            Column("least", right=False, first_to_go=5, labelled=True),
             Column("shared", first_to_go=6, labelled=True),
         ]  # fmt: skip
         rows = [self._row(layer, pool, ink) for layer in report.layers]
@@ -174,14 +175,20 @@ class LayersTable:
 
     def _row(self, layer: ExpertsLayer, pool: int, ink: Ink) -> list[Text | str]:
         shared = layer.shared_share
-        at = layer.smallest_at
-        where = "–" if at is None else f"{at} {in_words(*self.report.tokens[at])}"
         return [
             str(layer.layer), load_bars(layer.load, pool, ink), _most(layer),
             f"{layer.balance:.2f}", str(len(layer.unused)), number(layer.mean_margin),
-            number(layer.smallest_margin), where if not ink.ascii else fitted(where, 16, ink),
-            "–" if shared is None else share(shared),
+            self._least(layer, ink), "–" if shared is None else share(shared),
         ]  # fmt: skip
+
+    def _least(self, layer: ExpertsLayer, ink: Ink) -> str:
+        """The smallest margin, and the token that it is of."""
+        at = layer.smallest_at
+        if at is None:
+            return "–"
+        words = in_words(*self.report.tokens[at])
+        words = fitted(words, min(TOKEN, cell_len(words)), ink)
+        return f"{number(layer.smallest_margin)} at {at} {words}"
 
     def _about(self, pool: int, ink: Ink) -> Iterator[str]:
         layers = self.report.layers
