@@ -15,7 +15,7 @@ from llmcli import devices
 from llmcli.ahead import Ahead
 from llmcli.anatomy import parameters
 from llmcli.anatomy.arithmetic import Arithmetic
-from llmcli.arithmetic import arithmetic_of
+from llmcli.arithmetic import arithmetic_of, check_experts
 from llmcli.checkpoints import Checkpoint, open_model
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import CheckpointError, UsageError
@@ -87,6 +87,8 @@ def load_checkpoint(
         on = devices.resolve_device(device)
         asked = partial(arithmetic_on, on, checkpoint, config, todo)
         numbers = asked(dtype=dtype, quantize=quantize)
+        if todo is not None:
+            check_experts(checkpoint, config, todo, numbers)
         weights = numbers.weight_bytes(config)
         memory: Memory | None = None
         if ahead is not None and on.type == "cpu" and todo is not None:

@@ -80,7 +80,7 @@ INSIDE = {
     "prompt_toolkit",
     *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
-FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral", re.I)
+FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral|olmoe?|glm_?4|deepseek", re.I)
 FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 
 

@@ -726,7 +726,7 @@ ZOO: tuple[Variant, ...] = (
         "block_ffn_dim_multiplier": 1.3, "norm_eps": 1e-4,
     }, typical=True),
     # Mixtral
-    Variant("mixtral", "mixtral", typical=True, views=True),
+    Variant("mixtral", "mixtral", typical=True, views=True, gguf=1e-9),
     Variant("mixtral-fused", "mixtral", edit=_fused_experts),
     Variant("mixtral-window-tied", "mixtral", {
         "sliding_window": 26, "tie_word_embeddings": True, "num_key_value_heads": 6,
@@ -736,7 +736,7 @@ ZOO: tuple[Variant, ...] = (
         "num_experts_per_tok": 1, "head_dim": 10, "hidden_act": "gelu", "num_local_experts": 8,
     }, dtype=torch.bfloat16, shard="60KB"),
     # Qwen 2 and 3 with experts
-    Variant("qwen2_moe", "qwen2_moe", typical=True, views=True),
+    Variant("qwen2_moe", "qwen2_moe", typical=True, views=True, gguf=1e-9),
     Variant("qwen2_moe-renormalized", "qwen2_moe", {
         "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True,
         "mlp_only_layers": [1], "num_hidden_layers": 3,
@@ -745,7 +745,7 @@ ZOO: tuple[Variant, ...] = (
         "use_sliding_window": True, "sliding_window": 21, "max_window_layers": 3,
         "num_hidden_layers": 4, "decoder_sparse_step": 2,
     }, edit=_fused_experts),
-    Variant("qwen3_moe", "qwen3_moe", typical=True, views=True),
+    Variant("qwen3_moe", "qwen3_moe", typical=True, views=True, gguf=1e-9),
     Variant("qwen3_moe-mixed", "qwen3_moe", {
         "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3],
         "num_hidden_layers": 4, "attention_bias": True, "tie_word_embeddings": True,
@@ -755,7 +755,7 @@ ZOO: tuple[Variant, ...] = (
         "num_experts_per_tok": 5,
     }, edit=_numbered_experts),
     # OLMoE
-    Variant("olmoe", "olmoe", typical=True, views=True),
+    Variant("olmoe", "olmoe", typical=True, views=True, gguf=1e-9),
     Variant("olmoe-renormalized", "olmoe", {
         "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": None,
         "tie_word_embeddings": True, "num_experts_per_tok": 4,
@@ -763,12 +763,12 @@ ZOO: tuple[Variant, ...] = (
     # GLM-4.5
     Variant("glm4_moe", "glm4_moe", {
         "n_group": 4, "topk_group": 2, "use_qk_norm": True,
-    }, typical=True, views=True, edit=_later_layers),
+    }, typical=True, views=True, edit=_later_layers, gguf=1e-9),
     Variant("glm4_moe-plain", "glm4_moe", {
         "norm_topk_prob": False, "attention_bias": True, "first_k_dense_replace": 0,
         "n_shared_experts": 1, "head_dim": 16, "tie_word_embeddings": True,
         "routed_scaling_factor": 1.0, "num_hidden_layers": 2,
-    }, edit=_fused_experts),
+    }, edit=_fused_experts, gguf=1e-9),
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from llmcli.config import ModelConfig
 from llmcli.errors import UsageError
 from llmcli.graph.blocks import IN_16_BITS, RUN
 from llmcli.graph.ops import LookUp, Project
+from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import Call, TensorSpec
 
 # The distance between neighbouring numbers, relative to the power of two below them.
@@ -69,7 +70,7 @@ class Arithmetic:
         if not self.formats:
             return self.dtype
         held: Counter[str] = Counter()
-        named = matrices(config)
+        named = matrices(config).keys() | stacks(config)
         for spec in self.parameters(config):
             if spec.name in named:
                 held[str(spec.dtype)] += spec.bytes or 0
@@ -138,6 +139,11 @@ def arithmetic(
                 f"there are no kernels for `--quantize {quantize}` {where}",
                 hint="`llmcli env` says which kernels there are; use `--dtype bfloat16`",
             )
+        if stacks(config):
+            raise UsageError(
+                f"there are no kernels for experts in `--quantize {quantize}` yet",
+                hint="leave out `--quantize`: experts stay in the file's 16 bits where it has them",
+            )
         other, tokens = QUANTIZED[quantize]
         for name, columns in matrices(config).items():
             if columns % RUN == 0 and name != "pos_embed.W":
@@ -160,6 +166,15 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         if len(spec.axes) == 2
         and isinstance(model[model.parameters[spec.name].makes].op, Project | LookUp)
     }
+
+
+def stacks(config: ModelConfig) -> frozenset[str]:
+    """The matrices of experts, `[experts, rows, columns]`: no kernel multiplies them in blocks."""
+    model = graph(config)
+    return frozenset(
+        row.name for row in model.parameters.values()
+        if isinstance(model[row.makes].op, ExpertProject)
+    )  # fmt: skip
 
 
 def auto_dtype(device: str, stored: Set[str], *, bfloat16: bool) -> str:

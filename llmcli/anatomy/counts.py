@@ -10,6 +10,7 @@ from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.model import parameters
 from llmcli.config import LayerConfig, ModelConfig
+from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.graph.workspace import Reading
 from llmcli.parts.registry import part_of
@@ -28,13 +29,20 @@ _CUBLAS = 32 << 20  # the workspace that PyTorch gives to cuBLAS on Hopper; 8 Mi
 
 
 def count_parameters(config: ModelConfig) -> ParameterCounts:
-    """Every parameter once, by the part that it belongs to; a tied head has none of its own."""
+    """Every parameter once, by the part that it belongs to; a tied head has none of its own.
+
+    Of the matrices of experts as many are active as a token chooses.
+    """
     model = graph(config)
     parts = dict.fromkeys(("embedding", "attention", "mixers", "mlp", "norms", "head"), 0)
+    idle = 0
     for spec in parameters(config):
-        parts[model.parameters[spec.name].kind] += spec.count
+        row = model.parameters[spec.name]
+        parts[row.kind] += spec.count
+        if isinstance(model[row.makes].op, ExpertProject):
+            idle += spec.count - spec.count // spec.shape[0] * model.sizes(spec.layer)["K"]
     total = sum(parts.values())
-    return ParameterCounts(total=total, active=total, **parts)
+    return ParameterCounts(total=total, active=total - idle, **parts)
 
 
 def layer_types(config: ModelConfig) -> tuple[LayerType, ...]:

@@ -3,9 +3,10 @@
 FLOPs are those of the specs: matrix products, 2 a multiply-add, whatever kernel computes them.
 Bytes are counted once a call, as if what a part reads a second time were in a cache by then:
 parameters as they lie in memory, the keys and values that some new token sees, and each named
-activation written once and read by what is computed from it. What a kernel keeps for itself
-(float32 copies, tiles, masks) is in none of them, nor is the `scale` of a norm, which only a tap
-asks for.
+activation written once and read by what is computed from it. Of experts those count that ran,
+where that was measured, else as many as one token chooses: no call reads fewer. What a kernel keeps
+for itself (float32 copies, tiles, masks) is in none of them, nor is the `scale` of a norm, which
+only a tap asks for.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node
 from llmcli.graph.ops import LookUp, Mix, Project, Rotate, Scale, visible_keys
+from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.reports.work import PartWork
 
 Works = tuple[tuple[str, int | None, PartWork], ...]  # part, layer, what it takes
+Ran = Mapping[int, int]  # layer → how many experts ran there, over all calls
 
 
 def part_work(
@@ -124,8 +127,9 @@ def calls_work(
     calls: Iterable[tuple[Call, Logits]],
     *,
     numbers: Arithmetic,
+    ran: Ran | None = None,
 ) -> Works:
-    """The same of several calls: the sum over them."""
+    """The same of several calls: the sum over them; `ran` are the experts that were measured."""
     # layers that are alike are counted once; their weights may differ in size
     alike = {layer: replace(config, layers=(layer,)) for layer in dict.fromkeys(config.layers)}
     sums: dict[LayerConfig, dict[Place, PartWork]] = {}
@@ -139,7 +143,7 @@ def calls_work(
             seen = sums.setdefault(layer, {})
             for place, work in _LayerCall(single, call, logits, numbers).works():
                 seen[place] = seen.get(place, PartWork()) + work
-    weights = _weights(config, numbers, number, heads, looked_up, positions)
+    weights = _weights(config, numbers, number, heads, looked_up, positions, ran)
     return tuple(
         (part, layer, work + PartWork(weights=weights[part, layer]))
         for part, layer, work in _unrolled(config, sums)
@@ -166,6 +170,7 @@ def _weights(
     heads: int,
     looked_up: int,
     positions: int,
+    ran: Ran | None,
 ) -> Counter[Place]:
     """Bytes of parameters that each part reads: all of them in each call, or rows of a table.
 
@@ -180,6 +185,10 @@ def _weights(
         elif spec.name in ("embed.W", "pos_embed.W"):
             rows = looked_up if spec.name == "embed.W" else positions
             found["embed", None] += nbytes * rows // spec.shape[0]
+        elif isinstance(model[model.parameters[spec.name].makes].op, ExpertProject):
+            assert spec.layer is not None
+            chosen = calls * model.sizes(spec.layer)["K"] if ran is None else ran[spec.layer]
+            found[model.place(spec.name)] += nbytes * chosen // spec.shape[0]
         else:
             place = model.place(spec.name)
             found[place] += nbytes * (heads if place[1] is None else calls)
@@ -208,7 +217,9 @@ class _LayerCall:
             node, place = self.model[name], self.model.place(name)
             if not spec.written or isinstance(node.op, Scale) or place[0] == "gaps":
                 continue
-            common = node.op.fused if isinstance(node.op, Project) else node.shares or ""
+            common = node.shares or ""
+            if isinstance(node.op, Project | ExpertProject):
+                common = node.op.fused
             first = not common or common not in shared
             shared.add(common)
             work = PartWork(
@@ -216,9 +227,11 @@ class _LayerCall:
                 flops_full=spec.flops,
                 activations=self._moved(node, spec, first),
             )
-            if isinstance(node.op, Project) and first and node.shares not in self.model:
+            is_product = isinstance(node.op, Project | ExpertProject)
+            if is_product and first and node.shares not in self.model:
                 single = spec.shape[0] * spec.shape[-2] == 1
-                work += PartWork(gemv=int(single), gemm=int(not single))
+                each = spec.shape[1] if isinstance(node.op, ExpertProject) else 1
+                work += PartWork(gemv=each * single, gemm=int(not single))
             yield place, work + self._cached(node)
 
     def _cached(self, node: Node) -> PartWork:
@@ -252,7 +265,7 @@ class _LayerCall:
             return _bytes(spec) + (rows if self.model.config.head.tied else 0) + 8 * ids
         if node.shares in self.specs:  # a view
             return 0
-        if isinstance(op, Project) and not first:
+        if isinstance(op, Project | ExpertProject) and not first:
             return _bytes(spec)
         tables = 0
         if isinstance(op, Rotate) and first:  # cos and sin of the new positions

@@ -412,23 +412,32 @@ def moves_rows(op: Op) -> bool:
 
 
 def packable(
-    loads: Iterable[Load], formats: Mapping[str, str], names: Collection[str]
+    loads: Iterable[Load],
+    formats: Mapping[str, str],
+    names: Collection[str],
+    stacks: Collection[str] = (),
 ) -> dict[str, str]:
     """Those parameters of `names` that can stay as the file has them, with their format.
 
-    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits.
+    In blocks, if there are kernels for them and the rules only move rows, or in 16 bits. Of the
+    `stacks` of matrices those in 16 bits, where all tensors that fill one are stored alike.
     `formats` are those of the checkpoint's tensors by name.
     """
-    found = {}
+    found, filled = dict[str, str](), dict[str, set[str | None]]()
     for load in loads:
         stored = formats[load.source]
+        if load.target in stacks:
+            moved = all(moves_rows(op) or op == PerExpert(Transpose()) for op in load.ops)
+            kept = IN_16_BITS.get(stored) if moved and load.scale is None else None
+            filled.setdefault(load.target, set()).add(kept)
         if load.target not in names or load.index is not None or load.scale is not None:
             continue
         if stored in PACKED and all(isinstance(op, RowOp) for op in load.ops):
             found[load.target] = stored
         elif stored in IN_16_BITS and all(isinstance(op, RowOp | Transpose) for op in load.ops):
             found[load.target] = IN_16_BITS[stored]
-    return found
+    alike = {name: kinds.pop() for name, kinds in filled.items() if len(kinds) == 1}
+    return found | {name: kept for name, kept in alike.items() if kept is not None}
 
 
 def shape_after(shape: tuple[int, ...], ops: Sequence[Op]) -> tuple[int, ...] | None:

@@ -89,8 +89,7 @@ class Dense(Weight):
             )
         product = linear_wide if wide else linear
         out_PN: Tensor | None = None
-        for expert, pairs in routes.groups:
-            rows = pairs if routes.row_N is None else routes.row_N[pairs]
+        for expert, pairs, rows in routes.groups:
             y = product(x_MK[rows], self.tensor[expert], None)
             if out_PN is None:
                 out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])

@@ -6,6 +6,7 @@ Axes: B batch, T tokens, K chosen experts, N = B · K · T pairs of a token and 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -13,14 +14,16 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+Places = Tensor | slice  # of pairs or of rows
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
     """Pairs of a token and an expert in the order `[B, K, T]`; `expert_N` are int64.
 
     Pair n reads row `row_N[n]` of the input, or row n itself where that is None. `static`: no shape
-    and nothing on the host may depend on the choice, so that a step can be captured; then so many
-    pairs are multiplied `at_once`.
+    and nothing on the host may depend on the choice, so that a step can be captured; then the pairs
+    of a token are multiplied `at_once`, so many.
     """
 
     expert_N: Tensor
@@ -42,7 +45,7 @@ class Routes:
             expert_N=chosen_BTK.transpose(1, 2).reshape(-1),
             row_N=row_BT.expand(batch, chosen, tokens).reshape(-1),
             static=static or chosen_BTK.is_meta or torch.compiler.is_compiling(),
-            at_once=batch * chosen * tokens if chosen_BTK.is_meta else chosen,
+            at_once=chosen,
         )
 
     @property
@@ -50,14 +53,29 @@ class Routes:
         """The same for an input that has a row for each pair."""
         return replace(self, row_N=None)
 
+    @property
+    def groups(self) -> Iterator[tuple[int, Places, Places]]:
+        """Every expert that has pairs, which these are, and the rows that they read."""
+        if self._alone:  # each pair is an expert of its own
+            for pair, expert in enumerate(self.expert_N.tolist()):
+                place = slice(pair, pair + 1)
+                yield expert, place, place if self.row_N is None else slice(0, 1)
+            return
+        for expert, pairs in self._together:
+            yield expert, pairs, pairs if self.row_N is None else self.row_N[pairs]
+
+    @property
+    def _alone(self) -> bool:
+        """Whether they are the experts of one token."""
+        return len(self.expert_N) == self.at_once
+
     @cached_property
-    def groups(self) -> tuple[tuple[int, Tensor], ...]:
-        """Every expert that has pairs, and which: int64 `[n]` on the device, ascending."""
+    def _together(self) -> tuple[tuple[int, Tensor], ...]:
+        """The pairs of each expert, ascending."""
         order_N = self.expert_N.argsort(stable=True)
-        counts = Counter(self.expert_N.tolist())
-        ends = accumulate(counts[expert] for expert in sorted(counts))
-        starts = [0, *ends]
+        counts = sorted(Counter(self.expert_N.tolist()).items())
+        starts = [0, *accumulate(count for _, count in counts)]
         return tuple(
             (expert, order_N[start:stop])
-            for expert, (start, stop) in zip(sorted(counts), pairwise(starts), strict=True)
+            for (expert, _), (start, stop) in zip(counts, pairwise(starts), strict=True)
         )

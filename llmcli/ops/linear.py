@@ -68,6 +68,7 @@ def each_own(
     depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
     """
     parts = []
+    at_once = len(x_PK) if x_PK.is_meta else at_once
     for first in range(0, len(x_PK), at_once):
         here = slice(first, first + at_once)
         w_RNK, x_RK1 = w_ENK.index_select(0, expert_P[here]), x_PK[here].unsqueeze(-1)

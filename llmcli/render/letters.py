@@ -17,6 +17,9 @@ LETTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "d_k": ("a head", ("d_v", "head_dim")),  # where h heads are not d wide
     "d_v": ("a value", ()),
     "F": ("neurons", ()),
+    "Fₛ": ("neurons of the shared expert", ()),
+    "E": ("experts", ()),
+    "K": ("chosen experts", ()),
     "v": ("in the vocabulary", ("vocab_size",)),
     "layers": ("", ("blocks",)),
 }
@@ -33,6 +36,9 @@ AXES = {
     "dh": "a head's query and key",
     "dv": "a head's value",
     "F": "neurons",
+    "Fs": "neurons of the shared expert",
+    "E": "experts",
+    "K": "of them that a token chooses",
     "V": "in the vocabulary",
     "P": "learned positions",
     "L": "tokens that a convolution sees",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from work_families import FAMILIES, by_hand, family, without_window
+from work_families import FAMILIES, MIXTURES, by_hand, family, without_window
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters
@@ -76,6 +76,49 @@ def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
     assert work.flops_full == counted(without_window(config), batch, tokens, past)
     # under a window the rows and keys that nobody sees are left out by the decoder, too
     assert work.flops <= counted(config, batch, tokens, past) <= work.flops_full
+
+
+@every_call
+@pytest.mark.parametrize("name", MIXTURES)
+def test_the_full_square_of_mixtures_is_that_of_the_experts_that_run(name, batch, tokens, past):
+    config = MIXTURES[name].config()
+    work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)
+    assert work.flops_full == counted(config, batch, tokens, past)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_token_reads_the_experts_that_it_chooses(name, dtype):
+    config = MIXTURES[name].config()
+    decoder = Decoder(config, device="meta", dtype=getattr(torch, dtype))
+    idle = read = 0
+    for key, slot in parameters_of(decoder).items():
+        share = 1.0
+        if slot.ndim == 3:
+            routing = config.layers[int(key.split(".")[1])].parts[-1].routing
+            share = routing.chosen / len(slot)
+        idle += slot.numel() * (1 - share)
+        looked_up = key == "embed.W" and not config.head.tied
+        read += slot.nbytes * (1 / config.vocab if looked_up else share)
+    assert total_work(config, a_call(1, 1, 20), numbers=Arithmetic.of(dtype)).weights == round(read)
+    counts = count_parameters(config)
+    assert counts.total - counts.active == round(idle) > 0
+
+
+def test_of_experts_those_count_that_ran():
+    config = MIXTURES["glm4_moe"].config()
+    call = a_call(1, 9, 0), "last"
+    least, more = (
+        dict_of(calls_work(config, [call], numbers=FLOAT32, ran=ran))
+        for ran in (None, {1: 8, 2: 5})
+    )
+    each = 3 * 4 * 48 * 24
+    assert [least["experts", i].weights for i in (1, 2)] == [3 * each, 3 * each]
+    assert [more["experts", i].weights for i in (1, 2)] == [8 * each, 5 * each]
+    assert ("experts", 0) not in more
+    for place in more:
+        if place[0] != "experts":
+            assert more[place] == least[place]
 
 
 @every_family

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from zoo import ZOO, Variant, variant
 
 from llmcli.config import ModelConfig
+from llmcli.parts.experts.config import ExpertsConfig
 
 # the first of every type, one of them under a narrow window: those with attention in all layers
 EVERY = {one.model_type: one for one in reversed(ZOO)} | {
@@ -17,11 +18,16 @@ EVERY = {one.model_type: one for one in reversed(ZOO)} | {
 def _alike(config: ModelConfig) -> bool:
     """Whether one formula is that of every layer, and of a fused kernel: none caps its scores."""
     attentions = [layer.attention for layer in config.layers]
-    if None in attentions:
+    if None in attentions or _mixes(config):
         return False
     return {(one.window, one.cap) for one in attentions} == {(attentions[0].window, None)}
 
 
+def _mixes(config: ModelConfig) -> bool:
+    return any(isinstance(part, ExpertsConfig) for layer in config.layers for part in layer.parts)
+
+
+MIXTURES = {name: one for name, one in EVERY.items() if _mixes(one.config())}
 FAMILIES = {
     name: one
     for name, one in EVERY.items()

@@ -64,13 +64,13 @@ def test_light_commands_import_no_torch(argv, monkeypatch):
      ["generate", "hello", "--random-weights"]],
 )  # fmt: skip
 def test_an_architecture_that_is_not_supported_is_refused_before_torch(argv, tmp_path):
-    folder = write_tiny(tmp_path / "m", model_type="mixtral")
+    folder = write_tiny(tmp_path / "m", model_type="dbrx")
     code, *loaded = probe(*argv, "-m", str(folder), heavy=("torch",))
     assert (code, loaded) == ("4", [])
 
 
 def test_a_second_model_that_is_not_supported_is_refused_before_the_first_is_loaded(tmp_path):
-    folder = write_tiny(tmp_path / "m", model_type="mixtral")
+    folder = write_tiny(tmp_path / "m", model_type="dbrx")
     argv = ("score", "hello", "-m", "tiny", "--versus", str(folder))
     assert probe(*argv, heavy=("torch",)) == ["4"]
 

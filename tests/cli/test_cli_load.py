@@ -220,11 +220,11 @@ def test_what_to_do_with_a_file_of_bad_numbers_is_said_by_where_it_came_from(nam
 
 
 def test_an_architecture_that_is_not_supported_is_no_fault_of_the_file(cli, tmp_path):
-    path = write_tiny(tmp_path / "m", weights=True, model_type="mixtral")
+    path = write_tiny(tmp_path / "m", weights=True, model_type="dbrx")
     for flags in ([], ["--check"]):
         result = cli("load", "-m", path, *flags)
         assert result.code == 4
         assert result.err == (
-            "error: `mixtral` is not supported: it needs `mixture of experts`\n"
+            "error: `dbrx` is not supported: it needs `mixture of experts`\n"
             "hint: `llmcli info --families` lists what can be run\n"
         )

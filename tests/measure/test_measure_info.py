@@ -13,7 +13,7 @@ from load_files import write_gguf
 from safetensors.torch import save_file
 from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llama
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import TYPES, three_layers
+from zoo import TYPES, ZOO
 
 from llmcli.checkpoints import open_checkpoint, open_model
 from llmcli.checkpoints.catalog import CATALOG
@@ -23,7 +23,9 @@ from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -276,13 +278,21 @@ def test_every_family_is_listed_with_its_words():
         assert listed[family.name].words
 
 
-PARTS = {"AttentionConfig": "attention", "ShortConvConfig": "short convolution"}
+MIXERS = {AttentionConfig: "attention", ShortConvConfig: "short convolution"}
+
+
+def feed_forward(part):
+    if isinstance(part, ExpertsConfig):
+        return "mixture of experts"
+    return "gated MLP" if part.gated else "MLP"
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_parts_that_are_listed_are_those_of_its_blocks(model_type):
-    parts = {part for layer in three_layers(model_type).layers for part in layer.parts}
-    feeds = {"gated MLP" if part.gated else "MLP" for part in parts if isinstance(part, MlpConfig)}
-    mixers = {PARTS[type(part).__name__] for part in parts if not isinstance(part, MlpConfig)}
+    """Of all variants of all types of the family together."""
     family = find(model_type, "safetensors")
+    configs = [one.config() for one in ZOO if one.model_type in family.hf_types]
+    parts = {part for one in configs for layer in one.layers for part in layer.parts}
+    mixers = {MIXERS[type(part)] for part in parts if type(part) in MIXERS}
+    feeds = {feed_forward(part) for part in parts if type(part) not in MIXERS}
     assert (mixers, feeds) == ({*family.mixers}, {*family.feed_forwards})

@@ -25,7 +25,8 @@ WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
 # rows of queries and keys, by the converter
-PERMUTED = ("llama", "granite", "smollm3", "ministral3")
+PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
+FUSED = ".mlp.experts.gate_up_proj"  # of transformers; in files gate and up are two tensors
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
@@ -60,20 +61,40 @@ def write_gguf(
         has_head = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[arch]
         if name == "lm_head.weight" and not (head and has_head):
             continue
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None, name
-        values = _as_stored(name, drawn[name], model)
-        plain = "position" in target or ".conv." in target
-        kept = format if values.ndim == 2 and not plain else "F32"
-        data = _encode(values, kept)
-        writer.add_tensor(target, data, raw_dtype=Type[kept])
-        decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
-        decoded = torch.from_numpy(decoded).reshape(values.shape)
-        parameter.copy_(_as_read(name, decoded, model).view(parameter.shape))
+        parts = [(name, drawn[name])]
+        if name.endswith(FUSED):
+            each = (name.replace("gate_up", one) for one in ("gate", "up"))
+            parts = [*zip(each, drawn[name].chunk(2, 1), strict=True)]
+        found = [_written(writer, names, one, value, format, model) for one, value in parts]
+        parameter.copy_(torch.cat(found, 1).view(parameter.shape) if len(found) > 1 else found[0])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _written(
+    writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, value: Tensor, format: str,
+    model: PreTrainedModel,
+) -> Tensor:  # fmt: skip
+    """Adds a tensor under llama.cpp's name; returns what it says then, in transformers' shape."""
+    target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
+    assert target is not None, name
+    if target.endswith("_exps"):
+        target += ".weight"
+    values = _as_stored(name, value, model)
+    plain = "position" in target or ".conv." in target or "_inp" in target
+    kept = format if values.ndim > 1 and not plain else "F32"
+    data = _encode(values, kept)
+    writer.add_tensor(target, data, raw_dtype=Type[kept])
+    decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
+    decoded = torch.from_numpy(decoded).reshape(values.shape)
+    return _as_read(name, decoded, model).view(value.shape)
+
+
+def _stem(name: str) -> str:
+    """As checkpoints name it: a bias is one of the module before it."""
+    return name.replace("e_score_correction_bias", "e_score_correction.bias")
 
 
 def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
@@ -192,8 +213,29 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     _write_rope(writer, rope.get("full_attention", rope), head_dim)
 
 
+def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """What the converters write of mixtures."""
+    qwen2 = config.model_type == "qwen2_moe"
+    writer.add_expert_count(config.num_experts if qwen2 else config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type in ("qwen2_moe", "qwen3_moe", "glm4_moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if qwen2:
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
 def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What only some architectures write."""
+    if hasattr(config, "num_experts_per_tok"):
+        _write_experts(writer, config)
     if config.model_type in ("gemma2", "gemma3_text"):
         writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
     if config.model_type == "gemma2":

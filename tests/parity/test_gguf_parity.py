@@ -19,6 +19,7 @@ from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, Variant, packed
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import UnsupportedModel, UsageError
 from llmcli.loading import load_checkpoint
 from llmcli.ops.quant import DECODERS
 
@@ -104,6 +105,54 @@ def test_packed_weights_of_every_architecture(
 def test_variants(one: Variant, tmp_path: Path) -> None:
     assert one.gguf is not None
     assert compare(tmp_path, one, "F32") < one.gguf
+
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
+
+
+def mixed(model_type: str) -> Variant:
+    """One whose experts have rows of whole blocks."""
+    sizes = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    own = {size: 32 for size in sizes if size in TYPES[model_type].base}
+    return Variant("mixed", model_type, BLOCKS | own)
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_in_one_tensor(model_type: str, format: str, tmp_path: Path) -> None:
+    """Blocks are unpacked where a dtype is given."""
+    assert compare(tmp_path, mixed(model_type), format) < 1e-9
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16"])
+@torch.no_grad()
+def test_experts_stay_in_16_bits(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(build(mixed("qwen2_moe"), seed=3), tmp_path / "model.gguf", format)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    monkeypatch.setattr("llmcli.devices.multiplies_bfloat16", lambda device: False)
+    ours = load_checkpoint(checkpoint, device="cpu").decoder
+    exact = load_checkpoint(checkpoint, device="cpu", dtype="float64").decoder
+    held = "bfloat16" if format == "BF16" else "float16"
+    for leaf in ("gate", "up", "down"):
+        assert ours.weight(f"blocks.1.moe.W_{leaf}").format == held
+    assert ours.dtype == torch.float32
+    right = exact(ids := prompt(tokens=40)).log_softmax(-1)
+    assert (ours(ids).log_softmax(-1) - right).abs().max() < 0.02  # keys and values: bfloat16
+
+
+def test_experts_in_blocks_are_refused_where_they_would_stay_so(tmp_path: Path) -> None:
+    write_gguf(build(mixed("qwen3_moe"), seed=3), tmp_path / "model.gguf", "Q8_0")
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match="experts in Q8_0 are not supported yet") as caught:
+        load_checkpoint(checkpoint, device="cpu")
+    assert "--dtype bfloat16" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="no kernels for experts in `--quantize int8`"):
+        load_checkpoint(checkpoint, device="cpu", quantize="int8")
+    dtype = load_checkpoint(checkpoint, device="cpu", dtype="bfloat16").decoder
+    assert dtype.weight("blocks.0.moe.W_up").format == "bfloat16"
 
 
 @pytest.mark.parametrize("format", ["F32", "Q4_0"])

@@ -267,6 +267,7 @@ def test_the_cases_cover_what_the_parity_promises() -> None:
     types = {name for family in families() for name in family.hf_types}
     assert {one.model_type for one in ZOO if one.typical} == TYPES.keys() == types
     assert {one.model_type for one in ZOO if one.views} == types
-    assert {one.model_type for one in ZOO if one.gguf} == set(PACKED)
+    written = {name for name, one in TYPES.items() if one.arch is not None}
+    assert {one.model_type for one in ZOO if one.gguf} == written >= set(PACKED)
     assert {one.dtype for one in ZOO} == {torch.float32, torch.bfloat16, torch.float16}
     assert len(ALL) == len(set(ALL))

@@ -29,7 +29,7 @@ def phase_time(
     workload: Workload, name: PhaseName, runs: Runs, roof: Roof, *, trace: bool
 ) -> PhaseTime:
     """The median watched run of the phase, part by part; `trace` keeps its spans."""
-    works = workload.works(name)
+    works = workload.works(name, runs.experts)
     model = graph(workload.model.config)
     run = list(pieces(runs.median.marks, model))
     order = in_order(model)

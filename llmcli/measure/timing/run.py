@@ -8,6 +8,7 @@ Axes: B sequences, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,9 +17,12 @@ from typing import Literal
 from torch import Tensor
 
 from llmcli import devices
+from llmcli.anatomy.graph import graph
+from llmcli.anatomy.work import Ran
 from llmcli.engine.session import Session
 from llmcli.generation.picker import Picker
 from llmcli.generation.sampling import Sampling
+from llmcli.graph.routing import Choose
 from llmcli.measure.peaks import Peak
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import Marks, RunClock, clock_for
@@ -46,7 +50,8 @@ class Runs:
 
     `unlike` counts the numbers (logits and ids) in which a watched run differs from the first bare
     one. `peak`: the most bytes held during that first run. `operations`: marks with operations in
-    the place of seconds. `interrupted`: there are the pairs that were whole.
+    the place of seconds. `experts`: how many of each layer ran, over all calls. `interrupted`:
+    there are the pairs that were whole.
     """
 
     watched_s: tuple[float, ...]
@@ -56,6 +61,7 @@ class Runs:
     unlike: int
     peak: int | None
     operations: Marks
+    experts: Ran
     interrupted: bool
 
 
@@ -137,6 +143,7 @@ def run_pairs(
     unlike = _unlike(first, _watched(job, phase, clock)[0])
     with OperationCount() as count:
         operations = _watched(job, phase, count)[1].marks
+    experts = _experts(job, phase)
     bare_s: list[float] = []
     watched_s: list[float] = []
     kept, interrupted = Kept(pairs), False
@@ -160,8 +167,25 @@ def run_pairs(
         unlike=unlike,
         peak=peak.nbytes,
         operations=operations,
+        experts=experts,
         interrupted=interrupted,
     )
+
+
+def _experts(job: Job, phase: PhaseName) -> dict[int, int]:
+    """How many experts each mixture ran, over all calls of the phase: in a run of its own."""
+    nodes = graph(job.model.config).nodes.values()
+    chosen = {node.name: node.layer for node in nodes if isinstance(node.op, Choose)}
+    ran: Counter[int] = Counter()
+
+    def tap(name: str, tensor: Tensor) -> None:
+        if (layer := chosen.get(name)) is not None:
+            ran[layer] += len(set(tensor.flatten().tolist()))
+
+    if chosen:
+        job.ready(phase)
+        job.run(phase, None, tap)
+    return ran
 
 
 def _pair(

@@ -10,6 +10,7 @@ from llmcli.anatomy import plan
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.work import (
+    Ran,
     Works,
     calls_work,
     decode_calls,
@@ -41,9 +42,12 @@ class Workload:
             return decode_calls(batch=self.batch, tokens=self.new_tokens, past=self.tokens)
         return prompt_calls(batch=self.batch, tokens=self.tokens)
 
-    def works(self, phase: PhaseName) -> Works:
-        """What each part in each layer takes in all of them, with the bytes that they have."""
-        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers)
+    def works(self, phase: PhaseName, ran: Ran | None = None) -> Works:
+        """What each part in each layer takes in all of them, with the bytes that they have.
+
+        `ran`: how many experts ran.
+        """
+        return calls_work(self.model.config, self.calls(phase), numbers=self.numbers, ran=ran)
 
     def flops(self, phase: PhaseName) -> int:
         """Of all its calls, added up from each as a whole."""

@@ -41,7 +41,7 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         nodes=(*_routing(c.routing, site), *_experts(c, site), *own.nodes, out),
         parameters=(*_parameters(c, site), *own.parameters),
         sizes={"E": c.experts, "K": c.routing.chosen, "F": c.hidden, **own.sizes},
-        documents={"F": "F", **own.documents},
+        documents={"E": "E", "K": "K", "F": "F", **own.documents},
         absent=tuple(_absent(c)),
         entering=("mlp.hook_in",),
         similar=(

@@ -94,7 +94,9 @@ def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
         nodes=tuple(nodes),
         parameters=tuple(_parameters(m, site, role)),
         sizes={role.axis: m.hidden},
-        documents={role.axis: "4d" if m.hidden == 4 * site.width else role.axis},
+        documents={
+            role.axis: "4d" if role.known and m.hidden == 4 * site.width else f"F{mark}"
+        },
         absent=tuple(_absent(m)),
         entering=("mlp.hook_in", "mlp.in.hook_in", *(("mlp.gate.hook_in",) if m.gated else ())),
         similar=(

@@ -2,9 +2,10 @@
 
 import pytest
 from small_models import ids
-from timed_models import red, small, timed
+from timed_models import PROMPT, red, small, timed
 
 from llmcli.anatomy.counts import PROMPT_CHUNK
+from llmcli.engine.session import Session
 from llmcli.measure.timing import run as timing_run
 from llmcli.measure.timing import unfused
 from llmcli.measure.timing.checks import memory_check, timing_checks
@@ -160,3 +161,25 @@ def test_pieces_that_were_cut_short_leave_the_phases(monkeypatch):
 
 def test_to_the_end_nothing_was_interrupted():
     assert not timed(small("llama")).interrupted
+
+
+def test_bytes_of_experts_are_those_that_ran():
+    """Of each call and layer, and counted by hand from the choices."""
+    model, new = small("experts by groups"), 3
+    report = timed(model, new_tokens=new)
+    chosen: dict[str, list[int]] = {}
+
+    def tap(name, tensor):
+        if name.endswith("expert_idx"):
+            chosen.setdefault(name, []).append(len(tensor.unique()))
+
+    session = Session(model.decoder, 1, len(PROMPT) + new)
+    session.extend([list(PROMPT)], tap=tap)
+    prompt = {name: counts.pop() for name, counts in chosen.items()}
+    each = 3 * 4 * 16 * 12  # gate, up and down of one expert in float32
+    prefill, decode = report.phases
+    for phase, ran in ((prefill, prompt), (decode, dict.fromkeys(prompt, 3 * new))):
+        for layer in (0, 1):
+            part = next(p for p in phase.parts if (p.part, p.layer) == ("experts", layer))
+            assert part.work.weights == ran[f"blocks.{layer}.moe.expert_idx"] * each
+    assert {p.part for p in prefill.totals} >= {"router", "experts", "shared"}
