@@ -3,7 +3,7 @@
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
     ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
     ladder explain ← cli;
-    render sees only reports
+    render sees only reports; in a command's folder a file is of cli, measure, reports or render
 """
 
 import ast
@@ -80,7 +80,9 @@ INSIDE = {
     "prompt_toolkit",
     *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
-FAMILY_NAMES = re.compile(r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral|olmoe?|glm_?4|deepseek", re.I)
+FAMILY_NAMES = re.compile(
+    r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral|olmoe?|glm_?4|deepseek", re.I
+)
 FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 
 
@@ -292,6 +294,9 @@ def test_a_call_with_a_state_is_found(source, count):
         ("llmcli.render.x", "from llmcli.reports import Report", 0),
         ("llmcli.measure.x", "from llmcli.render import theme", 1),
         ("llmcli.cli.x", "from llmcli.render import theme", 0),
+        ("llmcli.commands.x.view", "from llmcli.measure import observe", 1),
+        ("llmcli.commands.x.measure", "from llmcli.commands.x.report import Report", 0),
+        ("llmcli.commands.x.report", "from llmcli.commands.x.measure import measure", 1),
     ],
 )
 def test_the_layer_rule_can_fail(module, source, faults):
