@@ -10,7 +10,7 @@ _llmcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        generate|chat|timing|bench|ladder|explain|load|info|shapes|attention|lens|dump|score|tokens|models|env) command=${COMP_WORDS[i]}; break ;;
+        generate|chat|timing|bench|ladder|explain|load|info|shapes|attention|experts|lens|dump|score|tokens|models|env) command=${COMP_WORDS[i]}; break ;;
         esac
     done
     case "$command ${COMP_WORDS[i + 1]}" in
@@ -215,6 +215,22 @@ _llmcli() {
         attention\ --context-length) values=''; kind=words ;;
         attention\ --seed) values=''; kind=words ;;
         attention\ --revision) values=''; kind=words ;;
+        experts\ -f|experts\ --file) values=''; kind=files ;;
+        experts\ --ids) values=''; kind=words ;;
+        experts\ --system) values=''; kind=words ;;
+        experts\ --set) values=''; kind=words ;;
+        experts\ --generate) values=''; kind=words ;;
+        experts\ --position) values=''; kind=words ;;
+        experts\ --layer) values=''; kind=words ;;
+        experts\ -o|experts\ --output) values=''; kind=words ;;
+        experts\ -m|experts\ --model) values='smollm2 smollm2-bf16 smollm2-360m qwen3-0.6b llama3.2-1b smollm2-1.7b qwen3-4b tiny'; kind=model ;;
+        experts\ --device) values='auto cpu cuda mps'; kind=words ;;
+        experts\ --dtype) values='auto float64 float32 bfloat16 float16'; kind=words ;;
+        experts\ --quantize) values='auto none int8 int4'; kind=words ;;
+        experts\ --threads) values=''; kind=words ;;
+        experts\ --context-length) values=''; kind=words ;;
+        experts\ --seed) values=''; kind=words ;;
+        experts\ --revision) values=''; kind=words ;;
         lens\ -f|lens\ --file) values=''; kind=files ;;
         lens\ --ids) values=''; kind=words ;;
         lens\ --system) values=''; kind=words ;;
@@ -304,7 +320,7 @@ _llmcli() {
         return
     fi
     if [[ -z $command && $word != -* ]]; then
-        COMPREPLY=($(compgen -W "generate chat timing bench ladder explain load info shapes attention lens dump score tokens models env" -- "$word"))
+        COMPREPLY=($(compgen -W "generate chat timing bench ladder explain load info shapes attention experts lens dump score tokens models env" -- "$word"))
         return
     fi
     if [[ $word != -* ]]; then
@@ -329,6 +345,7 @@ _llmcli() {
         info) words='--batch --metadata --families -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         shapes) words='-f --file --ids --phase --batch --tokens --params --activations --layer --filter --names -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         attention) words='-f --file --ids --no-stdin --chat --system --set --generate --layer --head --what --weighted --synthetic --query --key --scale --map --metrics --top-pairs --all-pairs --patterns -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
+        experts) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --checks -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         lens) words='-f --file --ids --no-stdin --chat --system --set --generate --position --layer --mid -k --top --target -o --output --force -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         dump) words='-f --file --ids --no-stdin --chat --system --set --generate --name -o --output --force --no-check -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;
         score) words='-f --file --ids --no-stdin --no-special --versus --stride --all -m --model --device --dtype --quantize --threads --context-length --seed --random-weights --revision --offline --json -q --quiet --debug -h --help' ;;

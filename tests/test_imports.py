@@ -3,7 +3,7 @@
     errors xdg config reports ← checkpoints families anatomy text ← kernels ← ops devices ← formats
     ← nn ← engine ← arithmetic ahead model scales filling weights loading generation ← measure
     ladder explain ← cli;
-    render sees only reports
+    render sees only reports; in a command's folder a file is of cli, measure, reports or render
 """
 
 import ast
@@ -30,7 +30,7 @@ LAYERS = (
     {"engine"},
     {"arithmetic", "ahead", "model", "scales", "filling", "weights", "loading", "generation"},
     {"measure", "ladder", "explain"},
-    {"cli", "__main__"},
+    {"cli", "commands", "__main__"},
 )
 LAYER = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Neighbours of one layer that build on each other, in this direction only.
@@ -58,7 +58,7 @@ BESIDE = {
 }
 TORCH_FREE = {
     *("errors", "xdg", "config", "reports", "graph", "parts", "checkpoints", "families", "anatomy"),
-    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "__main__"),
+    *("text", "kernels", "arithmetic", "ahead", "render", "cli", "commands", "__main__"),
 }
 # Third-party modules that may be imported when a module is, per part: they are light, or the part
 # is imported only for them. Everything else goes into a function.
@@ -81,7 +81,7 @@ INSIDE = {
     *("transformers", "llama_cpp"),  # peers to compare with, where they are installed
 }
 FAMILY_NAMES = re.compile(
-    r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral|olmo|glm_?4", re.I
+    r"gpt_?2|llama(?!_?3|cpp|\.cpp)|mistral|qwen|smollm|gemma|mixtral|olmoe?|glm_?4|deepseek", re.I
 )
 FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 
@@ -89,7 +89,8 @@ FORBIDDEN = {"hasattr", "getattr", "model_type", "family"}
 def part_of(module):
     """`families` for `llmcli.families.rules`; the package itself is ``.
 
-    By file name in `parts`: what it is lies below all, what computes it needs torch.
+    By file name in `parts`: what it is lies below all, what computes it needs torch. So in a
+    command's folder: what is no option, measurement or report is a view.
     `llmcli.graph.evaluation` is a part of its own, too.
     """
     if module.startswith("llmcli.graph.evaluation"):
@@ -97,6 +98,8 @@ def part_of(module):
     folder, _, file = module.rpartition(".")
     if folder.startswith("llmcli.parts.") and file in ("config", "forward"):
         return {"config": "config", "forward": "nn"}[file]
+    if folder.startswith("llmcli.commands."):
+        return {"command": "cli", "measure": "measure", "report": "reports"}.get(file, "render")
     return module.split(".")[1] if "." in module else ""
 
 
@@ -291,6 +294,9 @@ def test_a_call_with_a_state_is_found(source, count):
         ("llmcli.render.x", "from llmcli.reports import Report", 0),
         ("llmcli.measure.x", "from llmcli.render import theme", 1),
         ("llmcli.cli.x", "from llmcli.render import theme", 0),
+        ("llmcli.commands.x.view", "from llmcli.measure import observe", 1),
+        ("llmcli.commands.x.measure", "from llmcli.commands.x.report import Report", 0),
+        ("llmcli.commands.x.report", "from llmcli.commands.x.measure import measure", 1),
     ],
 )
 def test_the_layer_rule_can_fail(module, source, faults):

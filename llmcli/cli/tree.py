@@ -48,6 +48,11 @@ ENTRIES = {
         "What each head attends to: heatmaps, metrics, pairs.",
         "Look",
     ),
+    "experts": Entry(
+        "llmcli.commands.experts.command",
+        "Mixtures: which experts every token takes, in every layer.",
+        "Look",
+    ),
     "lens": Entry(
         "llmcli.cli.lens.command", "Logit lens: the likeliest token after every layer.", "Look"
     ),

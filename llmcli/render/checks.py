@@ -23,6 +23,15 @@ def render_checks(checks: Sequence[ViewCheck]) -> RenderableType:
     return Group(*(_line(check) for check in checks))
 
 
+def short_checks(checks: Sequence[ViewCheck]) -> RenderableType:
+    """One line where all of them hold, else `render_checks`."""
+    if not all(check.ok for check in checks):
+        return render_checks(checks)
+    names = ", ".join(check.name for check in checks)
+    count = f"{len(checks)} check{'s' * (len(checks) != 1)}"
+    return Marked(GOOD, f"{count}: {names}{SEPARATOR}--checks", FAINT)
+
+
 def _line(check: ViewCheck) -> RenderableType:
     if check.ok:
         return Marked(GOOD, SEPARATOR.join([one_line(check.words), _apart(check)]), FAINT)

@@ -59,6 +59,16 @@ def write_tiny(
     return folder
 
 
+def write_mixture(folder: Path) -> Path:
+    """One of 3 layers without weights: a dense one, then 8 experts in groups and a shared one."""
+    return write_tiny(
+        folder, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", num_hidden_layers=3,
+        head_dim=8, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4,
+        topk_group=2, first_k_dense_replace=1, moe_intermediate_size=24,
+        routed_scaling_factor=1.5, max_position_embeddings=2048,
+    )  # fmt: skip
+
+
 def _write_weights(folder: Path, config: dict[str, Any]) -> None:
     import numpy as np
     from safetensors.numpy import save_file

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cli_tiny import write_tiny
+from cli_tiny import write_mixture, write_tiny
 
 from llmcli.cli.app import main
 from llmcli.measure.busy import Busy
@@ -78,6 +78,12 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The path of the small model, to be run with `--random-weights`."""
     return str(write_tiny(tmp_path_factory.mktemp("models") / "tiny-llama"))
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of a small mixture of experts, to be run with `--random-weights`."""
+    return str(write_mixture(tmp_path_factory.mktemp("models") / "tiny-mixture"))
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ WRITES = {
     "cli.output:write_document": NAMED,
     "cli.output:write_file": NAMED,
     "cli.timing.command:_write_trace": NAMED,
+    "commands.experts.command:_write": NAMED,
     "render.arrays:NpzWriter.finish": NAMED,
     "render.arrays:NpzWriter.write_parts": NAMED,
 }
@@ -89,6 +90,7 @@ def named():
     """(command line, file) of every command that writes a file which the user names."""
     kinds = {
         "attention": ("safetensors", "npz", "json", "csv", "html", "png"),
+        "experts": ("json", "csv", "html", "png"),
         "lens": ("json", "csv", "html", "png"),
         "dump": ("safetensors", "npz"),
         "ladder": ("json", "png"),
@@ -107,6 +109,11 @@ def model(tmp_path_factory):
     return str(write_tiny(tmp_path_factory.mktemp("full") / "m", weights=True))
 
 
+def of(argv, model, mixture):
+    """The options of the model that the command is about."""
+    return ("-m", mixture, "--random-weights") if argv[0] == "experts" else ("-m", model)
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
     """Caches of its own, and ceilings measured in less time: their values are nothing here."""
@@ -120,9 +127,9 @@ def alone(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [*named()], ids=lambda argv: f"{argv[0]}-{argv[-1]}")
-def test_a_file_that_a_command_writes(cli, model, argv):
+def test_a_file_that_a_command_writes(cli, model, mixture, argv):
     out = Path(argv[-1])
-    run = partial(cli, *argv, "-m", model, "--dtype", "float32", "-q")
+    run = partial(cli, *argv, *of(argv, model, mixture), "--dtype", "float32", "-q")
     out.write_bytes(b"old")
     with largest_file(0):  # before the first byte
         first = run()
@@ -223,6 +230,7 @@ LINES = {
     "load": [],
     "shapes": [],
     "attention": ["ab"],
+    "experts": ["ab"],
     "lens": ["ab"],
     "dump": ["ab", "--name", "*attn*"],
     "score": ["ab"],
@@ -269,10 +277,10 @@ def full_stdout(monkeypatch):
     [*([*name.split(), *LINES[name]] for name in LINES), *MORE],
     ids=lambda argv: " ".join(argv[:3]).replace(str(TESTS), ""),
 )
-def test_what_a_command_says(capsys, model, monkeypatch, argv):
+def test_what_a_command_says(capsys, model, mixture, monkeypatch, argv):
     monkeypatch.setattr("llmcli.cli.completion.current_shell", lambda: "bash")
     if argv[0] in LINES and "--help" not in argv and not " ".join(argv).startswith(NO_MODEL):
-        argv = [*argv, "-m", model]
+        argv = [*argv, *of(argv, model, mixture)]
     if argv[0] == "models":  # something to be removed
         file = CATALOG["smollm2"].file
         (file.parent / ".fetch-left").mkdir(parents=True)

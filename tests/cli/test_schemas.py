@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_tiny import write_tiny
+from cli_tiny import write_mixture, write_tiny
 from hub_cache_files import OLD, write_revision
 from json_schemas import REGISTRY, SCHEMAS, errors
 from jsonschema import Draft202012Validator
@@ -43,6 +43,11 @@ RUNS: dict[str, list[str]] = {
     ],
     "attention synthetic": ["attention", "--synthetic", "8"],
     "attention ids": ["attention", "-m", "BARE", "--ids", "1,2,3"],
+    "experts": ["experts", "-m", "MIXTURE", "--random-weights", *TEXT],
+    "experts of a layer, generate": [
+        "experts", "-m", "MIXTURE", "--random-weights", "--ids", "1,2", "--layer", "2",
+        "--generate", "2", "--position", "-1",
+    ],
     "lens": ["lens", *TEXT],
     "lens mid, generate": ["lens", *TEXT, "--mid", "--generate", "2", "--target", "next"],
     "lens ids": ["lens", "-m", "BARE", "--ids", "1,2,3", "--position", "-1"],
@@ -103,6 +108,7 @@ WRONG: dict[str, tuple[int, list[str]]] = {
     "no model": (3, ["lens", *TEXT, "-m", "./nowhere"]),
     "not here": (3, ["models", "rm", "org/nam", "--yes"]),
     "nobody to ask": (2, ["models", "rm", "org/name"]),
+    "no experts": (2, ["experts", *TEXT]),
     "no configuration": (4, ["attention", "--ids", "1", "-m", "LONE"]),
     "not written": (1, ["lens", *TEXT, "-o", "/proc/nowhere/lens.json"]),
 }
@@ -115,7 +121,10 @@ NAMED = {"metadata", "metrics", "rows", "origins", "skipped", "unlabelled", "che
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """CHAT has weights and a template, BARE no tokenizer, LONE is a file by itself, NAN has NaN."""
+    """CHAT has weights and a template, BARE no tokenizer, LONE is a file by itself, NAN has NaN.
+
+    MIXTURE has experts, and no weights.
+    """
     folder = tmp_path_factory.mktemp("schemas")
     whole = write_tiny(folder / "chat", weights=True)
     bare, broken, lone = folder / "bare", folder / "nan", folder / "lone.safetensors"
@@ -135,6 +144,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "CHAT": str(whole), "BARE": str(bare), "LONE": str(lone), "NAN": str(broken),
         "RESULT": str(result), "HUB": str(folder / "hub"),
+        "MIXTURE": str(write_mixture(folder / "mixture")),
     }  # fmt: skip
 
 
@@ -194,6 +204,7 @@ def test_a_pull_that_fails_in_part(document: Callable[..., Any]) -> None:
     ("argv", "file"),
     [
         (["attention", *TEXT, "-o"], "heads.json"),
+        (["experts", "-m", "MIXTURE", "--random-weights", *TEXT, "-o"], "experts.json"),
         (["lens", *TEXT, "--mid", "-o"], "lens.json"),
         (["ladder", "hello", "--rung", "6", "-n", "1", "-o"], "climb.json"),
         (["dump", *TEXT, "--name", "embed", "-o"], "embed.npz"),
@@ -286,7 +297,7 @@ def _shortened(value: Any, most: int = 2) -> Any:
 
 SHORT = (
     "shapes", "shapes names", "shapes of a file", "attention pairs, generate",
-    "attention of one token", "lens", "dump parameter", "load", "load check of a file",
+    "attention of one token", "experts", "lens", "dump parameter", "load", "load check of a file",
     "info", "info of a file", "info families",
     "generate", "score versus", "tokens", "env", "ladder", "explain", "timing",
     "models", "models pull", "models path", "models rm", "models prune",

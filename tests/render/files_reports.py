@@ -1,7 +1,8 @@
-"""Reports with known numbers for the tests of files: attention of few tokens, a small lens."""
+"""Reports with known numbers for the tests of files: attention, a small lens, experts."""
 
 import numpy as np
 
+from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.reports.attention import (
     AttentionReport,
     HeadReport,
@@ -152,3 +153,36 @@ def lens_report(positions=5, rows=4, *, check=GOOD, first=1, generated=0):
         ),
         checks=(check,),
     )
+
+
+def experts_report(
+    tokens=4, layers=2, experts=6, per_token=2, *, check=GOOD, generated=1, first=0, shared=True
+):
+    """Token t of layer i takes the experts t - i, t - i + 1 …; the last layer has groups.
+
+    Weights are 0.5, 0.4 …, margins 0.1, 0.2 …, without the last one's. Of all but the first
+    `first` positions.
+    """
+    positions = np.arange(first, tokens)
+    chosen = positions[:, None] + np.arange(per_token)
+    weights = np.broadcast_to(0.5 - 0.1 * np.arange(per_token), chosen.shape).astype(np.float32)
+    margins = np.where(positions < tokens - 1, 0.1 * (positions + 1), np.nan).astype(np.float32)
+    made = []
+    for layer in range(layers):
+        own = (chosen - layer) % experts
+        load = np.bincount(own.ravel(), minlength=experts)
+        last = layer == layers - 1
+        made.append(ExpertsLayer(
+            layer=layer, experts=experts, per_token=per_token,
+            scores="sigmoid" if last else "softmax", corrected=last, groups=3 if last else 1,
+            kept_groups=2 if last else 1, load=tuple(load.tolist()),
+            mean_weights=tuple(0.45 if count else float("nan") for count in load), entropy=1.5,
+            balance=0.875, unused=tuple(np.flatnonzero(load == 0).tolist()), mean_margin=0.2,
+            smallest_margin=0.1, smallest_at=first, shared_share=0.25 if last and shared else None,
+            chosen=own, weights=weights, margins=margins,
+            shared_shares=np.full(len(positions), 0.25, np.float32) if last and shared else None,
+        ))  # fmt: skip
+    return ExpertsReport(
+        dtype="float32", tokens=tokens_of(tokens), prompt_tokens=tokens - generated,
+        positions=tuple(positions.tolist()), layers=tuple(made), checks=(check,),
+    )  # fmt: skip

@@ -11,8 +11,9 @@ from html.parser import HTMLParser
 import children
 import numpy as np
 import pytest
-from files_reports import EVIL, WRONG, attention_report, lens_report, patterns
+from files_reports import EVIL, WRONG, attention_report, experts_report, lens_report, patterns
 
+from llmcli.commands.experts.export import experts_page
 from llmcli.render.page import AttentionPage, build, lens_page, lens_page_size, page_size
 
 TITLE = "a model </title> · Q4_1"
@@ -62,8 +63,10 @@ class Parts(HTMLParser):
         return [one for one in self.found if one[0] == tag]
 
 
+DRIVEN = ("attention.js", "experts.js", "lens.js")
 PAGES = {
     "attention": lambda: attention_page(attention_report(), patterns()),
+    "experts": lambda: experts_page(experts_report(), TITLE),
     "lens": lambda: lens_page(lens_report(), TITLE),
 }
 
@@ -161,7 +164,7 @@ def opened(browser, tmp_path, monkeypatch):
         part = build._part
 
         def driven(name):  # after the page's own script, and named by the same hash
-            return part(name) + drive if name in ("attention.js", "lens.js") else part(name)
+            return part(name) + drive if name in DRIVEN else part(name)
 
         monkeypatch.setattr(build, "_part", driven)
         (tmp_path / "page.html").write_bytes(make())
@@ -328,3 +331,36 @@ def test_a_long_lens_shows_a_part_at_a_time(opened):
     places = sorted({int(a["data-place"]) for _, a in page.by() if "data-place" in a})
     assert places == list(range(64, 128))
     assert page.text("span").startswith("Positions 65 to 128 of 151")
+
+
+def test_a_browser_shows_the_experts_of_a_token_and_the_load_of_its_layer(opened):
+    report = experts_report()
+    page = opened(lambda: experts_page(report, TITLE), "layer=1&position=2&by=margin")
+    assert page.text("place") == 'Layer 1, position 2: ·"quoted"·&·<b>bold</b>'
+    cells = [(text, a) for text, a in page.by() if "data-place" in a]
+    assert [text for text, a in cells if a["data-layer"] == "1"] == ["5 0", "0 1", "1 2", "2 3"]
+    (chosen,) = [a for _, a in cells if "chosen" in a.get("class", "").split()]
+    assert (chosen["data-layer"], chosen["data-place"]) == ("1", "2")
+    loads = [text for text, a in page.by() if "aria-pressed" in a and text.startswith("expert")]
+    assert sorted(loads) == [f"expert {expert}" for expert in range(6)]
+    assert "1 of 6 never taken" in page.text("balance")
+    assert "top 2 of 6 by sigmoid + correction, of 2 of 3 groups" in page.text("place-words")
+
+
+def test_an_expert_that_is_clicked_is_seen_in_its_own_layer_alone(opened):
+    drive = """
+    const press = (key) => dispatchEvent(new KeyboardEvent("keydown", { key }));
+    press("ArrowDown"); press("ArrowLeft");
+    const buttons = [...document.querySelectorAll("#load button")];
+    buttons.find((one) => one.textContent === "expert 1").click();
+    """
+    page = opened(lambda: experts_page(experts_report(), TITLE), "layer=0&position=3", drive)
+    coloured = [a for _, a in page.by() if "data-place" in a and "background" in a.get("style", "")]
+    assert {(a["data-layer"], a["data-place"]) for a in coloured} == {("1", "1"), ("1", "2")}
+    assert "what expert 1 of layer 1 counts" in page.text("span")
+
+
+def test_a_red_check_is_an_alarm_on_the_page_of_experts(opened):
+    page = opened(lambda: experts_page(experts_report(check=WRONG), TITLE))
+    (alarm,) = page.by(id="alarm")
+    assert "hidden" not in alarm[1]

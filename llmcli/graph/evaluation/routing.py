@@ -68,9 +68,12 @@ class Choose(Rule[routing.Choose]):
         score_TE = self._scores(values)
         ours_TK = _largest(self._kept(score_TE), self.op.count)
         theirs_TK = values.kernel(self.node.name).long()
-        rows = zip(score_TE, theirs_TK, self._slack(values, score_TE), strict=True)
-        good_T = torch.tensor([self._is_good(*row) for row in rows])
+        good_T = self._good(score_TE, theirs_TK, self._slack(values, score_TE))
         return torch.where(good_T[:, None], theirs_TK, ours_TK).double()
+
+    def eligible(self, values: Numbers) -> Tensor:
+        """The scores that choose, `[T, E]`: corrected, −∞ outside of the best groups."""
+        return self._kept(self._scores(values))
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Whole numbers are not rounded."""
@@ -121,56 +124,55 @@ class Choose(Rule[routing.Choose]):
         score_TE, c = values[self.op.source], self.op.correction
         return score_TE if c is None else score_TE + values.vector(c)
 
-    def _slack(self, values: Numbers, score_TE: Tensor) -> list[float]:
-        """How far the scores of each token may be from the kernel's."""
+    def _slack(self, values: Numbers, score_TE: Tensor) -> Tensor:
+        """How far the scores of each token may be from the kernel's, `[T]`."""
         given_TE = values[self.op.source].abs()
         off_T = values.uncertainty(self.op.source, given_TE.amax(-1))
         if self.op.correction is not None or self.op.groups > 1:
             wide = torch.float64 if values.dtype == torch.float64 else torch.float32
             off_T = off_T + 4 * torch.finfo(wide).eps * score_TE.abs().amax(-1)
-        found: list[float] = off_T.tolist()
-        return found
+        return off_T
 
-    def _groups(self, score_E: Tensor) -> Tensor:
-        """`[G]`: the sum of the two best of each."""
-        return score_E.view(self.op.groups, -1).sort(descending=True).values[:, :2].sum(1)
+    def _groups(self, score_TE: Tensor) -> Tensor:
+        """`[T, G]`: the sum of the two best of each."""
+        score_TGe = score_TE.view(len(score_TE), self.op.groups, -1)
+        return score_TGe.sort(-1, descending=True).values[..., :2].sum(-1)
+
+    def _inside(self, group_TG: Tensor, experts: int) -> Tensor:
+        """`[T, E]`: what is said of each expert's group."""
+        return group_TG.repeat_interleave(experts // self.op.groups, dim=1)
 
     def _kept(self, score_TE: Tensor) -> Tensor:
         """−∞ outside of the best groups."""
         if self.op.groups == 1:
             return score_TE
-        rows = []
-        for score_E in score_TE:
-            kept = _largest(self._groups(score_E), self.op.kept)
-            row = torch.full_like(score_E, -math.inf).view(self.op.groups, -1)
-            row[kept] = score_E.view(self.op.groups, -1)[kept]
-            rows.append(row.flatten())
-        return torch.stack(rows)
+        best_TG = self._groups(score_TE)
+        kept_TG = torch.zeros_like(best_TG, dtype=torch.bool)
+        kept_TG.scatter_(1, _largest(best_TG, self.op.kept), True)
+        return score_TE.masked_fill(~self._inside(kept_TG, score_TE.shape[1]), -math.inf)
 
-    def _is_good(self, score_E: Tensor, chosen_K: Tensor, slack: float) -> bool:
-        """Whether those are the largest, in order, up to `slack`."""
-        if len(set(chosen_K.tolist())) < len(chosen_K):
-            return False
-        if int(chosen_K.min()) < 0 or int(chosen_K.max()) >= len(score_E):
-            return False
-        certain_E = torch.ones(len(score_E), dtype=torch.bool)
+    def _good(self, score_TE: Tensor, chosen_TK: Tensor, slack_T: Tensor) -> Tensor:
+        """Whether those are the largest, in order, up to `slack`: `[T]`."""
+        experts, off_T1 = score_TE.shape[1], 2 * slack_T[:, None]
+        real_TK = chosen_TK.clamp(0, experts - 1)
+        apart_T = (chosen_TK.sort(1).values.diff(dim=1) > 0).all(1)
+        good_T = apart_T & (real_TK == chosen_TK).all(1)
+        certain_TE = torch.ones_like(score_TE, dtype=torch.bool)
         if self.op.groups > 1:
-            best_G = self._groups(score_E)
-            least = float(best_G.sort(descending=True).values[self.op.kept - 1])
-            possible_G = best_G >= least - 2 * slack
-            certain_G = possible_G
-            if int(possible_G.sum()) > self.op.kept:
-                certain_G = best_G > least + 2 * slack
-            each = len(score_E) // self.op.groups
-            inside_K = chosen_K // each
-            if not bool(possible_G[inside_K].all()) or len(set(inside_K.tolist())) > self.op.kept:
-                return False
-            certain_E = certain_G.repeat_interleave(each)
-        picked_K = score_E[chosen_K]
-        certain_E[chosen_K] = False
-        refused = float(score_E[certain_E].max()) if bool(certain_E.any()) else -math.inf
-        in_order = bool((picked_K[1:] <= picked_K[:-1] + 2 * slack).all())
-        return in_order and float(picked_K.min()) >= refused - 2 * slack
+            best_TG = self._groups(score_TE)
+            least_T1 = best_TG.sort(1, descending=True).values[:, self.op.kept - 1, None]
+            possible_TG = best_TG >= least_T1 - off_T1
+            tied_T1 = possible_TG.sum(1, keepdim=True) > self.op.kept
+            certain_TG = torch.where(tied_T1, best_TG > least_T1 + off_T1, possible_TG)
+            used_TG = torch.zeros_like(possible_TG)
+            used_TG.scatter_(1, real_TK // (experts // self.op.groups), True)
+            good_T &= (possible_TG | ~used_TG).all(1) & (used_TG.sum(1) <= self.op.kept)
+            certain_TE = self._inside(certain_TG, experts)
+        picked_TK = score_TE.gather(1, real_TK)
+        others_TE = score_TE.masked_fill(~certain_TE, -math.inf).scatter(1, real_TK, -math.inf)
+        refused_T1 = others_TE.amax(1, keepdim=True)
+        good_T &= (picked_TK[:, 1:] <= picked_TK[:, :-1] + off_T1).all(1)
+        return good_T & (picked_TK >= refused_T1 - off_T1).all(1)
 
 
 class Weigh(Rule[routing.Weigh]):

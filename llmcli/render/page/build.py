@@ -22,6 +22,7 @@ from llmcli.reports.checks import ViewCheck
 
 SCRIPTS = {
     "attention": ("common", "cells", "heads", "matrix", "token", "attention"),
+    "experts": ("common", "experts"),
     "lens": ("common", "lens"),
 }
 
@@ -29,7 +30,7 @@ SCRIPTS = {
 def page(
     kind: str, title: str, data: Mapping[str, Any], blocks: Iterable[tuple[str, str]] = ()
 ) -> bytes:
-    """The page `kind`, `attention` or `lens`, as UTF-8.
+    """The page `kind`, one of `SCRIPTS`, as UTF-8.
 
     `data` is what its script finds, JSON without NaN. `blocks`: (id, base64) of larger data.
     """

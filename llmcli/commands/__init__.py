@@ -1,0 +1,1 @@
+"""The commands that own their slices: a folder each."""

@@ -1,0 +1,1 @@
+"""`llmcli experts`: which experts every token takes."""

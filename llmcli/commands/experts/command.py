@@ -1,0 +1,213 @@
+"""`llmcli experts`: which experts every token takes, in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmcli.anatomy.graph import graph
+from llmcli.cli.files import check_size, kind_of_file
+from llmcli.cli.looking import (
+    NewTokensOptions,
+    check_span,
+    encode_look,
+    greedy,
+    parse_numbers,
+    parse_span,
+    require,
+)
+from llmcli.cli.options import ModelOptions, OutputOptions, PromptOptions
+from llmcli.cli.output import Output, write_document, write_file
+from llmcli.cli.progress import Progress
+from llmcli.cli.prompts import looked_at
+from llmcli.cli.running import kernels_of, load_model
+from llmcli.cli.template import TemplateOptions
+from llmcli.commands.experts.report import ExpertsReport
+from llmcli.errors import UsageError
+from llmcli.graph.routing import Choose
+from llmcli.measure.environment import environment
+from llmcli.reports.checks import checks_document
+from llmcli.reports.numbers import spans
+
+if TYPE_CHECKING:
+    from llmcli.config import ModelConfig
+    from llmcli.model import Model
+
+EXPERTS = "Experts"
+FILES = ("html", "png", "json", "csv")
+# bytes, measured: of a choice, of a layer's token besides, and of what the file has besides
+SIZES = {"json": (28, 24, 4000), "csv": (66, 0, 120), "html": (9, 14, 40_000)}
+
+EPILOG = """
+A cell of the map has the numbers of the chosen experts, the largest score
+first, coloured by what they count. Below it, for every layer: the load of each
+expert, how even it is, the margin between the last expert chosen and the first
+refused (in the scores that choose), and the share of the shared expert.
+
+Examples:
+
+  llmcli experts "def f(x): return 3 * x" -m ./mixture
+  llmcli experts -f page.txt --layer 0,8-11
+  llmcli experts "Once upon a time" --generate 16 --position -16:
+  llmcli experts "2 + 2 = 4" --position -1
+  llmcli experts -f page.txt -o experts.html
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOptions:
+    """Which layers and positions, and where the file goes."""
+
+    position: Annotated[
+        str | None,
+        typer.Option(
+            "--position",
+            metavar="SPAN",
+            rich_help_panel=EXPERTS,
+            help="Positions such as 40:48, :10, -5: or -1, of which loads and means are, too; one "
+            "alone is shown with everything about it. [default: all; on the map the last that fit]",
+        ),
+    ] = None
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            "--layer",
+            metavar="LAYERS",
+            rich_help_panel=EXPERTS,
+            help="Layers such as 0,3-5,-1. [default: all that have experts]",
+        ),
+    ] = None
+    checks: Annotated[
+        bool,
+        typer.Option("--checks", rich_help_panel=EXPERTS, help="Show every check with its number."),
+    ] = False
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            rich_help_panel=EXPERTS,
+            help=f"Also write every choice to a file, by its ending: {', '.join(FILES)}.",
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", rich_help_panel=EXPERTS, help="Write a file however large it gets."
+        ),
+    ] = False
+
+    def check(self, config: ModelConfig) -> None:
+        """Refuses, before the weights are read, what is wrong whatever the tokens are."""
+        self.layers(config)
+        if self.position is not None:
+            check_span(self.position, "--position")
+
+    def layers(self, config: ModelConfig) -> tuple[int, ...]:
+        """Those asked for, in order. Raises UsageError for a layer without experts."""
+        nodes = graph(config).nodes.values()
+        routed = [node.layer for node in nodes if isinstance(node.op, Choose)]
+        having = tuple(layer for layer in routed if layer is not None)
+        if not having:
+            raise UsageError(
+                "no layer of this model has experts to choose from",
+                hint="`llmcli info --families` lists what has a mixture of experts",
+            )
+        if self.layer is None:
+            return having
+        named = parse_numbers(self.layer, len(config.layers), "--layer", "layers")
+        without = [layer for layer in named if layer not in having]
+        if without:
+            raise UsageError(
+                f"layer {without[0]} has no experts", hint=f"layers that have: {spans(having)}"
+            )
+        return tuple(sorted(named))
+
+
+def command(
+    prompt: PromptOptions,
+    template: TemplateOptions,
+    new: NewTokensOptions,
+    experts: ExpertsOptions,
+    model: ModelOptions,
+    output: OutputOptions,
+) -> None:
+    """Mixtures of experts: which experts every token takes in every layer, and with what weight.
+
+    With the load of every expert, the margins of the choices, and the share of the shared expert.
+    The pass is the usual one, read as `generate` reads it. What is shown proves itself: the chosen
+    are the top of the scores that were emitted, the weights follow from these, the weighted sum
+    and the shared expert is what the layer adds, and loads count every choice once; or the command
+    exits 1.
+    """
+    from llmcli.commands.experts.view import render_experts
+    from llmcli.render.stats import model_line
+
+    out = Output("experts", output)
+    kind = "" if experts.save is None else kind_of_file(experts.save, FILES)
+    given = looked_at(prompt, out.note)
+    loaded = load_model(model, out, text=given.ids is None, check=experts.check).model
+    ids = encode_look(given, template, model, loaded, new=new.generate).ids
+    report = _report(loaded, ids, new.generate, experts, kind, out)
+    about = loaded.describe()
+    header = environment(kernels=kernels_of(about))
+    body = _body(report)
+    if experts.save is not None:
+        document = out.envelope(body, model=about, environment=header)
+        _write(experts.save, kind, report, model_line(about), document)
+        out.note(f"wrote `{experts.save}`")
+    if out.json:
+        out.document(body, model=about, environment=header)
+    else:
+        out.show(render_experts(report, model_line(about), checks=experts.checks))
+    require(report.checks, "`llmcli explain` finds the formula that does not hold")
+
+
+def _report(
+    model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, kind: str, out: Output
+) -> ExpertsReport:
+    """What the options ask of a model; `kind` is that of the file they name, if any."""
+    from llmcli.commands.experts.measure import measure_experts
+
+    layers = experts.layers(model.config)
+
+    def span(total: int) -> range:
+        return range(*parse_span(experts.position, total, "--position"))
+
+    positions = span(len(ids) + generate)
+    if experts.save is not None and kind in SIZES:
+        choice, cell, besides = SIZES[kind]
+        chosen = max(graph(model.config).sizes(layer)["K"] for layer in layers)
+        size = besides + len(layers) * len(positions) * (cell + chosen * choice)
+        smaller = "choose fewer positions with `--position` or layers with `--layer`"
+        check_size(experts.save, size, force=experts.force, smaller=smaller)
+    with Progress(out) as progress:
+        return measure_experts(
+            model, ids, layers, span=span, generate=generate, sampling=greedy(), progress=progress
+        )
+
+
+def _write(
+    file: str, kind: str, report: ExpertsReport, title: str, document: dict[str, Any]
+) -> None:
+    """Writes `report` as a file of that kind; `title` names the model. Raises WriteFailed."""
+    from llmcli.commands.experts import export, picture
+
+    if kind == "json":
+        write_document(file, document)
+        return
+    makers = {"csv": export.experts_csv, "png": picture.experts_png, "html": export.experts_page}
+    write_file(file, makers[kind](report, title))
+
+
+def _body(report: ExpertsReport) -> dict[str, Any]:
+    """The report as JSON has it: tokens as objects, checks by name."""
+    return vars(report) | {
+        "tokens": [{"id": id, "text": text} for id, text in report.tokens],
+        "checks": checks_document(report.checks),
+        "ok": report.ok,
+    }

@@ -1,0 +1,82 @@
+"""Which experts every token takes. Letters: P positions shown, E experts, K chosen ones.
+
+Logarithms are natural.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from llmcli.reports.checks import ViewCheck
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Scores = Literal["softmax", "sigmoid", "logits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsLayer:
+    """One layer's mixture: `per_token` of `experts` chosen by their `scores`, the largest.
+
+    `corrected`: a bias is added to the scores that choose; of `groups` groups only the best
+    `kept_groups` are chosen from.
+
+    `load`: how many of the positions chose each expert; `mean_weights`: what it counted there,
+    NaN where nobody chose it. `entropy` of the load in nats, `balance` as a share of ln E; `unused`
+    are the experts that nobody chose.
+
+    `chosen` `[P, K]`, the largest score first, with their `weights` `[P, K]`. `margins` `[P]`: the
+    least score of the chosen less the largest of those refused, as they choose (corrected, within
+    the groups that are left); NaN where none was refused. `smallest_margin` is at the position
+    `smallest_at`. `shared_shares` `[P]`: ‖shared‖ / (‖shared‖ + ‖routed‖), the norms of what the
+    shared expert adds and of the weighted sum of the chosen; None without a shared expert.
+    """
+
+    layer: int
+    experts: int
+    per_token: int
+    scores: Scores
+    corrected: bool
+    groups: int
+    kept_groups: int
+    load: tuple[int, ...]
+    mean_weights: tuple[float, ...]
+    entropy: float
+    balance: float
+    unused: tuple[int, ...]
+    mean_margin: float
+    smallest_margin: float
+    smallest_at: int | None
+    shared_share: float | None
+    chosen: np.ndarray
+    weights: np.ndarray
+    margins: np.ndarray
+    shared_shares: np.ndarray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsReport:
+    """The mixtures of the layers asked for; `positions` index `tokens`, (id, text).
+
+    The first `prompt_tokens` of `tokens` are the prompt's, the others the model wrote. Loads,
+    means and margins are of `positions` alone.
+    """
+
+    dtype: str
+    tokens: tuple[tuple[int, str], ...]
+    prompt_tokens: int
+    positions: tuple[int, ...]
+    layers: tuple[ExpertsLayer, ...]
+    checks: tuple[ViewCheck, ...]
+
+    @property
+    def from_prompt(self) -> int:
+        """How many of `positions`, the first ones, are of the prompt."""
+        return sum(position < self.prompt_tokens for position in self.positions)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check holds."""
+        return all(check.ok for check in self.checks)

@@ -1,0 +1,146 @@
+"""`llmcli experts` through the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from cli_tiny import write_tiny
+
+from llmcli.cli.prompts import LOOKED_AT
+from llmcli.commands.experts import command, measure
+from llmcli.parts.experts import forward
+
+
+@pytest.fixture
+def experts(cli, mixture, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    return lambda *argv: cli("experts", "-m", mixture, "--random-weights", *argv)
+
+
+def test_a_map_a_table_and_checks(experts, mixture):
+    result = experts("hello", "--dtype", "float32")
+    assert result.code == 0
+    assert result.err == ""
+    lines = result.out.splitlines()
+    assert lines[0] == f"{mixture} (float32 on cpu)"
+    assert lines[1].split() == ["at", "0", "1", "2", "3", "4"]
+    assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
+    assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
+    assert "within the best 2 of 4 groups" in result.out
+    assert lines[-1] == "✓ 5 checks: choice, weights, sum, loads, cache · --checks"
+    full = experts("hello", "--dtype", "float32", "--checks").out.splitlines()
+    assert [line[0] for line in full[-5:]] == ["✓"] * 5
+    assert full[:-5] == lines[:-1]
+
+
+def test_json(experts):
+    said = experts("hello", "--json", "--generate", "2", "--dtype", "float64").json()
+    assert said["prompt_tokens"] == 5
+    assert said["positions"] == list(range(7))
+    assert [layer["layer"] for layer in said["layers"]] == [1, 2]
+    for layer in said["layers"]:
+        assert (layer["experts"], layer["per_token"]) == (8, 3)
+        assert sum(layer["load"]) == 21
+        assert all(len(set(chosen)) == 3 for chosen in layer["chosen"])
+        assert all(abs(sum(weights) - 1.5) < 1e-9 for weights in layer["weights"])
+        assert min(layer["margins"]) == layer["smallest_margin"]
+        assert 0 < layer["shared_share"] < 1
+    assert list(said["checks"]) == ["choice", "weights", "sum", "loads", "cache"]
+    assert said["ok"] is True
+
+
+def test_layers_and_positions(experts):
+    said = experts("hello", "--json", "--layer", "-1", "--position", "1:3").json()
+    (layer,) = said["layers"]
+    assert (layer["layer"], said["positions"]) == (2, [1, 2])
+    assert sum(layer["load"]) == 6
+    single = experts("hello", "--position", "-1").out
+    assert 'position 4 of 5: "o" · the experts that it takes, with what each counts' in single
+
+
+def test_without_a_prompt_there_is_one(experts):
+    said = experts("--json").json()
+    assert "".join(token["text"] for token in said["tokens"]) == LOOKED_AT
+
+
+def test_a_long_prompt_is_read_in_chunks(experts, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("the cat sat on 12 mats. " * 60)
+    said = experts("-f", str(text), "--json").json()
+    assert len(said["tokens"]) > 1024
+    assert said["checks"]["chunks"]["ok"]
+    assert said["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "hint"),
+    [
+        (["--layer", "0"], "layer 0 has no experts", "layers that have: 1-2"),
+        (["--layer", "3"], "`--layer`: there is no 3, for there are 3 layers",
+         "they go from 0 to 2; -1 is the last"),
+        (["--position", "x"], "`--position` takes positions such as 40:80, :10, -5: or 7, not `x`",
+         "positions are counted from 0; -1 is the last"),
+        (["--position", "9"], "`--position`: there is no 9, for there are 5 tokens",
+         "they go from 0 to 4; -1 is the last"),
+        (["-o", "x.npz"], "`-o x.npz` does not end in .html, .png, .json or .csv",
+         "such as `-o x.html`"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense(experts, argv, error, hint):
+    result = experts("hello", *argv)
+    assert result.code == 2
+    assert result.err.splitlines() == [f"error: {error}", f"hint: {hint}"]
+
+
+def test_a_model_without_experts_is_refused_before_its_weights_are_read(cli, tmp_path):
+    folder = write_tiny(tmp_path / "dense")  # there are none
+    result = cli("experts", "hello", "-m", str(folder))
+    assert result.code == 2
+    assert result.err.splitlines() == [
+        "error: no layer of this model has experts to choose from",
+        "hint: `llmcli info --families` lists what has a mixture of experts",
+    ]
+
+
+def test_files(experts, tmp_path):
+    said = experts("hello", "--json", "-o", str(tmp_path / "x.json"))
+    document = said.json()
+    assert json.loads((tmp_path / "x.json").read_text("utf-8")) == document
+    assert said.err == f"note: wrote `{tmp_path / 'x.json'}`\n"
+    for ending, begins in (("png", b"\x89PNG"), ("html", b"<!doctype html>"), ("csv", b"layer,")):
+        assert experts("hello", "-o", str(tmp_path / f"x.{ending}")).code == 0
+        assert (tmp_path / f"x.{ending}").read_bytes().startswith(begins)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text())))
+    chosen = [[int(row["expert"]) for row in rows if row["layer"] == "1"][at : at + 3]
+              for at in range(0, 15, 3)]  # fmt: skip
+    assert chosen == document["layers"][0]["chosen"]
+
+
+@pytest.mark.parametrize("ending", ["json", "csv", "html"])
+def test_the_size_of_a_file_is_known_before(experts, tmp_path, monkeypatch, ending):
+    sizes = []
+    monkeypatch.setattr(command, "check_size", lambda file, size, **rest: sizes.append(size))
+    path = tmp_path / f"x.{ending}"
+    assert experts("some words, " * 70, "-o", str(path), "-q").code == 0
+    assert path.stat().st_size == pytest.approx(sizes[0], rel=0.3)
+
+
+def test_a_file_that_gets_too_large_is_refused(experts, tmp_path, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.files.PAGE_CAP", 1000)
+    monkeypatch.setattr(measure, "measure_experts", None)
+    result = experts("hello", "-o", str(tmp_path / "x.html"))
+    assert result.code == 2
+    assert "choose fewer positions with `--position` or layers with `--layer`" in result.err
+
+
+def test_a_check_that_does_not_hold_ends_with_1(experts, monkeypatch):
+    weigh = forward.weigh
+    monkeypatch.setattr(forward, "weigh", lambda *x: weigh(*x).flip(-1))
+    result = experts("hello", "--dtype", "float32")
+    assert result.code == 1
+    assert "✗ not so: scores and weights are what their formulas make" in result.out
+    assert "worst at blocks.1.moe.expert_weight[" in " ".join(result.out.split())
+    assert result.err.startswith("error: it is not so that scores and weights are what")

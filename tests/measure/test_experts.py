@@ -1,0 +1,263 @@
+"""Which experts tokens take: what is shown is what ran, and planted faults turn checks red."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_models import ids, random_model
+from zoo import MODELS
+
+from llmcli.commands.experts import measure
+from llmcli.commands.experts.command import ExpertsOptions
+from llmcli.errors import UsageError
+from llmcli.generation.sampling import Sampling
+from llmcli.parts.experts import forward as experts
+
+MIXTURES = (
+    "experts", "experts beside dense layers", "experts by groups", "experts after the choice",
+    "all experts",
+)  # fmt: skip
+PROMPT = tuple(ids(1, 11)[0].tolist())
+
+
+def looked(of, prompt=PROMPT, *, generate=0, span=range):
+    layers = ExpertsOptions().layers(of.config)
+    return measure.measure_experts(
+        of, prompt, layers, span=span, generate=generate, sampling=Sampling(temperature=0.0)
+    )
+
+
+def red(report):
+    return {check.name for check in report.checks if not check.ok}
+
+
+def emitted(of, prompt=PROMPT):
+    """What one pass over the prompt emits, without the batch axis."""
+    seen = {}
+    of.decoder(torch.tensor([prompt]), tap=lambda name, x: seen.__setitem__(name, x[0]))
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_every_check_is_green(name, dtype):
+    report = looked(random_model(MODELS[name], dtype), generate=3)
+    assert [check.name for check in report.checks] == ["choice", "weights", "sum", "loads", "cache"]
+    assert red(report) == set()
+    assert len(report.tokens) == len(report.positions) == 14
+    assert report.from_prompt == 11
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_choices_weights_loads_and_shares_are_what_was_emitted(name):
+    of = random_model(MODELS[name])
+    seen = emitted(of)
+    for layer in looked(of).layers:
+        p = f"blocks.{layer.layer}"
+        chosen = seen[f"{p}.moe.expert_idx"].numpy()
+        np.testing.assert_array_equal(layer.chosen, chosen)
+        np.testing.assert_allclose(layer.weights, seen[f"{p}.moe.expert_weight"].numpy())
+        load = [int((chosen == expert).sum()) for expert in range(layer.experts)]
+        assert list(layer.load) == load
+        assert sum(load) == len(PROMPT) * layer.per_token
+        assert layer.unused == tuple(e for e, count in enumerate(load) if not count)
+        parts = [count / sum(load) for count in load if count]
+        entropy = -math.fsum(part * math.log(part) for part in parts)
+        assert layer.entropy == pytest.approx(entropy)
+        assert layer.balance == pytest.approx(entropy / math.log(layer.experts))
+        shared = seen.get(f"{p}.moe.shared_out")
+        if shared is None:
+            assert layer.shared_share is None
+            continue
+        weight, out = seen[f"{p}.moe.expert_weight"], seen[f"{p}.moe.expert_out"]
+        routed = torch.einsum("tk,ktd->td", weight, out).norm(dim=-1)
+        share = shared.norm(dim=-1) / (shared.norm(dim=-1) + routed)
+        np.testing.assert_allclose(layer.shared_shares, share.numpy(), rtol=1e-6)
+        assert layer.shared_share == pytest.approx(float(share.mean()))
+
+
+def margin_by_hand(routing, scores, correction):
+    """With lists: the scores that choose, without the groups that are left out."""
+    scores = [s + c for s, c in zip(scores, correction, strict=True)]
+    size = len(scores) // routing.groups
+    best = []
+    for group in range(routing.groups):
+        inside = sorted(scores[group * size : (group + 1) * size])[-2:]
+        best.append((sum(inside), group))
+    kept = {group for _, group in sorted(best)[-routing.kept_groups :]}
+    order = sorted((s for e, s in enumerate(scores) if e // size in kept), reverse=True)
+    return order[routing.chosen - 1] - order[routing.chosen]
+
+
+@pytest.mark.parametrize("name", MIXTURES[:-1])
+def test_margins_are_of_the_scores_that_choose(name):
+    of = random_model(MODELS[name])
+    seen = emitted(of)
+    for layer in looked(of).layers:
+        part = of.decoder.blocks[layer.layer].parts[f"blocks.{layer.layer}.moe"]
+        leaf = "router_logits" if layer.scores == "logits" else "router_probs"
+        rows = seen[f"blocks.{layer.layer}.moe.{leaf}"].tolist()
+        correction = [0.0] * layer.experts if part.correction is None else part.correction.tolist()
+        assert layer.corrected == (part.correction is not None)
+        found = [margin_by_hand(part.config.routing, row, correction) for row in rows]
+        np.testing.assert_allclose(layer.margins, found, rtol=1e-6)
+        assert layer.smallest_margin == pytest.approx(min(found))
+        assert layer.smallest_at == found.index(min(found))
+        assert layer.mean_margin == pytest.approx(sum(found) / len(found))
+
+
+def test_where_all_are_chosen_nothing_is_refused():
+    for layer in looked(random_model(MODELS["all experts"])).layers:
+        assert np.isnan(layer.margins).all()
+        assert math.isnan(layer.smallest_margin)
+        assert layer.smallest_at is None
+        assert layer.balance == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["experts by groups", "experts beside dense layers"])
+def test_in_chunks_and_token_by_token_it_is_the_same(name, monkeypatch):
+    of = random_model(MODELS[name])
+    whole = looked(of)
+    monkeypatch.setattr("llmcli.measure.chunks.PROMPT_CHUNK", 4)
+    chunked = looked(of)
+    assert red(chunked) == set()
+    assert "chunks" in {check.name for check in chunked.checks}
+    for one, other in zip(whole.layers, chunked.layers, strict=True):
+        np.testing.assert_array_equal(one.chosen, other.chosen)
+        np.testing.assert_allclose(one.weights, other.weights)
+        np.testing.assert_allclose(one.margins, other.margins, rtol=1e-5)
+
+
+def test_loads_and_means_are_of_the_positions_asked_for():
+    of = random_model(MODELS["experts by groups"])
+    whole, part = looked(of), looked(of, span=lambda tokens: range(4, 7))
+    assert part.positions == (4, 5, 6)
+    for one, other in zip(whole.layers, part.layers, strict=True):
+        np.testing.assert_array_equal(one.chosen[4:7], other.chosen)
+        assert sum(other.load) == 3 * other.per_token
+        assert other.smallest_at in part.positions
+        assert other.smallest_margin == one.margins[other.smallest_at]
+
+
+def test_layers_without_experts_say_so():
+    beside = MODELS["experts beside dense layers"]
+    assert ExpertsOptions().layers(beside) == (1, 2)
+    assert ExpertsOptions(layer="-1,1").layers(beside) == (1, 2)
+    with pytest.raises(UsageError, match="layer 0 has no experts") as found:
+        ExpertsOptions(layer="0-1").layers(beside)
+    assert found.value.hint == "layers that have: 1-2"
+    with pytest.raises(UsageError, match="no layer of this model has experts"):
+        ExpertsOptions().layers(MODELS["llama"])
+
+
+FAULTS = {}
+
+
+def fault(config, check):
+    """Registers what plants a fault in the model `config`, which has to turn `check` red."""
+
+    def register(plant):
+        FAULTS[plant.__name__.replace("_", " ")] = (config, check, plant)
+        return plant
+
+    return register
+
+
+def routing(monkeypatch, name, **changes):
+    """That function of the routing with another configuration."""
+    plain = vars(experts)[name]
+    monkeypatch.setattr(
+        experts, name, lambda *x: plain(*x[:2], dataclasses.replace(x[2], **changes))
+    )
+
+
+@fault("experts by groups", "choice")
+def a_choice_that_ignores_the_correction(monkeypatch, decoder):
+    choose = experts.choose
+    monkeypatch.setattr(experts, "choose", lambda scores, c, routing: choose(scores, None, routing))
+
+
+@fault("experts by groups", "choice")
+def a_choice_of_all_groups(monkeypatch, decoder):
+    routing(monkeypatch, "choose", groups=1)
+
+
+@fault("experts", "choice")
+def the_expert_behind_the_last_one(monkeypatch, decoder):
+    choose = experts.choose
+    monkeypatch.setattr(
+        experts, "choose",
+        lambda s, c, r: choose(s, c, dataclasses.replace(r, chosen=3))[..., [0, 2]],
+    )
+
+
+@fault("experts", "choice")
+def the_same_expert_twice(monkeypatch, decoder):
+    choose = experts.choose
+    monkeypatch.setattr(experts, "choose", lambda *x: choose(*x)[..., [0, 0]])
+
+
+@fault("experts", "choice")
+def the_smallest_score_first(monkeypatch, decoder):
+    choose = experts.choose
+    monkeypatch.setattr(experts, "choose", lambda *x: choose(*x).flip(-1))
+
+
+@fault("experts", "weights")
+def weights_of_another_expert(monkeypatch, decoder):
+    weigh = experts.weigh
+    monkeypatch.setattr(experts, "weigh", lambda *x: weigh(*x).flip(-1))
+
+
+@fault("experts by groups", "weights")
+def corrected_scores_that_weigh(monkeypatch, decoder):
+    weigh, part = experts.weigh, decoder.blocks[0].parts["blocks.0.moe"]
+    monkeypatch.setattr(experts, "weigh", lambda s, *rest: weigh(s + part.correction, *rest))
+
+
+@fault("experts", "weights")
+def weights_that_are_not_renormalized(monkeypatch, decoder):
+    routing(monkeypatch, "weigh", renormalized=False)
+
+
+@fault("experts by groups", "weights")
+def weights_that_are_not_scaled(monkeypatch, decoder):
+    routing(monkeypatch, "weigh", scale=1.0)
+
+
+@fault("experts beside dense layers", "weights")
+def all_of_the_shared_expert(monkeypatch, decoder):
+    monkeypatch.setattr(torch, "sigmoid", torch.ones_like)
+
+
+@fault("experts beside dense layers", "sum")
+def the_shared_expert_left_out(monkeypatch, decoder):
+    part = decoder.blocks[1].parts["blocks.1.moe"]
+    shared = part.shared
+    monkeypatch.setattr(part, "shared", lambda *x: torch.zeros_like(shared(*x)))
+
+
+@fault("experts by groups", "loads")
+def a_load_that_counts_the_first_choice_alone(monkeypatch, decoder):
+    loads = measure.loads
+    monkeypatch.setattr(measure, "loads", lambda chosen, count: loads(chosen[:, :1], count))
+
+
+@fault("experts", "loads")
+def a_load_without_the_last_expert(monkeypatch, decoder):
+    loads = measure.loads
+    monkeypatch.setattr(measure, "loads", lambda chosen, count: loads(chosen, count) * (
+        np.arange(count) < count - 1
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_turns_its_check_red(name, dtype, monkeypatch):
+    config, check, plant = FAULTS[name]
+    of = random_model(MODELS[config], dtype)
+    assert red(looked(of)) == set()
+    plant(monkeypatch, of.decoder)
+    assert red(looked(of)) == {check}
