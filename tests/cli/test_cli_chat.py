@@ -278,6 +278,20 @@ def test_a_load_that_fails_or_is_interrupted_changes_nothing(converse, tmp_path,
     assert "error: the chat template failed: x" in said.err
 
 
+def test_only_a_transcript_is_replaced(converse, chat, tmp_path):
+    notes, empty, talk = (tmp_path / name for name in ("notes.txt", "empty", "talk.json"))
+    empty.touch()
+    for text in ("my notes", '{"messages": []}', "[" * 100_000):
+        notes.write_text(text)
+        said = converse("hello", f"/save {notes}", "two", f"/save {empty}", f"/save {talk}",
+                        f"/save {talk}", argv=GREEDY)  # fmt: skip
+        assert said.err.count("it is there and no transcript of `llmcli chat`") == 1
+        refused = chat("--prompt", "hello", "--save", str(notes))
+        assert (refused.code, refused.out) == (1, "")
+        assert notes.read_text() == text
+        assert len(transcript(talk)["messages"]) == 4
+
+
 def test_ids_of_another_text_are_left(converse, tmp_path):
     file = tmp_path / "a.json"
     converse("hello", argv=(*GREEDY, "--save", file))

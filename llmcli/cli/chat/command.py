@@ -13,11 +13,11 @@ from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.screen import ReasoningMode
 from llmcli.cli.chat.talk import Settings, Talk, tell_error
+from llmcli.cli.chat.transcript import check_replaceable
 from llmcli.cli.chat.typed import Typed
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.exits import SIGNALS, Stopped
-from llmcli.cli.files import check_place
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
@@ -126,7 +126,7 @@ def command(
     if "" in (options.stop or ()):
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:
-        check_place(options.save)
+        check_replaceable(options.save)
     message = joined_text(
         options.prompt, options.file, pipe=True, no_stdin=options.no_stdin, name="`--prompt`"
     )

@@ -11,6 +11,7 @@ from typing import get_args
 from llmcli.cli.chat.look import VIEWS, look
 from llmcli.cli.chat.screen import ReasoningMode, write_reasoning
 from llmcli.cli.chat.talk import Talk
+from llmcli.cli.chat.transcript import check_replaceable
 from llmcli.cli.params import Range
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import value_of
@@ -151,6 +152,7 @@ def _save(talk: Talk, argument: str) -> None:
     path = argument or talk.file
     if not path:
         raise UsageError("`/save` takes the path of a file", hint="such as `/save talk.json`")
+    check_replaceable(path)
     talk.save(path)
     talk.file = path
     _say(talk, f"saved to {one_line(path)}, and again after every answer")

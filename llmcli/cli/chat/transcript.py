@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from llmcli.cli.files import OTHER_PLACE, check_place
 from llmcli.cli.messages import SCHEMA
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import check_value, checked_variables
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, WriteFailed
 
 if TYPE_CHECKING:
     from llmcli.generation.messages import Message
@@ -81,6 +83,26 @@ def read_transcript(path: str) -> Transcript:
     except (ValueError, RecursionError):
         raise _wrong(where, "it is no JSON") from None
     return transcript_of(document, where)
+
+
+def check_replaceable(path: str) -> None:
+    """Raises WriteFailed for a file that a transcript must not replace: any other with a text.
+
+    A pipe or a device takes all that is written.
+    """
+    check_place(path)
+    place = os.path.expanduser(path)
+    if not os.path.isfile(place) or not os.path.getsize(place):
+        return
+    try:
+        document = json.loads(read_bytes(path, OTHER_PLACE, _MOST))
+    except (UsageError, ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise WriteFailed(
+            f"could not write `{path}`: it is there and no transcript of `llmcli chat`",
+            hint=OTHER_PLACE,
+        )
 
 
 def transcript_of(document: Any, where: str) -> Transcript:
