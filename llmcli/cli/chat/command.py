@@ -18,6 +18,7 @@ from llmcli.cli.chat.typed import Typed
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
 from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.keys import KEYS
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
@@ -135,7 +136,7 @@ def command(
             "there is nothing to say: stdin is no terminal, and empty",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
-    with RENDERER:
+    with RENDERER, KEYS.silent():
         talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
         talk.conversation.speculation = draft.load(talk.conversation.model, model, out)
         if message:
@@ -211,6 +212,7 @@ def _converse(talk: Talk) -> None:
             return
         except KeyboardInterrupt:
             SIGNALS.forget()
+            talk.interrupted()
             draft = ""
 
 

@@ -19,6 +19,7 @@ from llmcli.cli.running import kernels_of
 from llmcli.cli.variables import check_name
 from llmcli.errors import LlmcliError, UsageError
 from llmcli.measure.environment import environment
+from llmcli.render.theme import FAINT
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
@@ -176,11 +177,19 @@ class Talk:
                 )  # fmt: skip
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
+        if not whole and self.choose is not None:  # else the end of the run says it
+            self.interrupted()
         if generated < settings.max_tokens and talk.messages[-1].end == "length":
             self.out.note("the context is full: the answer ends there")
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
+
+    def interrupted(self) -> None:
+        """Says so, on a line of its own."""
+        from rich.text import Text
+
+        self.out.aside(Text("interrupted", style=FAINT))
 
     def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
         """Tells and saves the answer, where there is one."""

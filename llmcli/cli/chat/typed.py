@@ -56,6 +56,7 @@ class Typed:
             history=InMemoryHistory() if path is None else History(str(path)),
             completer=Names(),
             complete_while_typing=False,
+            enable_suspend=True,
             key_bindings=keys,
             prompt_continuation="  ",
             style=Style.from_dict({"meter": "dim"}),
@@ -85,7 +86,7 @@ class Typed:
         """The first letter of what is typed behind `question`, small; empty for none and Ctrl-C."""
         from prompt_toolkit import PromptSession
 
-        ask: Any = PromptSession(question, output=self._session.output)
+        ask: Any = PromptSession(question, enable_suspend=True, output=self._session.output)
         try:
             return str(ask.prompt()).strip().lower()[:1]
         except KeyboardInterrupt:

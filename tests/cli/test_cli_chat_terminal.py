@@ -1,0 +1,121 @@
+"""`chat` and the terminal that it runs on: keys during an answer, Ctrl-C, Ctrl-Z, other widths."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from chat_terminal import PROMPT, Terminal
+from cli_tiny import write_tiny
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.exits import Signals
+from llmcli.cli.keys import KEYS
+from llmcli.text import load_tokenizer
+
+WORDS = " ".join(f"word{number}" for number in range(60))
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("talker") / "m"
+    return str(write_tiny(folder, weights=True, max_position_embeddings=900))
+
+
+@pytest.fixture(scope="module")
+def spelled(talker):
+    tokenizer = load_tokenizer(open_checkpoint(Path(talker), weights=False))
+    return lambda text: [*tokenizer.encode(text, add_bos=False), 0]
+
+
+@pytest.fixture
+def chat(talker, spelled, tmp_path):
+    def run(*answers, argv=(), **how):
+        return Terminal(
+            talker, *argv, home=tmp_path, spoken=[spelled(text) for text in answers], **how
+        )
+
+    return run
+
+
+def test_keys_during_an_answer_are_for_the_next_prompt(chat):
+    talk = chat(WORDS, "Yes.")
+    talk.wait(PROMPT)
+    talk.type("hello\r")
+    talk.wait("word1")
+    talk.type("and n\x7fthen\r")
+    assert "then" not in talk.wait(PROMPT)
+    talk.wait("and then")
+    talk.wait("Yes.")
+    talk.wait(PROMPT)
+    talk.type("/exit\r")
+    assert talk.end() == 0
+
+
+def test_ctrl_c_is_not_echoed_and_said_on_a_line_of_its_own(chat):
+    talk = chat(WORDS)
+    talk.wait(PROMPT)
+    talk.type("hello\r")
+    talk.wait("word3")
+    talk.type("\x03")
+    seen = talk.wait(PROMPT)
+    assert "^C" not in seen
+    assert "\r\ninterrupted\r\n" in seen
+    talk.type("/exit\r")
+    talk.process.wait(timeout=60)
+    assert talk.restored()
+    assert talk.end() == 0
+
+
+@pytest.mark.parametrize("argv", [(), ("--prompt", "hello")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_terminal_is_as_before_whatever_ends_it(chat, argv, number):
+    talk = chat(WORDS, argv=argv)
+    if not argv:
+        talk.wait(PROMPT)
+        talk.type("hello\r")
+    talk.wait("word3")
+    assert not talk.restored()
+    talk.process.send_signal(number)
+    if not argv and number == signal.SIGINT:
+        talk.wait(PROMPT)
+        talk.type("/exit\r")
+    assert talk.process.wait(timeout=60) in (0, 130, 143)
+    assert talk.restored()
+    talk.end()
+
+
+def test_an_end_that_unwinds_nothing_restores_the_terminal(monkeypatch):
+    class Ended(Exception):
+        pass
+
+    def ended(code):
+        raise Ended(code)
+
+    done = []
+    monkeypatch.setattr(KEYS, "restore", lambda: done.append("restored"))
+    monkeypatch.setattr("os._exit", ended)
+    signals = Signals()
+    signals.over = True
+    with pytest.raises(Ended, match="130"):
+        signals._handle(signal.SIGINT, None)
+    assert done == ["restored"]
+
+
+@pytest.mark.parametrize("when", ["at the prompt", "during an answer"])
+def test_ctrl_z_suspends(chat, when):
+    talk = chat(WORDS, shell="set -m; eval $0; stty -a; echo on; fg; echo code $?")
+    talk.wait(PROMPT)
+    if when == "during an answer":
+        talk.type("hello\r")
+        talk.wait("word3")
+    talk.type("\x1a")
+    modes = talk.wait("on\r\n")
+    assert " echo " in modes
+    assert " icanon " in modes
+    if when == "during an answer":
+        talk.wait("word59")
+    talk.wait(PROMPT)
+    talk.type("/exit\r")
+    talk.wait("code 0")
+    assert talk.restored()
+    talk.end()
