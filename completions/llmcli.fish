@@ -73,7 +73,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from chat' -l set -x -d 'A variabl
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -s n -l max-tokens -x -d 'Most new tokens of an answer'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l stop -x -d 'End an answer before this text'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l load -x -d 'Go on with a conversation that was saved, with its settings'
-complete -c llmcli -n '__fish_seen_subcommand_from chat' -l save -x -d 'Write the conversation to this file after every answer'
+complete -c llmcli -n '__fish_seen_subcommand_from chat' -l save -x -d 'Write the conversation to this file after every change'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l stats -d 'Tokens and speed of every answer on stderr'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l reasoning -x -a 'show fold hide' -d 'Reasoning dimmed, as one line, or not at all'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l plain -d 'Answers as they are written'

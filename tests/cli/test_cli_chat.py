@@ -510,6 +510,35 @@ def test_an_answer_that_fills_the_context_says_so(converse):
     assert "note: the context is full" in said.err
 
 
+def test_an_answer_that_the_limit_cuts_says_so(converse, chat, tmp_path):
+    said = converse("hello", "/set max_tokens 1", "more", argv=GREEDY)
+    assert "note: the answer ends at the limit of 8 tokens: `/set max_tokens N` allows" in said.err
+    assert "limit of 1 token: " in said.err
+    assert "limit of 8 tokens: `-n N` allows more" in chat("--prompt", "hello", *GREEDY).err
+
+
+def test_the_file_follows_the_conversation(converse, tmp_path, monkeypatch):
+    file, seen = tmp_path / "talk.json", []
+
+    def ask(self, draft, meter):
+        seen.append(transcript(file) if file.exists() else None)
+        return self.lines.pop(0) if self.lines else None
+
+    monkeypatch.setattr(Typed, "ask", ask)
+    converse("/system x", "hello", "two", "/undo", "/set seed 7", "/system brief", "/clear",
+             argv=(*GREEDY, "--save", file))  # fmt: skip
+    assert seen[:2] == [None, None], "nothing is kept of what was never answered"
+    assert [len(one["messages"]) for one in seen[2:]] == [3, 5, 3, 3, 3, 1]
+    assert seen[6]["sampling"]["seed"] == 7
+    assert seen[7]["messages"] == [{"role": "system", "content": "brief"}]
+    seen.clear()
+    before = file.stat().st_ino
+    converse("/stats", argv=("--load", file, "--save", file))
+    assert file.stat().st_ino == before, "nothing was changed"
+    converse("/system other", argv=("--load", file, "--save", file))
+    assert transcript(file)["messages"][0]["content"] == "other"
+
+
 def test_look_shows_the_conversation_and_leaves_it(converse):
     plain = converse("hello", "and then?", "/stats", argv=GREEDY)
     said = converse(

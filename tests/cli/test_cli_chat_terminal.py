@@ -1,11 +1,12 @@
 """`chat` and the terminal that it runs on: keys during an answer, Ctrl-C, Ctrl-Z, other widths."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 from chat_terminal import PROMPT, Terminal
-from cli_tiny import write_tiny
+from cli_tiny import TEMPLATE, write_tiny
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.cli.exits import Signals
@@ -18,7 +19,11 @@ WORDS = " ".join(f"word{number}" for number in range(60))
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
     folder = tmp_path_factory.mktemp("talker") / "m"
-    return str(write_tiny(folder, weights=True, max_position_embeddings=900))
+    write_tiny(folder, weights=True, max_position_embeddings=900)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = TEMPLATE + "{# <think> </think> #}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +124,20 @@ def test_ctrl_z_suspends(chat, when):
     talk.wait("code 0")
     assert talk.restored()
     talk.end()
+
+
+@pytest.mark.parametrize("lead", ["", "<think>"])
+def test_another_width_holds_for_the_lines_that_follow(chat, lead):
+    talk = chat(lead + WORDS, WORDS, COLUMNS="")
+    talk.wait(PROMPT)
+    talk.type("hello\r")
+    before = talk.wait("word20")
+    assert ("thinking" in before) is bool(lead)
+    talk.resize(40)
+    talk.wait("\n")
+    after = talk.wait("word59")
+    assert max(map(len, before.splitlines())) > 60
+    assert 30 < max(map(len, after.splitlines())) <= 40
+    talk.wait(PROMPT)
+    talk.type("/exit\r")
+    assert talk.end() == 0

@@ -80,7 +80,7 @@ class TalkOptions:
         str | None,
         typer.Option(
             "--save", metavar="FILE", rich_help_panel=OUTPUT,
-            help="Write the conversation to this file after every answer.",
+            help="Write the conversation to this file after every change.",
         ),
     ] = None  # fmt: skip
     stats: Annotated[
@@ -225,13 +225,7 @@ def _line(talk: Talk, typed: Typed, draft: str) -> str:
     if line is None:
         raise Exit
     try:
-        if line.startswith("/"):
-            return dispatch(talk, line.strip()) or ""
-        if line.strip():
-            text = with_files(line, talk.out.note)
-            if text != line:
-                talk.typed[text] = line
-            talk.say(text, instead=bool(draft))
+        return _done(talk, line, draft)
     except LlmcliError as error:
         tell_error(error)
     except (MemoryError, RuntimeError) as exception:
@@ -241,3 +235,18 @@ def _line(talk: Talk, typed: Typed, draft: str) -> str:
             raise
         tell_error(known)
     return ""
+
+
+def _done(talk: Talk, line: str, draft: str) -> str:
+    """Does it, and the file follows."""
+    try:
+        if line.startswith("/"):
+            return dispatch(talk, line.strip()) or ""
+        if line.strip():
+            text = with_files(line, talk.out.note)
+            if text != line:
+                talk.typed[text] = line
+            talk.say(text, instead=bool(draft))
+        return ""
+    finally:
+        talk.follow()

@@ -155,7 +155,7 @@ def _save(talk: Talk, argument: str) -> None:
     check_replaceable(path)
     talk.save(path)
     talk.file = path
-    _say(talk, f"saved to {one_line(path)}, and again after every answer")
+    _say(talk, f"saved to {one_line(path)}, and again after every change")
 
 
 def _load(talk: Talk, argument: str) -> None:
@@ -201,7 +201,7 @@ COMMANDS = {
         f"/look {'|'.join(VIEWS)}", "what the model computes of the conversation", look
     ),
     "save": SlashCommand(
-        "/save FILE", "the conversation as JSON, now and after every answer", _save
+        "/save FILE", "the conversation as JSON, now and after every change", _save
     ),
     "load": SlashCommand("/load FILE", "goes on with one that was saved", _load),
     "clear": SlashCommand("/clear", "forgets everything but the system message", _clear),

@@ -51,7 +51,7 @@ class Settings:
 
 @dataclass(kw_only=True)
 class Talk:
-    """A conversation with its settings; `file` is written anew after every answer.
+    """A conversation with its settings; `file` is written anew after every answer and change.
 
     `chosen` are the settings and `variables` those of the template that the user has named: they
     win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
@@ -70,6 +70,7 @@ class Talk:
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
+    _kept: Transcript | None = None  # what the file has
 
     def say(self, text: str, *, instead: bool = False) -> bool:
         """What the user says (`instead` of what was last said), and the answer.
@@ -179,11 +180,19 @@ class Talk:
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
             self.interrupted()
-        if generated < settings.max_tokens and talk.messages[-1].end == "length":
-            self.out.note("the context is full: the answer ends there")
+        if talk.messages[-1].end == "length":
+            self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
+
+    def _cut_by(self, generated: int) -> str:
+        """What ended an answer of so many tokens before the model did."""
+        if generated < self.settings.max_tokens:
+            return "the context is full: the answer ends there"
+        more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
+        limit = counted(self.settings.max_tokens, "token")
+        return f"the answer ends at the limit of {limit}: {more} allows more"
 
     def interrupted(self) -> None:
         """Says so, on a line of its own."""
@@ -220,12 +229,22 @@ class Talk:
         about, header = self._about()
         whole = body(self._transcript(self.conversation.messages))
         write_document(path, self.out.envelope(whole, model=about, environment=header))
+        self._kept = self._transcript(self.conversation.messages)
+
+    def follow(self) -> None:
+        """Writes the file anew where the conversation has changed since the file had it.
+
+        It has it from the first answer on, or from `load`. Raises WriteFailed.
+        """
+        changed = self._kept != self._transcript(self.conversation.messages)
+        if self.file is not None and self._kept is not None and changed:
+            self.save(self.file)
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         talk = self.conversation
         return Transcript(
             model=talk.model.name, vocabulary=talk.model.config.vocab,
-            sampling=self.settings.sampling, seed=self.settings.seed,
+            sampling=dict(self.settings.sampling), seed=self.settings.seed,
             max_tokens=self.settings.max_tokens, stop=self.settings.stop,
             variables=talk.variables, answers=talk.answers, messages=tuple(messages),
         )  # fmt: skip
@@ -258,6 +277,7 @@ class Talk:
             self.out.note(
                 f"{counted(lost, 'answer')} came with ids of another text: the text is encoded"
             )
+        self._kept = self._transcript(talk.messages)
         return found
 
     def set_variable(self, name: str, value: Any) -> None:
