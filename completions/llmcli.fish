@@ -65,7 +65,7 @@ complete -c llmcli -n '__fish_seen_subcommand_from generate' -l json -d 'One JSO
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s q -l quiet -d 'No progress, notes or warnings'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -l debug -d 'Tracebacks with error messages'
 complete -c llmcli -n '__fish_seen_subcommand_from generate' -s h -l help -d 'Show this message and exit'
-complete -c llmcli -n '__fish_seen_subcommand_from chat' -l prompt -x -d 'One message'
+complete -c llmcli -n '__fish_seen_subcommand_from chat' -l prompt -x -d 'One message, in which @PATH is a file\'s text'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -s f -l file -r -F -d 'Put the text of a file before the message'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l no-stdin -d 'Never read a pipe on stdin'
 complete -c llmcli -n '__fish_seen_subcommand_from chat' -l system -x -d 'The system message'

@@ -466,8 +466,23 @@ def test_what_looks_like_a_file_and_is_none(files):
     notes = []
     assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
     assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    (files / "folder").mkdir()
+    notes.clear()
+    assert with_files("@folder, @folder/", notes.append) == "@folder, @folder/"
+    stays = "is a directory: it stays as text"
+    assert notes == [f"`@{name}` {stays}" for name in ("folder", "folder/")]
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         with_files("@latin.txt", notes.append)
+
+
+def test_files_in_a_prompt_and_none_in_a_pipe(cli, talker, files, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.prompts.stdin_is_given", lambda stream: True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"@notes.txt\n")))
+    said = cli("chat", "-m", talker, "--prompt", "and @notes.txt @no.txt", *GREEDY, "--json")
+    (asked, _) = said.json()["messages"]
+    assert asked["content"] == "@notes.txt\nand `notes.txt` @no.txt" + PLUM
+    assert "note: `@no.txt` is no file" in said.err
+    assert "is not UTF-8 text" in cli("chat", "-m", talker, "--prompt", "@latin.txt").err
 
 
 def test_a_transcript_has_the_text_that_the_model_saw(converse, files):

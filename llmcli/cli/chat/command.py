@@ -38,7 +38,7 @@ class TalkOptions:
         str | None,
         typer.Option(
             "--prompt", metavar="TEXT", rich_help_panel=PROMPT,
-            help="One message; the command ends after its answer.",
+            help="One message, in which @PATH is a file's text; the command ends after its answer.",
         ),
     ] = None  # fmt: skip
     file: Annotated[
@@ -128,9 +128,10 @@ def command(
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:
         check_replaceable(options.save)
-    message = joined_text(
-        options.prompt, options.file, pipe=True, no_stdin=options.no_stdin, name="`--prompt`"
-    )
+    prompt = options.prompt
+    if prompt not in (None, "-"):
+        prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
+    message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is nothing to say: stdin is no terminal, and empty",
