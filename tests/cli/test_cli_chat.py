@@ -45,13 +45,14 @@ class Typed:
     """Lines for the prompt of a conversation, one after the other, and the drafts they replaced."""
 
     def __init__(self, *lines):
-        self.lines, self.drafts = list(lines), []
+        self.lines, self.drafts, self.meters = list(lines), [], []
 
     def choose(self, question):
         return ""
 
     def ask(self, draft, meter):
         self.drafts.append(draft)
+        self.meters.append(meter)
         return self.lines.pop(0) if self.lines else None
 
 
@@ -59,7 +60,7 @@ class Typed:
 def converse(cli, talker, monkeypatch):
     """A conversation of these lines, as a terminal would give them."""
 
-    def run(*lines, argv=(), drafts=None):
+    def run(*lines, argv=(), drafts=None, meters=None):
         typed = Typed(*lines)
         monkeypatch.setattr(chat_command, "Typed", lambda names: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
@@ -67,6 +68,8 @@ def converse(cli, talker, monkeypatch):
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
         if drafts is not None:
             drafts += typed.drafts
+        if meters is not None:
+            meters += typed.meters
         return result
 
     return run
@@ -552,6 +555,35 @@ def test_the_file_follows_the_conversation(converse, tmp_path, monkeypatch):
     assert file.stat().st_ino == before, "nothing was changed"
     converse("/system other", argv=("--load", file, "--save", file))
     assert transcript(file)["messages"][0]["content"] == "other"
+
+
+def test_tokens_add_up_to_the_context(converse):
+    meters = []
+    said = converse(
+        "/tokens", "/system be brief", "hello", "and then?", "/tokens", argv=GREEDY, meters=meters
+    )
+    rows = re.findall(r"^(\w+) +(\d+)  (.*)$", said.out, re.MULTILINE)
+    assert rows[0] == ("context", "0", "of 600")
+    *parts, whole = rows[1:]
+    assert [name for name, *_ in parts] == ["system", *("user", "assistant") * 2, "template"]
+    assert parts[-1][2] == "what it puts around these"
+    assert whole[0] == "context"
+    assert sum(int(count) for _, count, _ in parts) == int(whole[1])
+    assert meters[-1] == f"{whole[1]} / 600"
+
+
+def test_the_templates_own_system_message_is_shown(converse, monkeypatch):
+    assert "system: none\n" in converse("/system").out
+    own = (
+        "{% if messages[0].role != 'system' %}<|system|>Be kind.<|end|>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    init = ChatTemplate.__init__
+    monkeypatch.setattr(ChatTemplate, "__init__", lambda self, _, **more: init(self, own, **more))
+    said = converse("/system", "hello", "/tokens", "/system x", "/system none", argv=GREEDY)
+    assert said.out.startswith("system: none, so the template's own: Be kind.\n")
+    assert said.out.endswith("system: x\nsystem: none, so the template's own: Be kind.\n")
+    assert "its own system message and what it puts around these" in said.out
 
 
 def test_look_shows_the_conversation_and_leaves_it(converse):

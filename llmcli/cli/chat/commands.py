@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from textwrap import wrap
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from llmcli.cli.chat.look import VIEWS, look
 from llmcli.cli.chat.screen import ReasoningMode, write_reasoning
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.transcript import check_replaceable
+from llmcli.cli.output import Screen
 from llmcli.cli.params import Range
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import value_of
+from llmcli.cli.wrap import wrapped
 from llmcli.errors import UsageError
 from llmcli.render.theme import one_line
+
+if TYPE_CHECKING:
+    from llmcli.text.chat import ChatTemplate
 
 _WHOLE = {"seed": Range(0), "max_tokens": Range(1)}
 
@@ -50,9 +57,9 @@ def dispatch(talk: Talk, line: str) -> str | None:
 
 def _help(talk: Talk, argument: str) -> None:
     indent = max(len(command.usage) for command in COMMANDS.values()) + 2
-    screen = talk.out.err if talk.out.json else talk.out.out
+    width = _screen(talk).width
     for command in COMMANDS.values():
-        first, *more = wrap(command.words, max(20, screen.width - indent))
+        first, *more = wrap(command.words, max(20, width - indent))
         _say(talk, f"{command.usage:<{indent}}{first}")
         for line in more:
             _say(talk, " " * indent + line)
@@ -64,7 +71,10 @@ def _system(talk: Talk, argument: str) -> None:
     conversation = talk.conversation
     if argument:
         conversation.set_system(None if argument == "none" else argument)
-    _say(talk, f"system: {one_line(conversation.system or 'none')}")
+    if conversation.system is None and (own := _template(talk).own_system(conversation.variables)):
+        _say(talk, f"system: none, so the template's own: {one_line(own)}")
+    else:
+        _say(talk, f"system: {one_line(conversation.system or 'none')}")
 
 
 def _set(talk: Talk, argument: str) -> None:
@@ -121,13 +131,21 @@ def _reasoning(talk: Talk, argument: str) -> None:
 
 
 def _tokens(talk: Talk, argument: str) -> None:
-    tokenizer = talk.conversation.model.tokenizer
+    conversation, tokenizer = talk.conversation, talk.conversation.model.tokenizer
     assert tokenizer is not None
-    for one in talk.conversation.messages:
-        count = len(one.ids) or len(tokenizer.encode(one.content, add_bos=False))
+    ids, counted = conversation.ids(), 0
+    whole = tokenizer.decode(ids, skip_special=False)
+    for one in conversation.messages:
+        kept = one.ids and one.written in whole  # a template may leave out past reasoning
+        count = len(one.ids if kept else tokenizer.encode(one.content, add_bos=False))
+        counted += count
         text = one_line(one.content)
         _say(talk, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
-    _say(talk, talk.stats_line())
+    if ids:
+        own = not conversation.system and _template(talk).own_system(conversation.variables)
+        beside = "its own system message and " * bool(own)
+        _say(talk, f"{'template':<10}{len(ids) - counted:>7,}  {beside}what it puts around these")
+    _say(talk, f"{'context':<10}{len(ids):>7,}  of {conversation.room:,}")
 
 
 def _undo(talk: Talk, argument: str) -> None:
@@ -174,11 +192,23 @@ def _exit(talk: Talk, argument: str) -> None:
     raise Exit
 
 
+def _template(talk: Talk) -> ChatTemplate:
+    tokenizer = talk.conversation.model.tokenizer
+    assert tokenizer is not None
+    assert tokenizer.chat_template is not None
+    return tokenizer.chat_template
+
+
 def _say(talk: Talk, line: str) -> None:
     if talk.out.json:  # stdout has the answers, a line each
         talk.out.aside(line)
     else:
-        talk.out.write(line + "\n")
+        talk.out.write(wrapped(line, _screen(talk).width) + "\n")
+
+
+def _screen(talk: Talk) -> Screen:
+    """The one that `_say` writes to, as it is now."""
+    return Screen.of(sys.stderr if talk.out.json else sys.stdout, os.environ)
 
 
 COMMANDS = {
