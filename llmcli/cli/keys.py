@@ -38,6 +38,17 @@ class Keys:
             if signal.getsignal(signal.SIGTSTP) == self._suspend:
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Within `silent`: the terminal is as before, for lines that it puts together and shows."""
+        silent = self._before is not None
+        self.restore()
+        try:
+            yield
+        finally:
+            if silent:
+                self._set()
+
     def restore(self) -> None:
         """As before `silent`: at its end, and at an end of the process that unwinds nothing."""
         if self._before is not None:
@@ -54,11 +65,13 @@ class Keys:
         _change(silent)
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
+        silent = self._before is not None
         self.restore()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # the process stands here until it goes on
         signal.signal(number, self._suspend)
-        self._set()
+        if silent:
+            self._set()
 
 
 def _modes() -> list[Any] | None:

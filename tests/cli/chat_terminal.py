@@ -31,7 +31,7 @@ class Terminal:
         self.controller, inner = pty.openpty()
         self.resize(100)
         self.modes = termios.tcgetattr(inner)
-        self.seen = ""
+        self.seen = self.raw = ""
         program = [str(SCRIPTED)] if spoken else ["-m", "llmcli"]
         command = [sys.executable, *program, "chat", "-m", talker, *argv]
         self.process = children.start(
@@ -61,6 +61,7 @@ class Terminal:
                     shown = os.read(self.controller, 65536).decode(errors="replace")
                 except OSError:
                     break
+                self.raw += shown
                 if "\x1b[6n" in shown:  # where the cursor is
                     os.write(self.controller, b"\x1b[1;1R")
                 self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)

@@ -14,8 +14,7 @@ from chat_terminal import PROMPT, Terminal
 from cli_tiny import write_tiny
 from json_schemas import errors
 
-from llmcli.cli.chat import command as chat_command
-from llmcli.cli.chat import commands, look, typed
+from llmcli.cli.chat import commands, look, loop, typed
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
@@ -62,7 +61,7 @@ def converse(cli, talker, monkeypatch):
 
     def run(*lines, argv=(), drafts=None, meters=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "Typed", lambda names: typed)
+        monkeypatch.setattr(loop, "lines_of", lambda *how: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
@@ -143,8 +142,8 @@ def test_commands_change_what_is_said(converse, tmp_path):
         "error: there is nothing to take back",
         "error: there is nothing to edit",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
-        "error: `top_p` must be greater than 0 and at most 1, not `true`",
-        "error: `seed` must be a whole number, not `1.5`",
+        "error: `top_p` must be a number greater than 0 and at most 1, not `true`",
+        "error: `seed` must be a whole number of at least 0, not `1.5`",
         "error: `/set` takes a name and a value",
         "error: there is no command `/hepl`",
         "hint: did you mean `/help`?",
@@ -154,6 +153,72 @@ def test_commands_change_what_is_said(converse, tmp_path):
         "error: `/save` takes the path of a file",
     ):
         assert line in said.err, line
+
+
+def test_what_begins_with_two_slashes_is_said(converse, tmp_path):
+    file, drafts = tmp_path / "a.json", []
+    said = converse("//etc/hosts", "/edit", "", "/etc/hosts", argv=(*GREEDY, "--save", file),
+                    drafts=drafts)  # fmt: skip
+    assert transcript(file)["messages"][0]["content"] == "/etc/hosts"
+    assert drafts[2] == "//etc/hosts"
+    assert "error: there is no command `/etc/hosts`" in said.err
+    assert "`//…` says `/…` to the model" in said.err
+    converse("/edit", argv=("--load", file), drafts=drafts)
+    assert drafts[-1] == "//etc/hosts", "it was not typed here"
+
+
+def test_how_other_programs_end(converse):
+    for name in ("/bye", "/quit"):
+        assert converse(name, "/system never said").out == ""
+    assert "/undo" in converse("/?").out
+    said = converse("exit", " quit", "bye", "/tokens", argv=GREEDY)
+    assert said.err.count("note: `/exit` ends") == 3
+    assert "user" not in said.out
+
+
+def test_undo_gives_the_text_back_and_takes_back_one_turn(converse, tmp_path):
+    file, drafts = tmp_path / "a.json", []
+    converse("one", "two", "/undo", "two and more", argv=(*GREEDY, "--save", file), drafts=drafts)
+    assert drafts[3] == "two"
+    said = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert said == ["one", "two and more"]
+
+
+def test_set_shows_what_was_set(converse):
+    said = converse("/set top-k 7", "/set lead a", "/set seed 3", "/set")
+    rows = [line.split() for line in said.out.splitlines()[:3]]
+    assert rows == [["top_k", "7"], ["lead", "a", "(of", "the", "template)"], ["seed", "3"]]
+    assert len(said.out.splitlines()) > 9
+
+
+def test_set_says_what_it_takes(converse):
+    said = converse(
+        "/set num_ctx 100", "/set stop x", "/set system x", "/set max_tokens 0", "/set seed -1",
+        "/set temperature abc", "/set top_p 7",
+    )  # fmt: skip
+    for line in (
+        "hint: `/set` takes temperature, top_k, top_p, min_p, repetition_penalty, "
+        "presence_penalty, frequency_penalty, max_tokens, seed, lead",
+        "hint: `/system TEXT` sets that message",
+        "error: `max_tokens` must be at least 1, not `0`",
+        "error: `seed` must be at least 0, not `-1`",
+        "error: `temperature` must be a number of at least 0, not `abc`",
+        "error: `top_p` must be greater than 0 and at most 1, not `7`",
+    ):
+        assert line in said.err
+
+
+@pytest.mark.parametrize(
+    ("typed_text", "more", "said"),
+    [
+        ("one\\", True, "one\\"), ("one\\\\", False, "one\\\\"), ('"""one', True, '"""one'),
+        ('"""one\ntwo"""', False, "one\ntwo"), (' """\n/one\n""" ', False, "//one"),
+        ('""""""', False, ""), ('a """ b', False, 'a """ b'),
+    ],
+)  # fmt: skip
+def test_lines_that_go_on(typed_text, more, said):
+    assert typed.continues(typed_text) is more
+    assert typed.without_quotes(typed_text) == said
 
 
 def test_help_names_every_command(converse):
@@ -306,7 +371,7 @@ def test_ids_of_another_text_are_left(converse, tmp_path):
     assert "ids" not in transcript(file)["messages"][1]
 
 
-@pytest.mark.parametrize("where", ["stats_line", "tell_error"])
+@pytest.mark.parametrize("where", ["stats_line", "_tell"])
 def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch):
     file = tmp_path / "a.json"
 
@@ -317,7 +382,7 @@ def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch)
     if where == "stats_line":
         monkeypatch.setattr(Talk, where, interrupted)
     else:
-        monkeypatch.setattr(chat_command, where, interrupted)
+        monkeypatch.setattr(loop, where, interrupted)
     said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
     assert said.code == 0
     assert len(transcript(file)["messages"]) == 4
@@ -351,8 +416,11 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "prefill", full)
     said = converse("hello", "two", argv=(*GREEDY, "--save", file))
     assert said.code == 0
-    assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
-    assert said.err.splitlines()[-1].startswith("hint: take something back")
+    at, line = next(
+        (at, line) for at, line in enumerate(said.err.splitlines()) if line.startswith("error: ")
+    )
+    assert line.startswith("error: out of memory: DefaultCPUAllocator")
+    assert said.err.splitlines()[at + 1].startswith("hint: take something back")
     assert transcript(file)["messages"][0]["content"] == "two"
 
 
@@ -386,7 +454,7 @@ def test_variables_that_no_template_takes(chat, converse, tmp_path):
     assert said.err.count("has no such variable") == 3
     assert "did you mean `lead`?" in said.err
     assert "did you mean `temperature`?" in said.err
-    assert "error: `top_k` must be at least 0 and a whole number, not `1.5`" in said.err
+    assert "error: `top_k` must be a whole number of at least 0, not `1.5`" in said.err
     assert "of the template" not in said.out
     file = tmp_path / "a.json"
     converse("hello", argv=(*GREEDY, "--save", file))
@@ -491,13 +559,14 @@ def test_files_in_a_prompt_and_none_in_a_pipe(cli, talker, files, monkeypatch):
 def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
     drafts = []
     said = converse(
-        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", "/undo", argv=GREEDY,
-        drafts=drafts,
-    )  # fmt: skip
+        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", argv=GREEDY, drafts=drafts
+    )
     assert transcript(files / "a.json")["messages"][0]["content"] == "read `notes.txt`" + PLUM
     assert "read @notes.txt" in drafts, "it is edited as it was typed"
     assert "`latin.txt` is not UTF-8 text" in said.err
+    said = converse("read @notes.txt", "/undo", argv=GREEDY, drafts=drafts)
     assert "taken back: read @notes.txt" in said.out
+    assert drafts[-1] == "read @notes.txt"
 
 
 @pytest.mark.parametrize("letter", ["d", "c", "", "x"])

@@ -1,14 +1,18 @@
 """`chat` and the terminal that it runs on: keys during an answer, Ctrl-C, Ctrl-Z, other widths."""
 
 import json
+import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from chat_terminal import PROMPT, Terminal
 from cli_tiny import TEMPLATE, write_tiny
 
 from llmcli.checkpoints import open_checkpoint
+from llmcli.cli.chat.commands import COMMANDS, completions
+from llmcli.cli.chat.typed import EditedLines
 from llmcli.cli.exits import Signals
 from llmcli.cli.keys import KEYS
 from llmcli.text import load_tokenizer
@@ -141,3 +145,71 @@ def test_another_width_holds_for_the_lines_that_follow(chat, lead):
     talk.wait(PROMPT)
     talk.type("/exit\r")
     assert talk.end() == 0
+
+
+def said(talk, text, then=PROMPT):
+    """What is on the screen once `text` was typed and the next prompt is there."""
+    talk.type(text)
+    return talk.wait(then)
+
+
+def test_a_dumb_terminal_gets_bare_lines(chat, tmp_path):
+    talk = chat("One.", "Two.", "Three.", argv=("--save", str(tmp_path / "a.json")), TERM="dumb")
+    talk.wait(PROMPT)
+    said(talk, "hel\x7flo\r")
+    said(talk, "a\\\rb\r")
+    said(talk, "/edit\r")
+    said(talk, "/reasoning\r")
+    said(talk, '"""\rc\r"""\r')
+    assert "Ctrl-D or /exit ends" in said(talk, "\x03")
+    talk.type("\x04")
+    talk.process.wait(timeout=60)
+    assert talk.restored()
+    assert talk.end() == 0
+    assert not re.search("\x1b|/ 900", talk.raw)
+    assert "\r\na\r\nb\r\n> " in talk.raw, "the draft of /edit"
+    messages = json.loads((tmp_path / "a.json").read_text())["messages"]
+    assert [one["content"] for one in messages[::2]] == ["helo", "a\nb", "c"]
+
+
+def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, tmp_path):
+    talk = chat("One.", "Two.", argv=("--save", str(tmp_path / "a.json")))
+    talk.wait(PROMPT)
+    said(talk, "a\\\rb\r")
+    said(talk, '"""\rc \\\r"""\r')
+    assert "Ctrl-D or /exit ends" in said(talk, "\x03")
+    assert "Ctrl-D" not in said(talk, "\x03"), "once"
+    talk.type("\x04")
+    assert talk.end() == 0
+    messages = json.loads((tmp_path / "a.json").read_text())["messages"]
+    assert [one["content"] for one in messages[::2]] == ["a\nb", "c \\"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
+        ("/look ti\t", "/look timing"), ("/set tem\t", "/set temperature"),
+        ("/set le\t", "/set lead"), ("/reasoning f\t", "/reasoning fold"),
+        ("see @fi\t", 'see @"file with spaces.json"'),
+        ("see @'fi\t", "see @'file with spaces.json"),
+        ("see @nested/o\t", "see @nested/other"), ("see @nested/t\t", 'see @"nested/t o"'),
+    ],
+)  # fmt: skip
+def test_completion(keys, line, tmp_path, monkeypatch):
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "nested").mkdir()
+    for name in ("file with spaces.json", "nested/other", "nested/t o"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    talk = SimpleNamespace(
+        conversation=SimpleNamespace(template_variables=lambda: frozenset({"lead"}))
+    )
+    lines = EditedLines(tuple(COMMANDS), lambda name: completions(talk, name), print)
+    document = Document(keys.rstrip("\t"))
+    (found,) = lines._session.completer.get_completions(document, CompleteEvent())
+    at = len(document.text) + found.start_position
+    assert document.text[:at] + found.text == line

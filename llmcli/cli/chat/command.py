@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
+from llmcli.cli.chat.loop import converse
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.screen import ReasoningMode
-from llmcli.cli.chat.talk import Settings, Talk, tell_error
+from llmcli.cli.chat.settings import Settings
+from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.transcript import check_replaceable
-from llmcli.cli.chat.typed import Typed
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.exits import SIGNALS, Stopped
+from llmcli.cli.exits import Stopped
 from llmcli.cli.keys import KEYS
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
@@ -27,7 +27,7 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import System, Variables, template_variables
 from llmcli.cli.variables import check_name
-from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
+from llmcli.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def command(
                 told = talk.turn is not None and talk.turn.generated > 0
                 raise Stopped(KeyboardInterrupt(), told=told)
             return
-        _converse(talk)
+        converse(talk)
 
 
 def _talk(
@@ -196,58 +196,3 @@ def _talk(
     if options.system is not None:
         talk.conversation.set_system(text_argument(options.system, "`--system`"))
     return talk
-
-
-def _converse(talk: Talk) -> None:
-    """Line after line of a terminal, until `/exit` or Ctrl-D."""
-    name = talk.conversation.model.name
-    if not talk.out.quiet:
-        talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-    typed = Typed(tuple(COMMANDS))
-    talk.choose = typed.choose
-    draft = ""
-    while True:
-        try:
-            draft = _line(talk, typed, draft)
-        except Exit:
-            return
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            talk.interrupted()
-            draft = ""
-
-
-def _line(talk: Talk, typed: Typed, draft: str) -> str:
-    """Asks for a line and does what it says; returns what the next one is to begin with.
-
-    What is made of a draft is said instead of the user's last message. Raises Exit at the end.
-    """
-    line = typed.ask(draft, "" if talk.out.quiet else talk.meter())
-    if line is None:
-        raise Exit
-    try:
-        return _done(talk, line, draft)
-    except LlmcliError as error:
-        tell_error(error)
-    except (MemoryError, RuntimeError) as exception:
-        hint = "take something back with `/undo`, or begin anew with `/clear`"
-        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
-        if known is None:
-            raise
-        tell_error(known)
-    return ""
-
-
-def _done(talk: Talk, line: str, draft: str) -> str:
-    """Does it, and the file follows."""
-    try:
-        if line.startswith("/"):
-            return dispatch(talk, line.strip()) or ""
-        if line.strip():
-            text = with_files(line, talk.out.note)
-            if text != line:
-                talk.typed[text] = line
-            talk.say(text, instead=bool(draft))
-        return ""
-    finally:
-        talk.follow()

@@ -10,9 +10,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat.screen import AnswerScreen, ReasoningMode
+from llmcli.cli.chat.settings import NAMES, Settings
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
 from llmcli.cli.chat.turn import Turn, stats_line, took
-from llmcli.cli.exits import SIGNALS, Terminated, tell
+from llmcli.cli.exits import SIGNALS, Terminated
 from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
@@ -25,28 +26,10 @@ from llmcli.reports.numbers import counted
 if TYPE_CHECKING:
     from llmcli.generation.conversation import Conversation
     from llmcli.generation.messages import Message
-    from llmcli.generation.sampling import Sampling
     from llmcli.reports.environment import Environment
 
 
 ANSWER = 64  # tokens that an answer has room for, or the user is asked what to drop
-
-
-@dataclass(kw_only=True)
-class Settings:
-    """How the next answer is drawn; `/set` changes it."""
-
-    sampling: dict[str, float]
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-
-    def drawn(self) -> Sampling:
-        """What the engine takes."""
-        from llmcli.generation.sampling import Sampling
-
-        values = {name: value for name, value in self.sampling.items() if name != "top_k"}
-        return Sampling(top_k=int(self.sampling["top_k"]), seed=self.seed, **values)
 
 
 @dataclass(kw_only=True)
@@ -179,7 +162,7 @@ class Talk:
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
         if not whole and self.choose is not None:  # else the end of the run says it
-            self.interrupted()
+            self.aside("interrupted")
         if talk.messages[-1].end == "length":
             self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
@@ -194,11 +177,11 @@ class Talk:
         limit = counted(self.settings.max_tokens, "token")
         return f"the answer ends at the limit of {limit}: {more} allows more"
 
-    def interrupted(self) -> None:
-        """Says so, on a line of its own."""
+    def aside(self, words: str) -> None:
+        """A faint line on stderr."""
         from rich.text import Text
 
-        self.out.aside(Text("interrupted", style=FAINT))
+        self.out.aside(Text(words, style=FAINT))
 
     def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
         """Tells and saves the answer, where there is one."""
@@ -286,15 +269,7 @@ class Talk:
         Raises UsageError for one that the template does not look up.
         """
         talk = self.conversation
-        others = (*self.settings.sampling, "seed", "max_tokens")
         known = talk.template_variables()
-        check_name(name, known, talk.model.name, others=others, option="/set")
+        check_name(name, known, talk.model.name, others=NAMES, option="/set")
         self.variables[name] = value
         talk.variables = {**talk.variables, name: value}
-
-
-def tell_error(error: LlmcliError) -> None:
-    """One line and its hint, as at the end of a run; the conversation goes on."""
-    tell(f"error: {error.message}")
-    if error.hint:
-        tell(f"hint: {error.hint}")
