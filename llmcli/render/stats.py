@@ -94,9 +94,9 @@ def full_stats(
 def draft_words(drafted: Mapping[str, Any]) -> str:
     """`61 of 96 tokens right (64 %), 1.8 times as fast`, of the `speculation` of a document."""
     proposed, accepted = drafted["proposed"], drafted["accepted"]
-    words = f"{accepted} of {_count(proposed)} right"
-    if proposed:
-        words += f" ({accepted / proposed:.0%})"
+    if not proposed:
+        return "proposed nothing"
+    words = f"{accepted} of {_count(proposed)} right ({accepted / proposed:.0%})"
     if drafted["speedup"] is not None:
         words += f", {drafted['speedup']:.2f} times as fast"
     return words

@@ -167,6 +167,84 @@ def test_what_begins_with_two_slashes_is_said(converse, tmp_path):
     assert drafts[-1] == "//etc/hosts", "it was not typed here"
 
 
+PLAIN = {
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."},
+    ],
+    "variables": {"lead": "a"},
+}
+
+
+def test_messages_alone_are_a_conversation(converse, tmp_path):
+    file, out = tmp_path / "plain.json", tmp_path / "out.json"
+    file.write_text(json.dumps(PLAIN))
+    said = converse(
+        "and then?", "/set temperature 0.5", f"/load {file}", f"/save {out}",
+        argv=("--load", file, *GREEDY),
+    )  # fmt: skip
+    assert said.code == 0
+    assert "2 messages so far\n> hello\nHi.\n" in said.err
+    assert f"3 messages of {file}\n" in said.out
+    found = transcript(out)
+    assert errors(found, "chat") == []
+    assert [one["content"] for one in found["messages"]] == ["be brief", "hello", "Hi."]
+    assert found["messages"][2]["reasoning"] == "Hm."
+    assert found["variables"] == {"lead": "a"}
+    assert (found["sampling"]["temperature"], found["sampling"]["max_tokens"]) == (0.5, 8)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "tool", "content": "x"}, "is of the role `tool`"),
+        ({"role": "system", "content": "x"}, "is of the role `system`"),
+        ({"role": "assistant", "tool_calls": []}, "has `tool_calls`"),
+    ],
+)
+def test_messages_that_are_no_part_of_a_chat(message, words, converse, tmp_path):
+    file = tmp_path / "plain.json"
+    file.write_text(json.dumps({"messages": [*PLAIN["messages"], message]}))
+    said = converse(f"/load {file}", "/tokens")
+    assert f"error: `messages[3]` of `{file}` {words}, which is no part of a chat" in said.err
+    assert "Traceback" not in said.err
+    assert "hello" not in said.out
+
+
+def test_a_message_without_an_answer_can_get_one(converse, tmp_path):
+    file, out = tmp_path / "plain.json", tmp_path / "out.json"
+    file.write_text(json.dumps({"messages": PLAIN["messages"][:2]}))
+    said = converse("/regen", f"/save {out}", argv=("--load", file, *GREEDY))
+    assert "note: the last message has no answer: `/regen` gives it one" in said.err
+    assert len(transcript(out)["messages"]) == 3
+
+
+def test_a_message_longer_than_the_context_is_refused_at_once(converse, chat, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Typed, "choose", lambda self, question: asked.append(question) or "d")
+    said = converse("hello", "x" * 700, "/tokens", argv=GREEDY)
+    assert asked == []
+    for err in (said.err, chat("--prompt", "x" * 700).err):
+        assert "error: the message takes 703 tokens with what the template puts around it, " in err
+        assert "103 more than the context of 600\nhint: say less at once" in err
+    assert "hello" in said.out
+
+
+def test_a_context_without_room_for_the_template_is_refused(chat, converse):
+    few = ("--context-length", "2")
+    for said in (chat("--prompt", "x", *few), converse(argv=few)):
+        assert said.code == 2
+        assert "`--context-length 2` has no room for a message" in said.err
+        assert "hint: such as `--context-length 259`" in said.err
+
+
+def test_a_conversation_that_reads_one_token_and_drafts_nothing(converse):
+    said = converse("hello", "/regen", "/stats", argv=(*GREEDY, "-n", "1", "--draft", "ngram"))
+    assert "read 1 new token of 8" in said.out
+    assert "draft proposed nothing so far" in said.out
+
+
 def test_how_other_programs_end(converse):
     for name in ("/bye", "/quit"):
         assert converse(name, "/system never said").out == ""
@@ -578,7 +656,7 @@ def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, 
     lines = [f"{n}{long}" for n in range(4)]
     said = converse("/system brief", *lines, argv=(*GREEDY, "--save", file))
     assert said.code == 0
-    assert len(asked) == 1
+    assert asked == ["[d]rop the oldest turns, [c]lear, or Enter to cancel? "]
     assert "the context of 600 tokens has no room for another answer" in said.err
     contents = [one["content"] for one in transcript(file)["messages"]]
     kept = {"d": "123", "c": "3"}.get(letter, "012")

@@ -57,6 +57,10 @@ def test_short_statistics_say_what_ended_the_text():
     assert "41.2 tok/s · ended by `-n 64` · draft 1 of 4 tokens right (25%) · F · " in line
 
 
+def test_a_draft_without_proposals_claims_no_speed():
+    assert stats.draft_words({"proposed": 0, "accepted": 0, "speedup": 1.0}) == "proposed nothing"
+
+
 def test_short_statistics_break_between_parts():
     assert shown(stats.short_stats(TIMINGS, "float32", None, 60), 60).splitlines() == [
         "prompt 12 tokens, 230 tok/s · first token 52.1 ms",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +28,10 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import System, Variables, template_variables
 from llmcli.cli.variables import check_name
-from llmcli.errors import UsageError
+from llmcli.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.conversation import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,8 @@ def _talk(
     }  # fmt: skip
     chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
     conversation = Conversation(loaded, room=room, variables=variables)
+    if model.context_length is not None:
+        _check_room(conversation)
     # a file of settings is for many models, and its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
     known = conversation.template_variables() if named else ()
@@ -196,3 +202,18 @@ def _talk(
     if options.system is not None:
         talk.conversation.set_system(text_argument(options.system, "`--system`"))
     return talk
+
+
+def _check_room(conversation: Conversation) -> None:
+    """Raises UsageError where the context has no room for what the template writes by itself."""
+    conversation.say("")
+    least = 0
+    with suppress(CheckpointError):  # of an empty message
+        least = conversation.room + conversation.missing(1)
+    conversation.undo()
+    if least > conversation.room:
+        raise UsageError(
+            f"`--context-length {conversation.room}` has no room for a message: the chat template "
+            f"writes {least} tokens around it",
+            hint=f"such as `--context-length {least + 256}`",
+        )

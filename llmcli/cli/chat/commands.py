@@ -20,6 +20,7 @@ from llmcli.cli.variables import value_of
 from llmcli.cli.wrap import wrapped
 from llmcli.errors import UsageError
 from llmcli.render.theme import one_line
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.text.chat import ChatTemplate
@@ -146,18 +147,18 @@ def _reasoning(talk: Talk, argument: str) -> None:
 def _tokens(talk: Talk, argument: str) -> None:
     conversation, tokenizer = talk.conversation, talk.conversation.model.tokenizer
     assert tokenizer is not None
-    ids, counted = conversation.ids(), 0
+    ids, known = conversation.ids(), 0
     whole = tokenizer.decode(ids, skip_special=False)
     for one in conversation.messages:
         kept = one.ids and one.written in whole  # a template may leave out past reasoning
         count = len(one.ids if kept else tokenizer.encode(one.content, add_bos=False))
-        counted += count
+        known += count
         text = one_line(one.content)
         _say(talk, f"{one.role:<10}{count:>7,}  {text[:40]}{'…' * (len(text) > 40)}")
     if ids:
         own = not conversation.system and _template(talk).own_system(conversation.variables)
         beside = "its own system message and " * bool(own)
-        _say(talk, f"{'template':<10}{len(ids) - counted:>7,}  {beside}what it puts around these")
+        _say(talk, f"{'template':<10}{len(ids) - known:>7,}  {beside}what it puts around these")
     _say(talk, f"{'context':<10}{len(ids):>7,}  of {conversation.room:,}")
 
 
@@ -200,7 +201,19 @@ def _load(talk: Talk, argument: str) -> None:
     if not argument:
         raise UsageError("`/load` takes the path of a file", hint="such as `/load talk.json`")
     found = talk.load(argument)
-    _say(talk, f"{len(found.messages)} messages of {one_line(argument)}")
+    _say(talk, f"{counted(len(found.messages), 'message')} of {one_line(argument)}")
+    recall(talk)
+
+
+def recall(talk: Talk) -> None:
+    """The last exchange, faint, a line for each of its messages."""
+    messages, width = talk.conversation.messages, Screen.of(sys.stderr, os.environ).width
+    for one in messages[-2:]:
+        line = ("> " if one.role == "user" else "") + one_line(one.content)
+        if one.role != "system":
+            talk.aside(line if len(line) < min(width, 200) else f"{line[: min(width, 200) - 2]}…")
+    if messages and messages[-1].role == "user":
+        talk.out.note("the last message has no answer: `/regen` gives it one")
 
 
 def _clear(talk: Talk, argument: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from llmcli.cli.chat.commands import COMMANDS, Draft, Exit, completions, dispatch
+from llmcli.cli.chat.commands import COMMANDS, Draft, Exit, completions, dispatch, recall
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.typed import Lines, lines_of
 from llmcli.cli.exits import SIGNALS, tell
 from llmcli.errors import LlmcliError, as_out_of_memory
+from llmcli.reports.numbers import counted
 
 _ENDS = ("exit", "quit", "bye")  # what is typed by who knows other programs
 
@@ -17,6 +18,9 @@ def converse(talk: Talk) -> None:
     name = talk.conversation.model.name
     if not talk.out.quiet:
         talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
+        if said := [one for one in talk.conversation.messages if one.role != "system"]:
+            talk.aside(f"{counted(len(said), 'message')} so far")
+            recall(talk)
     lines = lines_of(tuple(COMMANDS), lambda command: completions(talk, command), talk.aside)
     talk.choose = lines.choose
     draft = Draft()

@@ -18,7 +18,7 @@ from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
 from llmcli.cli.variables import check_name
-from llmcli.errors import LlmcliError, UsageError
+from llmcli.errors import LlmcliError, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
 from llmcli.render.theme import FAINT
 from llmcli.reports.numbers import counted
@@ -65,7 +65,26 @@ class Talk:
             if instead:
                 talk.undo()
             talk.say(text)
-            return self._has_room() and self.answer()
+            try:
+                return self._has_room() and self.answer()
+            except PromptTooLong:
+                self._check_alone()
+                raise
+
+    def _check_alone(self) -> None:
+        """Raises PromptTooLong where the last message does not fit, whatever is dropped."""
+        talk = self.conversation
+        messages, asked = talk.messages, talk.messages[-1]
+        talk.clear()
+        talk.messages = [*talk.messages, asked]
+        over = talk.missing(1)
+        talk.messages = messages
+        if over:
+            raise PromptTooLong(
+                f"the message takes {talk.room + over:,} tokens with what the template puts around "
+                f"it, {over:,} more than the context of {talk.room:,}",
+                hint="say less at once",
+            )
 
     def _has_room(self) -> bool:
         """Whether an answer is to begin; where the context fills, that is for the user to say."""
@@ -73,8 +92,9 @@ class Talk:
         least = min(ANSWER, self.settings.max_tokens, talk.room // 4)
         if self.choose is None or len(talk.messages) < 2 or not talk.missing(least):
             return True
+        self._check_alone()
         self.out.aside(f"the context of {talk.room:,} tokens has no room for another answer")
-        chosen = self.choose("[d]rop the oldest turns, [c]lear, or cancel? ")
+        chosen = self.choose("[d]rop the oldest turns, [c]lear, or Enter to cancel? ")
         if not chosen or chosen not in "dc":
             self.out.note("nothing was said")
             return False
@@ -241,8 +261,9 @@ class Talk:
 
         Raises UsageError for a file that is none, CheckpointError where the template fails.
         """
-        found = read_transcript(path)
-        talk, messages = self.conversation, found.messages
+        talk = self.conversation
+        found = read_transcript(path, self._transcript(()))
+        messages = found.messages
         other = not found.is_of(talk.model)
         if other:
             messages = tuple(replace(one, ids=(), raw=None) for one in messages)
