@@ -185,7 +185,7 @@ def test_messages_alone_are_a_conversation(converse, tmp_path):
         argv=("--load", file, *GREEDY),
     )  # fmt: skip
     assert said.code == 0
-    assert "2 messages so far\n> hello\nHi.\n" in said.err
+    assert "2 messages so far\nuser: hello\nassistant: Hi.\n" in said.err
     assert f"3 messages of {file}\n" in said.out
     found = transcript(out)
     assert errors(found, "chat") == []
@@ -717,6 +717,15 @@ def test_tokens_add_up_to_the_context(converse):
     assert whole[0] == "context"
     assert sum(int(count) for _, count, _ in parts) == int(whole[1])
     assert meters[-1] == f"{whole[1]} / 600"
+
+
+def test_every_count_of_the_context_is_the_same(converse, tmp_path):
+    file, meters = tmp_path / "a.json", []
+    lines = ("hello", "/stats", "/tokens")
+    said = converse(*lines, argv=(*GREEDY, "--save", file), meters=meters)
+    loaded = converse("/stats", argv=("--load", file), meters=meters)
+    found = re.findall(r"context +(\d+) +of 600", said.out + loaded.out)
+    assert found == [meters[-1].split()[0]] * 3
 
 
 def test_the_templates_own_system_message_is_shown(converse, monkeypatch):

@@ -209,7 +209,7 @@ def recall(talk: Talk) -> None:
     """The last exchange, faint, a line for each of its messages."""
     messages, width = talk.conversation.messages, Screen.of(sys.stderr, os.environ).width
     for one in messages[-2:]:
-        line = ("> " if one.role == "user" else "") + one_line(one.content)
+        line = f"{one.role}: {one_line(one.content)}"
         if one.role != "system":
             talk.aside(line if len(line) < min(width, 200) else f"{line[: min(width, 200) - 2]}…")
     if messages and messages[-1].role == "user":

@@ -111,12 +111,16 @@ class Talk:
 
     def meter(self) -> str:
         """How full the context is, for the prompt: `1,204 / 8,192`."""
+        return f"{self._used():,} / {self.conversation.room:,}"
+
+    def _used(self) -> int:
+        """Tokens of the context that the conversation takes."""
         talk = self.conversation
         try:
             tokens = len(talk.ids())
         except LlmcliError:  # the template fails, which the next answer will say
             tokens = talk.used
-        return f"{min(tokens, talk.room):,} / {talk.room:,}"
+        return min(tokens, talk.room)
 
     def again(self) -> bool:
         """Another answer to what was last said; the one that is there stays where none comes."""
@@ -216,7 +220,7 @@ class Talk:
 
     def stats_line(self) -> str:
         """What the last answer took, and how full the context is."""
-        return stats_line(self.turn, self.conversation)
+        return stats_line(self.turn, self.conversation, self._used())
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""

@@ -34,9 +34,9 @@ def took(turn: Turn, conversation: Conversation) -> dict[str, Any]:
     return found
 
 
-def stats_line(turn: Turn | None, conversation: Conversation) -> str:
-    """What the last answer took where there was one, and how full the context is."""
-    used, room = conversation.used, conversation.room
+def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
+    """What the last answer took where there was one, and how full the context is (`used`)."""
+    room = conversation.room
     context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
     if turn is None:
         return context
