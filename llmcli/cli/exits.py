@@ -14,7 +14,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
+from llmcli.cli.keys import KEYS
 from llmcli.cli.streams import STDOUT, begin_line, detach, erase_line, tolerate
 from llmcli.cli.wrap import columns, wrapped
 from llmcli.errors import (
@@ -130,21 +132,27 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.over or (self.received is not None and now - self._when > 1.0):
-            os._exit(128 + number)
+            _end(128 + number)
         more = (self.received, number) == (signal.SIGINT, signal.SIGTERM) and not self.telling
         if self.received is not None and not more:
             return
         if self.telling:
-            os._exit(128 + number)
+            _end(128 + number)
         self.received, self._when = number, now
         if self._held and number == signal.SIGINT:
             return
         if self._abrupt:
-            os._exit(_report(self._exception(), self._argv))
+            _end(_report(self._exception(), self._argv))
         raise self._exception()
 
 
 SIGNALS = Signals()
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process where it stands."""
+    KEYS.restore()
+    os._exit(code)
 
 
 def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
@@ -163,6 +171,7 @@ def run(action: Callable[[list[str]], None], argv: Sequence[str]) -> int:
         return _report(SIGNALS.cause(exception), argv)
     finally:
         SIGNALS.over = True  # nothing is left to tell: Ctrl-C while Python takes itself down
+        KEYS.restore()
         detach(sys.stdout)
         detach(sys.stderr)
 

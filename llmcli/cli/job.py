@@ -59,6 +59,7 @@ class Job:
         self.tallies = [Tally() for _ in encoded]  # of each prompt
         self.together = [1] * len(encoded)  # texts written side by side with each prompt's
         self.ties: list[NearTie] = []
+        self.limited = False  # a text had the most tokens that were asked for
         self.watch.peaks = loaded.peaks
         self.watch.import_s, self.watch.load_s = loaded.import_s, loaded.load_s
 
@@ -72,6 +73,7 @@ class Job:
             for number, token in self._tokens():
                 SIGNALS.check()
                 writer.token(number, token, self.watch.elapsed * 1000)
+                self.limited |= token.finish == "length" and token.index + 1 == self.text.max_tokens
                 if token.tied and token.margin is not None:
                     text = self.model.token_text(token.id) or str(token.id)
                     label = self._number(number)
@@ -261,7 +263,10 @@ class Job:
         drafted = None if self.speculation is None else self.speculation.describe()
         if level == "short":
             weights = model["weight_format"]
-            self.out.aside(short_stats(timings, weights, seed, self.out.err.width, drafted))
+            ended = f"ended by `-n {self.text.max_tokens}`" if self.limited else ""
+            self.out.aside(
+                short_stats(timings, weights, seed, self.out.err.width, drafted, ended=ended)
+            )
             return
         values, origins = self.resolved.values, self.resolved.origins
         sampling = {name: (value, str(origins[name])) for name, value in values.items()}

@@ -69,9 +69,7 @@ def read_prompt(options: GivenPromptOptions) -> Prompt:
     return Prompt(text)
 
 
-def joined_text(
-    prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool, name: str = "PROMPT"
-) -> str:
+def joined_text(prompt: str | None, file: str | None, *, pipe: bool, no_stdin: bool) -> str:
     """A pipe (read unasked where `pipe` says so), the file and the argument, where not empty."""
     asked = "-" in (prompt, file)
     if asked and no_stdin:
@@ -82,7 +80,7 @@ def joined_text(
     if file not in (None, "-"):
         parts.append(read_text(str(file)))
     if prompt not in (None, "-"):
-        parts.append(text_argument(str(prompt), name))
+        parts.append(text_argument(str(prompt), "PROMPT"))
     return "\n".join(part for part in parts if part)
 
 

@@ -41,8 +41,12 @@ def _instead(words: list[str], context: Any) -> str:
     model = next(filter(names_a_model, words), None) if takes_model else None
     if model is not None:
         return f"for that model write `-m {model}`; "
-    takes_text = any(parameter.name == "prompt" for parameter in parameters)
-    return "put a text of several words in quotes; " if takes_text else ""
+    text = next((parameter for parameter in parameters if parameter.name == "prompt"), None)
+    if text is not None and text.param_type_name == "option":
+        said = " ".join(words).replace('"', "'")
+        path = context.command_path
+        return f"say it with `{path} --prompt \"{said}\"`, or begin with just `{path}`; "
+    return "put a text of several words in quotes; " if text is not None else ""
 
 
 def names_a_model(word: str) -> bool:

@@ -89,6 +89,8 @@ def check_name(
         return
     near = get_close_matches(name, [*known, *others], 1)
     hint = f"it has {', '.join(sorted(known))}" if known else "it has no variables"
+    if others:
+        hint = f"`{option}` takes {', '.join([*others, *sorted(known)])}"
     raise UsageError(
         f"`{option} {one_line(name)}`: the chat template of `{model}` has no such variable",
         hint=f"did you mean `{near[0]}`?" if near else one_line(hint),

@@ -23,13 +23,17 @@ class Flow:
     """
 
     def __init__(self, width: int, *, colour: bool) -> None:
-        self.width = max(width, 8)
+        self.fit(width)
         self.colour = colour
         self.column = 0
         self._rest, self._rest_style, self._indent = "", "", 0
         self._spaces = ""
         self._word: list[tuple[str, str]] = []
         self._long = False  # the word is longer than a line, and shown as it comes
+
+    def fit(self, width: int) -> None:
+        """Lines that begin from now on have at most `width` columns."""
+        self.width = max(width, 8)
 
     def painted(self, text: str, style: str) -> str:
         """`text` in a style, where there are colours."""

@@ -43,7 +43,8 @@ class MarkdownStream:
         self._begin()
 
     def push(self, text: str) -> str:
-        """What can be shown once `text` has come."""
+        """What can be shown once `text` has come, in lines as wide as the console is by now."""
+        self._flow.fit(self._console.width)
         self._held += printable(text).replace("\t", TAB)
         return self._shown(end=False)
 
@@ -164,13 +165,15 @@ class DimmedStream:
     """Text that is not the answer itself, such as reasoning: dim, behind a bar, under a title."""
 
     def __init__(self, console: Console, title: str) -> None:
+        self._console = console
         self._flow = Flow(console.width, colour=not console.no_color)
         self._bar = signs(console)[1] + " "
         self._title = self._flow.painted(title, FAINT) + "\n"
         self._open = False  # within a line
 
     def push(self, text: str) -> str:
-        """What can be shown once `text` has come."""
+        """What can be shown once `text` has come, in lines as wide as the console is by now."""
+        self._flow.fit(self._console.width)
         title, self._title = self._title, ""
         out = [title]
         for part in re.findall(r"\n|[^\n]+", printable(text)):

@@ -20,19 +20,21 @@ SHORT = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64
 
 def short_stats(
     timings: Timings, format: str, seed: int | None, width: int,
-    drafted: Mapping[str, Any] | None = None,
+    drafted: Mapping[str, Any] | None = None, *, ended: str = "",
 ) -> Text:  # fmt: skip
     """One line (more where `width` columns are too few): tokens, speeds, memory, load, seed.
 
-    `format`: that of the weights. `drafted`: the `speculation` of a document.
+    `format`: that of the weights. `drafted`: the `speculation` of a document. `ended`: why the
+    text ends where it does, where that is to be said.
     """
     parts = [
         f"prompt {_count(timings.prompt_tokens)}{_speed(timings.prompt_tokens_per_s)}",
         f"generated {_count(timings.generated_tokens)}{_speed(timings.generated_tokens_per_s)}",
+        *filter(None, [ended]),
         format,
     ]
     if drafted is not None:
-        parts.insert(2, f"draft {draft_words(drafted)}")
+        parts.insert(-1, f"draft {draft_words(drafted)}")
     if timings.first_token_s is not None:
         parts.insert(1, f"first token {duration(timings.first_token_s)}")
     if timings.peak_memory_bytes is not None:
@@ -92,9 +94,9 @@ def full_stats(
 def draft_words(drafted: Mapping[str, Any]) -> str:
     """`61 of 96 tokens right (64 %), 1.8 times as fast`, of the `speculation` of a document."""
     proposed, accepted = drafted["proposed"], drafted["accepted"]
-    words = f"{accepted} of {_count(proposed)} right"
-    if proposed:
-        words += f" ({accepted / proposed:.0%})"
+    if not proposed:
+        return "proposed nothing"
+    words = f"{accepted} of {_count(proposed)} right ({accepted / proposed:.0%})"
     if drafted["speedup"] is not None:
         words += f", {drafted['speedup']:.2f} times as fast"
     return words

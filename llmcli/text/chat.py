@@ -59,6 +59,22 @@ class ChatTemplate:
         text = self._asked(given, content)
         return _cut(text, messages[-1]["content"]) if continue_final_message else text
 
+    def own_system(self, variables: Mapping[str, Any] | None = None) -> str:
+        """The system message that it writes where none is given; empty where it writes none.
+
+        It is what stands where a given one would: nothing is found in a template that refuses
+        system messages, or writes more than that because of one.
+        """
+        user, marker = {"role": "user", "content": "a message"}, "a system message to look for"
+        try:
+            bare = self.render([user], variables=variables)
+            system = {"role": "system", "content": marker}
+            before, _, behind = self.render([system, user], variables=variables).partition(marker)
+        except CheckpointError:
+            return ""
+        found = bare.removeprefix(before).removesuffix(behind)
+        return found.strip() if before + found + behind == bare else ""
+
     def variables(self) -> frozenset[str]:
         """The names that the template looks up and that `render` has no value for of its own.
 

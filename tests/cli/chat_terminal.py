@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
 import select
+import shlex
 import struct
 import sys
 import termios
 import time
+from pathlib import Path
 
 import children
 
+SCRIPTED = Path(__file__).parent.parent / "scripted.py"
 PROMPT = "\r\n>"  # at the beginning of a line
 
 
 class Terminal:
-    """`llmcli chat` on a terminal of its own."""
+    """`llmcli chat` on a terminal of its own, with the answers `spoken` where they are given.
 
-    def __init__(self, talker, *argv, home):
+    Those come a token every `pace` seconds. `shell`: what `sh` is given, `$0` the command.
+    """
+
+    def __init__(self, talker, *argv, home, spoken=(), pace=0.02, shell="", **environ):
         self.controller, inner = pty.openpty()
-        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-        self.seen = ""
+        self.resize(100)
+        self.modes = termios.tcgetattr(inner)
+        self.seen = self.raw = ""
+        program = [str(SCRIPTED)] if spoken else ["-m", "llmcli"]
+        command = [sys.executable, *program, "chat", "-m", talker, *argv]
         self.process = children.start(
-            [sys.executable, "-m", "llmcli", "chat", "-m", talker, *argv],
+            ["sh", "-c", shell, shlex.join(command)] if shell else command,
+            prepare=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             stdin=inner, stdout=inner, stderr=inner,
-            env={**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home)},
+            env={
+                **os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(home),
+                "ANSWERS": json.dumps(spoken), "PACE": str(pace), **environ,
+            },
         )  # fmt: skip
         os.close(inner)
+
+    def resize(self, columns):
+        fcntl.ioctl(self.controller, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def restored(self):
+        """Whether the terminal's modes are those of the beginning."""
+        return termios.tcgetattr(self.controller) == self.modes
 
     def wait(self, text):
         """Until `text` was shown since the last time; returns what was."""
@@ -40,6 +61,7 @@ class Terminal:
                     shown = os.read(self.controller, 65536).decode(errors="replace")
                 except OSError:
                     break
+                self.raw += shown
                 if "\x1b[6n" in shown:  # where the cursor is
                     os.write(self.controller, b"\x1b[1;1R")
                 self.seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]", "", shown)

@@ -14,8 +14,7 @@ from chat_terminal import PROMPT, Terminal
 from cli_tiny import write_tiny
 from json_schemas import errors
 
-from llmcli.cli.chat import command as chat_command
-from llmcli.cli.chat import commands, look, typed
+from llmcli.cli.chat import commands, look, loop, typed
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
@@ -45,13 +44,14 @@ class Typed:
     """Lines for the prompt of a conversation, one after the other, and the drafts they replaced."""
 
     def __init__(self, *lines):
-        self.lines, self.drafts = list(lines), []
+        self.lines, self.drafts, self.meters = list(lines), [], []
 
     def choose(self, question):
         return ""
 
     def ask(self, draft, meter):
         self.drafts.append(draft)
+        self.meters.append(meter)
         return self.lines.pop(0) if self.lines else None
 
 
@@ -59,14 +59,16 @@ class Typed:
 def converse(cli, talker, monkeypatch):
     """A conversation of these lines, as a terminal would give them."""
 
-    def run(*lines, argv=(), drafts=None):
+    def run(*lines, argv=(), drafts=None, meters=None):
         typed = Typed(*lines)
-        monkeypatch.setattr(chat_command, "Typed", lambda names: typed)
+        monkeypatch.setattr(loop, "lines_of", lambda *how: typed)
         monkeypatch.setattr("sys.stdin", io.StringIO(""))
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         result = cli("chat", "-m", talker, "--seed", "1", *argv)
         if drafts is not None:
             drafts += typed.drafts
+        if meters is not None:
+            meters += typed.meters
         return result
 
     return run
@@ -140,8 +142,8 @@ def test_commands_change_what_is_said(converse, tmp_path):
         "error: there is nothing to take back",
         "error: there is nothing to edit",
         "error: `top_p` must be greater than 0 and at most 1, not `7`",
-        "error: `top_p` must be greater than 0 and at most 1, not `true`",
-        "error: `seed` must be a whole number, not `1.5`",
+        "error: `top_p` must be a number greater than 0 and at most 1, not `true`",
+        "error: `seed` must be a whole number of at least 0, not `1.5`",
         "error: `/set` takes a name and a value",
         "error: there is no command `/hepl`",
         "hint: did you mean `/help`?",
@@ -151,6 +153,150 @@ def test_commands_change_what_is_said(converse, tmp_path):
         "error: `/save` takes the path of a file",
     ):
         assert line in said.err, line
+
+
+def test_what_begins_with_two_slashes_is_said(converse, tmp_path):
+    file, drafts = tmp_path / "a.json", []
+    said = converse("//etc/hosts", "/edit", "", "/etc/hosts", argv=(*GREEDY, "--save", file),
+                    drafts=drafts)  # fmt: skip
+    assert transcript(file)["messages"][0]["content"] == "/etc/hosts"
+    assert drafts[2] == "//etc/hosts"
+    assert "error: there is no command `/etc/hosts`" in said.err
+    assert "`//…` says `/…` to the model" in said.err
+    converse("/edit", argv=("--load", file), drafts=drafts)
+    assert drafts[-1] == "//etc/hosts", "it was not typed here"
+
+
+PLAIN = {
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "assistant", "content": "Hi.", "reasoning_content": "Hm."},
+    ],
+    "variables": {"lead": "a"},
+}
+
+
+def test_messages_alone_are_a_conversation(converse, tmp_path):
+    file, out = tmp_path / "plain.json", tmp_path / "out.json"
+    file.write_text(json.dumps(PLAIN))
+    said = converse(
+        "and then?", "/set temperature 0.5", f"/load {file}", f"/save {out}",
+        argv=("--load", file, *GREEDY),
+    )  # fmt: skip
+    assert said.code == 0
+    assert "2 messages so far\nuser: hello\nassistant: Hi.\n" in said.err
+    assert f"3 messages of {file}\n" in said.out
+    found = transcript(out)
+    assert errors(found, "chat") == []
+    assert [one["content"] for one in found["messages"]] == ["be brief", "hello", "Hi."]
+    assert found["messages"][2]["reasoning"] == "Hm."
+    assert found["variables"] == {"lead": "a"}
+    assert (found["sampling"]["temperature"], found["sampling"]["max_tokens"]) == (0.5, 8)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "tool", "content": "x"}, "is of the role `tool`"),
+        ({"role": "system", "content": "x"}, "is of the role `system`"),
+        ({"role": "assistant", "tool_calls": []}, "has `tool_calls`"),
+    ],
+)
+def test_messages_that_are_no_part_of_a_chat(message, words, converse, tmp_path):
+    file = tmp_path / "plain.json"
+    file.write_text(json.dumps({"messages": [*PLAIN["messages"], message]}))
+    said = converse(f"/load {file}", "/tokens")
+    assert f"error: `messages[3]` of `{file}` {words}, which is no part of a chat" in said.err
+    assert "Traceback" not in said.err
+    assert "hello" not in said.out
+
+
+def test_a_message_without_an_answer_can_get_one(converse, tmp_path):
+    file, out = tmp_path / "plain.json", tmp_path / "out.json"
+    file.write_text(json.dumps({"messages": PLAIN["messages"][:2]}))
+    said = converse("/regen", f"/save {out}", argv=("--load", file, *GREEDY))
+    assert "note: the last message has no answer: `/regen` gives it one" in said.err
+    assert len(transcript(out)["messages"]) == 3
+
+
+def test_a_message_longer_than_the_context_is_refused_at_once(converse, chat, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Typed, "choose", lambda self, question: asked.append(question) or "d")
+    said = converse("hello", "x" * 700, "/tokens", argv=GREEDY)
+    assert asked == []
+    for err in (said.err, chat("--prompt", "x" * 700).err):
+        assert "error: the message takes 703 tokens with what the template puts around it, " in err
+        assert "103 more than the context of 600\nhint: say less at once" in err
+    assert "hello" in said.out
+
+
+def test_a_context_without_room_for_the_template_is_refused(chat, converse):
+    few = ("--context-length", "2")
+    for said in (chat("--prompt", "x", *few), converse(argv=few)):
+        assert said.code == 2
+        assert "`--context-length 2` has no room for a message" in said.err
+        assert "hint: such as `--context-length 259`" in said.err
+
+
+def test_a_conversation_that_reads_one_token_and_drafts_nothing(converse):
+    said = converse("hello", "/regen", "/stats", argv=(*GREEDY, "-n", "1", "--draft", "ngram"))
+    assert "read 1 new token of 8" in said.out
+    assert "draft proposed nothing so far" in said.out
+
+
+def test_how_other_programs_end(converse):
+    for name in ("/bye", "/quit"):
+        assert converse(name, "/system never said").out == ""
+    assert "/undo" in converse("/?").out
+    said = converse("exit", " quit", "bye", "/tokens", argv=GREEDY)
+    assert said.err.count("note: `/exit` ends") == 3
+    assert "user" not in said.out
+
+
+def test_undo_gives_the_text_back_and_takes_back_one_turn(converse, tmp_path):
+    file, drafts = tmp_path / "a.json", []
+    converse("one", "two", "/undo", "two and more", argv=(*GREEDY, "--save", file), drafts=drafts)
+    assert drafts[3] == "two"
+    said = [one["content"] for one in transcript(file)["messages"]][::2]
+    assert said == ["one", "two and more"]
+
+
+def test_set_shows_what_was_set(converse):
+    said = converse("/set top-k 7", "/set lead a", "/set seed 3", "/set")
+    rows = [line.split() for line in said.out.splitlines()[:3]]
+    assert rows == [["top_k", "7"], ["lead", "a", "(of", "the", "template)"], ["seed", "3"]]
+    assert len(said.out.splitlines()) > 9
+
+
+def test_set_says_what_it_takes(converse):
+    said = converse(
+        "/set num_ctx 100", "/set stop x", "/set system x", "/set max_tokens 0", "/set seed -1",
+        "/set temperature abc", "/set top_p 7",
+    )  # fmt: skip
+    for line in (
+        "hint: `/set` takes temperature, top_k, top_p, min_p, repetition_penalty, "
+        "presence_penalty, frequency_penalty, max_tokens, seed, lead",
+        "hint: `/system TEXT` sets that message",
+        "error: `max_tokens` must be at least 1, not `0`",
+        "error: `seed` must be at least 0, not `-1`",
+        "error: `temperature` must be a number of at least 0, not `abc`",
+        "error: `top_p` must be greater than 0 and at most 1, not `7`",
+    ):
+        assert line in said.err
+
+
+@pytest.mark.parametrize(
+    ("typed_text", "more", "said"),
+    [
+        ("one\\", True, "one\\"), ("one\\\\", False, "one\\\\"), ('"""one', True, '"""one'),
+        ('"""one\ntwo"""', False, "one\ntwo"), (' """\n/one\n""" ', False, "//one"),
+        ('""""""', False, ""), ('a """ b', False, 'a """ b'),
+    ],
+)  # fmt: skip
+def test_lines_that_go_on(typed_text, more, said):
+    assert typed.continues(typed_text) is more
+    assert typed.without_quotes(typed_text) == said
 
 
 def test_help_names_every_command(converse):
@@ -278,6 +424,20 @@ def test_a_load_that_fails_or_is_interrupted_changes_nothing(converse, tmp_path,
     assert "error: the chat template failed: x" in said.err
 
 
+def test_only_a_transcript_is_replaced(converse, chat, tmp_path):
+    notes, empty, talk = (tmp_path / name for name in ("notes.txt", "empty", "talk.json"))
+    empty.touch()
+    for text in ("my notes", '{"messages": []}', "[" * 100_000):
+        notes.write_text(text)
+        said = converse("hello", f"/save {notes}", "two", f"/save {empty}", f"/save {talk}",
+                        f"/save {talk}", argv=GREEDY)  # fmt: skip
+        assert said.err.count("it is there and no transcript of `llmcli chat`") == 1
+        refused = chat("--prompt", "hello", "--save", str(notes))
+        assert (refused.code, refused.out) == (1, "")
+        assert notes.read_text() == text
+        assert len(transcript(talk)["messages"]) == 4
+
+
 def test_ids_of_another_text_are_left(converse, tmp_path):
     file = tmp_path / "a.json"
     converse("hello", argv=(*GREEDY, "--save", file))
@@ -289,7 +449,7 @@ def test_ids_of_another_text_are_left(converse, tmp_path):
     assert "ids" not in transcript(file)["messages"][1]
 
 
-@pytest.mark.parametrize("where", ["stats_line", "tell_error"])
+@pytest.mark.parametrize("where", ["stats_line", "_tell"])
 def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch):
     file = tmp_path / "a.json"
 
@@ -300,7 +460,7 @@ def test_a_second_ctrl_c_does_not_end_it(where, converse, tmp_path, monkeypatch)
     if where == "stats_line":
         monkeypatch.setattr(Talk, where, interrupted)
     else:
-        monkeypatch.setattr(chat_command, where, interrupted)
+        monkeypatch.setattr(loop, where, interrupted)
     said = converse("hello", "/nothing", "two", argv=(*GREEDY, "--stats", "--save", file))
     assert said.code == 0
     assert len(transcript(file)["messages"]) == 4
@@ -334,8 +494,11 @@ def test_memory_that_is_not_there_is_one_line(converse, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "prefill", full)
     said = converse("hello", "two", argv=(*GREEDY, "--save", file))
     assert said.code == 0
-    assert said.err.splitlines()[-2].startswith("error: out of memory: DefaultCPUAllocator")
-    assert said.err.splitlines()[-1].startswith("hint: take something back")
+    at, line = next(
+        (at, line) for at, line in enumerate(said.err.splitlines()) if line.startswith("error: ")
+    )
+    assert line.startswith("error: out of memory: DefaultCPUAllocator")
+    assert said.err.splitlines()[at + 1].startswith("hint: take something back")
     assert transcript(file)["messages"][0]["content"] == "two"
 
 
@@ -369,7 +532,7 @@ def test_variables_that_no_template_takes(chat, converse, tmp_path):
     assert said.err.count("has no such variable") == 3
     assert "did you mean `lead`?" in said.err
     assert "did you mean `temperature`?" in said.err
-    assert "error: `top_k` must be at least 0 and a whole number, not `1.5`" in said.err
+    assert "error: `top_k` must be a whole number of at least 0, not `1.5`" in said.err
     assert "of the template" not in said.out
     file = tmp_path / "a.json"
     converse("hello", argv=(*GREEDY, "--save", file))
@@ -452,20 +615,36 @@ def test_what_looks_like_a_file_and_is_none(files):
     notes = []
     assert with_files("@not.there and @a/b @.", notes.append) == "@not.there and @a/b @."
     assert notes == [f"`@{name}` is no file: it stays as text" for name in ("not.there", "a/b")]
+    (files / "folder").mkdir()
+    notes.clear()
+    assert with_files("@folder, @folder/", notes.append) == "@folder, @folder/"
+    stays = "is a directory: it stays as text"
+    assert notes == [f"`@{name}` {stays}" for name in ("folder", "folder/")]
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         with_files("@latin.txt", notes.append)
+
+
+def test_files_in_a_prompt_and_none_in_a_pipe(cli, talker, files, monkeypatch):
+    monkeypatch.setattr("llmcli.cli.prompts.stdin_is_given", lambda stream: True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"@notes.txt\n")))
+    said = cli("chat", "-m", talker, "--prompt", "and @notes.txt @no.txt", *GREEDY, "--json")
+    (asked, _) = said.json()["messages"]
+    assert asked["content"] == "@notes.txt\nand `notes.txt` @no.txt" + PLUM
+    assert "note: `@no.txt` is no file" in said.err
+    assert "is not UTF-8 text" in cli("chat", "-m", talker, "--prompt", "@latin.txt").err
 
 
 def test_a_transcript_has_the_text_that_the_model_saw(converse, files):
     drafts = []
     said = converse(
-        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", "/undo", argv=GREEDY,
-        drafts=drafts,
-    )  # fmt: skip
+        "read @notes.txt", "/save a.json", "/edit", "read @latin.txt", argv=GREEDY, drafts=drafts
+    )
     assert transcript(files / "a.json")["messages"][0]["content"] == "read `notes.txt`" + PLUM
     assert "read @notes.txt" in drafts, "it is edited as it was typed"
     assert "`latin.txt` is not UTF-8 text" in said.err
+    said = converse("read @notes.txt", "/undo", argv=GREEDY, drafts=drafts)
     assert "taken back: read @notes.txt" in said.out
+    assert drafts[-1] == "read @notes.txt"
 
 
 @pytest.mark.parametrize("letter", ["d", "c", "", "x"])
@@ -477,7 +656,7 @@ def test_what_to_do_when_the_context_fills_is_asked(letter, converse, tmp_path, 
     lines = [f"{n}{long}" for n in range(4)]
     said = converse("/system brief", *lines, argv=(*GREEDY, "--save", file))
     assert said.code == 0
-    assert len(asked) == 1
+    assert asked == ["[d]rop the oldest turns, [c]lear, or Enter to cancel? "]
     assert "the context of 600 tokens has no room for another answer" in said.err
     contents = [one["content"] for one in transcript(file)["messages"]]
     kept = {"d": "123", "c": "3"}.get(letter, "012")
@@ -494,6 +673,73 @@ def test_a_pipe_is_not_asked(chat):
 def test_an_answer_that_fills_the_context_says_so(converse):
     said = converse("x" * 590, argv=("-n", "50", "--greedy", "--presence-penalty", "2"))
     assert "note: the context is full" in said.err
+
+
+def test_an_answer_that_the_limit_cuts_says_so(converse, chat, tmp_path):
+    said = converse("hello", "/set max_tokens 1", "more", argv=GREEDY)
+    assert "note: the answer ends at the limit of 8 tokens: `/set max_tokens N` allows" in said.err
+    assert "limit of 1 token: " in said.err
+    assert "limit of 8 tokens: `-n N` allows more" in chat("--prompt", "hello", *GREEDY).err
+
+
+def test_the_file_follows_the_conversation(converse, tmp_path, monkeypatch):
+    file, seen = tmp_path / "talk.json", []
+
+    def ask(self, draft, meter):
+        seen.append(transcript(file) if file.exists() else None)
+        return self.lines.pop(0) if self.lines else None
+
+    monkeypatch.setattr(Typed, "ask", ask)
+    converse("/system x", "hello", "two", "/undo", "/set seed 7", "/system brief", "/clear",
+             argv=(*GREEDY, "--save", file))  # fmt: skip
+    assert seen[:2] == [None, None], "nothing is kept of what was never answered"
+    assert [len(one["messages"]) for one in seen[2:]] == [3, 5, 3, 3, 3, 1]
+    assert seen[6]["sampling"]["seed"] == 7
+    assert seen[7]["messages"] == [{"role": "system", "content": "brief"}]
+    seen.clear()
+    before = file.stat().st_ino
+    converse("/stats", argv=("--load", file, "--save", file))
+    assert file.stat().st_ino == before, "nothing was changed"
+    converse("/system other", argv=("--load", file, "--save", file))
+    assert transcript(file)["messages"][0]["content"] == "other"
+
+
+def test_tokens_add_up_to_the_context(converse):
+    meters = []
+    said = converse(
+        "/tokens", "/system be brief", "hello", "and then?", "/tokens", argv=GREEDY, meters=meters
+    )
+    rows = re.findall(r"^(\w+) +(\d+)  (.*)$", said.out, re.MULTILINE)
+    assert rows[0] == ("context", "0", "of 600")
+    *parts, whole = rows[1:]
+    assert [name for name, *_ in parts] == ["system", *("user", "assistant") * 2, "template"]
+    assert parts[-1][2] == "what it puts around these"
+    assert whole[0] == "context"
+    assert sum(int(count) for _, count, _ in parts) == int(whole[1])
+    assert meters[-1] == f"{whole[1]} / 600"
+
+
+def test_every_count_of_the_context_is_the_same(converse, tmp_path):
+    file, meters = tmp_path / "a.json", []
+    lines = ("hello", "/stats", "/tokens")
+    said = converse(*lines, argv=(*GREEDY, "--save", file), meters=meters)
+    loaded = converse("/stats", argv=("--load", file), meters=meters)
+    found = re.findall(r"context +(\d+) +of 600", said.out + loaded.out)
+    assert found == [meters[-1].split()[0]] * 3
+
+
+def test_the_templates_own_system_message_is_shown(converse, monkeypatch):
+    assert "system: none\n" in converse("/system").out
+    own = (
+        "{% if messages[0].role != 'system' %}<|system|>Be kind.<|end|>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    init = ChatTemplate.__init__
+    monkeypatch.setattr(ChatTemplate, "__init__", lambda self, _, **more: init(self, own, **more))
+    said = converse("/system", "hello", "/tokens", "/system x", "/system none", argv=GREEDY)
+    assert said.out.startswith("system: none, so the template's own: Be kind.\n")
+    assert said.out.endswith("system: x\nsystem: none, so the template's own: Be kind.\n")
+    assert "its own system message and what it puts around these" in said.out
 
 
 def test_look_shows_the_conversation_and_leaves_it(converse):

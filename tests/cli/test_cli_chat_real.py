@@ -10,8 +10,9 @@ from chat_terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.real
 
-TOOK = r"read ([\d,]+) new tokens of ([\d,]+) in .* context ([\d,]+) of"
+TOOK = r"read ([\d,]+) new tokens? of ([\d,]+) in .* context ([\d,]+) of"
 OVERHEAD = 12  # tokens of the template around a message, and the last one of the answer before
+UNREAD = 3  # tokens of a conversation that an answer leaves unread: its last one, and its end
 
 
 class Conversation(Terminal):
@@ -21,7 +22,7 @@ class Conversation(Terminal):
         # float32: what is read at once and what is read step by step then agree
         flags = ("--greedy", "-n", "24", "--dtype", "float32", "--stats")
         super().__init__(str(model), *flags, *argv, home=home)
-        self.context = 0  # tokens that the model has read, after the last turn
+        self.context = 0  # tokens of the conversation after the last turn
         self.wait(PROMPT)
 
     def command(self, line):
@@ -50,13 +51,13 @@ def test_ten_turns_with_smollm2(smollm2_path, tmp_path):
     ):
         shown, new, prompt, before = talk.say(line)
         assert answer in shown.partition(line)[2], shown
-        assert prompt - new == before, "only what is new was computed"
+        assert before - UNREAD <= prompt - new <= before, "only what is new was computed"
         assert new <= (len(line.split()) + 2 * OVERHEAD if before else prompt)
     _, _, _, fifth = talk.say("And of Italy?")
     assert "taken back: And of Italy?" in talk.command("/undo")
-    shown, new, prompt, _ = talk.say("And of Portugal?")
+    shown, new, prompt, _ = talk.say("\x15And of Portugal?")  # what was taken back is there again
     assert "Lisbon" in shown
-    assert prompt - new >= fifth, "the turns before were not read again"
+    assert prompt - new >= fifth - UNREAD, "the turns before were not read again"
     talk.command("/set temperature 2")
     drawn = []
     for seed in (5, 6):
@@ -71,7 +72,7 @@ def test_ten_turns_with_smollm2(smollm2_path, tmp_path):
     talk.wait("Tell me")
     talk.wait("Tell me")
     _, new, prompt, _ = talk.say(" more about Japan.")
-    assert prompt - new >= sixth
+    assert prompt - new >= sixth - UNREAD
     talk.command(f"/save {first}")
     saved = json.loads(first.read_text())["messages"]
     assert saved[-2]["content"] == "Tell me more about Japan."
@@ -80,14 +81,14 @@ def test_ten_turns_with_smollm2(smollm2_path, tmp_path):
     last = ("And of Spain?", "What language do they speak there?", "Thank you!")
     for line in last:
         _, new, prompt, before = talk.say(line)
-        assert prompt - new == before
+        assert before - UNREAD <= prompt - new <= before
     talk.type("/exit\r")
     assert talk.end() == 0
     assert len(json.loads(second.read_text())["messages"]) == 20
     again = Conversation(smollm2_path, "--load", str(first), "--save", str(third), home=tmp_path)
     for number, line in enumerate(last):
         _, new, prompt, before = again.say(line)
-        assert prompt - new == before
+        assert before - UNREAD <= prompt - new <= before
         assert (new == prompt) is (number == 0)
     again.type("/exit\r")
     assert again.end() == 0

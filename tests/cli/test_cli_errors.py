@@ -43,6 +43,10 @@ from llmcli.errors import (
         (["generate", "-p", "hi"], "takes a number, not `hi`", 'argument: `llmcli generate "T'),
         (["generate", "--prompt", "hi"], "no option `--prompt`", 'argument: `llmcli generate "T'),
         (["generate", "a", "b c"], "`b c` is one argument too many", "in quotes"),
+        (
+            ["chat", "hello", "there"], "`hello there` is one argument too many",
+            'say it with `llmcli chat --prompt "hello there"`, or begin with just `llmcli chat`;',
+        ),
         (["info", "smollm2"], "`smollm2` is one argument too many", "write `-m smollm2`; see"),
         (["shapes", "a", "org/name"], "one argument too many", "write `-m org/name`; see"),
         (["info", "./x.gguf"], "one argument too many", "write `-m ./x.gguf`; see"),

@@ -256,6 +256,7 @@ def test_statistics(run_tiny):
     assert " · float32 · " in short
     assert "prompt 8 tokens, " in short
     assert "generated 12 tokens, " in short
+    assert "ended by `-n 12`" in short
     assert "first token " in short
     assert "seed 1" in short
     full = run_tiny("generate", "hello", *LONG, *EXACT, "--stats", "full", "-k", "3").err

@@ -128,6 +128,7 @@ def test_on_a_narrow_screen_only_what_fits_is_computed(lens, monkeypatch):
     assert asked == [tuple(range(32, 37))]
     assert "positions 34 to 36 of 37 tokens" in out
     assert "others with --position, such as :34" in out
+    assert "--json and -o have all" in out
     lens("a text that is longer than the screen", "--json")
     assert asked[-1] == tuple(range(37))
 

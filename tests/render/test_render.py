@@ -51,6 +51,16 @@ def test_short_statistics_are_one_line_where_there_is_room():
     )
 
 
+def test_short_statistics_say_what_ended_the_text():
+    drafted = {"proposed": 4, "accepted": 1, "speedup": None}
+    line = shown(stats.short_stats(TIMINGS, "F", 7, 300, drafted, ended="ended by `-n 64`"), 300)
+    assert "41.2 tok/s · ended by `-n 64` · draft 1 of 4 tokens right (25%) · F · " in line
+
+
+def test_a_draft_without_proposals_claims_no_speed():
+    assert stats.draft_words({"proposed": 0, "accepted": 0, "speedup": 1.0}) == "proposed nothing"
+
+
 def test_short_statistics_break_between_parts():
     assert shown(stats.short_stats(TIMINGS, "float32", None, 60), 60).splitlines() == [
         "prompt 12 tokens, 230 tok/s · first token 52.1 ms",

@@ -156,6 +156,7 @@ def test_every_line_fits_and_the_last_positions_are_shown(width, colour, ranks):
     said = re.search(r"positions (\d+) to (\d+) of (\d+) tokens", " ".join(lines))
     assert tuple(map(int, said.groups())) == (numbers[0], 59, 60)
     assert f"others with --position, such as :{numbers[0]}" in text
+    assert "have all" not in text, "that is for the caller to say"
     # one more would not fit
     row = max(cell_len(line) for line in lines if line.startswith(("embed", "0 ", "1 ")))
     assert width - row < 24

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmcli.cli.chat.commands import COMMANDS, Exit, dispatch
+from llmcli.cli.chat.loop import converse
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.screen import ReasoningMode
-from llmcli.cli.chat.talk import Settings, Talk, tell_error
-from llmcli.cli.chat.typed import Typed
+from llmcli.cli.chat.settings import Settings
+from llmcli.cli.chat.talk import Talk
+from llmcli.cli.chat.transcript import check_replaceable
 from llmcli.cli.configuration.values import names_from_file
 from llmcli.cli.drafting import DraftOptions
-from llmcli.cli.exits import SIGNALS, Stopped
-from llmcli.cli.files import check_place
+from llmcli.cli.exits import Stopped
+from llmcli.cli.keys import KEYS
 from llmcli.cli.options import OUTPUT, PROMPT, ModelOptions, OutputOptions
 from llmcli.cli.output import Output
 from llmcli.cli.params import Range
@@ -26,7 +28,10 @@ from llmcli.cli.running import load_model
 from llmcli.cli.sampling import SamplingOptions, resolve
 from llmcli.cli.template import System, Variables, template_variables
 from llmcli.cli.variables import check_name
-from llmcli.errors import LlmcliError, UsageError, as_out_of_memory
+from llmcli.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from llmcli.generation.conversation import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,7 @@ class TalkOptions:
         str | None,
         typer.Option(
             "--prompt", metavar="TEXT", rich_help_panel=PROMPT,
-            help="One message; the command ends after its answer.",
+            help="One message, in which @PATH is a file's text; the command ends after its answer.",
         ),
     ] = None  # fmt: skip
     file: Annotated[
@@ -79,7 +84,7 @@ class TalkOptions:
         str | None,
         typer.Option(
             "--save", metavar="FILE", rich_help_panel=OUTPUT,
-            help="Write the conversation to this file after every answer.",
+            help="Write the conversation to this file after every change.",
         ),
     ] = None  # fmt: skip
     stats: Annotated[
@@ -126,16 +131,17 @@ def command(
     if "" in (options.stop or ()):
         raise UsageError("`--stop` takes a text that is not empty")
     if options.save is not None:
-        check_place(options.save)
-    message = joined_text(
-        options.prompt, options.file, pipe=True, no_stdin=options.no_stdin, name="`--prompt`"
-    )
+        check_replaceable(options.save)
+    prompt = options.prompt
+    if prompt not in (None, "-"):
+        prompt = with_files(text_argument(prompt, "`--prompt`"), out.note)
+    message = joined_text(prompt, options.file, pipe=True, no_stdin=options.no_stdin)
     if not message and (sys.stdin is None or not sys.stdin.isatty()):
         raise UsageError(
             "there is nothing to say: stdin is no terminal, and empty",
             hint="give `--prompt TEXT`, a pipe, or run it in a terminal",
         )
-    with RENDERER:
+    with RENDERER, KEYS.silent():
         talk = _talk(options, sampling, model, out, variables, names_from_file(ctx))
         talk.conversation.speculation = draft.load(talk.conversation.model, model, out)
         if message:
@@ -143,7 +149,7 @@ def command(
                 told = talk.turn is not None and talk.turn.generated > 0
                 raise Stopped(KeyboardInterrupt(), told=told)
             return
-        _converse(talk)
+        converse(talk)
 
 
 def _talk(
@@ -175,6 +181,8 @@ def _talk(
     }  # fmt: skip
     chosen |= {name: "flag" for name in given if given[name] and name not in from_file}
     conversation = Conversation(loaded, room=room, variables=variables)
+    if model.context_length is not None:
+        _check_room(conversation)
     # a file of settings is for many models, and its variables are no choice for this conversation
     named = {} if "variable" in from_file else variables
     known = conversation.template_variables() if named else ()
@@ -196,46 +204,16 @@ def _talk(
     return talk
 
 
-def _converse(talk: Talk) -> None:
-    """Line after line of a terminal, until `/exit` or Ctrl-D."""
-    name = talk.conversation.model.name
-    if not talk.out.quiet:
-        talk.out.aside(f"{name} · /help lists the commands, Ctrl-D ends")
-    typed = Typed(tuple(COMMANDS))
-    talk.choose = typed.choose
-    draft = ""
-    while True:
-        try:
-            draft = _line(talk, typed, draft)
-        except Exit:
-            return
-        except KeyboardInterrupt:
-            SIGNALS.forget()
-            draft = ""
-
-
-def _line(talk: Talk, typed: Typed, draft: str) -> str:
-    """Asks for a line and does what it says; returns what the next one is to begin with.
-
-    What is made of a draft is said instead of the user's last message. Raises Exit at the end.
-    """
-    line = typed.ask(draft, "" if talk.out.quiet else talk.meter())
-    if line is None:
-        raise Exit
-    try:
-        if line.startswith("/"):
-            return dispatch(talk, line.strip()) or ""
-        if line.strip():
-            text = with_files(line, talk.out.note)
-            if text != line:
-                talk.typed[text] = line
-            talk.say(text, instead=bool(draft))
-    except LlmcliError as error:
-        tell_error(error)
-    except (MemoryError, RuntimeError) as exception:
-        hint = "take something back with `/undo`, or begin anew with `/clear`"
-        known = as_out_of_memory(SIGNALS.cause(exception), hint=hint)
-        if known is None:
-            raise
-        tell_error(known)
-    return ""
+def _check_room(conversation: Conversation) -> None:
+    """Raises UsageError where the context has no room for what the template writes by itself."""
+    conversation.say("")
+    least = 0
+    with suppress(CheckpointError):  # of an empty message
+        least = conversation.room + conversation.missing(1)
+    conversation.undo()
+    if least > conversation.room:
+        raise UsageError(
+            f"`--context-length {conversation.room}` has no room for a message: the chat template "
+            f"writes {least} tokens around it",
+            hint=f"such as `--context-length {least + 256}`",
+        )

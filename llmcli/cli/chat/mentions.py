@@ -18,8 +18,9 @@ _BEHIND = ".,;:!?)"  # what may stand behind a name and is no part of it
 def with_files(line: str, note: Callable[[str], None]) -> str:
     r"""`line` with its files' names in place of `@name`, and behind it each file's text, fenced.
 
-    A word stays as it is where there is no such file (`note` hears of what looks like a path) and
-    within a fenced block; `\@` is an @. Raises UsageError for a file that cannot be read.
+    A word stays as it is where there is no such file (`note` hears of directories and of what
+    looks like a path) and within a fenced block; `\@` is an @. Raises UsageError for a file that
+    cannot be read.
     """
     files: dict[str, str] = {}
 
@@ -32,7 +33,9 @@ def with_files(line: str, note: Callable[[str], None]) -> str:
             bare = name.rstrip(_BEHIND)
             name, behind = bare, name[len(bare) :]
         if not name or not _is_file(name):
-            if "/" in name or re.search(r"\w\.\w+$", name):
+            if os.path.isdir(os.path.expanduser(name)):
+                note(f"`@{one_line(name)}` is a directory: it stays as text")
+            elif "/" in name or re.search(r"\w\.\w+$", name):
                 note(f"`@{one_line(name)}` is no file: it stays as text")
             return match[0]
         files[name] = read_text(name)

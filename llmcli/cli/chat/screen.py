@@ -49,6 +49,7 @@ class AnswerScreen:
         self._plain = plain
         self._part: tuple[Kind, _Stream] | None = None
         self._ended = False  # the part: the next one begins a paragraph
+        self._console: Console | None = None  # that of the part
         self._written = ""  # the end of what was
         self.reasoned = self.answered = False
 
@@ -87,6 +88,8 @@ class AnswerScreen:
             self._write(gap(self._written))
             self._part = kind, self._stream(kind)
         self._ended = False
+        if self._console is not None:  # the terminal may have another width by now
+            self._console.width = Screen.of(sys.stdout, os.environ).width
         self._write(self._part[1].push(text))
 
     def _close(self) -> None:
@@ -102,7 +105,7 @@ class AnswerScreen:
     def _stream(self, kind: Kind) -> _Stream:
         if not self._terminal:
             return _Verbatim(spelled=False)
-        console = _console()
+        self._console = console = _console()
         if kind == "reasoning" and self._reasoning == "fold":
             return _Folded(console, animate=self._out.out.animate)
         from llmcli.render.markdown import DimmedStream, MarkdownStream
@@ -131,6 +134,7 @@ class _Folded:
     def __init__(self, console: Console, *, animate: bool) -> None:
         from llmcli.render.flow import Flow
 
+        self._console = console
         self._flow = Flow(console.width, colour=not console.no_color)
         self._animate = animate
         self._begin = self._drawn = perf_counter()
@@ -150,8 +154,9 @@ class _Folded:
 
     def _line(self, what: str) -> str:
         took = perf_counter() - self._begin
-        line = f"{what}{counted(self._tokens, 'token')}, {took:.1f} s"[: self._flow.width - 1]
-        over, self._shown = " " * (self._shown - len(line)), len(line)
+        most = self._console.width - 1
+        line = f"{what}{counted(self._tokens, 'token')}, {took:.1f} s"[:most]
+        over, self._shown = " " * (min(self._shown, most) - len(line)), len(line)
         return "\r" * self._animate + self._flow.painted(line, FAINT) + over
 
 
@@ -167,5 +172,5 @@ def write_reasoning(out: Output, text: str) -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal is now: it may be another width than before."""
+    """As wide as the terminal is now."""
     return make_console(Screen.of(sys.stdout, os.environ))

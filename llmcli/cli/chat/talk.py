@@ -10,21 +10,22 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from llmcli.cli.chat.screen import AnswerScreen, ReasoningMode
+from llmcli.cli.chat.settings import NAMES, Settings
 from llmcli.cli.chat.transcript import Transcript, body, read_transcript
 from llmcli.cli.chat.turn import Turn, stats_line, took
-from llmcli.cli.exits import SIGNALS, Terminated, tell
+from llmcli.cli.exits import SIGNALS, Terminated
 from llmcli.cli.output import Output, write_document
 from llmcli.cli.progress import Progress
 from llmcli.cli.running import kernels_of
 from llmcli.cli.variables import check_name
-from llmcli.errors import LlmcliError, UsageError
+from llmcli.errors import LlmcliError, PromptTooLong, UsageError
 from llmcli.measure.environment import environment
+from llmcli.render.theme import FAINT
 from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.generation.conversation import Conversation
     from llmcli.generation.messages import Message
-    from llmcli.generation.sampling import Sampling
     from llmcli.reports.environment import Environment
 
 
@@ -32,25 +33,8 @@ ANSWER = 64  # tokens that an answer has room for, or the user is asked what to 
 
 
 @dataclass(kw_only=True)
-class Settings:
-    """How the next answer is drawn; `/set` changes it."""
-
-    sampling: dict[str, float]
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-
-    def drawn(self) -> Sampling:
-        """What the engine takes."""
-        from llmcli.generation.sampling import Sampling
-
-        values = {name: value for name, value in self.sampling.items() if name != "top_k"}
-        return Sampling(top_k=int(self.sampling["top_k"]), seed=self.seed, **values)
-
-
-@dataclass(kw_only=True)
 class Talk:
-    """A conversation with its settings; `file` is written anew after every answer.
+    """A conversation with its settings; `file` is written anew after every answer and change.
 
     `chosen` are the settings and `variables` those of the template that the user has named: they
     win over a transcript's. `typed` is what was typed for a text with files in it, and `choose`
@@ -69,6 +53,7 @@ class Talk:
     variables: dict[str, Any] = field(default_factory=dict)
     choose: Callable[[str], str] | None = None
     typed: dict[str, str] = field(default_factory=dict)
+    _kept: Transcript | None = None  # what the file has
 
     def say(self, text: str, *, instead: bool = False) -> bool:
         """What the user says (`instead` of what was last said), and the answer.
@@ -80,7 +65,26 @@ class Talk:
             if instead:
                 talk.undo()
             talk.say(text)
-            return self._has_room() and self.answer()
+            try:
+                return self._has_room() and self.answer()
+            except PromptTooLong:
+                self._check_alone()
+                raise
+
+    def _check_alone(self) -> None:
+        """Raises PromptTooLong where the last message does not fit, whatever is dropped."""
+        talk = self.conversation
+        messages, asked = talk.messages, talk.messages[-1]
+        talk.clear()
+        talk.messages = [*talk.messages, asked]
+        over = talk.missing(1)
+        talk.messages = messages
+        if over:
+            raise PromptTooLong(
+                f"the message takes {talk.room + over:,} tokens with what the template puts around "
+                f"it, {over:,} more than the context of {talk.room:,}",
+                hint="say less at once",
+            )
 
     def _has_room(self) -> bool:
         """Whether an answer is to begin; where the context fills, that is for the user to say."""
@@ -88,8 +92,9 @@ class Talk:
         least = min(ANSWER, self.settings.max_tokens, talk.room // 4)
         if self.choose is None or len(talk.messages) < 2 or not talk.missing(least):
             return True
+        self._check_alone()
         self.out.aside(f"the context of {talk.room:,} tokens has no room for another answer")
-        chosen = self.choose("[d]rop the oldest turns, [c]lear, or cancel? ")
+        chosen = self.choose("[d]rop the oldest turns, [c]lear, or Enter to cancel? ")
         if not chosen or chosen not in "dc":
             self.out.note("nothing was said")
             return False
@@ -106,12 +111,16 @@ class Talk:
 
     def meter(self) -> str:
         """How full the context is, for the prompt: `1,204 / 8,192`."""
+        return f"{self._used():,} / {self.conversation.room:,}"
+
+    def _used(self) -> int:
+        """Tokens of the context that the conversation takes."""
         talk = self.conversation
         try:
             tokens = len(talk.ids())
         except LlmcliError:  # the template fails, which the next answer will say
             tokens = talk.used
-        return f"{min(tokens, talk.room):,} / {talk.room:,}"
+        return min(tokens, talk.room)
 
     def again(self) -> bool:
         """Another answer to what was last said; the one that is there stays where none comes."""
@@ -176,11 +185,27 @@ class Talk:
                 )  # fmt: skip
             self._ended(screen, answered=answered)
         SIGNALS.check_terminated()
-        if generated < settings.max_tokens and talk.messages[-1].end == "length":
-            self.out.note("the context is full: the answer ends there")
+        if not whole and self.choose is not None:  # else the end of the run says it
+            self.aside("interrupted")
+        if talk.messages[-1].end == "length":
+            self.out.note(self._cut_by(generated))
         if self.stats and answered and not self.out.json:
             self.out.aside(self.stats_line())
         return whole
+
+    def _cut_by(self, generated: int) -> str:
+        """What ended an answer of so many tokens before the model did."""
+        if generated < self.settings.max_tokens:
+            return "the context is full: the answer ends there"
+        more = "`-n N`" if self.choose is None else "`/set max_tokens N`"
+        limit = counted(self.settings.max_tokens, "token")
+        return f"the answer ends at the limit of {limit}: {more} allows more"
+
+    def aside(self, words: str) -> None:
+        """A faint line on stderr."""
+        from rich.text import Text
+
+        self.out.aside(Text(words, style=FAINT))
 
     def _ended(self, screen: AnswerScreen | None, *, answered: bool) -> None:
         """Tells and saves the answer, where there is one."""
@@ -195,7 +220,7 @@ class Talk:
 
     def stats_line(self) -> str:
         """What the last answer took, and how full the context is."""
-        return stats_line(self.turn, self.conversation)
+        return stats_line(self.turn, self.conversation, self._used())
 
     def _line(self) -> None:
         """The turn as a line of JSON: what the user said, and the answer."""
@@ -211,12 +236,22 @@ class Talk:
         about, header = self._about()
         whole = body(self._transcript(self.conversation.messages))
         write_document(path, self.out.envelope(whole, model=about, environment=header))
+        self._kept = self._transcript(self.conversation.messages)
+
+    def follow(self) -> None:
+        """Writes the file anew where the conversation has changed since the file had it.
+
+        It has it from the first answer on, or from `load`. Raises WriteFailed.
+        """
+        changed = self._kept != self._transcript(self.conversation.messages)
+        if self.file is not None and self._kept is not None and changed:
+            self.save(self.file)
 
     def _transcript(self, messages: Sequence[Message]) -> Transcript:
         talk = self.conversation
         return Transcript(
             model=talk.model.name, vocabulary=talk.model.config.vocab,
-            sampling=self.settings.sampling, seed=self.settings.seed,
+            sampling=dict(self.settings.sampling), seed=self.settings.seed,
             max_tokens=self.settings.max_tokens, stop=self.settings.stop,
             variables=talk.variables, answers=talk.answers, messages=tuple(messages),
         )  # fmt: skip
@@ -230,8 +265,9 @@ class Talk:
 
         Raises UsageError for a file that is none, CheckpointError where the template fails.
         """
-        found = read_transcript(path)
-        talk, messages = self.conversation, found.messages
+        talk = self.conversation
+        found = read_transcript(path, self._transcript(()))
+        messages = found.messages
         other = not found.is_of(talk.model)
         if other:
             messages = tuple(replace(one, ids=(), raw=None) for one in messages)
@@ -249,6 +285,7 @@ class Talk:
             self.out.note(
                 f"{counted(lost, 'answer')} came with ids of another text: the text is encoded"
             )
+        self._kept = self._transcript(talk.messages)
         return found
 
     def set_variable(self, name: str, value: Any) -> None:
@@ -257,15 +294,7 @@ class Talk:
         Raises UsageError for one that the template does not look up.
         """
         talk = self.conversation
-        others = (*self.settings.sampling, "seed", "max_tokens")
         known = talk.template_variables()
-        check_name(name, known, talk.model.name, others=others, option="/set")
+        check_name(name, known, talk.model.name, others=NAMES, option="/set")
         self.variables[name] = value
         talk.variables = {**talk.variables, name: value}
-
-
-def tell_error(error: LlmcliError) -> None:
-    """One line and its hint, as at the end of a run; the conversation goes on."""
-    tell(f"error: {error.message}")
-    if error.hint:
-        tell(f"hint: {error.hint}")

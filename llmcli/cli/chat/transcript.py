@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from llmcli.cli.messages import SCHEMA
+from llmcli.cli.files import OTHER_PLACE, check_place
+from llmcli.cli.messages import SCHEMA, is_conversation, read_conversation
 from llmcli.cli.prompts import read_bytes
 from llmcli.cli.sampling import RANGES, valid
 from llmcli.cli.variables import check_value, checked_variables
-from llmcli.errors import UsageError
+from llmcli.errors import UsageError, WriteFailed
 
 if TYPE_CHECKING:
     from llmcli.generation.messages import Message
@@ -70,8 +72,11 @@ def _body(message: Message) -> dict[str, Any]:
     return found
 
 
-def read_transcript(path: str) -> Transcript:
-    """Raises UsageError for a file that is none, saying what is wrong with it."""
+def read_transcript(path: str, beside: Transcript) -> Transcript:
+    """Raises UsageError for a file that is none, saying what is wrong with it.
+
+    Of what is only `{"messages": […]}` the rest is that of `beside`.
+    """
     data = read_bytes(path, "give the path of a file that `chat` has saved", _MOST + 1)
     where = f"`{path}`"
     if len(data) > _MOST:
@@ -80,7 +85,48 @@ def read_transcript(path: str) -> Transcript:
         document = json.loads(data)
     except (ValueError, RecursionError):
         raise _wrong(where, "it is no JSON") from None
+    if is_conversation(document) and "schema" not in document:
+        given = read_conversation(document, where)
+        messages = tuple(_plain(where, at, one) for at, one in enumerate(given.messages))
+        return replace(beside, messages=messages, variables=given.variables, answers=0)
     return transcript_of(document, where)
+
+
+def _plain(where: str, number: int, message: Mapping[str, Any]) -> Message:
+    """A message of a conversation that `generate` takes."""
+    from llmcli.generation.messages import Message
+    from llmcli.text.chat import REASONING
+
+    role, known = message["role"], ("role", "content", *REASONING)
+    other = next((key for key in message if key not in known), None)
+    if other is not None or role not in _ROLES or (role == "system" and number):
+        what = f"has `{other}`" if other is not None else f"is of the role `{role}`"
+        raise UsageError(
+            f"`messages[{number}]` of {where} {what}, which is no part of a chat",
+            hint="it has `user` and `assistant` behind one `system`; `generate -f` takes more",
+        )
+    reasoning = next((message[name] for name in REASONING if name in message), "")
+    return Message(role=role, content=message["content"], reasoning=reasoning)
+
+
+def check_replaceable(path: str) -> None:
+    """Raises WriteFailed for a file that a transcript must not replace: any other with a text.
+
+    A pipe or a device takes all that is written.
+    """
+    check_place(path)
+    place = os.path.expanduser(path)
+    if not os.path.isfile(place) or not os.path.getsize(place):
+        return
+    try:
+        document = json.loads(read_bytes(path, OTHER_PLACE, _MOST))
+    except (UsageError, ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise WriteFailed(
+            f"could not write `{path}`: it is there and no transcript of `llmcli chat`",
+            hint=OTHER_PLACE,
+        )
 
 
 def transcript_of(document: Any, where: str) -> Transcript:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmcli.render.layout import SEPARATOR
+from llmcli.reports.numbers import counted
 
 if TYPE_CHECKING:
     from llmcli.generation.conversation import Conversation
@@ -33,15 +34,16 @@ def took(turn: Turn, conversation: Conversation) -> dict[str, Any]:
     return found
 
 
-def stats_line(turn: Turn | None, conversation: Conversation) -> str:
-    """What the last answer took where there was one, and how full the context is."""
-    used, room = conversation.used, conversation.room
+def stats_line(turn: Turn | None, conversation: Conversation, used: int) -> str:
+    """What the last answer took where there was one, and how full the context is (`used`)."""
+    room = conversation.room
     context = f"context {used:,} of {room:,} tokens ({used / room:.0%})"
     if turn is None:
         return context
     speed = f", {(turn.generated - 1) / turn.decode_s:.3g} tok/s" if turn.generated > 1 else ""
+    read = f"read {counted(turn.read, 'new token')} of {turn.prompt:,}"
     parts = [
-        f"read {turn.read:,} new tokens of {turn.prompt:,} in {turn.prompt_s * 1000:.0f} ms",
+        f"{read} in {turn.prompt_s * 1000:.0f} ms",
         f"wrote {turn.generated:,}{speed}", context,
     ]  # fmt: skip
     if (speculation := conversation.speculation) is not None:

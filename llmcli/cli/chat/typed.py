@@ -2,24 +2,96 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from llmcli.cli.exits import SIGNALS
+from llmcli.cli.keys import KEYS
 from llmcli.xdg import folder
 
+_PROMPT, _MORE = "> ", "  "
+_BLOCK = '"""'
+_ENDS = "Ctrl-D or /exit ends"
 
-class Typed:
-    """The prompt of a conversation; completes `commands` after a slash, paths after an @."""
 
-    def __init__(self, commands: Sequence[str]) -> None:
+class Lines(Protocol):
+    """Where lines come from."""
+
+    def ask(self, draft: str, meter: str = "") -> str | None:
+        """The next line, begun with `draft`: empty after Ctrl-C, None at the end of input.
+
+        `meter` stands on the right until the line is there.
+        """
+
+    def choose(self, question: str) -> str:
+        """The first letter of what is typed behind `question`, small; empty for none and Ctrl-C."""
+
+
+def lines_of(
+    commands: Sequence[str],
+    completions: Callable[[str], Iterable[str] | None],
+    aside: Callable[[str], None],
+) -> Lines:
+    """Those of the terminal. `aside` shows once how a conversation ends."""
+    if os.environ.get("TERM") == "dumb":
+        return PlainLines(aside)
+    return EditedLines(commands, completions, aside)
+
+
+class PlainLines:
+    """Lines as the terminal itself puts them together; a draft stands above its line."""
+
+    def __init__(self, aside: Callable[[str], None]) -> None:
+        self._aside: Callable[[str], None] | None = aside
+
+    def ask(self, draft: str, meter: str = "") -> str | None:
+        """The next line."""
+        try:
+            line = _read(f"{draft}\n{_PROMPT}" if draft else _PROMPT)
+            while line is not None and continues(line):
+                more = _read(_MORE)
+                line = None if more is None else f"{_without_backslash(line)}\n{more}"
+        except KeyboardInterrupt:
+            SIGNALS.forget()
+            _screen().write("\n")
+            if self._aside is not None:
+                self._aside(_ENDS)
+            self._aside = None
+            return ""
+        return None if line is None else without_quotes(line)
+
+    def choose(self, question: str) -> str:
+        """The first letter of an answer."""
+        try:
+            return (_read(question) or "").strip().lower()[:1]
+        except KeyboardInterrupt:
+            SIGNALS.forget()
+            return ""
+
+
+class EditedLines:
+    """Lines with history and completion.
+
+    Completes `commands` after a slash, behind one its `completions`, which are None for paths, and
+    paths after an @.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[str],
+        completions: Callable[[str], Iterable[str] | None],
+        aside: Callable[[str], None],
+    ) -> None:
         from prompt_toolkit import PromptSession
+        from prompt_toolkit.application import get_app
         from prompt_toolkit.completion import Completer, Completion, PathCompleter, WordCompleter
         from prompt_toolkit.document import Document
+        from prompt_toolkit.filters import Condition
         from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings
         from prompt_toolkit.output import create_output
@@ -36,13 +108,27 @@ class Typed:
         class Names(Completer):
             def get_completions(self, document: Any, event: Any) -> Iterator[Completion]:
                 before = document.text_before_cursor
+                if found := re.fullmatch(r"/(\w+) +([^\n]*)", before):
+                    values, rest = completions(found[1]), Document(found[2])
+                    if values is None:
+                        yield from paths.get_completions(rest, event)
+                        return
+                    known = WordCompleter(list(values), sentence=True)
+                    yield from known.get_completions(rest, event)
                 found = re.search(r"(?<!\S)@([\"']?)((?<=[\"'])[^\"'\n]*|\S*)$", before)
                 if found is None:
                     yield from slash.get_completions(document, event)
                     return
                 for one in paths.get_completions(Document(found[2]), event):
-                    if found[1] or not re.search(r"\s", one.text):  # else it needs a quote
+                    name = found[2] + one.text
+                    if found[1] or not re.search(r"\s", name):
                         yield one
+                    elif not (quote := _quote(name)):
+                        continue
+                    else:
+                        end = "" if os.path.isdir(os.path.expanduser(name)) else quote
+                        text = f"{quote}{name}{end}"
+                        yield Completion(text, -len(found[2]), display=one.display)
 
         keys = KeyBindings()
 
@@ -50,23 +136,28 @@ class Typed:
         def _(event: Any) -> None:
             event.current_buffer.insert_text("\n")
 
+        @keys.add("enter", filter=Condition(lambda: continues(get_app().current_buffer.text)))
+        def _(event: Any) -> None:
+            buffer = event.current_buffer
+            text = _without_backslash(buffer.text) + "\n"
+            buffer.document = Document(text, len(text))
+
         path = history_path()
+        self._aside: Callable[[str], None] | None = aside
         self._session: Any = PromptSession(
-            "> ",
+            _PROMPT,
             history=InMemoryHistory() if path is None else History(str(path)),
             completer=Names(),
             complete_while_typing=False,
+            enable_suspend=True,
             key_bindings=keys,
-            prompt_continuation="  ",
+            prompt_continuation=_MORE,
             style=Style.from_dict({"meter": "dim"}),
-            output=create_output(None if sys.stdout.isatty() else sys.stderr),
+            output=create_output(_screen()),
         )
 
     def ask(self, draft: str, meter: str = "") -> str | None:
-        """The next line, begun with `draft`: empty after Ctrl-C, None at the end of input.
-
-        `meter` stands on the right until the line is there.
-        """
+        """The next line."""
         from prompt_toolkit.application import get_app
 
         def right() -> Any:
@@ -76,16 +167,19 @@ class Typed:
             line: str = self._session.prompt(default=draft, rprompt=right)
         except KeyboardInterrupt:
             SIGNALS.forget()
+            if self._aside is not None and not self._session.default_buffer.text:
+                self._aside(_ENDS)
+                self._aside = None
             return ""
         except EOFError:
             return None
-        return line
+        return without_quotes(line)
 
     def choose(self, question: str) -> str:
-        """The first letter of what is typed behind `question`, small; empty for none and Ctrl-C."""
+        """The first letter of an answer."""
         from prompt_toolkit import PromptSession
 
-        ask: Any = PromptSession(question, output=self._session.output)
+        ask: Any = PromptSession(question, enable_suspend=True, output=self._session.output)
         try:
             return str(ask.prompt()).strip().lower()[:1]
         except KeyboardInterrupt:
@@ -93,6 +187,48 @@ class Typed:
         except EOFError:
             pass
         return ""
+
+
+def continues(text: str) -> bool:
+    """Whether Enter does not end it: a backslash stands at its end, or its quotes are open."""
+    return _in_block(text) or re.search(r"(?<!\\)\\\Z", text) is not None
+
+
+def without_quotes(text: str) -> str:
+    r"""What stands between `\"""` and `\"""`, none of it a command; else the text itself."""
+    bare = text.strip()
+    if len(bare) < 2 * len(_BLOCK) or not (bare.startswith(_BLOCK) and bare.endswith(_BLOCK)):
+        return text
+    inner = bare[len(_BLOCK) : -len(_BLOCK)].strip("\n")
+    return "/" * inner.startswith("/") + inner
+
+
+def _in_block(text: str) -> bool:
+    return text.lstrip().startswith(_BLOCK) and text.count(_BLOCK) == 1
+
+
+def _without_backslash(text: str) -> str:
+    """Without the one that stands for the new line."""
+    return text if _in_block(text) else text.removesuffix("\\")
+
+
+def _quote(name: str) -> str:
+    """That in which a name can stand behind an @."""
+    return next((quote for quote in "\"'" if quote not in name), "")
+
+
+def _screen() -> TextIO:
+    """Where lines are asked for: stdout, or stderr where that is no terminal."""
+    return sys.stdout if sys.stdout.isatty() else sys.stderr
+
+
+def _read(prompt: str) -> str | None:
+    """A line of stdin without its newline, None at its end."""
+    with KEYS.heard():
+        _screen().write(prompt)
+        _screen().flush()
+        line = sys.stdin.buffer.readline().decode("utf-8", "replace")
+    return line.rstrip("\r\n") if line else None
 
 
 def history_path() -> Path | None:

@@ -73,7 +73,10 @@ def command(
     else:
         from llmcli.render.lens.view import render_lens
 
-        out.show(render_lens(report, model_line(about), ranks=lens.target != "output"))
+        ranks = lens.target != "output"
+        out.show(
+            render_lens(report, model_line(about), ranks=ranks, whole="--json and -o have all")
+        )
     require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 

@@ -103,6 +103,7 @@ class Grid:
 
     report: LensReport
     ranks: bool
+    whole: str  # what has all positions, to be said where some are left out
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         report, ink = self.report, Ink.of(console, options)
@@ -126,7 +127,7 @@ class Grid:
         yield frame.rule()
         yield frame.words("settled", settled)
         if len(frame.shown) < len(report.tokens):
-            yield Dotted(_left_out(report, frame.shown), FAINT)
+            yield Dotted(_left_out(report, frame.shown, self.whole), FAINT)
 
     def _cell(self, cell: LensCell, ink: Ink) -> _Cell:
         if self.ranks:
@@ -161,7 +162,7 @@ class Legend:
         yield Text(settled, style=FAINT)
 
 
-def _left_out(report: LensReport, shown: range) -> list[str]:
+def _left_out(report: LensReport, shown: range, whole: str) -> list[str]:
     """Which positions are here, and how to see others."""
     first, last = report.positions[shown.start], report.positions[shown.stop - 1]
     count = len(report.tokens)
@@ -169,7 +170,7 @@ def _left_out(report: LensReport, shown: range) -> list[str]:
     return [
         f"positions {first} to {last} of {count} tokens",
         f"others with --position, such as {others}",
-        "--json and -o have all",
+        *filter(None, [whole]),
     ]
 
 

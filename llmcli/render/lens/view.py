@@ -17,14 +17,16 @@ BASIS = (
 )
 
 
-def render_lens(report: LensReport, title: str, *, ranks: bool = False) -> RenderableType:
+def render_lens(
+    report: LensReport, title: str, *, ranks: bool = False, whole: str = ""
+) -> RenderableType:
     """The grid, or the table of a single position, what its words mean, and the checks.
 
     `title` is the model's line. A cell of the grid has its likeliest token, or with `ranks` the
-    rank of the target.
+    rank of the target. `whole` says what has the positions that it has no room for.
     """
     one = len(report.positions) == 1
-    parts: tuple[RenderableType, ...] = (Grid(report, ranks), Legend(report, ranks))
+    parts: tuple[RenderableType, ...] = (Grid(report, ranks, whole), Legend(report, ranks))
     return Group(
         Text(one_line(title), style=HEADING),
         *((headline(report), Position(report)) if one else parts),
