@@ -158,6 +158,7 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         spec.name: (spec.stored_shape or spec.shape)[1]
         for spec in parameters(config)
         if len(spec.axes) == 2
+        and not model.parameters[spec.name].dense
         and isinstance(model[model.parameters[spec.name].makes].op, Project | LookUp)
     }
 

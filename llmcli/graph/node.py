@@ -23,6 +23,7 @@ class Node:
 
     `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
     derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
+    `shown`: made for a tap; the pass continues without it, so that it cannot be edited.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Node:
     formula_letter: str = ""
     aside: str = ""
     ends: bool = False
+    shown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,8 @@ class Parameter:
 
     `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
     `kind` is where `info` counts it. `shares` is the memory in which several lie in a row. `wide`:
-    kept in at least float32, whatever the model computes in (`A_log`, correction biases).
+    kept in at least float32, whatever the model computes in (`A_log`, correction biases). `dense`:
+    never kept as the file has it, nor quantized: it is multiplied in ways that have no such kernel.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Parameter:
     layer: int | None = None
     turned: bool = False
     wide: bool = False
+    dense: bool = False
     shares: str | None = None
     theirs: tuple[str, ...] = ()
 

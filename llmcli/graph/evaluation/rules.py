@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmcli.graph import ops
-from llmcli.graph.evaluation import attention, convolve, linear, mlp, norms, opaque, rope
+from llmcli.graph.evaluation import attention, convolve, join, linear, mlp, norms, opaque, rope
 from llmcli.graph.evaluation.rule import Rule
 from llmcli.graph.node import Node
 from llmcli.graph.ops import Letter
@@ -20,6 +20,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.Scale: norms.Scale,
     ops.Normalize: norms.Normalize,
     ops.Rotate: rope.Rotate,
+    ops.Join: join.Join,
     ops.Score: attention.Score,
     ops.Softmax: attention.Softmax,
     ops.Mix: attention.Mix,
