@@ -124,8 +124,8 @@ _DEEPSEEK = _ROPE | {
     "topk_group": 1,
 }  # fmt: skip
 _LATENT_WIDE = {
-    "hidden_size": 96, "intermediate_size": 128, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
-    "v_head_dim": 16, "kv_lora_rank": 32, "q_lora_rank": 32,
+    "hidden_size": 96, "intermediate_size": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 16, "kv_lora_rank": 64, "q_lora_rank": 32,
 }  # fmt: skip
 _WIDE = {"hidden_size": 96, "intermediate_size": 128}
 

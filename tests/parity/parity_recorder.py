@@ -142,7 +142,9 @@ def _watch_heads(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
     if config.model_type == "deepseek_v2":
         order[content:] = [*order[content::2], *order[content + 1 :: 2]]
 
-    def attended(self: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def attended(
+        self: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         name = f"blocks.{next(layer)}.attn"
         q_rot, k_rot = q[..., order], k[..., order]
         seen[f"{name}.q_rot"], seen[f"{name}.k_rot"], seen[f"{name}.v"] = q_rot, k_rot, v
