@@ -14,7 +14,7 @@ content, r that are rotated, d both, e numbers of its value, c of the latent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -191,6 +191,24 @@ class LatentAttention(SoftmaxMap):
         """Which keys each query sees, `[B or 1, 1, T, S]`."""
         visible = visible_keys(step.positions, step.keys, None)
         return visible.unsqueeze(0).unsqueeze(0) if visible.ndim == 2 else visible.unsqueeze(1)
+
+    def derive(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Also rows of `k`, `v` and `k_rot`, `[B, H, t, …]`, from what is kept of their tokens."""
+        leaf = name.rpartition(".")[2]
+        if leaf not in ("k", "v", "k_rot"):
+            return super().derive(name, emitted, first, stop, heads=heads)
+        k_BHtn, v_BHte = self._expanded(emitted[self.kv_norm.name][:, first:stop])
+        if leaf == "k_rot":
+            k_BHtn = self._joined(k_BHtn, emitted[f"{self.name}.k_pe_rot"][:, first:stop])
+        return (v_BHte if leaf == "v" else k_BHtn)[:, heads]
 
     def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
         """The scaled products."""
