@@ -667,7 +667,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("deepseek_v2", "deepseek_v2", typical=True, views=True),
     Variant("deepseek_v2-lite", "deepseek_v2", {
         "q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 3, "v_head_dim": 10,
     } | _rope("yarn", **_YARN, mscale=0.707, mscale_all_dim=0.707)),
     Variant("deepseek_v3", "deepseek_v3", typical=True, views=True, gguf=1e-9),
     Variant("deepseek_v3-yarn", "deepseek_v3", {

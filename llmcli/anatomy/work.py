@@ -4,8 +4,8 @@ FLOPs are those of the specs: matrix products, 2 a multiply-add, whatever kernel
 Bytes are counted once a call, as if what a part reads a second time were in a cache by then:
 parameters as they lie in memory, the keys and values that some new token sees, and each named
 activation written once and read by what is computed from it. What a kernel keeps for itself
-(float32 copies, tiles, masks) is in none of them, nor is the `scale` of a norm, which only a tap
-asks for.
+(float32 copies, tiles, masks) is in none of them, nor is what only a tap asks for, such as the
+`scale` of a norm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node
-from llmcli.graph.ops import LookUp, Mix, Project, Rotate, Scale, visible_keys
+from llmcli.graph.ops import LookUp, Mix, Project, Rotate, visible_keys
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.reports.work import PartWork
 
@@ -206,7 +206,7 @@ class _LayerCall:
         shared: set[str] = set()  # products and rotations that several activations have in common
         for name, spec in self.specs.items():
             node, place = self.model[name], self.model.place(name)
-            if not spec.written or isinstance(node.op, Scale) or place[0] == "gaps":
+            if not spec.written or node.shown or place[0] == "gaps":
                 continue
             common = node.op.fused if isinstance(node.op, Project) else node.shares or ""
             first = not common or common not in shared

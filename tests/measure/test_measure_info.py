@@ -276,7 +276,10 @@ def test_every_family_is_listed_with_its_words():
         assert listed[family.name].words
 
 
-PARTS = {"AttentionConfig": "attention", "ShortConvConfig": "short convolution"}
+PARTS = {
+    "AttentionConfig": "attention", "ShortConvConfig": "short convolution",
+    "LatentConfig": "latent attention",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", TYPES)

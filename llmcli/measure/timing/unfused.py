@@ -65,7 +65,7 @@ class Splitter:
         self._queries, self._mixed = set[str](), dict[str, _Attention]()
         self._graph = graph(model.config)
         for node in self._graph.nodes.values():
-            if isinstance(node.op, Project) and node.op.fused:
+            if isinstance(node.op, Project) and node.op.fused and not node.shown:
                 self._fused.setdefault(node.op.source, {})[node.name] = node.op
             elif isinstance(node.op, Mix):
                 self._attention(node, node.op)

@@ -56,13 +56,12 @@ class LatentConfig:
     def flops(self, tokens: int, keys: int) -> tuple[int, int]:
         """FLOPs of a sequence, from queries and latents to the heads' results, as full rectangles.
 
-        Without those of the new tokens' own keys and values: to take so many queries and results
-        through the same matrices costs the same. And how many each pair of query and key takes.
+        And how many of them each pair of a query and a key takes.
         """
         absorbed = self.absorbs(tokens, keys)
         pair = 2 * self.heads * self._pair(absorbed=absorbed)
-        past = 0 if absorbed else 2 * self.heads * (keys - tokens) * self._turned
-        return past + tokens * keys * pair, pair
+        turned = 2 * self.heads * self._turned * (tokens if absorbed else keys)
+        return turned + tokens * keys * pair, pair
 
     @property
     def _turned(self) -> int:
