@@ -930,11 +930,15 @@ IN_BLOCKS = {
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
+    "latent attention": in_blocks(llama(
+        *(latent(heads=4, rank=32, query_rank=32, value_dim=8),) * 2,
+        latent(heads=4, rank=64, query_rank=None, bias=True), layer(),
+    ), "Q8_0", "Q4_1", "Q5_0"),
 }  # fmt: skip
 
-# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, matrices
-# that are dense.
+# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
+# matrices that are dense.
 COMPUTED = {
-    "gpt2", "short convolutions", "keys and gates that are dense",
+    "gpt2", "short convolutions", "latent attention", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

@@ -185,7 +185,7 @@ class Look:
                 computed = torch.cat((prompt[state.holds], new[state.holds][0]), -2)
                 self._caches.append(cache_check(computed, held[state.holds][0], state.name))
             every = {name: torch.cat((prompt[name], new[name][0]), -2) for name in of.whole}
-            whole = every | {name: held[name][0] for name in of.whole if name in held}
+            whole = every | {name: tensor[0] for name, tensor in held.items()}
             with_cache = new | {name: tensor[None] for name, tensor in whole.items()}
             self._new_formulas(seen, of, new, with_cache)
             rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens
