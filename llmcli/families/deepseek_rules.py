@@ -37,7 +37,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     a, layer, b = _attention(config), "blk.{layer}", "blocks.{layer}.attn"
     names = ("attn_q_a", "attn_q_a_norm", "attn_q" if a.query_rank is None else "attn_q_b",
              "attn_kv_a_mqa", "attn_kv_a_norm", "attn_kv_b")  # fmt: skip
-    keys = (PerExpert(Transpose()), Reshape((a.heads * a.content, a.rank)))
+    keys = (PerExpert(Transpose(), of="head"), Reshape((a.heads * a.content, a.rank)))
     return (
         *_others(llama_rules.rules_gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
         Rename(f"{layer}.attn_k_b.weight", f"{b}.W_k", *keys),

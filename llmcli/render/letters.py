@@ -35,6 +35,10 @@ AXES = {
     "F": "neurons",
     "V": "in the vocabulary",
     "P": "learned positions",
+    "dn": "of these for content",
+    "dr": "of these rotated",
+    "dc": "a token's latent of keys and values",
+    "dq": "a token's latent of queries",
     "L": "tokens that a convolution sees",
     "W": "of them before the last",
 }

@@ -236,7 +236,8 @@ OPERATIONS = {
     "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
     "multiply", "packed weights",
 }  # fmt: skip
-ELSEWHERE = {"LookUp", "HeadShare", "Opaque"}  # a row of a table, a part of a product, no formula
+# a row of a table, a part of a product, numbers behind each other, no formula
+ELSEWHERE = {"LookUp", "HeadShare", "Join", "Opaque"}
 
 
 def test_the_table_of_operations_names_what_is_there():
