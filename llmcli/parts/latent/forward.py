@@ -157,23 +157,24 @@ class LatentAttention(SoftmaxMap):
 
         In at least float32: 16 bits would round what is neither a query nor a value.
         """
+        config = self.config
         w_Hnc, w_Hec = (
-            at_least_float32(weight.dense()).view(self.heads, -1, self.config.rank)
+            at_least_float32(weight.dense()).view(self.heads, -1, config.rank)
             for _, weight in self.kv_up.segments
         )
-        sizes = [self.config.content, self.config.rope.dims]
-        q_BHTn, q_BHTr = at_least_float32(q_BHTd).split_with_sizes(sizes, -1)
-        q_BHTc = torch.cat((q_BHTn @ w_Hnc, q_BHTr), -1)
-        k_BHSc = at_least_float32(torch.cat((latent_BSc, k_BSr), -1)).unsqueeze(1)
-        # every head's queries are rows of one product with what all heads share
-        found = scores(
-            q_BHTc.flatten(1, 2).unsqueeze(1), k_BHSc, self._seen(step).repeat(1, 1, self.heads, 1),
-            scale=self.config.scale,
-        )  # fmt: skip
-        z_BHTc = (found.softmax(-1) @ k_BHSc[..., : self.config.rank]).view(
-            *q_BHTc.shape[:3], self.config.rank
+        latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)
+        q_BHTn, q_BHTr = at_least_float32(q_BHTd).split_with_sizes(
+            [config.content, config.rope.dims], -1
         )
-        z_BHTe: Tensor = z_BHTc @ w_Hec.transpose(-1, -2)
+        # every head's queries are rows of one product with what all heads share
+        scores_BNS = (q_BHTn @ w_Hnc).flatten(1, 2) @ latent_BSc.mT
+        scores_BNS += q_BHTr.flatten(1, 2) @ k_BSr.mT
+        scores_BNS *= config.scale
+        if step.tokens > 1 or not step.uniform:
+            scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
+            scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
+        z_BNc = scores_BNS.softmax(-1) @ latent_BSc
+        z_BHTe: Tensor = z_BNc.view(*q_BHTd.shape[:3], -1) @ w_Hec.mT
         return z_BHTe.to(q_BHTd.dtype)
 
     def _attend_in_rows(
