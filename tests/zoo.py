@@ -34,6 +34,7 @@ from llmcli.parts.attention.config import (
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -117,6 +118,16 @@ _LFM2 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | 
     "num_hidden_layers": 3,
     "layer_types": ["conv", "full_attention", "conv"],
 }
+_DEEPSEEK = _ROPE | {
+    "num_key_value_heads": 6, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7,
+    "kv_lora_rank": 20, "q_lora_rank": 18, "first_k_dense_replace": 9,
+    "n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1,
+}  # fmt: skip
+_LATENT_WIDE = {
+    "hidden_size": 96, "intermediate_size": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 16, "kv_lora_rank": 64, "q_lora_rank": 32,
+}  # fmt: skip
 _WIDE = {"hidden_size": 96, "intermediate_size": 128}
 
 _GPT2_MODULES = {
@@ -202,6 +213,15 @@ def _shared(module: str, out: str) -> dict[str, str]:
 
 _CHOOSES = {"num_experts": 6, "num_experts_per_tok": 2}
 
+
+_DEEPSEEK_MODULES = {
+    key: _MODULES[key] for key in _MODULES if not key.startswith(("attn.q", "attn.k", "attn.v"))
+} | {
+    "attn.q_latent": "self_attn.q_a_proj", "attn.q_latent_norm": "self_attn.q_a_layernorm",
+    "attn.kv_latent": "self_attn.kv_a_layernorm<", "attn.q_pe": "", "attn.k_pe": "",
+    "attn.kv_latent_norm": "self_attn.kv_a_layernorm",
+}  # fmt: skip
+
 TYPES: dict[str, Type] = {
     "gpt2": Type(_GPT2, _GPT2_MODULES, "GPT2", {"n_embd": 96}),
     "llama": Type(_ROPE, _MODULES, "LLAMA", _WIDE),
@@ -255,6 +275,15 @@ TYPES: dict[str, Type] = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
     }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
+    "deepseek_v2": Type(_DEEPSEEK, _DEEPSEEK_MODULES),
+    # what its latents are normalized with is 1e-6, whatever this says
+    "deepseek_v3": Type(
+        _DEEPSEEK | {"rms_norm_eps": 2.0**-10}, _DEEPSEEK_MODULES, "DEEPSEEK2", _LATENT_WIDE
+    ),
+    "glm4_moe_lite": Type(
+        {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"}
+        | {"mlp_layer_types": ["dense"] * 2} | _UNPADDED, _DEEPSEEK_MODULES,
+    ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
@@ -719,6 +748,24 @@ ZOO: tuple[Variant, ...] = (
     Variant("ministral3-window", "ministral3", {
         "sliding_window": 33, "tie_word_embeddings": True, "num_key_value_heads": 1,
     }),
+    # DeepSeek
+    Variant("deepseek_v2", "deepseek_v2", typical=True, views=True),
+    Variant("deepseek_v2-lite", "deepseek_v2", {
+        "q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "num_hidden_layers": 3, "v_head_dim": 10,
+    } | _rope("yarn", **_YARN, mscale=0.707, mscale_all_dim=0.707)),
+    Variant("deepseek_v3", "deepseek_v3", typical=True, views=True, gguf=1e-9),
+    Variant("deepseek_v3-yarn", "deepseek_v3", {
+        "num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 12, "kv_lora_rank": 5,
+    } | _rope("yarn", 5e4, **_YARN, mscale=1.0, mscale_all_dim=1.0), typical=True, gguf=1e-9),
+    Variant("deepseek_v3-mscale", "deepseek_v3", {
+        "q_lora_rank": None, "attention_bias": True,
+    } | _rope("yarn", **_YARN, mscale=1.4, mscale_all_dim=0.6, beta_fast=16.0)),
+    Variant("deepseek_v3-one-head", "deepseek_v3", {
+        "num_attention_heads": 1, "num_key_value_heads": 1, "attention_bias": True,
+        "qk_rope_head_dim": 2, "qk_nope_head_dim": 1, "tie_word_embeddings": True,
+    } | _rope("linear", factor=4.0)),
+    Variant("glm4_moe_lite", "glm4_moe_lite", typical=True, views=True),
     # LFM2
     Variant("lfm2", "lfm2", views=True, gguf=1e-9),
     Variant("lfm2-bias-tied", "lfm2", {
@@ -792,7 +839,16 @@ def three_layers(model_type: str) -> ModelConfig:
 
 
 def attending(model: ModelConfig) -> list[int]:
-    """The layers that have attention."""
+    """The layers whose map is a softmax of scores."""
+    kinds = (AttentionConfig, LatentConfig)
+    return [
+        i for i, layer in enumerate(model.layers)
+        if any(isinstance(part, kinds) for part in layer.parts)
+    ]  # fmt: skip
+
+
+def keeping_keys(model: ModelConfig) -> list[int]:
+    """Those of them whose keys and values are kept, and can be edited."""
     return [i for i, layer in enumerate(model.layers) if layer.attention is not None]
 
 
@@ -858,6 +914,15 @@ def block(*sublayers, scale=1.0):
 
 def branch(part, before=RMS, after=None, **more):
     return {"part": part, "pre_norm": before, "post_norm": after} | more
+
+
+def latent(**changes):
+    """Heads of 6 and 4 numbers, values of 5, latents of 7."""
+    part = {
+        "heads": 3, "content": 6, "value_dim": 5, "rank": 7, "query_rank": 9, "scale": 0.3,
+        "rope": RopeConfig(theta=100.0, dims=4), "norm": RMS,
+    }  # fmt: skip
+    return sequential(LatentConfig(**(part | changes)), GATED, norm=RMS)
 
 
 CONFIGS = {
@@ -931,6 +996,9 @@ BLOCKS = {
         [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
         branch(GATED),
     ),) * 2),
+    "latent attention": llama(
+        latent(), layer(window=4), latent(query_rank=None, bias=True, scale=10**-0.5),
+    ),
     "offset norms": llama(
         *(layer(norm=OFFSET, qk_norm=OFFSET),) * 2, final_norm=OFFSET,
         embedding=EmbeddingConfig(scale=3.5, rounded_scale=True),
@@ -1025,11 +1093,15 @@ IN_BLOCKS = {
     "experts beside dense layers": in_blocks(
         BLOCKS["experts beside dense layers"], "Q5_0", "Q8_0"
     ),
+    "latent attention": in_blocks(llama(
+        *(latent(heads=4, rank=32, query_rank=32, value_dim=8),) * 2,
+        latent(heads=4, rank=64, query_rank=None, bias=True), layer(),
+    ), "Q8_0", "Q4_1", "Q5_0"),
 }  # fmt: skip
 
-# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, matrices
-# that are dense.
+# Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
+# matrices that are dense.
 COMPUTED = {
-    "gpt2", "short convolutions", "keys and gates that are dense",
+    "gpt2", "short convolutions", "latent attention", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

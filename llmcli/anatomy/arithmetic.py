@@ -164,6 +164,7 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         spec.name: (spec.stored_shape or spec.shape)[-1]
         for spec in parameters(config)
         if len(spec.axes) > 1
+        and not model.parameters[spec.name].dense
         and isinstance(
             model[model.parameters[spec.name].makes].op, Project | LookUp | ExpertProject
         )

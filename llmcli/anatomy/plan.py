@@ -62,7 +62,7 @@ def _tensors(
         axes = ("B", *node.axes)
         same = node.shares is not None and node.shares in model.nodes
         same = same and model[str(node.shares)].op is node.op
-        flops, masked = (0, 0) if same else node.op.flops(call, tokens, sizes)
+        flops, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
         yield TensorSpec(
             name=node.name, kind="activation", axes=axes,
             shape=tuple(sizes[axis] for axis in axes),

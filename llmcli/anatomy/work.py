@@ -5,8 +5,8 @@ Bytes are counted once a call, as if what a part reads a second time were in a c
 parameters as they lie in memory, the keys and values that some new token sees, and each named
 activation written once and read by what is computed from it. Of experts those count that ran,
 where that was measured, else as many as one token chooses: no call reads fewer. What a kernel keeps
-for itself (float32 copies, tiles, masks) is in none of them, nor is the `scale` of a norm, which
-only a tap asks for.
+for itself (float32 copies, tiles, masks) is in none of them, nor is what only a tap asks for, such
+as the `scale` of a norm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.node import Node
-from llmcli.graph.ops import LookUp, Mix, Project, Rotate, Scale, visible_keys
+from llmcli.graph.ops import LookUp, Mix, Project, Rotate, visible_keys
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.reports.work import PartWork
@@ -215,7 +215,7 @@ class _LayerCall:
         shared: set[str] = set()  # products and rotations that several activations have in common
         for name, spec in self.specs.items():
             node, place = self.model[name], self.model.place(name)
-            if not spec.written or isinstance(node.op, Scale) or place[0] == "gaps":
+            if not spec.written or node.shown or place[0] == "gaps":
                 continue
             common = node.shares or ""
             if isinstance(node.op, Project | ExpertProject):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FILES = (
     "gpt2", "llama", "olmo2", "gemma", "phi3", "glm", "granite",
     "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "ministral3", "qwen_vl", "lfm2",
-    "mixtral", "qwen_moe", "olmoe", "glm4_moe",
+    "mixtral", "qwen_moe", "olmoe", "glm4_moe", "deepseek",
 )  # of families: each has its `FAMILIES`
 _PIECE = 1 << 22  # bytes compared at a time
 

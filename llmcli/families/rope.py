@@ -42,11 +42,10 @@ def rope_from_hf(
     `share` of a head is rotated where nothing is said; None: the type rotates whole heads. Raises
     CheckpointError for values that cannot be, UnsupportedModel for an unknown kind.
     """
-    # An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers.
-    scaled = values.section("rope_scaling") or values.section("rope_parameters") or Values({})
+    scaled = _settings(values)
     if scaled.has("full_attention") or scaled.has("sliding_attention"):
         raise UnsupportedModel("rotary positions that differ by layer type are not supported")
-    kind = scaled.text("rope_type", scaled.text("type", "default"))
+    kind = _kind(scaled)
     if kind not in _HF_KINDS:
         raise UnsupportedModel(
             f"rotary positions of kind `{shortened(kind)}` are not supported",
@@ -66,6 +65,40 @@ def rope_from_hf(
     scaling = _HF_KINDS[kind](scaled, dims, context, original)
     _check_theta(theta, scaling)
     return RopeConfig(theta=theta, dims=dims, scaling=scaling)
+
+
+def scores_yarn_from_hf(values: Values) -> float:
+    """What scores are multiplied by besides their scale: `mscale(factor, mscale_all_dim)²`.
+
+    Where the settings say `mscale_all_dim` (DeepSeek-V2; others' attention does not read it).
+    """
+    scaled = _settings(values)
+    multiplier = scaled.number("mscale_all_dim", 0.0, above=False)
+    if _kind(scaled) == "default" or not multiplier:
+        return 1.0
+    return _mscale(scaled.number("factor"), multiplier) ** 2
+
+
+def scores_yarn_from_gguf(rope: RopeConfig, values: Values) -> tuple[RopeConfig, float]:
+    """The same of a GGUF file, and the rotation: cos and sin then have no factor of their own.
+
+    The converter writes 0.1 · `mscale_all_dim`, in float32, and llama.cpp takes `mscale` for the
+    same number.
+    """
+    multiplier = round(10 * values.number(GGUF_YARN[2], 0.0, above=False), 6)
+    if not isinstance(rope.scaling, YarnScaling) or not multiplier:
+        return rope, 1.0
+    scaling = replace(rope.scaling, attention_factor=1.0)
+    return replace(rope, scaling=scaling), _mscale(scaling.factor, multiplier) ** 2
+
+
+def _settings(values: Values) -> Values:
+    """An old `rope_scaling` replaces `rope_parameters` as a whole, as it does in transformers."""
+    return values.section("rope_scaling") or values.section("rope_parameters") or Values({})
+
+
+def _kind(scaled: Values) -> str:
+    return scaled.text("rope_type", scaled.text("type", "default"))
 
 
 def of_layer_type(config: Mapping[str, Any], kind: str, *, theta: float) -> dict[str, Any]:

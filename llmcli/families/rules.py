@@ -127,13 +127,14 @@ Elementwise = AddConstant | LogNeg
 class PerExpert:
     """The operation `op` on each item along the first axis: on the matrix of every expert.
 
-    A row operation stays one where the items are matrices.
+    Or of every head, as `of` calls it. A row operation stays one where the items are matrices.
     """
 
     op: RowOp | Transpose
+    of: str = "expert"
 
     def __str__(self) -> str:
-        return f"each expert: {self.op}"
+        return f"each {self.of}: {self.op}"
 
 
 Op = RowOp | Transpose | Reshape | Elementwise | PerExpert

@@ -27,6 +27,7 @@ from llmcli.parts.attention.config import (
 )
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -104,7 +105,10 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
 
     With the same rotary positions for all layers, and with those of each type of layer.
     """
+    latents = [part for layer in config.layers for part in layer.parts
+               if isinstance(part, LatentConfig)]  # fmt: skip
     attentions = [layer.attention for layer in config.layers if layer.attention is not None]
+    attentions += [_rotated(one) for one in latents]
     parts = [part for layer in config.layers for part in layer.parts]
     ffns = [part for part in parts if isinstance(part, MlpConfig | ExpertsConfig)]
     if not attentions or not ffns:
@@ -169,13 +173,15 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "use_parallel_residual": len(branches) > 1,
     }
     settings |= _experts(ffns)
+    if latents:
+        settings |= _latent(latents[0], len(config.layers))
     rotated = [attention for attention in attentions if attention.rope is not None]
     full = next((one.rope for one in rotated if one.window is None), None)
     slides = next((one.rope for one in rotated if one.window is not None), None)
     for rope in dict.fromkeys((full, slides)):
         if rope is None:
             continue
-        own = settings | {"rope_parameters": _rope(rope, mixer)}
+        own = settings | {"rope_parameters": _rope(rope, mixer) | _scores_yarn(latents)}
         if isinstance(rope.scaling, LongRopeScaling):  # beside the others it wins over them
             own["original_max_position_embeddings"] = rope.scaling.original
         yield own
@@ -206,6 +212,35 @@ def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
     }
+
+
+def _rotated(latent: LatentConfig) -> AttentionConfig:
+    """What is rotated of it, as if it were all of an attention."""
+    return AttentionConfig(
+        heads=latent.heads, kv_heads=latent.heads, head_dim=latent.rope.dims,
+        value_dim=latent.value_dim, scale=latent.scale, rope=latent.rope, qkv_bias=latent.bias,
+    )  # fmt: skip
+
+
+def _latent(latent: LatentConfig, layers: int) -> dict[str, Any]:
+    """Sizes; all layers are dense."""
+    return {
+        "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank,
+        "qk_nope_head_dim": latent.content, "qk_rope_head_dim": latent.rope.dims,
+        "v_head_dim": latent.value_dim, "first_k_dense_replace": layers,
+        "mlp_layer_types": ["dense"] * layers,
+    }  # fmt: skip
+
+
+def _scores_yarn(latents: Sequence[LatentConfig]) -> dict[str, float]:
+    """`mscale_all_dim`, where scores are multiplied by more than their scale."""
+    if not latents or not isinstance(latents[0].rope.scaling, YarnScaling):
+        return {}
+    one, factor = latents[0], latents[0].rope.scaling.factor
+    more = one.scale * math.sqrt(one.head_dim)
+    # as somebody wrote it down: a number of few digits
+    found = round((math.sqrt(more) - 1) / (0.1 * math.log(factor)), 9) if factor > 1 else 0.0
+    return {"mscale_all_dim": found} if found else {}
 
 
 def _whole(number: float) -> float | int:

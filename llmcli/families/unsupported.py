@@ -11,13 +11,11 @@ Kind = Literal["safetensors", "gguf"]
 # architectures of GGUF files that do. One that needs several parts stands in several rows.
 _NEEDED_BY = (
     ("mixture of experts",
-     "dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5_moe "
-     "glm4_moe_lite glm_moe_dsa gpt_oss granitemoe granitemoehybrid jamba kimi_linear lfm2_moe "
-     "llama4 llama4_text minimax_m2 phimoe qwen3_5_moe qwen3_5_moe_text "
-     "qwen3_next qwen3_vl_moe",
-     "dbrx deepseek deepseek2 dots1 ernie4_5-moe glm-dsa gpt-oss granitemoe jamba "
-     "kimi-linear lfm2moe llama4 minimax-m2 nemotron_h_moe phimoe qwen35moe "
-     "qwen3next qwen3vlmoe"),
+     "dbrx deepseek_v32 deepseek_v4 dots1 ernie4_5_moe glm_moe_dsa gpt_oss granitemoe "
+     "granitemoehybrid jamba kimi_linear lfm2_moe llama4 llama4_text minimax_m2 phimoe "
+     "qwen3_5_moe qwen3_5_moe_text qwen3_next qwen3_vl_moe",
+     "dbrx deepseek dots1 ernie4_5-moe glm-dsa gpt-oss granitemoe jamba kimi-linear lfm2moe llama4 "
+     "minimax-m2 nemotron_h_moe phimoe qwen35moe qwen3next qwen3vlmoe"),
     ("gated DeltaNet",
      "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
      "kimi-linear qwen35 qwen35moe qwen3next"),
@@ -28,9 +26,8 @@ _NEEDED_BY = (
     ("a recurrence of its own", "recurrent_gemma rwkv xlstm", "rwkv6 rwkv7"),
     ("short convolution", "lfm2_moe", "lfm2moe"),
     ("latent attention",
-     "deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite glm_moe_dsa kimi_linear "
-     "minicpm3",
-     "deepseek2 glm-dsa kimi-linear minicpm3"),
+     "deepseek_v32 deepseek_v4 glm_moe_dsa kimi_linear minicpm3",
+     "glm-dsa kimi-linear minicpm3"),
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
     ("attention sinks", "gpt_oss", "gpt-oss"),
     ("chunked attention", "llama4 llama4_text", "llama4"),

@@ -24,6 +24,7 @@ class Node:
     `formula_letter`: the formula's, where the formula's is another one. `aside` is what a
     derivation adds to the formula. `ends`: of the positions alone whose logits are wanted.
     `integer`: whole numbers.
+    `shown`: made for a tap; the pass continues without it, so that it cannot be edited.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Node:
     aside: str = ""
     ends: bool = False
     integer: bool = False
+    shown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,8 @@ class Parameter:
 
     `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
     `kind` is where `info` counts it. `shares` is the memory in which several lie in a row. `wide`:
-    kept in at least float32, whatever the model computes in (`A_log`, correction biases).
+    kept in at least float32, whatever the model computes in (`A_log`, correction biases). `dense`:
+    never kept as the file has it, nor quantized: it is multiplied in ways that have no such kernel.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Parameter:
     layer: int | None = None
     turned: bool = False
     wide: bool = False
+    dense: bool = False
     shares: str | None = None
     theirs: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ from math import prod
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import Activation
 from llmcli.parts.norm.config import NormConfig
 
@@ -278,6 +279,26 @@ class Rotate(Op):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Join(Op):
+    """`Q_rot = [Q | Q_pe_rot]`: numbers of a head behind each other, `[H, T, d]`.
+
+    `end` may be `[T, e]`, the same for all heads.
+    """
+
+    start: str
+    end: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Both of them."""
+        return (self.start, self.end)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`Q_rot = [Q | Q_pe_rot]`."""
+        return f"{own} = [{letter(self.start)} | {letter(self.end)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score(Op):
     """`S = Q Kᵀ / √(d/h) + M`, `[H, T, S]`: −∞ for keys that a query may not look at.
 
@@ -356,7 +377,7 @@ class Mix(Op):
     """`C = A V`: for every query the values of all keys, each times its weight, `[H, T, e]`.
 
     A fused kernel computes it from queries, and keys and values in the cache, by itself: `query` is
-    what it reads, and its FLOPs are those of the scores, too.
+    what it reads, and its FLOPs are those of the scores, too. `latent`: the cache has latents.
     """
 
     pattern: str
@@ -364,6 +385,7 @@ class Mix(Op):
     query: str
     group: int
     window: int | None
+    latent: LatentConfig | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -381,6 +403,10 @@ class Mix(Op):
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """Of `Q Kᵀ` and `A V` as full rectangles, and what of them lies behind the mask."""
+        if self.latent is not None:
+            full, per_pair = (call.batch * n for n in self.latent.flops(tokens, call.keys))
+            hidden = tokens * call.keys - visible_pairs(tokens, call.past, None)
+            return full, per_pair * hidden
         # a map that is not of queries and keys has no `dh`
         per_pair = 2 * call.batch * sizes["H"] * (sizes.get("dh", 0) + sizes["dv"])
         pairs = tokens * call.keys

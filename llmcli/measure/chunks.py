@@ -88,8 +88,7 @@ class ChunkProof:
         of = self._maps[layer]
         if name != of.mixed:
             return
-        cache = self._state.tensors()
-        held = {state.holds: cache[state.name][:, :, :end] for state in of.states}
+        held = of.held(self._state.tensors(), end)
         self._prove(end, self._now, [one for one in of.sources if one.endswith("_rot")])
         self._prove(end, self._now | held, [name])
         self._now = {}

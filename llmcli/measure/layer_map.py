@@ -19,7 +19,7 @@ from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
 from llmcli.graph.ops import Mix, Project
 from llmcli.model import Model
-from llmcli.parts.attention.forward import Attention
+from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.parts.registry import part_of
 
 
@@ -85,9 +85,31 @@ class LayerMap:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What a cache holds of these, all tokens of it."""
+        """What a cache has of all tokens: keys and values, or what these are computed from."""
         every = self._graph.states.values()
-        return tuple(one for one in every if one.holds in self.whole and "S" in one.axes)
+        return tuple(
+            one for one in every if one.holds.startswith(self.prefix) and "S" in one.axes
+        )
+
+    def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+        """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
+
+        Where latents are kept and not keys and values, these are computed from them.
+        """
+        found = {
+            one.holds: cache[one.name].narrow(1 + one.axes.index("S"), 0, tokens)
+            for one in self.states
+        }
+        mixer = mixer_of(self._model, self.mixed)
+        for name in self.whole if self.score is not None else ():
+            if name not in found:
+                found[name] = mixer.derive(name, found, 0, tokens)
+        return found
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Which activations these are."""
+        return tuple(one.holds for one in self.states)
 
     @property
     def whole(self) -> tuple[str, ...]:
@@ -130,7 +152,7 @@ class LayerMap:
         )
         groups = slice(heads[0] // self.group, heads[-1] // self.group + 1)
         k_KSd = wide(seen[self.score.key][groups, keys])
-        assert isinstance(mixer, Attention)
+        assert isinstance(mixer, SoftmaxMap)
         first = queries.start - keys.start
         scores_HtS = mixer.score_rows(q_Htd[None], k_KSd[None], first, before=keys.start)[0]
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]

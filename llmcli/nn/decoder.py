@@ -399,9 +399,10 @@ def _check_edits(config: ModelConfig, edits: Sequence[Edit]) -> None:
                 f"there is no activation `{edit.name}` to edit",
                 hint="`llmcli shapes` lists the activations of a model",
             )
-        if edit.name not in used or edit.name in model.derived([edit.name]):
-            node = nodes[edit.name]
+        node = nodes[edit.name]
+        if edit.name not in used or node.shown or edit.name in model.derived([edit.name]):
             before = (node.shares,) if node.shares in nodes else node.op.inputs
+            before = tuple(name for name in before if not nodes[name].shown)
             made_of = " or ".join(f"`{name}`" for name in before)
             raise UsageError(
                 f"`{edit.name}` is only shown, nothing is computed from it: it cannot be edited",

@@ -42,7 +42,10 @@ def attend(
     # under a mask the processor's kernel takes grouped heads itself, CUDA's fused ones do not
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
         return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
-    return F.scaled_dot_product_attention(
+    values = v_BKSe.shape[-1]
+    if not q_BHTd.is_cuda:
+        q_BHTd, k_BKSd, v_BKSe = _of_one_size(q_BHTd, k_BKSd, v_BKSe)
+    z_BHTe = F.scaled_dot_product_attention(
         q_BHTd,
         k_BKSd,
         v_BKSe,
@@ -51,6 +54,19 @@ def attend(
         scale=scale,
         enable_gqa=heads != kv_heads,
     )
+    return z_BHTe if z_BHTe.shape[-1] == values else z_BHTe[..., :values]
+
+
+def _of_one_size(*tensors: Tensor) -> list[Tensor]:
+    """With zeros behind the numbers of the narrower ones, which change no score and no sum.
+
+    The processor's fused kernel takes queries, keys and values of one size; for others the scores
+    of all heads would be written, and a row would depend on the rows beside it.
+    """
+    most = max(one.shape[-1] for one in tensors)
+    return [
+        one if one.shape[-1] == most else F.pad(one, (0, most - one.shape[-1])) for one in tensors
+    ]
 
 
 def _attend_one(

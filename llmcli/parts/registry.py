@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.parts.part import Part
 
-_FOLDERS = ("attention", "conv", "mlp", "experts")
+_FOLDERS = ("attention", "conv", "experts", "latent", "mlp")
 
 PARTS: dict[type, Part] = {
     part.config: part

@@ -41,6 +41,10 @@ AXES = {
     "K": "of them that a token chooses",
     "V": "in the vocabulary",
     "P": "learned positions",
+    "dn": "of these for content",
+    "dr": "of these rotated",
+    "dc": "a token's latent of keys and values",
+    "dq": "a token's latent of queries",
     "L": "tokens that a convolution sees",
     "W": "of them before the last",
 }

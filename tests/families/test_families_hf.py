@@ -9,7 +9,9 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from zoo import TYPES, ZOO, Variant
 
+from llmcli.errors import UnsupportedModel
 from llmcli.families import Rename, Rows, Transpose, find, plan
+from llmcli.parts.latent.config import LatentConfig
 
 ROPED = {
     "vocab_size": 67,
@@ -73,6 +75,10 @@ def test_values_are_those_that_transformers_reads(one, tmp_path):
         assert {norm.eps for norm in branches if norm} == {ours.final_norm.eps} == eps
         names = {"gpt2": "attn", "gpt_neox": "attention"}
         attention = getattr(block, names.get(model_type, "self_attn"), None)
+        latent = layer.parts[0]
+        if isinstance(latent, LatentConfig):
+            check_latent(latent, attention)
+            continue
         assert (layer.attention is None) == (attention is None)
         if attention is None:
             continue
@@ -84,6 +90,63 @@ def test_values_are_those_that_transformers_reads(one, tmp_path):
         assert layer.attention.window == (window or None)  # 0 where it is not used
         q_norm = modules.get("attn.q_norm", "").rpartition(".")[2]
         assert (layer.attention.qk_norm is not None) == hasattr(attention, q_norm or "q_norm")
+
+
+def check_latent(ours, theirs):
+    sizes = (ours.heads, ours.content, ours.rope.dims, ours.value_dim, ours.rank, ours.query_rank)
+    assert sizes == (
+        theirs.num_heads, theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim,
+        theirs.kv_lora_rank, theirs.q_lora_rank,
+    )  # fmt: skip
+    assert ours.scale == pytest.approx(theirs.scaling, rel=1e-15)
+    norms = [theirs.kv_a_layernorm] + [theirs.q_a_layernorm] * (ours.query_rank is not None)
+    assert {ours.norm.eps} == {norm.variance_epsilon for norm in norms}
+    assert ours.bias == (theirs.kv_a_proj_with_mqa.bias is not None)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_absent_keys_of_latent_attention_have_transformers_defaults(model_type):
+    raw = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 1,
+           "num_attention_heads": 4}  # fmt: skip
+    dense = {} if model_type == "glm4_moe_lite" else {"first_k_dense_replace": 1}
+    ours = find(model_type, "safetensors").from_hf({"model_type": model_type, **raw, **dense})
+    theirs = AutoConfig.for_model(model_type, **raw)
+    latent = ours.layers[0].parts[0]
+    assert (ours.context, ours.final_norm.eps) == (
+        theirs.max_position_embeddings, theirs.rms_norm_eps,
+    )  # fmt: skip
+    assert (latent.content, latent.rope.dims, latent.value_dim, latent.rank, latent.query_rank) == (
+        theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.v_head_dim, theirs.kv_lora_rank,
+        theirs.q_lora_rank,
+    )  # fmt: skip
+    ends = (theirs.bos_token_id, (theirs.eos_token_id,))
+    assert (ours.bos, ours.eos) == ends
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [("deepseek_v2", {}), ("deepseek_v3", {}), ("glm4_moe_lite", {}),
+     ("deepseek_v3", {"first_k_dense_replace": 2}),
+     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse", "dense"]})],
+)  # fmt: skip
+def test_layers_of_experts_are_refused(model_type, said):
+    raw = ROPED | {"model_type": model_type, "num_hidden_layers": 4 if not said else 3} | said
+    with pytest.raises(UnsupportedModel, match="it needs `mixture of experts`"):
+        find(model_type, "safetensors").from_hf(raw)
+
+
+def test_layers_that_predict_further_tokens_are_dropped():
+    raw = ROPED | {"model_type": "deepseek_v3"}
+    config = find("deepseek_v3", "safetensors").from_hf(raw)
+    names = ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.q_a_proj.weight"]
+    found = plan(names, find("deepseek_v3", "safetensors").rules_hf(config), config)
+    assert [name for name, reason in found.dropped if "further tokens" in reason] == names
+
+
+def test_rotated_halves_are_refused():
+    raw = ROPED | {"model_type": "deepseek_v3", "rope_interleave": False}
+    with pytest.raises(UnsupportedModel, match="rope_interleave"):
+        find("deepseek_v3", "safetensors").from_hf(raw)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])

@@ -128,8 +128,8 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
          "`partial rotary positions`"),
         ("gpt-oss", "gguf", "`gpt-oss` is not supported: it needs `mixture of experts` and "
          "`attention sinks`"),
-        ("glm4_moe_lite", "safetensors", "`glm4_moe_lite` is not supported: it needs "
-         "`mixture of experts` and `latent attention`"),
+        ("kimi_linear", "safetensors", "`kimi_linear` is not supported: it needs "
+         "`mixture of experts`, `gated DeltaNet` and `latent attention`"),
         ("qwen2_5_omni", "safetensors",
          "`qwen2_5_omni` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),

@@ -14,9 +14,11 @@ from zoo import MODELS
 
 from llmcli.nn import block
 from llmcli.nn import decoder as nn_decoder
+from llmcli.nn.step import Step
 from llmcli.ops import compiled
 from llmcli.parts.attention import forward as attention
 from llmcli.parts.experts import forward as experts
+from llmcli.parts.latent import forward as latent
 from llmcli.parts.norm import forward as norm
 
 FAULTS = {}
@@ -206,6 +208,84 @@ def pairs_of_other_experts(monkeypatch, decoder):
         return dataclasses.replace(routes, expert_N=chosen.reshape(-1))
 
     monkeypatch.setattr(experts.Routes, "of", other)
+
+
+@fault("latent attention")
+def latents_not_normalized(monkeypatch, decoder):
+    norm_ = decoder.blocks[0].mixers[0].kv_norm
+    monkeypatch.setattr(type(norm_), "__call__", unless(norm_, lambda x: x))
+
+
+@fault("latent attention")
+def latents_of_queries_not_normalized(monkeypatch, decoder):
+    norm_ = decoder.blocks[0].mixers[0].q_norm
+    monkeypatch.setattr(type(norm_), "__call__", unless(norm_, lambda x: x))
+
+
+@fault("latent attention")
+def another_eps_of_latents(monkeypatch, decoder):
+    for number in (0, 2):
+        norm_ = decoder.blocks[number].mixers[0].kv_norm
+        monkeypatch.setattr(norm_, "config", dataclasses.replace(norm_.config, eps=1e-4))
+
+
+@fault("latent attention")
+def latents_scaled_without_mscale(monkeypatch, decoder):
+    for number in (0, 2):
+        mixer = decoder.blocks[number].mixers[0]
+        other = dataclasses.replace(mixer.config, scale=mixer.config.scale / 1.1**2)
+        monkeypatch.setattr(mixer, "config", other)
+
+
+@fault("latent attention")
+def neighbours_rotated_and_not_halves(monkeypatch, decoder):
+    rotate = latent.rotate
+    monkeypatch.setattr(
+        latent, "rotate",
+        lambda x, cos, sin: rotate(torch.cat((x[..., 0::2], x[..., 1::2]), -1), cos, sin),
+    )
+
+
+@fault("latent attention")
+def positions_left_out_where_latents_are_mixed(monkeypatch, decoder):
+    absorbed = latent.LatentAttention._absorbed
+    monkeypatch.setattr(
+        latent.LatentAttention, "_absorbed",
+        lambda self, q, kept, k, step: absorbed(self, q, kept, torch.zeros_like(k), step),
+    )
+
+
+@fault("latent attention")
+def latents_mixed_with_the_matrix_of_another_layer(monkeypatch, decoder):
+    first, last = (decoder.blocks[number].mixers[0] for number in (0, 2))
+    absorbed = latent.LatentAttention._absorbed
+
+    def exchanged(self, *x):
+        mine, theirs = self.kv_up, last.kv_up if self is first else first.kv_up
+        self.kv_up = theirs
+        try:
+            return absorbed(self, *x)
+        finally:
+            self.kv_up = mine
+
+    monkeypatch.setattr(latent.LatentAttention, "_absorbed", exchanged)
+
+
+@fault("latent attention")
+def keys_for_positions_kept_in_another_order(monkeypatch, decoder):
+    write = Step.write
+
+    def late(self, kept, k, v):
+        by = int(self.starts[0] > 0 and isinstance(kept, latent.LatentCache))
+        write(self, kept, k.roll(by, -1), v)
+
+    monkeypatch.setattr(Step, "write", late)
+
+
+def unless(one, instead):
+    """Calls of all but `one`, which is replaced."""
+    call = type(one).__call__
+    return lambda self, x: instead(x) if self is one else call(self, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

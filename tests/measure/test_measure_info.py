@@ -26,6 +26,7 @@ from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -278,7 +279,10 @@ def test_every_family_is_listed_with_its_words():
         assert listed[family.name].words
 
 
-MIXERS = {AttentionConfig: "attention", ShortConvConfig: "short convolution"}
+MIXERS = {
+    AttentionConfig: "attention", ShortConvConfig: "short convolution",
+    LatentConfig: "latent attention",
+}  # fmt: skip
 
 
 def feed_forward(part):

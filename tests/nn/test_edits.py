@@ -3,7 +3,7 @@
 import pytest
 import torch
 from small_models import random_model
-from zoo import MODELS, attending
+from zoo import MODELS, keeping_keys
 
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.plan import plan
@@ -30,7 +30,10 @@ def editable(model):
     """The names in execution order, scores and pattern among them."""
     nodes = graph(model.config).nodes
     leaves = ("scale", "result", "logits")
-    return [name for name in nodes if name.rpartition(".")[2] not in leaves]
+    return [
+        name for name, node in nodes.items()
+        if name.rpartition(".")[2] not in leaves and not node.shown
+    ]  # fmt: skip
 
 
 def run(model, *edits, ids=TOKENS, **options):
@@ -68,8 +71,8 @@ def test_scores_and_pattern_take_the_rows_in_their_layer_only(model, monkeypatch
     monkeypatch.setattr(attention, "attend", lambda *a, **b: calls.append(1) or attend(*a, **b))
     run(model)
     fused = len(calls)
-    per_layer = fused // len(attending(model.config))
-    for i in attending(model.config):
+    per_layer = fused // len(keeping_keys(model.config))
+    for i in keeping_keys(model.config):
         name, outs = f"blocks.{i}.attn", []
         for leaves in (["scores"], ["pattern"], ["scores", "pattern"]):
             calls.clear()
@@ -114,7 +117,7 @@ def test_what_follows_from_a_doubled_activation_is_what_the_formulas_make_of_it(
 
 
 def test_doubled_scores_and_patterns_reach_the_values(model):
-    for i in attending(model.config):
+    for i in keeping_keys(model.config):
         layer = model.config.layers[i]
         prefix, group = f"blocks.{i}.attn", layer.attention.heads // layer.attention.kv_heads
         for leaf in ("scores", "pattern"):
@@ -150,7 +153,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
 
 def test_of_the_rows_named_and_no_others(model):
     _, before = run(model)
-    last = attending(model.config)[-1]
+    last = keeping_keys(model.config)[-1]
     post = next(name for name in reversed(list(before)) if name.endswith(".post"))
     for name in ("embed", f"blocks.{last}.attn.v", post):
         _, seen = run(model, double(name, rows=[1, 4]))
@@ -194,7 +197,7 @@ def test_the_last_logits_are_at_the_last_position(model):
 
 
 def test_edited_keys_and_values_enter_the_cache(model):
-    layer = attending(model.config)[0]
+    layer = keeping_keys(model.config)[0]
     _, key = graph(model.config).entering(layer)
     value = f"blocks.{layer}.attn.v"
     edits, seen = [double(key), double(value)], {}

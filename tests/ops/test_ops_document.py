@@ -237,7 +237,8 @@ OPERATIONS = {
     "multiply", "packed weights", "scores of experts", "choice of experts", "weights of experts",
     "products with experts", "sum of experts",
 }  # fmt: skip
-ELSEWHERE = {"LookUp", "HeadShare", "Opaque"}  # a row of a table, a part of a product, no formula
+# a row of a table, a part of a product, numbers behind each other, no formula
+ELSEWHERE = {"LookUp", "HeadShare", "Join", "Opaque"}
 
 
 def test_the_table_of_operations_names_what_is_there():

@@ -24,6 +24,7 @@ from llmcli.ops.quant import FORMATS
 WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
+BY_HEAD = True  # keys and values of latents are two tensors
 # rows of queries and keys, by the converter
 PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
 FUSED = ".mlp.experts.gate_up_proj"  # of transformers; in files gate and up are two tensors
@@ -61,6 +62,13 @@ def write_gguf(
         has_head = gguf.MODEL_TENSOR.OUTPUT in gguf.MODEL_TENSORS[arch]
         if name == "lm_head.weight" and not (head and has_head):
             continue
+        if name.endswith(".kv_b_proj.weight") and BY_HEAD:
+            k_Hcn, v_Hec = (
+                _add(writer, names, name.replace(".kv_b_", f".{one}_b_"), part, format)
+                for one, part in zip("kv", _by_head(drawn[name], model), strict=True)
+            )
+            parameter.copy_(torch.cat((k_Hcn.mT, v_Hec), 1).flatten(0, 1))
+            continue
         parts = [(name, drawn[name])]
         if name.endswith(FUSED):
             each = (name.replace("gate_up", one) for one in ("gate", "up"))
@@ -78,23 +86,38 @@ def _written(
     model: PreTrainedModel,
 ) -> Tensor:  # fmt: skip
     """Adds a tensor under llama.cpp's name; returns what it says then, in transformers' shape."""
+    decoded = _add(writer, names, name, _as_stored(name, value, model), format)
+    return _as_read(name, decoded, model).view(value.shape)
+
+
+def _add(
+    writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: Tensor, format: str
+) -> Tensor:
+    """Writes it and returns what the file then says; what has no whole blocks stays in float32."""
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
     assert target is not None, name
     if target.endswith("_exps"):
         target += ".weight"
-    values = _as_stored(name, value, model)
-    plain = "position" in target or ".conv." in target or "_inp" in target
-    kept = format if values.ndim > 1 and not plain else "F32"
+    plain = "position" in target or ".conv." in target or "_inp" in target or values.ndim == 1
+    block = 1 if format not in FORMATS else FORMATS[format][0]
+    kept = "F32" if plain or (values.ndim == 3 and values.shape[-1] % block) else format
     data = _encode(values, kept)
     writer.add_tensor(target, data, raw_dtype=Type[kept])
     decoded = data if kept == "F64" else gguf.quants.dequantize(data, Type[kept])
-    decoded = torch.from_numpy(decoded).reshape(values.shape)
-    return _as_read(name, decoded, model).view(value.shape)
+    return torch.from_numpy(decoded).reshape(values.shape)
 
 
 def _stem(name: str) -> str:
     """As checkpoints name it: a bias is one of the module before it."""
     return name.replace("e_score_correction_bias", "e_score_correction.bias")
+
+
+def _by_head(values: Tensor, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Rows of each head's keys from latents, turned, `[H, c, n]`, and its values' `[H, e, c]`."""
+    config = model.config
+    heads = values.view(config.num_attention_heads, -1, config.kv_lora_rank)
+    k_Hnc, v_Hec = heads.split([config.qk_nope_head_dim, config.v_head_dim], 1)
+    return k_Hnc.mT.contiguous(), v_Hec.contiguous()
 
 
 def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
@@ -148,13 +171,14 @@ def random_blocks(values: Tensor, format: str) -> np.ndarray:
     Their numbers are about 0.05, and as often below 0 as above.
     """
     elements, size = FORMATS[format]
-    (rows, columns), seed = values.shape, zlib.crc32(values.contiguous().numpy().tobytes())
+    *stack, columns = values.shape
+    rows, seed = math.prod(stack), zlib.crc32(values.contiguous().numpy().tobytes())
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
     _set_scales(blocks, format, np.ones(blocks.shape[:2]))
     deviation = gguf.quants.dequantize(blocks, Type[format]).std()
     _set_scales(blocks, format, 0.05 / deviation * rng.uniform(0.5, 1.5, blocks.shape[:2]))
-    return blocks.reshape(rows, -1)
+    return blocks.reshape(*stack, -1)
 
 
 def _set_scales(blocks: np.ndarray, format: str, scales: np.ndarray) -> None:
@@ -197,14 +221,16 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count_kv(
-            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        )
+        shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else shared)
         if config.model_type in LAYER_NORM:
             writer.add_layer_norm_eps(getattr(config, LAYER_NORM[config.model_type]))
         else:
             writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     _write_own(writer, config)
+    if hasattr(config, "kv_lora_rank"):
+        _write_latent(writer, config)
+        return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -230,6 +256,25 @@ def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
+
+
+def _write_latent(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """Lengths of what is kept, and (`mla`) of a head's keys and values."""
+    rope, rotated, rank = config.rope_parameters, config.qk_rope_head_dim, config.kv_lora_rank
+    head_dim = config.qk_nope_head_dim + rotated
+    writer.add_key_length(rank + rotated if BY_HEAD else head_dim)
+    writer.add_value_length(rank if BY_HEAD else config.v_head_dim)
+    if BY_HEAD:
+        writer.add_key_length_mla(head_dim)
+        writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.num_hidden_layers)
+    writer.add_rope_dimension_count(rotated)
+    if rope.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    _write_rope(writer, rope, rotated)
 
 
 def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:

@@ -28,6 +28,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     """Our name → tensor, for one whole pass over `ids` `[B, T]`."""
     seen: Seen = {}
     layers = next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
+    latent = hasattr(model.config, "kv_lora_rank")
     with precision(model), ExitStack() as hooks:
         for ours, theirs in TYPES[model.config.model_type].modules.items():
             if ours in ENDS:
@@ -41,7 +42,8 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
             _watch(hooks, layer, "<", partial(seen.__setitem__, f"blocks.{i}.resid_pre"))
             _watch(hooks, layer, ".", partial(seen.__setitem__, f"blocks.{i}.resid_post"))
         _watch(hooks, model, "lm_head|embed_out", partial(seen.__setitem__, "logits_raw"))
-        hooks.enter_context(_watch_rotation(model, seen))
+        watch = _watch_heads if latent else _watch_rotation
+        hooks.enter_context(watch(model, seen))
         fresh_rope(model)
         out = model(ids, use_cache=False, output_attentions=True)
     for i, pattern in zip(attending_layers(model), out.attentions, strict=True):
@@ -49,7 +51,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     seen["logits"] = out.logits
-    for name in [name for name in seen if name.endswith(PAIRED)]:
+    for name in [name for name in seen if name.endswith(PAIRED) and not latent]:
         seen[name] = seen[name][..., numbers_of_a_head(model, int(name.split(".")[1]))]
     if model.config.model_type == "glm4_moe":
         _in_order(model, seen)
@@ -105,6 +107,8 @@ def _heads(model: PreTrainedModel, ours: str) -> int:
     if not ours.startswith("attn.") or ours == "attn.out":
         return 0
     heads: int = model.config.num_attention_heads
+    if "latent" in ours:
+        return 0
     return getattr(model.config, "num_key_value_heads", heads) if ours in KEYS else heads
 
 
@@ -142,6 +146,34 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     else:
         handle = module.register_forward_hook(gives)
     hooks.callback(handle.remove)
+
+
+@contextmanager
+def _watch_heads(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+    """Queries, keys and values of latent attention, as they enter the scores, in order.
+
+    What is rotated is behind the content: halves in all types but the first, which has neighbours.
+    """
+    module, config = sys.modules[type(model).__module__], model.config
+    content, rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+    attend, layer = module.eager_attention_forward, iter(range(config.num_hidden_layers))
+    order = [*range(content + rotated)]
+    if config.model_type == "deepseek_v2":
+        order[content:] = [*order[content::2], *order[content + 1 :: 2]]
+
+    def attended(
+        self: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        name = f"blocks.{next(layer)}.attn"
+        q_rot, k_rot = q[..., order], k[..., order]
+        seen[f"{name}.q_rot"], seen[f"{name}.k_rot"], seen[f"{name}.v"] = q_rot, k_rot, v
+        seen[f"{name}.q"], seen[f"{name}.k"] = q_rot[..., :content], k_rot[..., :content]
+        seen[f"{name}.q_pe_rot"] = q_rot[..., content:]
+        seen[f"{name}.k_pe_rot"] = k_rot[:, 0, :, content:]
+        return attend(self, q, k, v, *args, **kwargs)
+
+    with patch.object(module, "eager_attention_forward", attended):
+        yield
 
 
 @contextmanager

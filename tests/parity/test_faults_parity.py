@@ -21,8 +21,9 @@ from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.errors import WeightMismatch
 from llmcli.families import Rename, Rows, Rule, UnpairRows, translate
 from llmcli.loading import load_checkpoint
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig
+from llmcli.parts.attention.config import AttentionConfig, RopeConfig, YarnScaling
 from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 Change = Callable[[ModelConfig], ModelConfig]
@@ -50,6 +51,39 @@ def attending_by(changes: Callable[[int], dict[str, Any]]) -> Change:
         return replace(model, layers=tuple(layers))
 
     return change
+
+
+def latent(**changes: Any) -> Change:
+    """Other latent attention in every layer: values, or functions of the layer's own."""
+
+    def other(part: object) -> object:
+        if not isinstance(part, LatentConfig):
+            return part
+        found = {key: one(part) if callable(one) else one for key, one in changes.items()}
+        return replace(part, **found)
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = (
+            LayerConfig(sublayers=tuple(
+                tuple(replace(branch, part=other(branch.part)) for branch in branches)
+                for branches in layer.sublayers
+            ))
+            for layer in model.layers
+        )  # fmt: skip
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def own_eps(model: ModelConfig) -> ModelConfig:
+    """The eps of all norms is `rms_norm_eps`."""
+    return latent(norm=model.final_norm)(model)
+
+
+def plain_tables(part: LatentConfig) -> RopeConfig:
+    """No factor on cos and sin."""
+    assert isinstance(part.rope.scaling, YarnScaling)
+    return replace(part.rope, scaling=replace(part.rope.scaling, attention_factor=1.0))
 
 
 def branching(**changes: Any) -> Change:
@@ -215,6 +249,14 @@ VALUES: dict[str, tuple[str, Change]] = {
     "exaone4: every layer rotated": ("exaone4", everywhere),
     "starcoder2: another GELU": ("starcoder2", fed_by("silu")),
     "ministral3: queries that do not grow": ("ministral3", attending(growth=None)),
+    "deepseek: latents normalized with the model's own eps": ("deepseek_v3", own_eps),
+    "deepseek: scores without the square of mscale": (
+        "deepseek_v3-yarn", latent(scale=lambda one: one.head_dim**-0.5)
+    ),
+    "deepseek: cos and sin without the ratio": ("deepseek_v3-mscale", latent(rope=plain_tables)),
+    "deepseek: scaled by the size of the content": (
+        "deepseek_v2", latent(scale=lambda one: one.content**-0.5)
+    ),
 }  # fmt: skip
 EXPERTS: dict[str, tuple[str, Change]] = {
     "mixtral: not renormalized": ("mixtral", routed(renormalized=False)),
@@ -245,6 +287,10 @@ ROWS: dict[str, tuple[str, RuleChange]] = {
     "qwen2_moe: gate and up swapped in one tensor": (
         "qwen2_moe-windows", swapped("moe.W_gate", "moe.W_up")
     ),
+    "deepseek_v2: neighbours not rotated together": ("deepseek_v2", paired),
+    "deepseek_v3: neighbours not rotated together": ("deepseek_v3", paired),
+    "deepseek: rows not head by head": ("deepseek_v3", one_after_the_other),
+    "deepseek: keys and values swapped": ("deepseek_v2-lite", swapped("W_k", "W_v")),
 }
 GEMMA: dict[str, tuple[str, Change]] = {
     "norms multiply by w": ("gemma", norm_of(0.0)),

@@ -17,7 +17,7 @@ from parity_models import build, prompt
 from parity_reference import load_reference, reference_logprobs
 from safetensors.torch import save_file
 from torch import Tensor
-from zoo import PACKED, TYPES, ZOO, Variant, packed
+from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.formats.packed import Mapped
@@ -71,6 +71,9 @@ def super_blocked(model_type: str) -> Variant:
     for key, value in (("head_dim", 32), ("query_pre_attn_scalar", 32), ("num_key_value_heads", 2)):
         if key in own.base or key in own.blocks:
             sizes[key] = value
+    if "kv_lora_rank" in own.base:
+        sizes |= {"q_lora_rank": 256, "kv_lora_rank": 256, "v_head_dim": 32,
+                  "num_key_value_heads": 8}  # fmt: skip
     if model_type == "lfm2":  # two thirds of it
         sizes |= {"intermediate_size": 768}
     return packed(model_type, **sizes)
@@ -197,6 +200,15 @@ def test_files_of_version_2(format: str, tmp_path: Path) -> None:
 def test_a_tied_head_stored_or_not(model_type: str, head: bool, tmp_path: Path) -> None:
     one = packed(model_type, tie_word_embeddings=True)
     assert compare(tmp_path, one, "F32", head=head) < 1e-9
+
+
+def test_keys_and_values_of_latents_in_one_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the converter wrote them before llama.cpp kept latents."""
+    monkeypatch.setattr("parity_gguf.BY_HEAD", False)
+    assert compare(tmp_path, variant("deepseek_v3-yarn"), "F32") < 1e-9
+    assert compare(tmp_path, packed("deepseek_v3", q_lora_rank=None), "F16") < 1e-9
 
 
 def test_the_interleaving_is_undone() -> None:

@@ -63,6 +63,8 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
     modules = TYPES[variant(name).model_type].modules.values()
     fused = tuple(module.partition("/")[0] for module in modules if "/" in module)
     fused += ("qkv_proj", "gate_up_proj", "query_key_value")
+    if "kv_lora_rank" in variant(name).settings:
+        fused += ("q_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
     compared = 0
     for path, value in theirs.items():
         if re.fullmatch(UNNAMED, path) and not path.endswith(".shared_experts"):

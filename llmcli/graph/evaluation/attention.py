@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,9 +74,14 @@ class Score(Rule[ops.Score]):
             hidden_TS = hidden_TS | (at_T1 - at_S >= self.op.window)
         return hidden_TS
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """And what the sizes of keys that are only shown follow from."""
+        return (*self.op.inputs, *_shown_from(self.rules, self.op.key))
+
     def magnitudes(self, values: Numbers) -> Tensor:
         """Σ|q·k|, scaled; a mask is exact, and what is rounded before a cap is no more after it."""
-        q_HTd, k_KSd = values[self.op.query].abs(), values.every(self.op.key).abs()
+        q_HTd, k_KSd = values[self.op.query].abs(), sizes(values, self.rules, self.op.key)
         k_HSd = k_KSd.repeat_interleave(self.op.group, 0)
         size_HTS = torch.einsum("htd,hsd->hts", q_HTd, k_HSd) * self._factors(values).abs()
         return size_HTS.masked_fill_(self.hidden(values.positions, k_KSd.shape[1]), 0.0)
@@ -193,7 +198,7 @@ class Softmax(Rule[ops.Softmax]):
     def row_magnitudes(self, values: Numbers, head: int, query: int) -> Tensor:
         """Those of one row, `[S]`."""
         s_S, scores = values[self.op.source][head, query], self.scores
-        k_Sd = values[scores.op.key][head // scores.op.group].abs()
+        k_Sd = sizes(values, self.rules, scores.op.key)[head // scores.op.group]
         q_d = values[scores.op.query][head, query].abs()
         size_S = (k_Sd * q_d).sum(-1) * abs(scores.op.factor(query))
         return _uncertain(s_S, size_S.masked_fill_(s_S == -math.inf, 0.0))
@@ -207,6 +212,11 @@ class Mix(Rule[ops.Mix]):
         """The rule of its weights."""
         return self.rules[self.op.pattern]
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """And what the sizes of values that are only shown follow from."""
+        return (*self.op.inputs, *_shown_from(self.rules, self.op.value))
+
     def tensor(self, values: Numbers) -> Tensor:
         """Head by head."""
         v_KSe = values.every(self.op.value)
@@ -219,19 +229,23 @@ class Mix(Rule[ops.Mix]):
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """What the weights may be off, times the values: a fused kernel writes neither S nor A."""
-        v_HSe = values.every(self.op.value).abs().repeat_interleave(self.op.group, 0)
+        v_HSe = sizes(values, self.rules, self.op.value).repeat_interleave(self.op.group, 0)
         return torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
     def halves(self, values: Numbers, result: Tensor) -> Tensor:
         """The weights too: the fused kernel rounds them before they meet the values.
 
         A weight below what float16 holds in full is rounded as coarsely as the least that it does.
+        Keys and values that are only shown were rounded for that.
         """
         v_HSe = values.every(self.op.value).abs().repeat_interleave(self.op.group, 0)
         a_HtS = values[self.op.pattern]
         least = torch.finfo(values.dtype).tiny
         rounded_HtS = torch.where(a_HtS > 0, a_HtS + least, 0.0)
-        return result.abs() + torch.einsum("hts,hse->hte", rounded_HtS, v_HSe)
+        found = result.abs() + torch.einsum("hts,hse->hte", rounded_HtS, v_HSe)
+        if not _is_shown(self.rules, self.op.value):
+            return found
+        return found + torch.einsum("hts,hse->hte", self.weights.magnitudes(values), v_HSe)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One weight and one value for every key with a weight."""
@@ -253,12 +267,42 @@ class Mix(Rule[ops.Mix]):
             off_S = self.weights.magnitudes(values)[head, query]
         return Element(
             value=value,
-            magnitude=float((off_S * values[self.op.value][shared, :, i].abs()).sum()),
+            magnitude=float((off_S * sizes(values, self.rules, self.op.value)[shared, :, i]).sum()),
             note=_shared(self.op.group, head),
             sum=dot(columns, value, over="s"),
             terms=terms,
             follow=((self.op.pattern, (head, query, at)), (self.op.value, (shared, at, i))),
         )
+
+
+def sizes(values: Numbers, rules: Mapping[str, Rule[Any]], name: str) -> Tensor:
+    """How large what is added up to each of all keys or values is, `[K, S, d]`.
+
+    Those that are only shown no kernel reads: it computes with what they follow from.
+    """
+    if not _is_shown(rules, name):
+        return values.every(name).abs()
+    node = rules[name].node
+    if isinstance(node.op, ops.Join):
+        start_HSd = sizes(values, rules, node.op.start)
+        end = values.every(node.op.end).abs().expand(len(start_HSd), -1, -1)
+        return torch.cat((start_HSd, end), -1)
+    assert isinstance(node.op, ops.Project)
+    w_KN = values.columns(node.op.weight, slice(None)).abs()
+    size_SN = torch.einsum("sk,kn->sn", values.every(node.op.source).abs(), w_KN)
+    return torch.stack(size_SN.chunk(node.op.heads, dim=-1))
+
+
+def _shown_from(rules: Mapping[str, Rule[Any]], name: str) -> Iterator[str]:
+    """What keys or values that are only shown follow from; nothing of others."""
+    if _is_shown(rules, name):
+        for source in rules[name].op.inputs:
+            yield from (() if _is_shown(rules, source) else (source,))
+            yield from _shown_from(rules, source)
+
+
+def _is_shown(rules: Mapping[str, Rule[Any]], name: str) -> bool:
+    return name in rules and rules[name].node.shown
 
 
 def _uncertain(s: Tensor, size: Tensor) -> Tensor:

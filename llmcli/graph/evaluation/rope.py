@@ -55,9 +55,9 @@ class Rotate(Rule[ops.Rotate]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The angle, its cosine and sine, and the two numbers of the pair."""
-        head, position, i = index
+        *_, position, i = index
         x = values[self.op.source]
-        omegas, factor = frequencies(self.op.rope, x.shape[1])
+        omegas, factor = frequencies(self.op.rope, x.shape[-2])
         half = len(omegas)
         own = self.cell(self.op.source, *index)
         if i >= 2 * half:
@@ -69,7 +69,7 @@ class Rotate(Rule[ops.Rotate]):
                 follow=((self.op.source, index),),
             )  # fmt: skip
         other = i - half if i >= half else i + half
-        x_own, x_other = float(x[index]), float(x[head, position, other])
+        x_own, x_other = float(x[index]), float(x[*index[:-1], other])
         omega = omegas[i % half]
         cos, sin = math.cos(position * omega) * factor, math.sin(position * omega) * factor
         sign = 1.0 if i >= half else -1.0
@@ -77,7 +77,7 @@ class Rotate(Rule[ops.Rotate]):
             Term(at=i, parts=(x_own, cos), value=x_own * cos),
             Term(at=other, parts=(x_other, sin), value=sign * x_other * sin),
         )
-        partner = self.cell(self.op.source, head, position, other)
+        partner = self.cell(self.op.source, *index[:-1], other)
         between = "+" if i >= half else "−"
         value = total(terms)
         last = Fact(
@@ -92,7 +92,7 @@ class Rotate(Rule[ops.Rotate]):
             magnitude=size(terms) + (abs(x_own) + abs(x_other)) * off,
             before=self._turn(position, i % half, omega, cos, sin, factor),
             after=(last,),
-            follow=((self.op.source, (head, position, largest(terms).at)),),
+            follow=((self.op.source, (*index[:-1], largest(terms).at)),),
         )
 
     def _turn(

@@ -10,6 +10,7 @@ from llmcli.graph import routing as mixture
 from llmcli.graph.evaluation import (
     attention,
     convolve,
+    join,
     linear,
     mlp,
     norms,
@@ -30,6 +31,7 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     ops.Scale: norms.Scale,
     ops.Normalize: norms.Normalize,
     ops.Rotate: rope.Rotate,
+    ops.Join: join.Join,
     ops.Score: attention.Score,
     ops.Softmax: attention.Softmax,
     ops.Mix: attention.Mix,

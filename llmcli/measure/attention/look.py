@@ -146,8 +146,8 @@ class Look:
         rows = {name: seen[name][0] for name in of.reads}
         if self.generate:
             # copies: a view would keep the whole product of the projection
-            kept = of.reads if self._at_the_end else of.whole
-            self._of_prompt[number] = {name: rows[name].clone() for name in kept}
+            kept = (*(of.reads if self._at_the_end else of.whole), *of.kept)
+            self._of_prompt[number] = {name: seen[name][0].clone() for name in kept}
             if self._at_the_end:
                 return
         layer = self._layer(of)
@@ -180,11 +180,12 @@ class Look:
         self._tokens = Tokens(list(seen.ids), self.model.device)
         for number, of in self._maps.items():
             new, prompt = _joined(self._of_new.pop(number)), self._of_prompt.pop(number)
-            whole = {name: torch.cat((prompt[name], new[name][0]), 1) for name in of.whole}
+            held = of.held(caches, len(seen.ids))
             for state in of.states:
-                held = caches[state.name][0, :, : len(seen.ids)]
-                self._caches.append(cache_check(whole[state.holds], held, state.name))
-                whole[state.holds] = held
+                computed = torch.cat((prompt[state.holds], new[state.holds][0]), -2)
+                self._caches.append(cache_check(computed, held[state.holds][0], state.name))
+            every = {name: torch.cat((prompt[name], new[name][0]), -2) for name in of.whole}
+            whole = every | {name: tensor[0] for name, tensor in held.items()}
             with_cache = new | {name: tensor[None] for name, tensor in whole.items()}
             self._new_formulas(seen, of, new, with_cache)
             rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens

@@ -65,18 +65,20 @@ class Splitter:
         self._queries, self._mixed = set[str](), dict[str, _Attention]()
         self._graph = graph(model.config)
         for node in self._graph.nodes.values():
-            if isinstance(node.op, Project) and node.op.fused:
+            if isinstance(node.op, Project) and node.op.fused and not node.shown:
                 self._fused.setdefault(node.op.source, {})[node.name] = node.op
             elif isinstance(node.op, Mix):
                 self._attention(node, node.op)
         self.worst, self.where = 0.0, ""
 
     def _attention(self, node: Node, mix: Mix) -> None:
-        """Kept where the map is a softmax of scores."""
+        """Kept where the map is a softmax of scores, and keys and values are in the cache."""
         score = self._graph.score(mix)
         if score is None or node.layer is None:
             return
         holding = {state.holds: state.name for state in self._graph.states.values()}
+        if score.key not in holding:  # latents are kept: which way they go is the kernel's choice
+            return
         key, value = (holding[name].rpartition(".")[2] for name in (score.key, mix.value))
         self._queries.add(score.query)
         self._mixed[node.name] = _Attention(

@@ -19,7 +19,6 @@ from llmcli.anatomy.work import (
     step_bytes,
     total_work,
 )
-from llmcli.graph.ops import Scale
 from llmcli.graph.spec import Call, Logits
 from llmcli.measure.timing.parts import expected_marks
 from llmcli.measure.timing.run import PhaseName
@@ -64,7 +63,7 @@ class Workload:
             logits: [
                 spec.name
                 for spec in plan(config, call, logits=logits).written
-                if not isinstance(model[spec.name].op, Scale)  # it is computed for a tap only
+                if not model[spec.name].shown  # it is computed for a tap only
             ]
             for logits in {logits for _, logits in self.calls(phase)}
         }

@@ -10,13 +10,12 @@ query and key, e of its value. Query head h reads key/value head h // (H/K).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
+from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import KVCache, LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
@@ -29,12 +28,14 @@ from llmcli.parts.attention.graph import fused_kernel
 from llmcli.parts.norm.forward import Norm
 
 
-class Attention:
+class Attention(SoftmaxMap):
     """Multi-head, grouped-query or multi-query attention, with or without a window."""
 
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
         self.config = config
         self.name = name
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.value_dim, self.window = config.value_dim, config.window
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
         self.entering = (f"{name}.q{last}", f"{name}.k{last}")
         self._cache_dtype = parameters.cache_dtype
@@ -189,25 +190,12 @@ class Attention:
         visible = visible_keys(step.positions, step.keys, self.config.window)
         if not step.uniform:
             visible = visible.unsqueeze(1)
-        scores_BHTS = self._scores(q_BHTd, k_BKSd[:, :, keys], visible)
+        scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
         pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
         group = self.config.heads // self.config.kv_heads
         v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
         return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
-
-    def score_rows(
-        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, *, before: int = 0
-    ) -> Tensor:
-        """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
-
-        From emitted tensors: the queries and all keys as they enter the product (`q_rot`,
-        `k_rot`; `q`, `k` where nothing rotates). Scaled and masked (-∞), at least float32.
-        `before`: so many keys, and positions, precede the first of them that is given.
-        """
-        positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
-        visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
-        return self._scores(self._grown(q_BHtd, positions + before), k_BKSd, visible)
 
     def _grown(self, q_BHtd: Tensor, positions: Tensor) -> Tensor:
         """Queries as scores see them, from positions `[t]` or `[B, t]`."""
@@ -220,36 +208,10 @@ class Attention:
         factor_t = factor_t.unsqueeze(1) if factor_t.ndim > 1 else factor_t
         return (q_BHtd * factor_t.unsqueeze(-1)).to(q_BHtd.dtype)
 
-    def _scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
+    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """Of queries as they were emitted, which may yet grow with their positions."""
+        return self._products(self._grown(q_BHtd, positions), k_BKSd, visible)
+
+    def _products(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
+        """Of queries as scores see them."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
-
-    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
-        """The attention pattern of those queries: rows of `score_rows` through the softmax."""
-        return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
-
-    def derive(
-        self,
-        name: str,
-        emitted: Mapping[str, Tensor],
-        first: int,
-        stop: int,
-        *,
-        heads: slice = slice(None),
-    ) -> Tensor:
-        """Rows `first` … `stop`-1 of `scores`, `pattern` `[B, H, t, S]` or `result` `[B, H, t, D]`.
-
-        In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
-        """
-        numbers = range(self.config.heads)[heads]
-        if name.endswith(".result"):
-            z_BtHe = emitted[f"{self.name}.z"][:, :, first:stop].transpose(1, 2)
-            seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
-            w_DHe = self.out.weight.dense().view(-1, self.config.heads, self.config.value_dim)
-            w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)
-            return at_least_float32(seen_BtHe[:, :, heads]).transpose(1, 2) @ w_HeD
-        q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
-        if len(numbers) < self.config.heads:
-            group = self.config.heads // self.config.kv_heads
-            k_BKSd = k_BKSd[:, [head // group for head in numbers]]
-        rows = self.score_rows if name.endswith(".scores") else self.attention_rows
-        return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)

@@ -74,7 +74,16 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
                 together=a.qk_norm is None,
             ))  # fmt: skip
             last[part] = name
-    nodes += _mixed(a, site, p, last)
+    group = a.heads // a.kv_heads
+    score = Score(
+        query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
+        window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k", cap=a.cap,
+        growth=a.growth,
+    )  # fmt: skip
+    mix = Mix(
+        pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
+    )
+    nodes += mixed_nodes(site, score, mix, biased=a.out_bias)
     parameters += _projection(
         site, "o", ("H·dv", "D"), site.makes, a.out_bias,
         ("projection of all heads' results back to the width", "bias of the attention's output"),
@@ -189,17 +198,9 @@ def _form(
     )  # fmt: skip
 
 
-def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list[Node]:
+def mixed_nodes(site: Site, score: Score, mix: Mix, *, biased: bool) -> list[Node]:
     """`scores pattern z result`, of which the kernel writes `z` alone, and what is added."""
-    group, bias = a.heads // a.kv_heads, f"{p}.b_o" if a.out_bias else None
-    score = Score(
-        query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
-        window=a.window, root="√(d/h)" if a.divides(site.width) else "√d_k", cap=a.cap,
-        growth=a.growth,
-    )  # fmt: skip
-    mix = Mix(
-        pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
-    )
+    p, bias = site.name, f"{site.name}.b_o" if biased else None
     words, theirs = site.output("attention", "hook_attn_out", "attn.o.hook_out", "attn.hook_out")
     share = HeadShare(source=f"{p}.z", weight=f"{p}.W_o", whole=site.makes, bias=bias)
     out = Project(source=f"{p}.z", weight=f"{p}.W_o", bias=bias, over="H·dv", columns="D")
@@ -214,8 +215,8 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
 
     return [
         derived("scores", "S", ("H", "T", "S"), score,
-                f"query times key, scaled{'' if a.cap is None else ', capped'}, −∞ where the mask"
-                " hides the key",
+                f"query times key, scaled{'' if score.cap is None else ', capped'}, −∞ where the"
+                " mask hides the key",
                 "attn.hook_attn_scores"),
         derived("pattern", "A", ("H", "T", "S"), Softmax(source=f"{p}.scores"),
                 "attention weights: the softmax of the scores, rows that sum to 1",

@@ -34,7 +34,7 @@ def norm_graph(
                 name=f"{name}.scale", letter="s", axes=("T", "1"),
                 op=Scale(source=source, norm=norm),
                 words=f"what {which} divides each row by", group="norm", layer=layer, wide=True,
-                theirs=(f"{short}.hook_scale",), ends=ends,
+                theirs=(f"{short}.hook_scale",), ends=ends, shown=True,
             ),
             Node(
                 name=f"{name}.out", letter=letter, axes=("T", "D"),

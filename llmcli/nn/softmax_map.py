@@ -1,0 +1,82 @@
+"""The map of softmax attention, some rows at a time, from what was emitted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.nn.linear import Linear
+from llmcli.ops.attention import visible_keys
+from llmcli.ops.norm import at_least_float32
+
+
+class SoftmaxMap(ABC):
+    """A mixer whose map is `softmax(scores)`, and whose heads' results enter one projection `out`.
+
+    `entering` are the activations that the scores are products of, queries and keys; H/K heads
+    share a key, each with `value_dim` numbers of a value. `window`: keys that a query sees.
+
+    Axes: B batch, t some tokens, S keys, H heads, K key/value heads, d size of a query and key.
+    """
+
+    name: str
+    entering: tuple[str, str]
+    out: Linear
+    heads: int
+    kv_heads: int
+    value_dim: int
+    window: int | None
+
+    @abstractmethod
+    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """Scores `[B, H, t, S]` in at least float32, −∞ where `visible` is False.
+
+        `positions` of the queries, `[t]` or `[B, t]`.
+        """
+
+    def score_rows(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, *, before: int = 0
+    ) -> Tensor:
+        """Scores `[B, H, t, S]` of the queries at positions `first` … `first`+t-1.
+
+        From emitted tensors: the queries and all keys as they enter the product (`q_rot`,
+        `k_rot`; `q`, `k` where nothing rotates). Scaled and masked (-∞), at least float32.
+        `before`: so many keys, and positions, precede the first of them that is given.
+        """
+        positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
+        visible = visible_keys(positions, k_BKSd.shape[2], self.window)
+        return self.scores(q_BHtd, k_BKSd, visible, positions + before)
+
+    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
+        """The attention pattern of those queries: rows of `score_rows` through the softmax."""
+        return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
+
+    def derive(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Rows `first` … `stop`-1 of `scores`, `pattern` `[B, H, t, S]` or `result` `[B, H, t, D]`.
+
+        In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
+        """
+        numbers = range(self.heads)[heads]
+        if name.endswith(".result"):
+            z_BtHe = emitted[f"{self.name}.z"][:, :, first:stop].transpose(1, 2)
+            seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
+            w_DHe = self.out.weight.dense().view(-1, self.heads, self.value_dim)
+            w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)
+            return at_least_float32(seen_BtHe[:, :, heads]).transpose(1, 2) @ w_HeD
+        q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
+        if len(numbers) < self.heads:
+            group = self.heads // self.kv_heads
+            k_BKSd = k_BKSd[:, [head // group for head in numbers]]
+        rows = self.score_rows if name.endswith(".scores") else self.attention_rows
+        return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)

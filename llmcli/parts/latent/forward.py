@@ -1,0 +1,216 @@
+"""Latent attention with its projections.
+
+    x ──┬─ W_q_latent ─ norm ─┬─ W_q ──── q ────┐
+        │                     └─ W_q_pe ─ rope ─┴─ q_rot ───┐
+        ├─ W_kv_latent ─ norm ─ latent ─┬─ W_k ─ k ─┐       │
+        │                               └─ W_v ─ v ─│───────┼─ softmax(q_rot k_rotᵀ · scale) v ─ W_o
+        └─ W_k_pe ─ rope ───────────────────────────┴─ k_rot┘
+
+What is kept is the latent and the rotated key of every token, not keys and values.
+
+Axes: B batch, T new tokens, S keys, D width, H heads, n numbers of a head's query and key that hold
+content, r that are rotated, d both, e numbers of its value, c of the latent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.nn.linear import Linear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.nn.state import KVCache, LayerState
+from llmcli.nn.step import Step
+from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.elements import narrowed
+from llmcli.ops.norm import at_least_float32
+from llmcli.ops.rope import rotate
+from llmcli.parts.attention.graph import fused_kernel
+from llmcli.parts.latent.config import LatentConfig
+from llmcli.parts.norm.forward import Norm
+
+
+class LatentCache(KVCache):
+    """Latents `[B, C, c]` and rotated keys `[B, C, r]`: what has one head is kept without it."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views."""
+        return {"latent": self.v[:, 0], "k_pe": self.k[:, 0]}
+
+
+class LatentAttention(SoftmaxMap):
+    """A prompt's latents are taken to keys and values, a step's queries to the latents."""
+
+    def __init__(self, config: LatentConfig, name: str, parameters: Parameters) -> None:
+        self.config, self.name = config, name
+        self.heads = self.kv_heads = config.heads
+        self.value_dim, self.window = config.value_dim, None
+        self.entering = (f"{name}.q_rot", f"{name}.k_rot")
+        self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
+        self._fused = fused_kernel(name)
+
+        def linear(*leaves: str, bias: bool = False) -> Linear:
+            biases = [f"{name}.b_{leaf}" for leaf in leaves] if bias else ()
+            return Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves], biases)
+
+        self.q_down = self.q_norm = None
+        if config.query_rank is not None:
+            self.q_down = linear("q_latent", bias=config.bias)
+            self.q_norm = Norm(config.norm, f"{name}.q_latent_norm", parameters)
+        self.q_up = linear("q", "q_pe")
+        self.kv_down = linear("kv_latent", "k_pe", bias=config.bias)
+        self.kv_norm = Norm(config.norm, f"{name}.kv_latent_norm", parameters)
+        self.kv_up = linear("k", "v")
+        self.out = linear("o", bias=config.bias)
+
+    def new_state(
+        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
+    ) -> KVCache:
+        """An empty cache for `batch` sequences of up to `capacity` tokens."""
+        config = self.config
+        return LatentCache.zeros(
+            (batch, 1, capacity), config.rope.dims, config.rank, device=device,
+            dtype=self._cache_dtype,
+        )  # fmt: skip
+
+    def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by latents and keys."""
+        q_BTHn, q_BTHr = self._queries(x_BTD, step)
+        latent_BTc, k_BTr = self._latents(x_BTD, step)
+        q_BTHr, k_BTr = self._rotated(q_BTHr, k_BTr, step)
+        q_BHTd = step.emit(self.entering[0], torch.cat((q_BTHn, q_BTHr), -1).transpose(1, 2))
+        if step.tap is not None:
+            self._show(latent_BTc, k_BTr, step)
+        latent_BSc, k_BSr = latent_BTc, k_BTr
+        if cache is not None:
+            assert isinstance(cache, LatentCache)
+            step.write(cache, k_BTr.unsqueeze(1), latent_BTc.unsqueeze(1))
+            latent_BSc, k_BSr = (one[:, 0, : step.keys] for one in (cache.v, cache.k))
+        if not self._fused.runs(step.edits):
+            z_BHTe = self._attend_in_rows(q_BHTd, latent_BSc, k_BSr, step)
+        elif self.config.absorbs(step.tokens, step.keys):
+            z_BHTe = self._absorbed(q_BHTd, latent_BSc, k_BSr, step)
+        else:
+            (seen,) = step.visible(None)
+            k_BHSn, v_BHSe = self._expanded(latent_BSc)
+            z_BHTe = attend(
+                q_BHTd, self._joined(k_BHSn, k_BSr), v_BHSe, scale=self.config.scale,
+                causal=seen.causal, mask=seen.mask,
+            )  # fmt: skip
+        z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
+        return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
+
+    def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Content `[B, T, H, n]`, and what is to be rotated, `[B, T, H, r]`."""
+        if self.q_down is not None and self.q_norm is not None:
+            q_BTq = step.emit(f"{self.name}.q_latent", self.q_down.wide(x_BTD))
+            x_BTD = step.emit(self.q_norm.name, self.q_norm(q_BTq))
+        both = self._heads(self.q_up, x_BTD)
+        q_BHTn, q_BHTr = (
+            step.emit(f"{self.name}.{leaf}", one)
+            for leaf, one in zip(("q", "q_pe"), both, strict=True)
+        )
+        return q_BHTn.transpose(1, 2), q_BHTr.transpose(1, 2)
+
+    def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:
+        """The columns of each segment, `[B, H, …, d]`."""
+        for y in linear.split(linear(x)):
+            yield y.view(*y.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def _latents(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """The normalized latent `[B, T, c]`, as it is kept, and the unrotated key `[B, T, r]`."""
+        latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
+        latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
+        latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
+        return latent_BTc, step.emit(f"{self.name}.k_pe", k_BTr.to(x_BTD.dtype))
+
+    def _rotated(self, q_BTHr: Tensor, k_BTr: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Both by the positions of their tokens; the key in the dtype that it is kept in."""
+        tables = step.rope(self.config.rope)
+        q_BHTr = rotate(q_BTHr, *tables).transpose(1, 2)
+        q_BHTr = step.emit(f"{self.name}.q_pe_rot", q_BHTr)
+        k_BTr = narrowed(rotate(k_BTr.unsqueeze(2), *tables).squeeze(2), self._cache_dtype)
+        return q_BHTr.transpose(1, 2), step.emit(f"{self.name}.k_pe_rot", k_BTr)
+
+    def _show(self, latent_BTc: Tensor, k_BTr: Tensor, step: Step) -> None:
+        """The new tokens' keys and values, for a tap: nothing is computed from these."""
+        k_BHTn, v_BHTe = self._expanded(latent_BTc)
+        step.emit(f"{self.name}.k", k_BHTn)
+        step.emit(f"{self.name}.v", v_BHTe)
+        step.emit(self.entering[1], self._joined(k_BHTn, k_BTr))
+
+    def _expanded(self, latent_BSc: Tensor) -> tuple[Tensor, Tensor]:
+        """Content of keys `[B, H, S, n]` and values `[B, H, S, e]`, in the model's dtype."""
+        k_BHSn, v_BHSe = self._heads(self.kv_up, latent_BSc.to(self._dtype))
+        return k_BHSn, v_BHSe
+
+    def _joined(self, k_BHSn: Tensor, k_BSr: Tensor) -> Tensor:
+        """Keys `[B, H, S, d]` of all heads."""
+        k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.heads, -1, -1)
+        return torch.cat((k_BHSn, k_BHSr), -1)
+
+    def _absorbed(self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step) -> Tensor:
+        """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
+
+        In at least float32: 16 bits would round what is neither a query nor a value.
+        """
+        config = self.config
+        w_Hnc, w_Hec = (
+            at_least_float32(weight.dense()).view(self.heads, -1, config.rank)
+            for _, weight in self.kv_up.segments
+        )
+        latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)
+        q_BHTn, q_BHTr = at_least_float32(q_BHTd).split_with_sizes(
+            [config.content, config.rope.dims], -1
+        )
+        # every head's queries are rows of one product with what all heads share
+        scores_BNS = (q_BHTn @ w_Hnc).flatten(1, 2) @ latent_BSc.mT
+        scores_BNS += q_BHTr.flatten(1, 2) @ k_BSr.mT
+        scores_BNS *= config.scale
+        if step.tokens > 1 or not step.uniform:
+            scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
+            scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
+        z_BNc = scores_BNS.softmax(-1) @ latent_BSc
+        z_BHTe: Tensor = z_BNc.view(*q_BHTd.shape[:3], -1) @ w_Hec.mT
+        return z_BHTe.to(q_BHTd.dtype)
+
+    def _attend_in_rows(
+        self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step
+    ) -> Tensor:
+        """The same with scores and pattern written and emitted: for a layer that edits them."""
+        k_BHSn, v_BHSe = self._expanded(latent_BSc)
+        k_BHSd = self._joined(k_BHSn, k_BSr)
+        scores_BHTS = self.scores(q_BHTd, k_BHSd, self._seen(step), step.positions)
+        scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
+        pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
+        return (pattern_BHTS @ at_least_float32(v_BHSe)).to(q_BHTd.dtype)
+
+    def _seen(self, step: Step) -> Tensor:
+        """Which keys each query sees, `[B or 1, 1, T, S]`."""
+        visible = visible_keys(step.positions, step.keys, None)
+        return visible.unsqueeze(0).unsqueeze(0) if visible.ndim == 2 else visible.unsqueeze(1)
+
+    def derive(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Also rows of `k`, `v` and `k_rot`, `[B, H, t, …]`, from what is kept of their tokens."""
+        leaf = name.rpartition(".")[2]
+        if leaf not in ("k", "v", "k_rot"):
+            return super().derive(name, emitted, first, stop, heads=heads)
+        k_BHtn, v_BHte = self._expanded(emitted[self.kv_norm.name][:, first:stop])
+        if leaf == "k_rot":
+            k_BHtn = self._joined(k_BHtn, emitted[f"{self.name}.k_pe_rot"][:, first:stop])
+        return (v_BHte if leaf == "v" else k_BHtn)[:, heads]
+
+    def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        """The scaled products."""
+        return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale)
