@@ -807,6 +807,7 @@ BLOCKS = {
         layer(growth=QueryGrowth(beta=0.5, original=3)),
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
+    "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
     ),
@@ -862,6 +863,7 @@ IN_BLOCKS = {
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
     "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
+    "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
 }  # fmt: skip

@@ -332,9 +332,14 @@ class Score(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Op):
-    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`."""
+    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`.
+
+    `sink`: a parameter `[H]`, for every head one score more in each of its rows. What it takes is
+    no key's weight, so that those of a row sum to less than 1 (gpt-oss).
+    """
 
     source: str
+    sink: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -343,7 +348,13 @@ class Softmax(Op):
 
     def formula(self, own: str, letter: Letter) -> str:
         """`A = softmax(S)`."""
-        return f"{own} = softmax({letter(self.source)})"
+        return f"{own} = {self.of(letter(self.source), letter)}"
+
+    def of(self, scores: str, letter: Letter) -> str:
+        """`softmax(S)`, or `softmax([S, sink]) without the sink's column`."""
+        if self.sink is None:
+            return f"softmax({scores})"
+        return f"softmax([{scores}, {letter(self.sink)}]) without the sink's column"
 
     @property
     def by_rows(self) -> bool:

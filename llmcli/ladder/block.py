@@ -35,7 +35,8 @@ def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
 
 def _special(mixer: AttentionConfig) -> bool:
     """Whether its scores are made as no rung makes them."""
-    return mixer.qk_norm_wide or mixer.cap is not None or mixer.growth is not None
+    scored = mixer.cap is not None or mixer.growth is not None or mixer.sinks
+    return mixer.qk_norm_wide or scored
 
 
 def _plain(layer: LayerConfig, number: int) -> PlainBlock:

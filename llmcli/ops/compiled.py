@@ -106,16 +106,17 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
 
 
 def attends(
-    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, capped: bool = False
+    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False
 ) -> bool:
     """Whether `attend` can: heads that it has room for, whose numbers lie together.
 
-    Many tokens only with keys in bfloat16, or with a cap: elsewhere PyTorch's own kernel stays. It
-    stays, too, where there is no processor level: its sums are fused there, ours function calls.
+    Many tokens only with keys in bfloat16, or `unfused`, with a cap or sinks: elsewhere PyTorch's
+    own kernel stays. It stays, too, where there is no processor level: its sums are fused there,
+    ours function calls.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
-    many = (k_BKCd.dtype == torch.bfloat16 or capped) and native.level() != "portable"
+    many = (k_BKCd.dtype == torch.bfloat16 or unfused) and native.level() != "portable"
     return (
         takes(q_BHTd)
         and (one or many)

@@ -123,6 +123,49 @@ def queries_that_grow_one_position_early(monkeypatch, decoder):
     monkeypatch.setattr(attention.Attention, "_grown", lambda self, q, at: grown(self, q, at + 1))
 
 
+@fault("sinks")
+def no_sinks(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": None})
+
+
+@fault("sinks")
+def sinks_scaled_as_scores_are(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": rest["sinks_H"] * rest["scale"]})
+
+
+@fault("sinks")
+def sinks_of_the_next_heads(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": rest["sinks_H"].roll(1)})
+
+
+@fault("sinks")
+def the_sink_in_the_numerator_too(monkeypatch, decoder):
+    """What it takes goes to the first key: rows sum to 1 again."""
+    monkeypatch.setattr(attention.Attention, "weights", _shifted)
+    one, many = compiled.attend, attention.attend
+
+    def mixed(attend):
+        def planted(q, k, v, *rest, sinks_H, **more):
+            added = v[:, :, :1].repeat_interleave(q.shape[1] // v.shape[1], 1)
+            z = attend(q, k, v, *rest, sinks_H=sinks_H, **more)
+            every = attend(q, k, torch.ones_like(v), *rest, sinks_H=sinks_H, **more)
+            return z + (1 - every[..., :1]) * added
+
+        return planted
+
+    monkeypatch.setattr(compiled, "attend", mixed(one))
+    monkeypatch.setattr(attention, "attend", mixed(many))
+
+
+def _shifted(self, scores, heads=slice(None)):
+    """Weights with the sink's share given to the first key."""
+    sink = self.sinks_H[heads].to(scores.dtype).view(-1, 1, 1)
+    share = (sink - scores.logsumexp(-1, keepdim=True)).sigmoid()
+    found = scores.softmax(-1) * (1 - share)
+    found[..., :1] += share
+    return found
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):

@@ -10,7 +10,7 @@ query and key, e of its value. Query head h reads key/value head h // (H/K).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from llmcli.nn.parameters import Parameters
 from llmcli.nn.state import KVCache, LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
-from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.attention import attend, scores, visible_keys, weights
 from llmcli.ops.elements import narrowed
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
@@ -45,6 +45,7 @@ class Attention:
             [f"{name}.b_{part}" for part in "qkv"] if config.qkv_bias else (),
         )
         self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
+        self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
         self.q_norm = self.k_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -76,11 +77,11 @@ class Attention:
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
         elif cache is not None and compiled.attends(
-            q_BHTd, k_BKSd, v_BKSe, capped=config.cap is not None
+            q_BHTd, k_BKSd, v_BKSe, unfused=config.cap is not None or config.sinks
         ):
             z_BHTe = compiled.attend(
                 q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window,
-                cap=config.cap,
+                cap=config.cap, sinks_H=self.sinks_H,
             )  # fmt: skip
         else:
             parts = [
@@ -92,6 +93,7 @@ class Attention:
                     causal=seen.causal,
                     mask=seen.mask,
                     cap=config.cap,
+                    sinks_H=self.sinks_H,
                 )
                 for seen in step.visible(config.window)
             ]
@@ -191,7 +193,7 @@ class Attention:
             visible = visible.unsqueeze(1)
         scores_BHTS = self._scores(q_BHTd, k_BKSd[:, :, keys], visible)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
-        pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
+        pattern_BHTS = step.emit(f"{self.name}.pattern", self.weights(scores_BHTS))
         group = self.config.heads // self.config.kv_heads
         v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
         return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
@@ -223,9 +225,15 @@ class Attention:
     def _scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
 
-    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
-        """The attention pattern of those queries: rows of `score_rows` through the softmax."""
-        return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
+    def attention_rows(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, heads: slice = slice(None)
+    ) -> Tensor:
+        """The attention pattern of those queries, of those `heads`: weights of `score_rows`."""
+        return self.weights(self.score_rows(q_BHtd, k_BKSd, first), heads)
+
+    def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
+        """The softmax of scores `[…, H, t, S]` of those `heads`, with their sinks."""
+        return weights(scores_BHtS, None if self.sinks_H is None else self.sinks_H[heads])
 
     def derive(
         self,
@@ -251,5 +259,7 @@ class Attention:
         if len(numbers) < self.config.heads:
             group = self.config.heads // self.config.kv_heads
             k_BKSd = k_BKSd[:, [head // group for head in numbers]]
-        rows = self.score_rows if name.endswith(".scores") else self.attention_rows
-        return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)
+        q_BHtd = q_BHTd[:, heads, first:stop]
+        if name.endswith(".scores"):
+            return self.score_rows(q_BHtd, k_BKSd, first)
+        return self.attention_rows(q_BHtd, k_BKSd, first, heads)

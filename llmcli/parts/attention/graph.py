@@ -79,6 +79,12 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
         site, "o", ("H·dv", "D"), site.makes, a.out_bias,
         ("projection of all heads' results back to the width", "bias of the attention's output"),
     )  # fmt: skip
+    if a.sinks:
+        parameters.append(Parameter(
+            name=f"{p}.sink", axes=("H",), makes=f"{p}.pattern", letter="sink", wide=True,
+            words="a score of each head that no key has, in the softmax's denominator",
+            kind="attention", layer=site.layer,
+        ))  # fmt: skip
     return PartGraph(
         nodes=tuple(nodes),
         parameters=tuple(parameters),
@@ -114,6 +120,8 @@ def fused_kernel(name: str) -> Kernel:
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.sinks:
+        details = (*details, "a learned sink in each head")
     if a.rope is not None and a.rope.dims < a.head_dim:
         details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
     return {
@@ -125,7 +133,9 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
 
 
 def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
-    yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
+    yield Absent(names=r"attn\.gate\b", why="its attention has no gate")
+    if not a.sinks:
+        yield Absent(names=r"attn\.sink\b", why="its attention has no sinks")
     yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
     yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of keys and values only")
     if a.rope is not None and not site.learned_positions:
@@ -217,8 +227,10 @@ def _mixed(a: AttentionConfig, site: Site, p: str, last: dict[str, str]) -> list
                 f"query times key, scaled{'' if a.cap is None else ', capped'}, −∞ where the mask"
                 " hides the key",
                 "attn.hook_attn_scores"),
-        derived("pattern", "A", ("H", "T", "S"), Softmax(source=f"{p}.scores"),
-                "attention weights: the softmax of the scores, rows that sum to 1",
+        derived("pattern", "A", ("H", "T", "S"),
+                Softmax(source=f"{p}.scores", sink=f"{p}.sink" if a.sinks else None),
+                "attention weights: the softmax of the scores, rows that sum to 1"
+                + (" minus what the sink takes" if a.sinks else ""),
                 "attn.hook_pattern"),
         Node(
             name=f"{p}.z", letter="C", axes=("H", "T", "dv"), op=mix,
