@@ -28,7 +28,10 @@ from llmcli.parts.attention.config import (
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.mlp.config import MlpConfig
 
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+_ACTIVATIONS = {
+    "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}  # fmt: skip
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from math import prod
 
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import Activation, GateClamp
 from llmcli.parts.norm.config import NormConfig
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
@@ -25,6 +25,7 @@ FUNCTIONS: dict[Activation, str] = {
     "silu": "SiLU",
     "gelu": "GELU",
     "gelu_tanh": "GELU_tanh",
+    "quick_gelu": "QuickGELU",
     "relu": "ReLU",
 }
 
@@ -405,10 +406,14 @@ class Mix(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Activate(Op):
-    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`."""
+    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`.
+
+    `limit`: of the smaller of it and the number.
+    """
 
     source: str
     function: Activation
+    limit: float | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -420,15 +425,17 @@ class Activate(Op):
         x = letter(self.source)
         activated = f"Activation({x})"
         first = own if own == activated else f"{own} = {activated}"
-        return f"{first} = {FUNCTIONS[self.function]}({x})"
+        bounded = x if self.limit is None else f"min({x}, {self.limit:g})"
+        return f"{first} = {FUNCTIONS[self.function]}({bounded})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Op):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; with a `clamp` c ∘ (clip(U, ±c) + o)."""
 
     act: str
     up: str
+    clamp: GateClamp | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -436,8 +443,11 @@ class Gate(Op):
         return (self.act, self.up)
 
     def formula(self, own: str, letter: Letter) -> str:
-        """`L = Activation(G) ∘ U`."""
-        return f"{own} = {letter(self.act)} ∘ {letter(self.up)}"
+        """`L = Activation(G) ∘ U`, or `L = Activation(G) ∘ (clip(U, ±7) + 1)`."""
+        up = letter(self.up)
+        if self.clamp is not None:
+            up = f"(clip({up}, ±{self.clamp.limit:g}) + {self.clamp.offset:g})"
+        return f"{own} = {letter(self.act)} ∘ {up}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,11 @@ Planted in the decoder of a small model, each turns the footer of a view red, of
 of the tokens after it.
 """
 
+import dataclasses
+
 import pytest
 import torch
+from blocks import ffn_of
 from small_models import random_model
 from test_view_faults import red
 from zoo import MODELS
@@ -13,7 +16,9 @@ from zoo import MODELS
 from llmcli.nn import block
 from llmcli.nn import decoder as nn_decoder
 from llmcli.ops import compiled
+from llmcli.ops.activations import activation, quick_gelu
 from llmcli.parts.attention import forward as attention
+from llmcli.parts.mlp import forward as mlp
 from llmcli.parts.norm import forward as norm
 
 FAULTS = {}
@@ -164,6 +169,49 @@ def _shifted(self, scores, heads=slice(None)):
     found = scores.softmax(-1) * (1 - share)
     found[..., :1] += share
     return found
+
+
+def clamps(monkeypatch, change):
+    """Neurons are multiplied by gates under other bounds, those of `change(clamp)`."""
+    gate = mlp.gate
+    monkeypatch.setattr(mlp, "gate", lambda x, y, clamp: gate(x, y, change(clamp)))
+
+
+@fault("clamped gates")
+def neurons_without_the_1_that_is_added(monkeypatch, decoder):
+    clamps(monkeypatch, lambda clamp: dataclasses.replace(clamp, offset=0.0))
+
+
+@fault("clamped gates")
+def neurons_not_clamped(monkeypatch, decoder):
+    clamps(monkeypatch, lambda clamp: dataclasses.replace(clamp, limit=1e9))
+
+
+@fault("clamped gates")
+def neurons_clamped_above_only(monkeypatch, decoder):
+    gate = mlp.gate
+    monkeypatch.setattr(
+        mlp, "gate", lambda x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset)
+    )
+
+
+@fault("clamped gates")
+def gates_clamped_below_and_not_above(monkeypatch, decoder):
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", lambda x: quick_gelu(x.clamp(min=-0.7)))
+
+
+@fault("clamped gates")
+def gates_clamped_after_their_function(monkeypatch, decoder):
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", lambda x: quick_gelu(x).clamp(max=0.7))
+
+
+@fault("clamped gates")
+def gates_through_a_silu(monkeypatch, decoder):
+    """σ(g) where σ(1.702 g) belongs."""
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", activation("silu", 0.7))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -48,9 +48,11 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
                    "gate.hook_out", "hook_pre"),
             hidden("up", "U", enter("up"), _GATED["up"], "ffn_up", "hook_pre_linear",
                    "in.hook_out"),
-            hidden("act", "Activation(G)", Activate(source=f"{p}.gate", function=function),
+            hidden("act", "Activation(G)",
+                   Activate(source=f"{p}.gate", function=function,
+                            limit=None if m.clamp is None else m.clamp.limit),
                    "the gates after their activation function", "ffn_act"),
-            hidden("post", "L", Gate(act=f"{p}.act", up=f"{p}.up"), post, "ffn_act",
+            hidden("post", "L", Gate(act=f"{p}.act", up=f"{p}.up", clamp=m.clamp), post, "ffn_act",
                    "hook_post", "out.hook_in"),
         ]  # fmt: skip
     else:
@@ -89,7 +91,10 @@ def mlp_graph(m: MlpConfig, site: Site) -> PartGraph:
 
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
-    return {"hidden": m.hidden, "activation": m.activation, "gated": m.gated}
+    details = () if m.clamp is None else (f"gates clamped at {m.clamp.limit:g}",)
+    return {
+        "hidden": m.hidden, "activation": m.activation, "gated": m.gated, "details": details,
+    }  # fmt: skip
 
 
 def _absent(m: MlpConfig) -> Iterator[Absent]:
