@@ -70,19 +70,21 @@ class Attention:
         q_BHTd, k_BKSd, v_BKTe = self._project(x_BTD, step)
         q_BHTd = self._grown(q_BHTd, step.positions)
         v_BKSe = v_BKTe
+        # a cap and sinks are in our kernels alone, which read queries in float32
+        unfused = config.cap is not None or config.sinks
+        widened = unfused and compiled.runs(q_BHTd)
+        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if cache is not None:
             assert isinstance(cache, KVCache)
             step.write(cache, k_BKSd, v_BKTe)
             k_BKSd, v_BKSe = cache.k, cache.v
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif cache is not None and compiled.attends(
-            q_BHTd, k_BKSd, v_BKSe, unfused=config.cap is not None or config.sinks
-        ):
+        elif cache is not None and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
-                q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window,
-                cap=config.cap, sinks_H=self.sinks_H,
-            )  # fmt: skip
+                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
+                window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+            ).to(q_BHTd.dtype)  # fmt: skip
         else:
             parts = [
                 attend(

@@ -48,7 +48,9 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
     # the fused kernel's sum of every row, and the tile of scores that one thread works on
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
     unfused = a.cap is not None or a.sinks
-    if unfused and (of.cuda or size != 4):  # no kernel: a block of queries at a time
+    if unfused and size < 4 and not of.cuda:  # our kernel reads queries, and writes, in float32
+        return found + of.rows * a.heads * (a.head_dim + a.value_dim) * wide
+    if unfused and size != 4:  # no kernel: a block of queries at a time
         block = min(tokens, _QUERIES) * keys * 4 + keys * (a.head_dim + a.value_dim)
         return found + of.batch * a.heads * block * wide + tokens * keys
     if of.kept < size:  # the new keys as they are kept: our kernel reads them so, and has no mask
