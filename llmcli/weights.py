@@ -19,7 +19,7 @@ from llmcli.families import Load, Plan, parts_to_fill, shape_after
 from llmcli.filling import fill
 from llmcli.formats.dense import writable
 from llmcli.formats.packed import Packed
-from llmcli.graph.ops import Normalize, Softmax
+from llmcli.graph.ops import Normalize
 from llmcli.model import Ledger, LedgerEntry, Stages
 from llmcli.nn.decoder import Decoder
 from llmcli.ops.quant import check_format, quantize
@@ -84,13 +84,9 @@ def ledger_of(
 
 
 def randomize(decoder: Decoder, seed: int) -> None:
-    """Seeded weights: matrices normal with deviation 0.02, norms multiply by 1, biases 0.
-
-    Sinks, too, which are scores.
-    """
-    ops = [node.op for node in graph(decoder.config).nodes.values()]
+    """Seeded weights: matrices normal with deviation 0.02, norms multiply by 1, biases 0."""
+    ops = (node.op for node in graph(decoder.config).nodes.values())
     neutral = {op.weight: 1.0 - op.norm.offset for op in ops if isinstance(op, Normalize)}
-    neutral |= {op.sink: 0.0 for op in ops if isinstance(op, Softmax) and op.sink is not None}
     generator = torch.Generator(decoder.device).manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)

@@ -6,14 +6,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from zoo import in_blocks, layer, llama
 
+from llmcli.ahead import start
+from llmcli.anatomy import parameters
 from llmcli.checkpoints import mxfp4, open_checkpoint
 from llmcli.errors import CheckpointError
-from llmcli.families.rules import Load, PerExpert, Rows
+from llmcli.families.family import Family
+from llmcli.families.rules import Load, PerExpert, Rename, Rows
 from llmcli.filling import fill, mapped, read_values
 from llmcli.formats.dense import Dense
 from llmcli.formats.packed import Packed
 from llmcli.graph.blocks import packed_bytes
+from llmcli.kernels import native
+from llmcli.loading import load_checkpoint
 from llmcli.model import Stages
 from llmcli.ops.quant import dequantize
 
@@ -153,3 +159,59 @@ def test_swapped_nibbles_and_another_bias_are_seen(tmp_path, monkeypatch):
     assert not torch.equal(read(), theirs)
     monkeypatch.setattr(mxfp4, "in_blocks", lambda c, s: plain(c, bytes(x + 1 for x in s)))
     assert torch.equal(read(), 2 * theirs)
+
+
+CONFIG = llama(*(layer(sinks=True),) * 2)
+CONFIG = in_blocks(CONFIG, "MXFP4", size=64)[0]
+IN_4_BITS = ("W_gate", "W_up", "W_down")
+FAMILY = Family(
+    name="test", words="a test", hf_types=("four",), gguf_archs=(), from_hf=lambda _: CONFIG,
+    from_gguf=lambda *_: CONFIG, rules_gguf=lambda _: (),
+    rules_hf=lambda of: [
+        Rename(spec.name + "_blocks" * spec.name.endswith(IN_4_BITS), spec.name)
+        for spec in parameters(of)
+    ],
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A model whose feed-forward is stored so, and what its weights are."""
+    monkeypatch.setattr("llmcli.families.family.families", lambda: (FAMILY,))
+    generator, tensors, exact = torch.Generator().manual_seed(1), {}, {}
+    for seed, spec in enumerate(parameters(CONFIG)):
+        shape = spec.stored_shape or spec.shape
+        if spec.name.endswith(IN_4_BITS):
+            codes, scales = drawn(shape[0], shape[1] // 32, scales=(120, 124), seed=seed)
+            tensors |= {f"{spec.name}_blocks": codes, f"{spec.name}_scales": scales}
+            theirs = convert_moe_packed_tensors(codes[None], scales[None], dtype=torch.float32)
+            exact[spec.name] = theirs[0].T
+        else:
+            tensors[spec.name] = exact[spec.name] = torch.randn(shape, generator=generator) / 4
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "four"} | QUANTIZED))
+    return tmp_path, exact
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+def test_a_model_has_the_same_numbers_however_it_is_loaded(path, monkeypatch):
+    """Dense, in blocks, read ahead, and where it does not fit into memory."""
+    folder, exact = path
+    checkpoint = open_checkpoint(folder)
+    ahead = start(checkpoint, dtype="auto", quantize="auto", bfloat16=False, free=1 << 40)
+    models = [
+        load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float32", text=False),
+        load_checkpoint(open_checkpoint(folder), device="cpu", text=False),
+        load_checkpoint(checkpoint, device="cpu", text=False, ahead=ahead),
+    ]
+    monkeypatch.setattr("llmcli.loading._exceeds", lambda weights, device: True)
+    models.append(load_checkpoint(open_checkpoint(folder), device="cpu", text=False))
+    for model in models:
+        packed = [name for name in model.decoder.weight_names
+                  if isinstance(model.decoder.weight(name), Packed)]  # fmt: skip
+        assert len(packed) == (0 if model is models[0] else 2 * len(IN_4_BITS))
+        for name, tensor in exact.items():
+            found = model.decoder.weight(name).dense(torch.float32)
+            assert torch.equal(found, tensor.to(found.dtype)), name
+    entry = next(one for one in models[1].ledger.entries if one.target.endswith("W_gate"))
+    assert (entry.stored, entry.dequantized) == ("MXFP4", False)
