@@ -72,6 +72,7 @@ class Ahead:
             shape = spec.stored_shape or spec.shape
             ops = [op for op in load.ops if isinstance(op, UnpairRows)]
             alone = load.index is None and load.scale is None and len(ops) == len(load.ops)
+            alone = alone and info.scales is None
             if not alone or (info.format, info.shape) != (spec.dtype, shape):
                 continue
             if shape_after(shape, ops) != shape:

@@ -207,10 +207,12 @@ def _in_the_file(
 ) -> tuple[Memory, int]:
     """What stays in the mapped file of what would be packed, and the bytes of all other weights."""
     sizes = {spec.name: spec.bytes or 0 for spec in numbers.parameters(config)}
+    stored = {load_.target: checkpoint.tensors[load_.source] for load_ in todo.loads}
     loads = {
         load_.target: load_
         for load_ in todo.loads
-        if numbers.formats.get(load_.target) == checkpoint.tensors[load_.source].format
+        if numbers.formats.get(load_.target) == stored[load_.target].format
+        and stored[load_.target].scales is None
     }
     left = sum(size for name, size in sizes.items() if name not in loads)
 

@@ -40,6 +40,8 @@ def random_decoder(config, dtype=torch.float64, seed=3, formats=DENSE):
             values = 1 + 0.3 * values
         elif last.startswith("b"):
             values = 0.3 * values
+        elif last == "sink":
+            pass
         elif "embed" not in name:
             values = 1.5 * values / slot.shape[1] ** 0.5
         slot.copy_(values)

@@ -103,7 +103,7 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         assert set(node.op.inputs) <= before, node.name
         before.add(node.name)
         values = {getattr(node.op, field.name) for field in fields(node.op)
-                  if field.name in ("weight", "bias", "table", "correction")}  # fmt: skip
+                  if field.name in ("weight", "bias", "table", "correction", "sink")}  # fmt: skip
         used |= values - {None}
     tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)
@@ -142,6 +142,17 @@ FAULTS = {
                           lambda n: change(n, function="gelu_tanh")),
     "gate and up exchanged": ("llama", "mlp.post",
                               lambda n: change(n, act=n.op.up, up="blocks.0.mlp.gate")),
+    "no sink": ("sinks", "attn.pattern", lambda n: change(n, sink=None)),
+    "no bound of the gates": ("clamped gates", "mlp.act", lambda n: change(n, limit=None)),
+    "another bound of the neurons": (
+        "clamped gates", "mlp.post", lambda n: change(n, clamp=replace(n.op.clamp, limit=0.8))
+    ),
+    "no 1 added to the neurons": (
+        "clamped gates", "mlp.post", lambda n: change(n, clamp=replace(n.op.clamp, offset=0.0))
+    ),
+    "a tanh for a sigmoid": (
+        "clamped gates", "mlp.act", lambda n: change(n, function="gelu_tanh")
+    ),
     "eps": ("llama", "ln1.out", lambda n: change(n, norm=replace(RMS, eps=1e-4))),
     "a mean is taken off": ("llama", "ln2.out",
                             lambda n: change(n, norm=replace(RMS, kind="layer"))),

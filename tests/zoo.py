@@ -35,7 +35,7 @@ from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.mlp.config import GateClamp, MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
 
@@ -859,6 +859,10 @@ LAYER = NormConfig(kind="layer", eps=1e-5, bias=True)
 ROPE = RopeConfig(theta=100.0, dims=8)
 PLAIN = MlpConfig(hidden=20, activation="gelu", gated=False)
 GATED = MlpConfig(hidden=30, activation="silu", gated=True)
+CLAMPED = MlpConfig(
+    hidden=30, activation="quick_gelu", gated=True, bias=True,
+    clamp=GateClamp(limit=0.7, offset=1.0),
+)  # fmt: skip
 
 
 def layer(mlp=GATED, norm=RMS, **attention):
@@ -1010,6 +1014,8 @@ BLOCKS = {
         layer(growth=QueryGrowth(beta=0.5, original=3)),
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
+    "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
+    "clamped gates": llama(*(layer(CLAMPED),) * 2),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
     ),
@@ -1087,6 +1093,8 @@ IN_BLOCKS = {
     "parallel with one norm": in_blocks(BLOCKS["parallel with one norm"], "Q4_0"),
     "offset norms": in_blocks(BLOCKS["offset norms"], "Q8_0", "Q4_1"),
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
+    "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
+    "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
     "experts": in_blocks(BLOCKS["experts"], "Q8_0", "Q4_1"),

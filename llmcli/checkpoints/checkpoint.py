@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from llmcli.checkpoints import mxfp4
 from llmcli.checkpoints.files import WeightFile, shown
 from llmcli.checkpoints.folder import Folder, read_folder
 from llmcli.checkpoints.safetensors import read_safetensors
@@ -69,21 +70,39 @@ class Checkpoint:
     def raw(self, name: str) -> memoryview:
         """The stored bytes of tensor `name`: a zero-copy view of a shared read-only mapping.
 
-        Raises KeyError for an unknown name, CheckpointError where the file has changed.
+        Raises KeyError for an unknown name, ValueError for one that lies in two tensors,
+        CheckpointError where the file has changed.
         """
         tensor = self.tensors[name]
+        if tensor.scales is not None:
+            raise ValueError(f"{name} does not lie in one piece")
         return self._open[tensor.file].view(tensor.offset, tensor.nbytes)
 
     def read(self, name: str, start: int, stop: int) -> bytearray:
         """A copy of bytes [start, stop) of tensor `name`, read without mapping the file.
 
-        Raises KeyError for an unknown name, ValueError for a range outside the tensor,
-        CheckpointError where the file has changed or cannot be read.
+        Of one that lies in two tensors those of whole blocks. Raises KeyError for an unknown name,
+        ValueError for a range outside the tensor, CheckpointError where the file has changed or
+        cannot be read.
         """
         tensor = self.tensors[name]
         if not 0 <= start <= stop <= tensor.nbytes:
             raise ValueError(f"bytes {start}…{stop} of {name}, which has {tensor.nbytes}")
+        if tensor.scales is not None:
+            return self._in_blocks(tensor, tensor.scales, start, stop)
         return self._open[tensor.file].read(tensor.offset + start, stop - start)
+
+    def _in_blocks(
+        self, codes: TensorInfo, scales: TensorInfo, start: int, stop: int
+    ) -> bytearray:
+        if start % mxfp4.BLOCK or stop % mxfp4.BLOCK:
+            raise ValueError(f"bytes {start}…{stop} of {codes.name} are no whole blocks")
+        first, last = start // mxfp4.BLOCK, stop // mxfp4.BLOCK
+        each = mxfp4.BLOCK - 1
+        return mxfp4.in_blocks(
+            self._open[codes.file].read(codes.offset + each * first, each * (last - first)),
+            self._open[scales.file].read(scales.offset + first, last - first),
+        )
 
     def descriptor(self, name: str) -> int:
         """Of the open file in which tensor `name` lies, until `release`.
@@ -126,7 +145,8 @@ def open_checkpoint(path: Path, *, name: str | None = None, weights: bool = True
     written, tensors, size = read_safetensors(path)
     beside = read_folder(path.parent, only=path)
     return Checkpoint(
-        path=path, kind="safetensors", name=name, config=beside.config, tensors=tensors,
+        path=path, kind="safetensors", name=name, config=beside.config,
+        tensors=mxfp4.paired(tensors, beside.config),
         generation_config=beside.generation_config, files=(path,), metadata=written,
         _open={path: WeightFile(path, size)},
     )  # fmt: skip
@@ -155,7 +175,8 @@ def _from_folder(path: Path, name: str, folder: Folder) -> Checkpoint:
                 hint="fetch the shards again: they and the index belong to different versions",
             )
     return Checkpoint(
-        path=path, kind="safetensors", name=name, config=folder.config, tensors=tensors,
+        path=path, kind="safetensors", name=name, config=folder.config,
+        tensors=mxfp4.paired(tensors, folder.config),
         generation_config=folder.generation_config, files=tuple(files), metadata=metadata,
         _open=files,
     )  # fmt: skip

@@ -12,7 +12,9 @@ class TensorInfo:
 
     `shape` is in PyTorch's order (GGUF's own order reversed: rows first). `format` is the
     safetensors dtype name ("F32", "BF16", "I8"…) or GGML's type name ("Q4_1", "Q6_K"…).
-    `offset` counts bytes from the beginning of `file`; `nbytes` is the length there.
+    `offset` counts bytes from the beginning of `file`; `nbytes` is the length there. Where
+    `scales` is another tensor, both together are one in blocks (`checkpoints.mxfp4`): `offset` is
+    that of its codes, and `nbytes` is of both.
     """
 
     name: str
@@ -21,6 +23,7 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+    scales: TensorInfo | None = None
 
 
 # Bits of one element. Names and sizes: safetensors 0.8, `Dtype`.

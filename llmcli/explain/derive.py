@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from llmcli import devices
 from llmcli.anatomy.graph import graph
@@ -19,8 +18,9 @@ from llmcli.explain.names import Axes, names
 from llmcli.explain.parameter import parameter_step
 from llmcli.explain.rules import rules
 from llmcli.explain.values import Values, needed_bytes
+from llmcli.graph.evaluation.attention import Softmax
 from llmcli.graph.evaluation.rule import Cell, Element, symbol
-from llmcli.graph.ops import Mix, Softmax
+from llmcli.graph.ops import Mix
 from llmcli.model import Model, dtype_name
 from llmcli.reports.explanation import Check, Explanation, Fact, Letter, Local, Step
 from llmcli.reports.progress import Progress
@@ -222,9 +222,9 @@ class _Tree:
         node = values.graph.mixing(layer)
         assert node is not None
         assert isinstance(node.op, Mix)
-        above = values.graph[node.op.pattern].op
+        above = values.rules[node.op.pattern]
         if isinstance(above, Softmax):
-            row_S = _softmax(values[above.source][head, query])
+            row_S = above.row(values, head, query)
         else:
             row_S = values[node.op.pattern][head, query]
         v_Se = values[node.op.value][head // node.op.group]
@@ -246,11 +246,6 @@ class _Tree:
             tolerance=tolerance,
             ok=abs(derived - kernel) <= tolerance,
         )
-
-
-def _softmax(row_S: Tensor) -> Tensor:
-    e_S = torch.exp(row_S - row_S.max())
-    return e_S / e_S.sum()
 
 
 def _difference(ours: float, theirs: float) -> float:

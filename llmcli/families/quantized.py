@@ -1,8 +1,8 @@
 """Which weights of a config.json are quantized, and the scales that its file keeps for them.
 
 Read are the schemes that keep one number of 8 bits per weight, under the weight's own name and in
-its own shape, with scales beside it: such a weight is a number times a scale, exactly. That they
-round activations too, when they compute, is not repeated here.
+its own shape, with scales beside it: such a weight is a number times a scale, exactly. And MXFP4.
+That they round activations too, when they compute, is not repeated here.
 
 fp8                  E4M3, `weight_scale_inv` per block (DeepSeek-V3, Qwen3) or for a whole tensor;
                      `weight_scale` for a whole tensor where the config has no blocks
@@ -10,6 +10,7 @@ fbgemm_fp8           E4M3, `weight_scale` per row
 compressed-tensors   E4M3 or int8 (`*-quantized`), `weight_scale` as its groups say
 modelopt             E4M3 (`FP8`), `weight_scale` for a whole tensor
 bitsandbytes         int8, `SCB` per row: the largest magnitude there, which 127 stands for
+mxfp4                blocks of 32 numbers in 4 bits, which the checkpoint has put together already
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Scheme:
 
 
 def scheme(settings: Mapping[str, Any]) -> Scheme | None:
-    """The scheme that a config.json names, None where its weights are not quantized.
+    """The scheme that a config.json names, None where its weights have no scales beside them.
 
     Raises UnsupportedModel for one that is not read, CheckpointError where it contradicts itself.
     """
@@ -145,6 +146,10 @@ def _bitsandbytes(section: Values) -> Scheme:
     return Scheme(grids={"SCB": grid}, layout="weight_format")
 
 
+def _mxfp4(section: Values) -> None:
+    """No scales are beside these weights: `checkpoints.mxfp4`."""
+
+
 def _compressed(section: Values) -> Scheme:
     sparse = section.section("sparsity_config")
     if sparse is not None and sparse.text("format", "dense") != "dense":
@@ -194,10 +199,11 @@ def _unsupported(method: str, what: str = "") -> UnsupportedModel:
     )
 
 
-_READERS: dict[str, Callable[[Values], Scheme]] = {
+_READERS: dict[str, Callable[[Values], Scheme | None]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }

@@ -24,6 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     **dict.fromkeys(
         ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"), "gelu_tanh"
     ),
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
 }
 

@@ -30,7 +30,10 @@ from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+_ACTIVATIONS = {
+    "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}  # fmt: skip
 
 
 def hub_config(config: ModelConfig) -> dict[str, Any]:

@@ -29,7 +29,6 @@ _NEEDED_BY = (
      "deepseek_v32 deepseek_v4 glm_moe_dsa kimi_linear minicpm3",
      "glm-dsa kimi-linear minicpm3"),
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
-    ("attention sinks", "gpt_oss", "gpt-oss"),
     ("chunked attention", "llama4 llama4_text", "llama4"),
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
     ("keys and values shared between layers", "gemma4 gemma4_text", "gemma4"),

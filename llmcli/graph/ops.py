@@ -16,7 +16,7 @@ from math import prod
 from llmcli.graph.spec import Call
 from llmcli.parts.attention.config import QueryGrowth, RopeConfig
 from llmcli.parts.latent.config import LatentConfig
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import Activation, GateClamp
 from llmcli.parts.norm.config import NormConfig
 
 Letter = Callable[[str], str]  # the letter of an activation or a parameter, by its name
@@ -26,6 +26,7 @@ FUNCTIONS: dict[Activation, str] = {
     "silu": "SiLU",
     "gelu": "GELU",
     "gelu_tanh": "GELU_tanh",
+    "quick_gelu": "QuickGELU",
     "relu": "ReLU",
 }
 
@@ -353,9 +354,14 @@ class Score(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Op):
-    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`."""
+    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`.
+
+    `sink`: a parameter `[H]`, for every head one score more in each of its rows. What it takes is
+    no key's weight, so that those of a row sum to less than 1 (gpt-oss).
+    """
 
     source: str
+    sink: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -364,7 +370,13 @@ class Softmax(Op):
 
     def formula(self, own: str, letter: Letter) -> str:
         """`A = softmax(S)`."""
-        return f"{own} = softmax({letter(self.source)})"
+        return f"{own} = {self.of(letter(self.source), letter)}"
+
+    def of(self, scores: str, letter: Letter) -> str:
+        """`softmax(S)`, or `softmax([S, sink]) without the sink's column`."""
+        if self.sink is None:
+            return f"softmax({scores})"
+        return f"softmax([{scores}, {letter(self.sink)}]) without the sink's column"
 
     @property
     def by_rows(self) -> bool:
@@ -420,10 +432,14 @@ class Mix(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Activate(Op):
-    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`."""
+    """`Activation(U)`, or of the gate `Activation(G)`, number by number, `[T, F]`.
+
+    `limit`: of the smaller of it and the number.
+    """
 
     source: str
     function: Activation
+    limit: float | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -435,15 +451,20 @@ class Activate(Op):
         x = letter(self.source)
         activated = f"Activation({x})"
         first = own if own == activated else f"{own} = {activated}"
-        return f"{first} = {FUNCTIONS[self.function]}({x})"
+        bounded = x if self.limit is None else f"min({x}, {self.limit:g})"
+        return f"{first} = {FUNCTIONS[self.function]}({bounded})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Op):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; a gate `[T, 1]` is of the whole row."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`; with a `clamp` c ∘ (clip(U, ±c) + o).
+
+    A gate `[T, 1]` is of the whole row.
+    """
 
     act: str
     up: str
+    clamp: GateClamp | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -451,8 +472,11 @@ class Gate(Op):
         return (self.act, self.up)
 
     def formula(self, own: str, letter: Letter) -> str:
-        """`L = Activation(G) ∘ U`."""
-        return f"{own} = {letter(self.act)} ∘ {letter(self.up)}"
+        """`L = Activation(G) ∘ U`, or `L = Activation(G) ∘ (clip(U, ±7) + 1)`."""
+        up = letter(self.up)
+        if self.clamp is not None:
+            up = f"(clip({up}, ±{self.clamp.limit:g}) + {self.clamp.offset:g})"
+        return f"{own} = {letter(self.act)} ∘ {up}"
 
 
 @dataclass(frozen=True, kw_only=True)

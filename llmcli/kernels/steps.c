@@ -154,7 +154,7 @@ EACH_LEVEL(soft_cap)
 const struct kernel kernel_soft_cap = {items_soft_cap, work_soft_cap, NULL};
 
 /* The numbers of `program.py`. */
-enum activation { SILU, GELU, GELU_TANH, RELU };
+enum activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU };
 
 INLINE vector activated(const int kind, vector x) {
     if (kind == RELU) return chosen(x > 0.0f, x, chosen(x != x, x, (vector){0}));
@@ -163,19 +163,22 @@ INLINE vector activated(const int kind, vector x) {
         for (int j = 0; j < VECTOR; j++) y[j] = erff(y[j]);
         return 0.5f * x * (1.0f + y);
     }
-    vector y = kind == SILU ? x : 1.59576912f * (x + 0.044715f * x * x * x); /* 2 sqrt(2 / pi) */
+    vector y = kind == SILU         ? x
+               : kind == QUICK_GELU ? 1.702f * x
+                                    : 1.59576912f * (x + 0.044715f * x * x * x); /* 2 sqrt(2 / pi) */
     return x / (1.0f + exponentials(-y));
 }
 
-INLINE void activate_row(const int kind, const float *x, float *out, int64_t count) {
-    vector part = {0};
+INLINE void activate_row(const int kind, const float *x, float *out, int64_t count, float limit) {
+    vector part = {0}, most = part + limit;
     const int64_t whole = count / VECTOR * VECTOR;
     for (int64_t i = 0; i < whole; i += VECTOR) {
         memcpy(&part, x + i, sizeof part);
-        part = activated(kind, part);
+        part = activated(kind, chosen(part > most, most, part));
         memcpy(out + i, &part, sizeof part);
     }
-    for (int64_t i = whole; i < count; i++) out[i] = activated(kind, (vector){0} + x[i])[0];
+    for (int64_t i = whole; i < count; i++)
+        out[i] = activated(kind, (vector){0} + (x[i] > limit ? limit : x[i]))[0];
 }
 
 #define EACH_ACTIVATION(call)                                                                      \
@@ -183,30 +186,40 @@ INLINE void activate_row(const int kind, const float *x, float *out, int64_t cou
         case SILU: call(SILU); break;                                                              \
         case GELU: call(GELU); break;                                                              \
         case GELU_TANH: call(GELU_TANH); break;                                                    \
+        case QUICK_GELU: call(QUICK_GELU); break;                                                  \
         case RELU: call(RELU); break;                                                              \
     }
 
-/* ACTIVATE: out = f(x), rows of x `x_stride` apart. An item is a row.
- * 0 f, 1 x, 2 x_stride, 3 out (contiguous), 4 rows, 5 columns */
+/* ACTIVATE: out = f(min(x, limit)), rows of x `x_stride` apart. An item is a row.
+ * 0 f, 1 x, 2 x_stride, 3 out (contiguous), 4 rows, 5 columns, 6 limit, infinity for none */
 static int64_t items_activate(const struct op *op) { return op->arg[4]; }
 
 INLINE void activate(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[1]) + item * op->arg[2];
     float *out = (float *)address(op->arg[3]) + item * op->arg[5];
-#define ACTIVATED(f) activate_row(f, x, out, op->arg[5])
+#define ACTIVATED(f) activate_row(f, x, out, op->arg[5], number(op->arg[6]))
     EACH_ACTIVATION(ACTIVATED)
 }
 EACH_LEVEL(activate)
 const struct kernel kernel_activate = {items_activate, work_activate, NULL};
 
-/* GATE: out = x * y, rows of y `y_stride` apart, x and out contiguous. An item is a row.
- * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns */
+/* GATE: out = x * y, or with `clamps` x * (y within -limit and limit + offset). Rows of y are
+ * `y_stride` apart, x and out contiguous. An item is a row.
+ * 0 x, 1 y, 2 y_stride, 3 out, 4 rows, 5 columns, 6 clamps, 7 limit, 8 offset */
 static int64_t items_gate(const struct op *op) { return op->arg[4]; }
 
 INLINE void gate(const struct op *op, int64_t item) {
     const float *x = (const float *)address(op->arg[0]) + item * op->arg[5];
     const float *y = (const float *)address(op->arg[1]) + item * op->arg[2];
     float *out = (float *)address(op->arg[3]) + item * op->arg[5];
+    if (op->arg[6]) {
+        const float limit = number(op->arg[7]), offset = number(op->arg[8]);
+        for (int64_t i = 0; i < op->arg[5]; i++) {
+            const float low = y[i] < -limit ? -limit : y[i];
+            out[i] = x[i] * ((low > limit ? limit : low) + offset);
+        }
+        return;
+    }
     for (int64_t i = 0; i < op->arg[5]; i++) out[i] = x[i] * y[i];
 }
 EACH_LEVEL(gate)

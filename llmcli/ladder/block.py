@@ -35,7 +35,12 @@ def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
 
 def _special(mixer: AttentionConfig) -> bool:
     """Whether its scores are made as no rung makes them."""
-    return mixer.qk_norm_wide or mixer.cap is not None or mixer.growth is not None
+    scored = mixer.cap is not None or mixer.growth is not None or mixer.sinks
+    return mixer.qk_norm_wide or scored
+
+
+def _plainly_added(layer: LayerConfig) -> bool:
+    return len(layer.sublayers) == 2 and layer.scale == 1
 
 
 def _plain(layer: LayerConfig, number: int) -> PlainBlock:
@@ -43,7 +48,7 @@ def _plain(layer: LayerConfig, number: int) -> PlainBlock:
         case [
             (AttentionConfig() as mixer, NormConfig() as ln1, None, 1.0),
             (MlpConfig() as ffn, NormConfig() as ln2, None, 1.0),
-        ] if len(layer.sublayers) == 2 and layer.scale == 1 and not _special(mixer):
+        ] if _plainly_added(layer) and not _special(mixer) and ffn.clamp is None:
             return PlainBlock(mixer=mixer, ffn=ffn, ln1=ln1, ln2=ln2)
     raise UnsupportedModel(
         f"the ladder climbs blocks of a norm and attention, then a norm and a feed-forward; "

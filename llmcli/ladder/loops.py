@@ -280,6 +280,8 @@ def activate(kind: Activation, x: float) -> float:
     """What a neuron does with its sum."""
     if kind == "silu":
         return x * 0.5 * (1 + math.tanh(x / 2))  # x · σ(x), without overflow
+    if kind == "quick_gelu":
+        return x * 0.5 * (1 + math.tanh(0.851 * x))
     if kind == "gelu":
         return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
     if kind == "gelu_tanh":

@@ -222,6 +222,8 @@ def activate(kind: Activation, X: Tensor) -> Tensor:
     """What each neuron does with its sum, number by number."""
     if kind == "silu":
         return X * torch.sigmoid(X)
+    if kind == "quick_gelu":
+        return X * torch.sigmoid(1.702 * X)
     if kind == "gelu":
         return 0.5 * X * (1 + torch.erf(X / math.sqrt(2)))
     if kind == "gelu_tanh":

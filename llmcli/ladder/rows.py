@@ -268,6 +268,8 @@ def activate(kind: Activation, x: Tensor) -> Tensor:
     """What each neuron does with its sum."""
     if kind == "silu":
         return x * torch.sigmoid(x)
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     if kind == "gelu":
         return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
     if kind == "gelu_tanh":

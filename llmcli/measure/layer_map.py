@@ -17,7 +17,7 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
-from llmcli.graph.ops import Mix, Project
+from llmcli.graph.ops import Mix, Project, Softmax
 from llmcli.model import Model
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.parts.registry import part_of
@@ -41,12 +41,19 @@ class LayerMap:
         self.heads = self._graph.sizes(number)["H"]
         self.sources = self._graph.sources(self.pattern)
         self.score = self._graph.score(node.op)
+        above = self._graph[self.pattern].op
+        self._sink = above.sink if isinstance(above, Softmax) else None
 
     @cached_property
     def _branch(self) -> BranchNames:
         part = self.mixed.rpartition(".")[0]
         block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
         return next(one for sub in block for one in sub.branches if one.part == part)
+
+    @property
+    def sinks(self) -> bool:
+        """Whether its heads have sinks of their own, so that their rows sum to less than 1."""
+        return self._sink is not None
 
     @property
     def kind(self) -> str:
@@ -158,6 +165,22 @@ class LayerMap:
         factors = [self.score.factor(at) for at in range(queries.start, queries.stop)]
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
+
+
+    def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
+        """The rows of the map of those `heads`, of the scores that `rows` gives of them."""
+        mixer = mixer_of(self._model, self.mixed)
+        if self.score is None:
+            return scores_HtS.softmax(-1)
+        assert isinstance(mixer, SoftmaxMap)
+        return mixer.weights(scores_HtS, heads)
+
+    def taken(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor | None:
+        """What the sinks of those `heads` take of each row, `[H, t]`; None where they have none."""
+        if self._sink is None:
+            return None
+        sink_H = self._model.decoder.weight(self._sink).dense()[list(heads), None]
+        return (sink_H.to(scores_HtS.dtype) - scores_HtS.logsumexp(-1)).sigmoid()
 
 
 class Scores(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,9 +50,15 @@ class SoftmaxMap(ABC):
         visible = visible_keys(positions, k_BKSd.shape[2], self.window)
         return self.scores(q_BHtd, k_BKSd, visible, positions + before)
 
-    def attention_rows(self, q_BHtd: Tensor, k_BKSd: Tensor, first: int) -> Tensor:
-        """The attention pattern of those queries: rows of `score_rows` through the softmax."""
-        return self.score_rows(q_BHtd, k_BKSd, first).softmax(-1)
+    def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
+        """The softmax of scores `[…, H, t, S]` of those `heads`."""
+        return scores_BHtS.softmax(-1)
+
+    def attention_rows(
+        self, q_BHtd: Tensor, k_BKSd: Tensor, first: int, heads: slice = slice(None)
+    ) -> Tensor:
+        """The attention pattern of those queries, of those `heads`: weights of `score_rows`."""
+        return self.weights(self.score_rows(q_BHtd, k_BKSd, first), heads)
 
     def derive(
         self,
@@ -78,5 +84,7 @@ class SoftmaxMap(ABC):
         if len(numbers) < self.heads:
             group = self.heads // self.kv_heads
             k_BKSd = k_BKSd[:, [head // group for head in numbers]]
-        rows = self.score_rows if name.endswith(".scores") else self.attention_rows
-        return rows(q_BHTd[:, heads, first:stop], k_BKSd, first)
+        q_BHtd = q_BHTd[:, heads, first:stop]
+        if name.endswith(".scores"):
+            return self.score_rows(q_BHtd, k_BKSd, first)
+        return self.attention_rows(q_BHtd, k_BKSd, first, heads)

@@ -26,6 +26,7 @@ L2 norm                norm.l2_norm                   –                    gat
 SiLU                   activations.activation         Activate             SwiGLU, convolutions
 GELU                   activations.activation         Activate             GPT-NeoX
 GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
+GELU, sigmoid form     activations.quick_gelu         Activate             gpt-oss, clamped
 sigmoid                torch.sigmoid                  Share                gates, GLM-4's routing
 softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -37,17 +38,29 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return (at_least_float32(x) / cap).tanh_().mul_(cap).to(x.dtype)
 
 
-def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function of that name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0)."""
+def quick_gelu(x: Tensor) -> Tensor:
+    """`x · σ(1.702 x)`: the sigmoid form of GELU (Hendrycks & Gimpel 2016), rounded once."""
+    wide = at_least_float32(x)
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
+def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
+    """The function of that name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
+
+    And `quick_gelu`. With a `limit` of `min(x, limit)` (gpt-oss).
+    """
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,
         "gelu_tanh": gelu_tanh,
+        "quick_gelu": quick_gelu,
         "relu": F.relu,
     }
     plain = functions[name]
 
     def act(x: Tensor) -> Tensor:
-        return compiled.activate(x, name) if compiled.takes(x) else plain(x)
+        if compiled.takes(x):
+            return compiled.activate(x, name, limit)
+        return plain(x if limit is None else x.clamp(max=limit))
 
     return act

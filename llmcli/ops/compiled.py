@@ -6,6 +6,7 @@ N heads of queries and keys together, H heads, K key/value heads, C slots, d and
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from llmcli.graph.blocks import PACKED
 from llmcli.kernels import native, program
+from llmcli.parts.mlp.config import GateClamp
 
 SLOTS = 256  # that one item of ATTEND reads (attention.c)
 _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # `enum activation` in steps.c
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")  # `enum activation` in steps.c
 
 # As formats of `look_up`: row after row.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
@@ -106,16 +108,17 @@ def store(x_BK1d: Tensor, cache_BKCd: Tensor, starts: Tensor) -> None:
 
 
 def attends(
-    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, capped: bool = False
+    q_BHTd: Tensor, k_BKCd: Tensor, v_BKCe: Tensor, *, unfused: bool = False
 ) -> bool:
     """Whether `attend` can: heads that it has room for, whose numbers lie together.
 
-    Many tokens only with keys in bfloat16, or with a cap: elsewhere PyTorch's own kernel stays. It
-    stays, too, where there is no processor level: its sums are fused there, ours function calls.
+    Many tokens only with keys in bfloat16, or `unfused`, with a cap or sinks: elsewhere PyTorch's
+    own kernel stays. It stays, too, where there is no processor level: its sums are fused there,
+    ours function calls.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
-    many = (k_BKCd.dtype == torch.bfloat16 or capped) and native.level() != "portable"
+    many = (k_BKCd.dtype == torch.bfloat16 or unfused) and native.level() != "portable"
     return (
         takes(q_BHTd)
         and (one or many)
@@ -230,25 +233,26 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return out
 
 
-def activate(x: Tensor, name: str) -> Tensor:
+def activate(x: Tensor, name: str, limit: float | None = None) -> Tensor:
     """See `ops.activations.activation`."""
     rows = _rows(x)
     out = torch.empty(x.shape)
     op = (
         program.ACTIVATE, ACTIVATIONS.index(name), rows.data_ptr(), rows.stride(0), out.data_ptr(),
-        len(rows), x.shape[-1],
+        len(rows), x.shape[-1], _bits(math.inf if limit is None else limit),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(rows,), writes=(out,))
     return out
 
 
-def gate(x: Tensor, y: Tensor) -> Tensor:
-    """`x ∘ y` of equal shapes."""
+def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
+    """See `ops.elements.gate`."""
     x, rows = x.contiguous(), _rows(y)
     out = torch.empty_like(x)
     op = (
         program.GATE, x.data_ptr(), rows.data_ptr(), rows.stride(0), out.data_ptr(), len(rows),
-        x.shape[-1],
+        x.shape[-1], clamp is not None, _bits(clamp.limit if clamp else 0.0),
+        _bits(clamp.offset if clamp else 0.0),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
     return out

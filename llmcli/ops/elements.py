@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from llmcli.ops import compiled
+from llmcli.ops.norm import at_least_float32
+from llmcli.parts.mlp.config import GateClamp
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -24,9 +26,14 @@ def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
     return compiled.scale_rows(x, factors) if both else x * factors
 
 
-def gate(x: Tensor, y: Tensor) -> Tensor:
-    """`x ∘ y`, of equal shapes."""
-    return compiled.gate(x, y) if compiled.takes(x) and compiled.takes(y) else x * y
+def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
+    """`x ∘ y`, of equal shapes; with a `clamp` `x ∘ (clip(y, ±limit) + offset)`, rounded once."""
+    if compiled.takes(x) and compiled.takes(y):
+        return compiled.gate(x, y, clamp)
+    if clamp is None:
+        return x * y
+    wide = at_least_float32(y).clamp(-clamp.limit, clamp.limit).add_(clamp.offset)
+    return wide.mul_(x).to(x.dtype)
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -59,12 +59,16 @@ class HeadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReport:
-    """One layer. `kind`: `full` or `window 512`; `kv_heads` heads of keys and values."""
+    """One layer. `kind`: `full` or `window 512`; `kv_heads` heads of keys and values.
+
+    `sinks`: its heads have learned sinks, which take a part of every row.
+    """
 
     layer: int
     kind: str
     kv_heads: int
     heads: tuple[HeadReport, ...]
+    sinks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +128,11 @@ class AttentionReport:
     checks: tuple[ViewCheck, ...]
     skipped: tuple[tuple[str, str], ...] = ()
     unlabelled: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sinks(self) -> bool:
+        """Whether heads have learned sinks: entropies and distances are of A[i,j] / Σ_j A[i,j]."""
+        return any(layer.sinks for layer in self.layers)
 
     @property
     def ok(self) -> bool:

@@ -62,6 +62,12 @@ METRICS: tuple[Metric, ...] = (
         source="Gu et al. 2025",
     ),
     Metric(
+        name="learned_sink",
+        words="what its learned sink takes, which no key gets",
+        formula="mean of e^sink / (e^sink + Σ_j e^S[i,j])",
+        source="gpt-oss model card 2025",
+    ),
+    Metric(
         name="induction",
         words="attention to what followed the same token before",
         formula="mean over rows that see such a key of Σ_{j ≤ i, t_{j−1} = t_i} A[i,j]",
@@ -107,5 +113,6 @@ METRICS: tuple[Metric, ...] = (
 )
 
 RANK = "effective_rank"
+LEARNED_SINK = "learned_sink"  # of models whose heads have one
 # all that one pass over the rows gives
 USUAL: tuple[str, ...] = tuple(metric.name for metric in METRICS if metric.name != RANK)

@@ -74,11 +74,12 @@ FORMATS = (
         (
             Part("reasoning", "<|channel|>analysis<|message|>", "<|end|>"),
             Part("tool", "<|channel|>commentary to=", "<|call|>"),
+            Part("tool", "<|channel|>analysis to=", "<|call|>"),  # of the tools built in
             Part("tool", "<|start|>assistant to=", "<|call|>"),
         ),
         ignored=(
             "<|start|>assistant", "<|channel|>commentary<|message|>", "<|channel|>final<|message|>",
-            "<|end|>",
+            "<|channel|>final <|constrain|>json<|message|>", "<|end|>",
         ),
         apart=True,
     ),

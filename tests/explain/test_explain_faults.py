@@ -37,7 +37,7 @@ def no_mask(decoder, monkeypatch):
     see = llmcli.parts.attention.forward.attend
     monkeypatch.setattr(
         llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, *, scale, causal, mask, cap: see(q, k, v, scale=scale),
+        lambda q, k, v, *, scale, **_: see(q, k, v, scale=scale),
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def shifted_mask(decoder, monkeypatch):
     visible[0, 0] = True
     monkeypatch.setattr(
         llmcli.parts.attention.forward, "attend",
-        lambda q, k, v, *, scale, causal, mask, cap: see(q, k, v, scale=scale, mask=visible),
+        lambda q, k, v, *, scale, **_: see(q, k, v, scale=scale, mask=visible),
     )  # fmt: skip
 
 

@@ -68,7 +68,6 @@ def test_schemes_that_are_read(config, found):
     [
         (of("awq", bits=4), "`awq`"),
         (of("gptq", bits=8), "`gptq`"),
-        (of("mxfp4"), "`mxfp4`"),
         (of("bitsandbytes", load_in_4bit=True), r"`bitsandbytes` \(4 bits\)"),
         (of("bitsandbytes", load_in_8bit=True, load_in_4bit=True), r"\(4 bits\)"),
         (of("modelopt", quant_algo="NVFP4"), r"`modelopt` \(NVFP4\)"),

@@ -17,7 +17,7 @@ from llmcli.model import Model
 from llmcli.text import load_tokenizer
 
 SPECIALS = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "[THINK]",
-            "[/THINK]"]  # fmt: skip
+            "[/THINK]", "<|constrain|>", "<|call|>"]  # fmt: skip
 RETURN = 0
 # what the published templates do with an answer of the past, in few words
 HARMONY = (
@@ -93,6 +93,22 @@ def test_channels_are_kept_apart(talking, monkeypatch):
         "<|start|>assistant<|channel|>final<|message|>Yes.<|end|>"
         "<|start|>user<|message|>more<|end|><|start|>assistant" + HM
     )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>",
+        "<|start|>assistant to=functions.x<|channel|>commentary <|constrain|>json<|message|>{}",
+        "<|channel|>analysis to=python code<|message|>1+1<|call|>",
+    ],
+)
+def test_a_call_is_shown_as_it_was_written(call, talking, monkeypatch):
+    text = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{call}"
+    text = text.replace("assistant<|start|>assistant", "assistant")
+    message, shown = answered(talking(HARMONY), monkeypatch, text)
+    assert shown == message.raw == text
+    assert (message.content, message.reasoning) == (call, "Hm.")
 
 
 def test_what_the_template_writes_down_again_keeps_its_ids(talking, monkeypatch):

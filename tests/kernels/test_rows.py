@@ -12,7 +12,9 @@ import torch
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.kernels import native
 from llmcli.ops import compiled, product
+from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.parts.mlp.config import GateClamp
 
 
 def levels(library, use):
@@ -223,3 +225,22 @@ def test_rows_of_a_table_of_16_bits(library, use, dtype):
         for bad in (50, -1, 2**40):
             with pytest.raises(IndexError, match="none of 50 rows"):
                 compiled.look_up(table, format, 50, 33, torch.tensor([3, bad]))
+
+
+@pytest.mark.parametrize("name", compiled.ACTIVATIONS)
+def test_activations_and_gates_with_and_without_bounds(library, use, name):
+    """Every level gives the same bits, which are PyTorch's but for roundings of the function."""
+    x, y = torch.linspace(-9, 9, 2 * 77).view(2, 77), torch.linspace(12, -12, 2 * 77).view(2, 77)
+    x[0, 5] = y[1, 9] = math.nan
+    clamp = GateClamp(limit=7.0, offset=1.0)
+    found = []
+    for _ in levels(library, use):
+        bounded, free = compiled.activate(x, name, 2.5), compiled.activate(x, name)
+        gated, plain = compiled.gate(x, y, clamp), compiled.gate(x, y)
+        found.append(torch.stack((bounded, free, gated, plain)))
+    exact = activation(name)(x.double())
+    torch.testing.assert_close(found[0][1].double(), exact, rtol=1e-6, atol=1e-6, equal_nan=True)
+    clamped = compiled.activate(x.clamp(max=2.5), name)
+    parts = (clamped, found[0][1], x * (y.clamp(-7, 7) + 1), x * y)
+    assert torch.equal(torch.stack(parts).nan_to_num(99), found[0].nan_to_num(99))
+    assert all(torch.equal(one.nan_to_num(99), found[0].nan_to_num(99)) for one in found)

@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 import torch
+from blocks import ffn_of
 from small_models import random_model
 from test_view_faults import red
 from zoo import MODELS
@@ -16,9 +17,11 @@ from llmcli.nn import block
 from llmcli.nn import decoder as nn_decoder
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
+from llmcli.ops.activations import activation, quick_gelu
 from llmcli.parts.attention import forward as attention
 from llmcli.parts.experts import forward as experts
 from llmcli.parts.latent import forward as latent
+from llmcli.parts.mlp import forward as mlp
 from llmcli.parts.norm import forward as norm
 
 FAULTS = {}
@@ -181,7 +184,11 @@ def weights_not_scaled(monkeypatch, decoder):
 
 @fault("experts beside dense layers")
 def all_of_the_shared_expert(monkeypatch, decoder):
-    monkeypatch.setattr(torch, "sigmoid", torch.ones_like)
+    share = experts.share
+    monkeypatch.setattr(
+        experts, "share",
+        lambda x, sigmoid: torch.ones_like(x) if x.shape[-1] == 1 else share(x, sigmoid=sigmoid),
+    )
 
 
 @fault("experts beside dense layers")
@@ -286,6 +293,92 @@ def unless(one, instead):
     """Calls of all but `one`, which is replaced."""
     call = type(one).__call__
     return lambda self, x: instead(x) if self is one else call(self, x)
+
+
+@fault("sinks")
+def no_sinks(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": None})
+
+
+@fault("sinks")
+def sinks_scaled_as_scores_are(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": rest["sinks_H"] * rest["scale"]})
+
+
+@fault("sinks")
+def sinks_of_the_next_heads(monkeypatch, decoder):
+    attends(monkeypatch, lambda rest: rest | {"sinks_H": rest["sinks_H"].roll(1)})
+
+
+@fault("sinks")
+def the_sink_in_the_numerator_too(monkeypatch, decoder):
+    """What it takes goes to the first key: rows sum to 1 again."""
+    monkeypatch.setattr(attention.Attention, "weights", _shifted)
+    one, many = compiled.attend, attention.attend
+
+    def mixed(attend):
+        def planted(q, k, v, *rest, sinks_H, **more):
+            added = v[:, :, :1].repeat_interleave(q.shape[1] // v.shape[1], 1)
+            z = attend(q, k, v, *rest, sinks_H=sinks_H, **more)
+            every = attend(q, k, torch.ones_like(v), *rest, sinks_H=sinks_H, **more)
+            return z + (1 - every[..., :1]) * added
+
+        return planted
+
+    monkeypatch.setattr(compiled, "attend", mixed(one))
+    monkeypatch.setattr(attention, "attend", mixed(many))
+
+
+def _shifted(self, scores, heads=slice(None)):
+    """Weights with the sink's share given to the first key."""
+    sink = self.sinks_H[heads].to(scores.dtype).view(-1, 1, 1)
+    share = (sink - scores.logsumexp(-1, keepdim=True)).sigmoid()
+    found = scores.softmax(-1) * (1 - share)
+    found[..., :1] += share
+    return found
+
+
+def clamps(monkeypatch, change):
+    """Neurons are multiplied by gates under other bounds, those of `change(clamp)`."""
+    gate = mlp.gate
+    monkeypatch.setattr(mlp, "gate", lambda x, y, clamp: gate(x, y, change(clamp)))
+
+
+@fault("clamped gates")
+def neurons_without_the_1_that_is_added(monkeypatch, decoder):
+    clamps(monkeypatch, lambda clamp: dataclasses.replace(clamp, offset=0.0))
+
+
+@fault("clamped gates")
+def neurons_not_clamped(monkeypatch, decoder):
+    clamps(monkeypatch, lambda clamp: dataclasses.replace(clamp, limit=1e9))
+
+
+@fault("clamped gates")
+def neurons_clamped_above_only(monkeypatch, decoder):
+    gate = mlp.gate
+    monkeypatch.setattr(
+        mlp, "gate", lambda x, y, clamp: gate(x, y.clamp(max=clamp.limit) + clamp.offset)
+    )
+
+
+@fault("clamped gates")
+def gates_clamped_below_and_not_above(monkeypatch, decoder):
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", lambda x: quick_gelu(x.clamp(min=-0.7)))
+
+
+@fault("clamped gates")
+def gates_clamped_after_their_function(monkeypatch, decoder):
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", lambda x: quick_gelu(x).clamp(max=0.7))
+
+
+@fault("clamped gates")
+def gates_through_a_silu(monkeypatch, decoder):
+    """σ(g) where σ(1.702 g) belongs."""
+    for of in decoder.blocks:
+        monkeypatch.setattr(ffn_of(of), "act", activation("silu", 0.7))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -8,8 +8,10 @@ from small_models import ids, random_decoder
 from zoo import CONFIGS, MODELS, VOCAB, layer, llama, stretched
 
 from llmcli.anatomy.graph import graph
+from llmcli.kernels import native
 from llmcli.nn import step
 from llmcli.nn.decoder import Decoder
+from llmcli.ops import compiled
 from llmcli.parts.attention.config import DynamicScaling
 
 
@@ -170,3 +172,25 @@ def test_rows_that_are_computed_some_at_a_time_see_the_same_keys(window, band, m
     monkeypatch.setattr(step, "_BAND", band)
     for ours, theirs in zip(outputs(), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.skipif(native.level() in (None, "portable"), reason="there are no kernels for it")
+@pytest.mark.parametrize("name", ["caps", "sinks"])
+def test_numbers_of_16_bits_have_kernels_for_caps_and_sinks(name, monkeypatch):
+    """They are widened for it: what PyTorch has in pieces takes ten times as long."""
+    decoder = random_decoder(MODELS[name], torch.bfloat16)
+    ids = torch.arange(24)[None] % VOCAB
+    calls, attend = [], compiled.attend
+
+    def run():
+        state = decoder.new_state(1, 32)
+        parts = [decoder(part, state) for part in ids.split([9, 1, 13, 1], 1)]
+        return torch.cat(parts, 1).log_softmax(-1)
+
+    monkeypatch.setattr(
+        compiled, "attend", lambda *x, **rest: (calls.append(x[0].dtype), attend(*x, **rest))[1]
+    )
+    found = run()
+    assert calls == [torch.float32] * 2 * 4
+    monkeypatch.setattr(compiled, "attends", lambda *x, **rest: False)
+    torch.testing.assert_close(run(), found, rtol=0.02, atol=0.02)

@@ -137,6 +137,9 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             if leaf == "scores":
                 scores = 2 * scores
             pattern = scores.softmax(-1)
+            if layer.attention.sinks:  # its share of what all scores have together
+                sink_H11 = model.decoder.weight(f"{prefix}.sink").tensor[:, None, None]
+                pattern = pattern * (scores.logsumexp(-1, keepdim=True) - sink_H11).sigmoid()
             if leaf == "pattern":
                 pattern = 2 * pattern
             call = Call(batch=1, tokens=TOKENS.shape[1], past=0, phase="prefill")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmcli.graph import ops
-from llmcli.ops import activations, norm, rope
+from llmcli.ops import activations, elements, norm, rope
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.linear import linear
 from llmcli.parts.attention.config import (
@@ -23,6 +23,7 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.mlp.config import GateClamp
 from llmcli.parts.norm.config import NormConfig
 
 F64 = torch.float64
@@ -87,12 +88,35 @@ def test_norm_statistics_in_float32_for_bfloat16():
 @settings(deadline=None)
 @given(st.floats(-30, 30))
 def test_activations(x):
-    for name in ("silu", "gelu", "gelu_tanh"):
+    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu"):
         number = torch.tensor(x, dtype=F64)
         fast = activations.activation(name)(number).item()
         slow = activated(name, number).item()
         assert math.isclose(fast, slow, rel_tol=1e-9, abs_tol=1e-12)
     assert activations.activation("relu")(torch.tensor(x)).item() >= 0
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
+def test_clamped_gates(dtype):
+    """The kernels' (float32), PyTorch's and the formulas', beyond both bounds and at them."""
+    x, y = (torch.cat((torch.linspace(-9, 9, 41), torch.tensor([7.0, -7.0]))) for _ in range(2))
+    x, y = (part.flatten().to(dtype) for part in torch.meshgrid(x, y, indexing="ij"))
+    near = 2 * torch.finfo(dtype).eps
+    for name in ("quick_gelu", "silu", "relu"):
+        found = activations.activation(name, 7.0)(x)
+        op = ops.Activate(source="x", function=name, limit=7.0)
+        exact = evaluate(op, {"x": x.double()[None]})[0]
+        torch.testing.assert_close(found.double(), exact, rtol=near, atol=1e-30)
+        assert torch.equal(found, activations.activation(name)(x.clamp(max=7.0)))
+    clamp = GateClamp(limit=7.0, offset=1.0)
+    op = ops.Gate(act="x", up="y", clamp=clamp)
+    exact = evaluate(op, {"x": x.double()[None], "y": y.double()[None]})[0]
+    assert torch.equal(exact, x.double() * (y.double().clamp(-7, 7) + 1))
+    found = elements.gate(x, y, clamp)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=near, atol=0)
+    assert elements.gate(x[:1] * torch.nan, y[:1], clamp).isnan().all()
+    assert activations.activation("quick_gelu", 7.0)(x[:1] * torch.nan).isnan().all()
 
 
 @settings(deadline=None)

@@ -46,6 +46,18 @@ ANSWERS = {
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.x<|channel|>b",
         "<|start|>assistant to=functions.x<|channel|>b", "a",
     ),
+    "gpt-oss that calls what is built in": (
+        HARMONY, "<|start|>assistant",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis to=python "
+        "code<|message|>1+1<|call|>",
+        "<|channel|>analysis to=python code<|message|>1+1<|call|>", "a",
+    ),
+    "gpt-oss in a given form": (
+        HARMONY, "<|start|>assistant",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final "
+        '<|constrain|>json<|message|>{"b":1}',
+        '{"b":1}', "a",
+    ),
     "gpt-oss cut off": (
         HARMONY, "<|start|>assistant", "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
         "", "a",

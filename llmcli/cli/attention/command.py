@@ -41,9 +41,9 @@ Kinds of heads: previous-token, induction, duplicate, sink, local, broad. A
 head is written layer.head; those that share keys and values stand together.
 
 Metrics: entropy, normalized_entropy, effective_keys, max_weight,
-current_token, previous_token, sink, sink_rate, induction, duplicate, distance,
-distance_without_sink, locality_8, locality_64, effective_rank. Their formulas
-stand below what --map and --metrics show.
+current_token, previous_token, sink, sink_rate, learned_sink, induction,
+duplicate, distance, distance_without_sink, locality_8, locality_64,
+effective_rank. Their formulas stand below what --map and --metrics show.
 
 Examples:
 
@@ -69,9 +69,10 @@ def command(
 
     The forward pass is the usual one; weights are computed from its queries and keys in blocks
     of rows, so that a long prompt takes memory as its length, not its square. Every view proves
-    itself: rows sum to 1, masked weights are 0, the pattern times the values is what the layer
-    itself computed, and that follows from the formulas; or the command exits 1. Only what is
-    looked at counts: without --generate there are no logits, and a NaN in them goes unseen.
+    itself: rows sum to 1 (with a head's learned sink, if any), masked weights are 0, the pattern
+    times the values is what the layer itself computed, and that follows from the formulas; or the
+    command exits 1. Only what is looked at counts: without --generate there are no logits, and a
+    NaN in them goes unseen.
     """
     out = Output("attention", output)
     asked = Asked.of(heads, view, json=out.json)

@@ -12,7 +12,7 @@ from llmcli.cli.output import Output
 from llmcli.cli.progress import Progress
 from llmcli.errors import UsageError
 from llmcli.reports.attention import AttentionReport
-from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.reports.head_metrics import LEARNED_SINK, METRICS, MOST_RANKED, RANK, USUAL
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +37,7 @@ class Run:
         view: ViewOptions,
         asked: Asked,
     ) -> None:
+        from llmcli.measure.attention.run import has_sinks
         from llmcli.render.attention.view import COLOURED_BY
         from llmcli.render.stats import model_line
 
@@ -46,6 +47,9 @@ class Run:
         self.asked = asked.fitting(self.chosen)
         names = {metric.name for metric in asked.table} | ({asked.map.name} if asked.map else set())
         self.metrics = tuple(metric.name for metric in METRICS if metric.name in {*USUAL, *names})
+        named = {*names} if len(asked.table) < len(METRICS) else set()
+        if LEARNED_SINK in named and not has_sinks(model.config):
+            raise UsageError(f"`{LEARNED_SINK}`: no head of this model has a learned sink")
         self.coloured_by = asked.map.name if asked.map else COLOURED_BY
         self.tokens = len(ids) + new
         self.spans = view.spans(self.tokens)

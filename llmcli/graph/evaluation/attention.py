@@ -127,13 +127,16 @@ class Score(Rule[ops.Score]):
 
 
 class Softmax(Rule[ops.Softmax]):
-    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`."""
+    """`A = softmax(S)` row by row, with the row's maximum taken off first, `[H, T, S]`.
+
+    With a sink, the maximum and the sum are those of the row and of it.
+    """
 
     @property
     def formula(self) -> str:
         """It goes on to say what S is."""
         product = self.scores.op.product(self.letter_of)
-        return f"{super().formula} = softmax({product})"
+        return f"{super().formula} = {self.op.of(product, self.letter_of)}"
 
     @property
     def scores(self) -> Score:
@@ -144,9 +147,18 @@ class Softmax(Rule[ops.Softmax]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Row by row."""
-        s_HTS = values[self.op.source]
-        e_HTS = torch.exp(s_HTS - s_HTS.amax(-1, keepdim=True))
-        return e_HTS / e_HTS.sum(-1, keepdim=True)
+        return _softmax(values[self.op.source], self._sinks(values))[0]
+
+    def row(self, values: Numbers, head: int, query: int) -> Tensor:
+        """One row of it, `[S]`."""
+        return _softmax(values[self.op.source][head, query], self._sinks(values)[head, 0])[0]
+
+    def _sinks(self, values: Numbers) -> Tensor:
+        """The heads' own scores, `[H, 1, 1]`; −∞ where they have none."""
+        if self.op.sink is None:
+            heads = len(values[self.op.source])
+            return torch.full((heads, 1, 1), -math.inf, dtype=torch.float64)
+        return values.vector(self.op.sink)[:, None, None]
 
     def magnitude(self, values: Numbers, name: str, index: tuple[int, ...]) -> float:
         """The largest weight of the row; what is masked is 0 exactly."""
@@ -158,7 +170,8 @@ class Softmax(Rule[ops.Softmax]):
 
         The kernel never writes scores: what it rounds in them is in its weights.
         """
-        return _uncertain(values[self.op.source], self.scores.magnitudes(values))
+        size_HTS = self.scores.magnitudes(values)
+        return _uncertain(values[self.op.source], size_HTS, self._sinks(values))
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The whole row of scores, their exponentials, and the share of one of them."""
@@ -166,33 +179,42 @@ class Softmax(Rule[ops.Softmax]):
         reason = self.scores.hides(query, key)
         row = values[self.op.source][head, query].tolist()
         seen = [at for at in range(len(row)) if not self.scores.hides(query, at)]
-        top = max(row[at] for at in seen)
+        sink = float(self._sinks(values)[head])
+        top = max(sink, *(row[at] for at in seen))
         exps = {at: math.exp(row[at] - top) for at in seen}
-        summed = math.fsum(exps.values())
+        summed, taken = math.fsum(exps.values()), math.exp(sink - top)
+        every = summed + taken
         terms = tuple(
-            Term(at=at, parts=(row[at], e, e / summed), value=e, label=values.texts[at])
+            Term(at=at, parts=(row[at], e, e / every), value=e, label=values.texts[at])
             for at, e in exps.items()
         )
         cell = symbol("S", head, query, "s")
         columns = ("S", "e^(S − max)", "A")
         sum_ = Sum(formula=f"e^({cell} − max)", over="s", columns=columns, value=summed)
-        peak = Fact(formula=f"max = max {cell} over s", parts=(), value=top)
+        peak, all_of_it = Fact(formula=f"max = max {cell} over s", parts=(), value=top), "Σ"
+        after: tuple[Fact, ...] = ()
+        if self.op.sink is not None:
+            own = self.cell(self.op.sink, head)
+            peak = Fact(formula=f"max = max({own}, max {cell} over s)", parts=(), value=top)
+            all_of_it = f"(Σ + e^({own} − max))"
+            formula = f"Σ + e^({own} − max) = {{}} + {{}}"
+            after = (Fact(formula=formula, parts=(summed, taken), value=every),)
         if reason:
-            zero = Fact(formula="e^(−∞ − max) / Σ = 0 / {}", parts=(summed,), value=0.0)
+            zero = Fact(formula=f"e^(−∞ − max) / {all_of_it} = 0 / {{}}", parts=(every,), value=0.0)
             return Element(
                 value=0.0, magnitude=0.0, note=reason, before=(peak,), sum=sum_, terms=terms,
-                after=(zero,), follow=((self.op.source, index),),
+                after=(*after, zero), follow=((self.op.source, index),),
             )  # fmt: skip
-        value = exps[key] / summed
+        value = exps[key] / every
         share = Fact(
-            formula=f"e^({symbol('S', *index)} − max) / Σ = {{}} / {{}}",
-            parts=(exps[key], summed),
+            formula=f"e^({symbol('S', *index)} − max) / {all_of_it} = {{}} / {{}}",
+            parts=(exps[key], every),
             value=value,
         )
         magnitude = float(self.row_magnitudes(values, head, query)[key])
         return Element(
-            value=value, magnitude=magnitude, before=(peak,), sum=sum_, terms=terms, after=(share,),
-            follow=((self.op.source, index),),
+            value=value, magnitude=magnitude, before=(peak,), sum=sum_, terms=terms,
+            after=(*after, share), follow=((self.op.source, index),),
         )  # fmt: skip
 
     def row_magnitudes(self, values: Numbers, head: int, query: int) -> Tensor:
@@ -201,7 +223,8 @@ class Softmax(Rule[ops.Softmax]):
         k_Sd = sizes(values, self.rules, scores.op.key)[head // scores.op.group]
         q_d = values[scores.op.query][head, query].abs()
         size_S = (k_Sd * q_d).sum(-1) * abs(scores.op.factor(query))
-        return _uncertain(s_S, size_S.masked_fill_(s_S == -math.inf, 0.0))
+        size_S = size_S.masked_fill_(s_S == -math.inf, 0.0)
+        return _uncertain(s_S, size_S, self._sinks(values)[head, 0])
 
 
 class Mix(Rule[ops.Mix]):
@@ -305,14 +328,25 @@ def _is_shown(rules: Mapping[str, Rule[Any]], name: str) -> bool:
     return name in rules and rules[name].node.shown
 
 
-def _uncertain(s: Tensor, size: Tensor) -> Tensor:
+def _softmax(s: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights `[…, S]`, the share of the sink `[…, 1]`, and the maximum of both `[…, 1]`."""
+    top = torch.maximum(s.amax(-1, keepdim=True), sink)
+    e, taken = torch.exp(s - top), torch.exp(sink - top)
+    every = e.sum(-1, keepdim=True) + taken
+    return e / every, taken / every, top
+
+
+def _uncertain(s: Tensor, size: Tensor, sink: Tensor) -> Tensor:
     """What `[…, S]` weights may be off, in eps, where scores `s` were added up from `size`.
 
-    A weight is wrong by its own share of what its score and its sum are wrong: e^x(1 + dx).
+    A weight is wrong by its own share of what its score and its sum are wrong: e^x(1 + dx). A
+    sink's score is exact.
     """
-    below = torch.where(s == -math.inf, 0.0, s.amax(-1, keepdim=True) - s)
-    a, off = s.softmax(-1), size + below
-    return a * (1 + off + (a * off).sum(-1, keepdim=True))
+    a, taken, top = _softmax(s, sink)
+    off = size + torch.where(s == -math.inf, 0.0, top - s)
+    in_sum = (a * off).sum(-1, keepdim=True)
+    in_sum = in_sum + torch.where(sink == -math.inf, 0.0, taken * (top - sink))
+    return a * (1 + off + in_sum)
 
 
 def _shared(group: int, head: int) -> str:

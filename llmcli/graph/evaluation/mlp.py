@@ -18,21 +18,30 @@ class Activate(Rule[ops.Activate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """The function's own formula."""
-        return _activated(values[self.op.source], self.op.function)
+        return _activated(self._bounded(values[self.op.source]), self.op.function)
+
+    def _bounded(self, x: Tensor) -> Tensor:
+        limit = self.op.limit
+        return x if limit is None else torch.where(x > limit, limit, x)
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
-        x_TF = values[self.op.source].abs()
+        x_TF = self._bounded(values[self.op.source]).abs()
         return torch.zeros_like(x_TF) if self.op.function == "relu" else x_TF
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The formula with the number in it."""
-        x = float(values[self.op.source][index])
+        x, cell = float(values[self.op.source][index]), self.cell(self.op.source, *index)
+        before: tuple[Fact, ...] = ()
+        if (limit := self.op.limit) is not None:
+            cell, bounded = f"min({cell}, {limit:g})", min(x, limit)
+            fact = Fact(formula=f"{cell} = min({{}}, {limit:g})", parts=(x,), value=bounded)
+            x, before = bounded, (fact,)
         value = float(_activated(torch.tensor(x, dtype=torch.float64), self.op.function))
         return Element(
             value=value,
             magnitude=0.0 if self.op.function == "relu" else abs(x),
-            after=_facts(self.cell(self.op.source, *index), x, value, self.op.function),
+            after=(*before, *_facts(cell, x, value, self.op.function)),
             follow=((self.op.source, index),),
         )
 
@@ -42,7 +51,14 @@ class Gate(Rule[ops.Gate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """A product of numbers."""
-        return values[self.op.act] * values[self.op.up]
+        return values[self.op.act] * self._bounded(values[self.op.up])
+
+    def _bounded(self, u: Tensor) -> Tensor:
+        clamp = self.op.clamp
+        if clamp is None:
+            return u
+        low = torch.where(u < -clamp.limit, -clamp.limit, u)
+        return torch.where(low > clamp.limit, clamp.limit, low) + clamp.offset
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Of the products themselves."""
@@ -54,12 +70,18 @@ class Gate(Rule[ops.Gate]):
         at = (*index[:-1], min(index[-1], gates.shape[-1] - 1))
         a, u = float(gates[at]), float(values[self.op.up][index])
         act, up = self.cell(self.op.act, *at), self.cell(self.op.up, *index)
-        formula = f"{act} · {up} = {{}} · {{}}"
-        fact = Fact(formula=formula, parts=(a, u), value=a * u)
+        before: tuple[Fact, ...] = ()
+        if (clamp := self.op.clamp) is not None:
+            words = f"{{}}, ±{clamp.limit:g}) + {clamp.offset:g}"
+            up, given = f"clip({words.format(up)}", u
+            u = min(max(u, -clamp.limit), clamp.limit) + clamp.offset
+            before = (Fact(formula=f"{up} = clip({words}", parts=(given,), value=u),)
+            up = f"({up})"
+        fact = Fact(formula=f"{act} · {up} = {{}} · {{}}", parts=(a, u), value=a * u)
         return Element(
             value=a * u,
             magnitude=abs(a * u),
-            after=(fact,),
+            after=(*before, fact),
             follow=((self.op.act, at), (self.op.up, index)),
         )
 
@@ -67,6 +89,8 @@ class Gate(Rule[ops.Gate]):
 def _activated(x: Tensor, function: Activation) -> Tensor:
     if function == "silu":
         return x / (1 + torch.exp(-x))
+    if function == "quick_gelu":
+        return x / (1 + torch.exp(-1.702 * x))
     if function == "gelu":
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
     if function == "gelu_tanh":
@@ -83,10 +107,12 @@ def _facts(cell: str, x: float, value: float, function: Activation) -> tuple[Fac
     number = torch.tensor(x, dtype=torch.float64)
     if function == "relu":
         return (Fact(formula=f"max({cell}, 0) = max({{}}, 0)", parts=(x,), value=value),)
-    if function == "silu":
-        sigma = float(1 / (1 + torch.exp(-number)))
-        formula, factors = f"σ({cell}) = 1 / (1 + e^−{cell})", (x, sigma)
-        last = f"{cell} · σ({cell}) = {{}} · {{}}"
+    if function in ("silu", "quick_gelu"):
+        steep, shown = (1.0, cell) if function == "silu" else (1.702, f"(1.702 · {cell})")
+        sigma = float(1 / (1 + torch.exp(-steep * number)))
+        inner = shown.removeprefix("(").removesuffix(")") if steep != 1 else shown
+        formula, factors = f"σ({inner}) = 1 / (1 + e^−{shown})", (x, sigma)
+        last = f"{cell} · σ({inner}) = {{}} · {{}}"
         return (
             Fact(formula=formula, parts=(), value=sigma),
             Fact(formula=last, parts=factors, value=value),

@@ -33,7 +33,8 @@ class Tokens:
 class Block:
     """Rows `first` … `first`+t-1, keys `low` … `low`+S-1; what lies outside of these is masked.
 
-    `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees.
+    `a_HtS` are weights, 0 where masked. `seen_t`: how many keys each row sees. `taken_Ht`: what the
+    heads' own sinks take of each row, None where there are none.
     """
 
     a_HtS: Tensor
@@ -41,6 +42,7 @@ class Block:
     low: int
     seen_t: Tensor
     tokens: Tokens
+    taken_Ht: Tensor | None = None
 
     @cached_property
     def positions_t(self) -> Tensor:
@@ -56,9 +58,16 @@ class Block:
 
     @cached_property
     def entropy_Ht(self) -> Tensor:
-        """`-Σ_j A_ij ln A_ij` in nats."""
+        """`-Σ_j A_ij ln A_ij` in nats; with sinks of `A_ij / Σ_j A_ij`."""
         entropy_Ht: Tensor = torch.special.entr(self.a_HtS).sum(-1)
-        return entropy_Ht
+        if self.taken_Ht is None:
+            return entropy_Ht
+        return entropy_Ht / self.left_Ht + self.left_Ht.log()
+
+    @cached_property
+    def left_Ht(self) -> Tensor:
+        """The sum of every row: with sinks less than 1."""
+        return self.a_HtS.sum(-1)
 
     def back_Ht(self, steps: int) -> Tensor:
         """The weight of the key so many tokens before the query; 0 where that is masked."""

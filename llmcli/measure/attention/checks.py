@@ -67,7 +67,7 @@ class Proof:
         self._wide_eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
         roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
         self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
-        self._longest = SUM_KEYS
+        self._longest, self._sinks = SUM_KEYS, False
         self._sums = Worst()
         self._masks = Worst()
         self._values = Worst()
@@ -82,9 +82,12 @@ class Proof:
         return Averages(self._narrow_off, heads, tokens_T) if self._narrow_off else None
 
     def see(self, block: Block, scores_HtS: Tensor, layer: int, heads: Sequence[int]) -> None:
-        """That the rows add up to 1, and which keys have a weight at all."""
+        """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
         self._longest = max(self._longest, block.a_HtS.shape[2])
-        off_Ht = (block.a_HtS.sum(-1) - 1).abs()
+        off_Ht = block.a_HtS.sum(-1) - 1
+        if block.taken_Ht is not None:
+            self._sinks, off_Ht = True, off_Ht + block.taken_Ht
+        off_Ht = off_Ht.abs()
         self._sums.see(off_Ht, layer, heads, block.first)
         self._masks.see(wrong_cells(block, scores_HtS), layer, heads, block.first)
 
@@ -140,7 +143,9 @@ class Proof:
         found = (
             ViewCheck(
                 name="row_sums",
-                words="in the pattern shown the weights of every query add up to 1",
+                words="in the pattern shown the weights of every query"
+                + (" and its head's sink" if self._sinks else "")
+                + " add up to 1",
                 value=self._sums.value,
                 tolerance=SUM_ROUNDINGS * self._wide_eps * math.sqrt(self._longest / SUM_KEYS),
                 where=self._sums.where,

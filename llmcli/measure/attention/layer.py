@@ -71,7 +71,8 @@ def proven(
             scores_HtS, norms = of.rows(seen, ours, slice(position, last), keys, first)
             seen_t = torch.arange(position + 1, last + 1, device=scores_HtS.device)
             seen_t = seen_t if of.window is None else seen_t.clamp_max(of.window)
-            block = Block(scores_HtS.softmax(-1), position, low, seen_t, tokens)
+            a_HtS, taken_Ht = of.weights(scores_HtS, ours), of.taken(scores_HtS, ours)
+            block = Block(a_HtS, position, low, seen_t, tokens, taken_Ht)
             proof.see(block, scores_HtS, number, ours)
             proof.compare(
                 block, scores_HtS, number, ours, v_KSe=v[:, keys], norms=norms, z_Hte=z_Hte,
@@ -235,6 +236,7 @@ class Layer:
         report = LayerReport(
             layer=self.number,
             kind=self.of.kind,
+            sinks=self.of.sinks,
             kv_heads=self.of.heads // self.of.group,
             heads=tuple(
                 HeadReport(

@@ -26,7 +26,14 @@ def _without_sink(block: Block) -> Tensor:
 
 
 def _distance(block: Block) -> Tensor:
-    return block.beyond_first[1] + block.first_key_Ht * block.positions_t
+    distance_Ht = block.beyond_first[1] + block.first_key_Ht * block.positions_t
+    return distance_Ht if block.taken_Ht is None else distance_Ht / block.left_Ht
+
+
+def _taken(block: Block) -> Tensor:
+    if block.taken_Ht is None:
+        return torch.full_like(block.first_key_Ht, math.nan)
+    return block.taken_Ht
 
 
 def _beyond(keys: int, block: Block, values_Ht: Tensor) -> Tensor:
@@ -58,6 +65,7 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
     "previous_token": lambda block: _beyond(1, block, block.back_Ht(1)),
     "sink": lambda block: _first_key(block).masked_fill(block.positions_t < 1, math.nan),
     "sink_rate": _first_key,
+    "learned_sink": _taken,
     "induction": _after_equal,
     "duplicate": _equal,
     "distance": _distance,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmcli.anatomy.graph import graph
+from llmcli.config import ModelConfig
 from llmcli.measure.attention.look import Look
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
 from llmcli.model import Model
 from llmcli.reports.attention import AttentionReport, PairsBy, What
-from llmcli.reports.head_metrics import METRICS, MOST_RANKED, RANK, USUAL
+from llmcli.reports.head_metrics import LEARNED_SINK, METRICS, MOST_RANKED, RANK, USUAL
 from llmcli.reports.progress import Progress
 
 
@@ -35,7 +36,8 @@ def measure_attention(
     """What the heads of `ids`, and of up to `generate` likeliest tokens after them, attend to.
 
     `layers` and `heads`: which of them (None: all; a head that a layer has not got is passed
-    over). `metrics` of `METRICS`, always of the pattern; `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
+    over). `metrics` of `METRICS`, always of the pattern, `learned_sink` where heads have one;
+    `weighted`: of A[i,j] ‖v_j W_O‖ / Σ_j.
     `what` the `matrices` and `on_matrix` hold: weights, or scores (-∞ where masked).
     `on_matrix(layer, [H, T, S])`: float32 (float64 where the model is) of the heads asked for,
     layer by layer in order.
@@ -46,6 +48,8 @@ def measure_attention(
     The forward pass runs once and is the usual one; nothing `[T, T]` is kept but for `on_matrix`,
     one layer at a time, and `effective_rank`. Raises OutOfMemory, and NotFinite for NaN.
     """
+    if not has_sinks(model.config):
+        metrics = [name for name in metrics if name != LEARNED_SINK]
     names, skipped = _possible(metrics, len(ids) + generate)
     wanted = Wanted(
         heads=None if heads is None else tuple(heads),
@@ -66,6 +70,12 @@ def measure_attention(
     ]  # fmt: skip
     look = Look(model, ids, chosen, wanted, generate=generate, progress=progress)
     return look.report(skipped)
+
+
+def has_sinks(config: ModelConfig) -> bool:
+    """Whether there are heads with learned sinks."""
+    mixers = (layer.attention for layer in config.layers)
+    return any(mixer is not None and mixer.sinks for mixer in mixers)
 
 
 def _possible(

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from llmcli.anatomy.graph import graph
 from llmcli.graph.node import Node
-from llmcli.graph.ops import Mix, Project, Score
+from llmcli.graph.ops import Mix, Project, Score, Softmax
 from llmcli.measure.quiet import quiet
 from llmcli.measure.timing.clock import RunClock, clock_for
 from llmcli.measure.timing.run import Job, PhaseName
 from llmcli.model import Model
 from llmcli.nn.state import State
 from llmcli.ops.activations import soft_cap
-from llmcli.ops.attention import visible_keys
+from llmcli.ops.attention import visible_keys, weights
 from llmcli.ops.norm import at_least_float32
 from llmcli.reports.checks import ViewCheck
 from llmcli.reports.progress import Progress
@@ -47,6 +47,7 @@ class _Attention:
     score: Score
     mix: Mix
     kept: tuple[str, str]
+    sinks_H: Tensor | None
 
 
 class Splitter:
@@ -80,10 +81,13 @@ class Splitter:
         if score.key not in holding:  # latents are kept: which way they go is the kernel's choice
             return
         key, value = (holding[name].rpartition(".")[2] for name in (score.key, mix.value))
+        softmax = self._graph[mix.pattern].op
+        sink = softmax.sink if isinstance(softmax, Softmax) else None
         self._queries.add(score.query)
         self._mixed[node.name] = _Attention(
-            layer=node.layer, group=node.group, score=score, mix=mix, kept=(key, value)
-        )
+            layer=node.layer, group=node.group, score=score, mix=mix, kept=(key, value),
+            sinks_H=None if sink is None else self._decoder.weight(sink).dense(),
+        )  # fmt: skip
 
     def tap(self, name: str, tensor: Tensor) -> None:
         """What the decoder shows."""
@@ -130,8 +134,8 @@ class Splitter:
             wide = wide * torch.tensor(factors, dtype=wide.dtype, device=wide.device)[:, None]
             if of.score.cap is not None:
                 wide = soft_cap(wide, of.score.cap)
-            wide = wide.masked_fill(~visible, -torch.inf).softmax(-1)
-            pattern = wide.to(scores.dtype).view(scores.shape)
+            wide = wide.masked_fill(~visible, -torch.inf).view(batch, heads, rows, -1)
+            pattern = weights(wide, of.sinks_H).to(scores.dtype).view(scores.shape)
             self.clock(_piece(of.group, "softmax"))
             z = pattern @ values
             self.clock(_piece(of.group, "mix"))

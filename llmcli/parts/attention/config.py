@@ -123,7 +123,8 @@ class AttentionConfig:
     included). `qk_norm` normalizes each head's query and key before the rotation; with
     `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
     scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2). `growth` multiplies what is
-    rotated, as scores see it.
+    rotated, as scores see it. With `sinks` every head has a learned score in the softmax's
+    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss).
     """
 
     heads: int
@@ -137,6 +138,7 @@ class AttentionConfig:
     window: int | None = None
     cap: float | None = None
     growth: QueryGrowth | None = None
+    sinks: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
 

@@ -10,6 +10,8 @@ query and key, e of its value. Query head h reads key/value head h // (H/K).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import KVCache, LayerState
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
-from llmcli.ops.attention import attend, scores, visible_keys
+from llmcli.ops.attention import attend, scores, visible_keys, weights
 from llmcli.ops.elements import narrowed
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
@@ -46,6 +48,7 @@ class Attention(SoftmaxMap):
             [f"{name}.b_{part}" for part in "qkv"] if config.qkv_bias else (),
         )
         self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
+        self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
         self.q_norm = self.k_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
@@ -70,19 +73,21 @@ class Attention(SoftmaxMap):
         q_BHTd, k_BKSd, v_BKTe = self._project(x_BTD, step)
         q_BHTd = self._grown(q_BHTd, step.positions)
         v_BKSe = v_BKTe
+        # a cap and sinks are in our kernels alone, which read queries in float32
+        unfused = config.cap is not None or config.sinks
+        widened = unfused and compiled.runs(q_BHTd)
+        wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
         if cache is not None:
             assert isinstance(cache, KVCache)
             step.write(cache, k_BKSd, v_BKTe)
             k_BKSd, v_BKSe = cache.k, cache.v
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
-        elif cache is not None and compiled.attends(
-            q_BHTd, k_BKSd, v_BKSe, capped=config.cap is not None
-        ):
+        elif cache is not None and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
             z_BHTe = compiled.attend(
-                q_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale, window=config.window,
-                cap=config.cap,
-            )  # fmt: skip
+                wide_BHTd, k_BKSd, v_BKSe, step.starts_B, scale=config.scale,
+                window=config.window, cap=config.cap, sinks_H=self.sinks_H,
+            ).to(q_BHTd.dtype)  # fmt: skip
         else:
             parts = [
                 attend(
@@ -93,6 +98,7 @@ class Attention(SoftmaxMap):
                     causal=seen.causal,
                     mask=seen.mask,
                     cap=config.cap,
+                    sinks_H=self.sinks_H,
                 )
                 for seen in step.visible(config.window)
             ]
@@ -192,7 +198,7 @@ class Attention(SoftmaxMap):
             visible = visible.unsqueeze(1)
         scores_BHTS = self._products(q_BHTd, k_BKSd[:, :, keys], visible)
         scores_BHTS = step.emit(f"{self.name}.scores", scores_BHTS)
-        pattern_BHTS = step.emit(f"{self.name}.pattern", scores_BHTS.softmax(-1))
+        pattern_BHTS = step.emit(f"{self.name}.pattern", self.weights(scores_BHTS))
         group = self.config.heads // self.config.kv_heads
         v_BHSe = at_least_float32(v_BKSe[:, :, keys]).repeat_interleave(group, dim=1)
         return (pattern_BHTS @ v_BHSe).to(q_BHTd.dtype)
@@ -215,3 +221,7 @@ class Attention(SoftmaxMap):
     def _products(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor) -> Tensor:
         """Of queries as scores see them."""
         return scores(q_BHtd, k_BKSd, visible, scale=self.config.scale, cap=self.config.cap)
+
+    def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
+        """The softmax of scores `[…, H, t, S]` of those `heads`, with their sinks."""
+        return weights(scores_BHtS, None if self.sinks_H is None else self.sinks_H[heads])

@@ -83,11 +83,17 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     mix = Mix(
         pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
     )
-    nodes += mixed_nodes(site, score, mix, biased=a.out_bias)
+    nodes += mixed_nodes(site, score, mix, biased=a.out_bias, sinks=a.sinks)
     parameters += _projection(
         site, "o", ("H·dv", "D"), site.makes, a.out_bias,
         ("projection of all heads' results back to the width", "bias of the attention's output"),
     )  # fmt: skip
+    if a.sinks:
+        parameters.append(Parameter(
+            name=f"{p}.sink", axes=("H",), makes=f"{p}.pattern", letter="sink", wide=True,
+            words="a score of each head that no key has, in the softmax's denominator",
+            kind="attention", layer=site.layer,
+        ))  # fmt: skip
     return PartGraph(
         nodes=tuple(nodes),
         parameters=tuple(parameters),
@@ -123,6 +129,8 @@ def fused_kernel(name: str) -> Kernel:
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
+    if a.sinks:
+        details = (*details, "a learned sink in each head")
     if a.rope is not None and a.rope.dims < a.head_dim:
         details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
     return {
@@ -134,7 +142,9 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
 
 
 def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
-    yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
+    yield Absent(names=r"attn\.gate\b", why="its attention has no gate")
+    if not a.sinks:
+        yield Absent(names=r"attn\.sink\b", why="its attention has no sinks")
     yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
     yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of keys and values only")
     if a.rope is not None and not site.learned_positions:
@@ -198,7 +208,9 @@ def _form(
     )  # fmt: skip
 
 
-def mixed_nodes(site: Site, score: Score, mix: Mix, *, biased: bool) -> list[Node]:
+def mixed_nodes(
+    site: Site, score: Score, mix: Mix, *, biased: bool, sinks: bool = False
+) -> list[Node]:
     """`scores pattern z result`, of which the kernel writes `z` alone, and what is added."""
     p, bias = site.name, f"{site.name}.b_o" if biased else None
     words, theirs = site.output("attention", "hook_attn_out", "attn.o.hook_out", "attn.hook_out")
@@ -218,8 +230,10 @@ def mixed_nodes(site: Site, score: Score, mix: Mix, *, biased: bool) -> list[Nod
                 f"query times key, scaled{'' if score.cap is None else ', capped'}, −∞ where the"
                 " mask hides the key",
                 "attn.hook_attn_scores"),
-        derived("pattern", "A", ("H", "T", "S"), Softmax(source=f"{p}.scores"),
-                "attention weights: the softmax of the scores, rows that sum to 1",
+        derived("pattern", "A", ("H", "T", "S"),
+                Softmax(source=f"{p}.scores", sink=f"{p}.sink" if sinks else None),
+                "attention weights: the softmax of the scores, rows that sum to 1"
+                + (" minus what the sink takes" if sinks else ""),
                 "attn.hook_pattern"),
         Node(
             name=f"{p}.z", letter="C", axes=("H", "T", "dv"), op=mix,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from llmcli.graph.workspace import Reading, Workspace
 from llmcli.parts.attention.config import AttentionConfig
 
-_QUERIES = 256  # whose scores are written together where they are capped (`ops.attention`)
+_QUERIES = 256  # whose scores are written together where no kernel is fused (`ops.attention`)
 _TILE = (64, 512)  # queries and keys that PyTorch's fused attention takes at a time on a CPU
 
 
@@ -47,7 +47,10 @@ def _attending(a: AttentionConfig, of: Reading) -> int:
     found = of.rows * (turned + mixed) * size
     # the fused kernel's sum of every row, and the tile of scores that one thread works on
     found += of.rows * a.heads * wide + _TILE[0] * (_TILE[1] + 2 + a.value_dim) * wide
-    if a.cap is not None and (of.cuda or size != 4):  # no kernel: a block of queries at a time
+    unfused = a.cap is not None or a.sinks
+    if unfused and size < 4 and not of.cuda:  # our kernel reads queries, and writes, in float32
+        return found + of.rows * a.heads * (a.head_dim + a.value_dim) * wide
+    if unfused and size != 4:  # no kernel: a block of queries at a time
         block = min(tokens, _QUERIES) * keys * 4 + keys * (a.head_dim + a.value_dim)
         return found + of.batch * a.heads * block * wide + tokens * keys
     if of.kept < size:  # the new keys as they are kept: our kernel reads them so, and has no mask

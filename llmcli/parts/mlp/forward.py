@@ -34,11 +34,13 @@ class Mlp:
 
 
 class GatedMlp:
-    """`(act(X W_gate) ∘ X W_up) W_down` (Shazeer 2020, arXiv 2002.05202)."""
+    """`(act(X W_gate) ∘ X W_up) W_down` (Shazeer 2020, arXiv 2002.05202), clamped or not."""
 
     def __init__(self, config: MlpConfig, name: str, parameters: Parameters) -> None:
-        self.name = name
-        self.act = activation(config.activation)
+        self.name, self.clamp = name, config.clamp
+        self.act = activation(
+            config.activation, None if config.clamp is None else config.clamp.limit
+        )
         self.gate_up = Linear(
             parameters,
             (f"{name}.W_gate", f"{name}.W_up"),
@@ -54,7 +56,7 @@ class GatedMlp:
         gate_BTF = step.emit(f"{self.name}.gate", gate_BTF)
         up_BTF = step.emit(f"{self.name}.up", up_BTF)
         act_BTF = step.emit(f"{self.name}.act", self.act(gate_BTF))
-        post_BTF = step.emit(f"{self.name}.post", gate(act_BTF, up_BTF))
+        post_BTF = step.emit(f"{self.name}.post", gate(act_BTF, up_BTF, self.clamp))
         return self.down.wide(post_BTF)
 
 

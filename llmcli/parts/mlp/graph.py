@@ -68,9 +68,12 @@ def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
                    "gate.hook_out", "hook_pre"),
             hidden("up", f"U{mark}", enter("up"), _GATED["up"], group_up, "hook_pre_linear",
                    "in.hook_out"),
-            hidden("act", f"Activation(G{mark})", Activate(source=f"{p}.gate", function=function),
+            hidden("act", f"Activation(G{mark})",
+                   Activate(source=f"{p}.gate", function=function,
+                            limit=None if m.clamp is None else m.clamp.limit),
                    "the gates after their activation function", group_act),
-            hidden("post", f"L{mark}", Gate(act=f"{p}.act", up=f"{p}.up"), post, group_act,
+            hidden("post", f"L{mark}", Gate(act=f"{p}.act", up=f"{p}.up", clamp=m.clamp), post,
+                   group_act,
                    "hook_post", "out.hook_in"),
         ]  # fmt: skip
     else:
@@ -110,7 +113,10 @@ def mlp_graph(m: MlpConfig, site: Site, role: Role = _WHOLE) -> PartGraph:
 
 def mlp_facts(m: MlpConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
-    return {"hidden": m.hidden, "activation": m.activation, "gated": m.gated}
+    details = () if m.clamp is None else (f"gates clamped at {m.clamp.limit:g}",)
+    return {
+        "hidden": m.hidden, "activation": m.activation, "gated": m.gated, "details": details,
+    }  # fmt: skip
 
 
 def _absent(m: MlpConfig) -> Iterator[Absent]:

@@ -112,7 +112,10 @@ def _column(report: AttentionReport, head: HeadReport, metrics: Sequence[Metric]
 def weighted_note(report: AttentionReport) -> list[RenderableType]:
     """What metrics are of, where it is not the weights."""
     words = "metrics of A[i,j] ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
-    return [Text(words, style=FAINT)] if report.weighted else []
+    left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
+    if report.weighted:
+        return [Text(words, style=FAINT)]
+    return [Text(left, style=FAINT)] if report.sinks else []
 
 
 def definition(report: AttentionReport, metric: Metric, *, named: bool = False) -> list[str]:

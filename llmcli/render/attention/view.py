@@ -140,7 +140,7 @@ def _not_weighted(report: AttentionReport) -> list[RenderableType]:
 def _words(report: AttentionReport) -> str:
     if report.what == "scores":
         return "scores: q·k as softmax takes them, in the same colours for every head"
-    return "pattern: the weights of every query, 1 in all"
+    return "pattern: the weights of every query, 1 in all" + (", with its sink" * report.sinks)
 
 
 def _name(matrix: Matrix, report: AttentionReport) -> str:

@@ -30,6 +30,8 @@ MIXERS = {
     "window": {"window": 5},
     "window-1": {"window": 1, "kv_heads": 1},
     "no-rotation": {"rope": None, "qk_norm": RMS},
+    "sinks": {"sinks": True},
+    "sinks-window": {"sinks": True, "window": 5, "kv_heads": 1},
     "wide-values": {"value_dim": 9, "window": 11, "qkv_bias": True, "out_bias": True},
 }
 
@@ -77,27 +79,33 @@ def patterns(model: Model, ids) -> list[np.ndarray]:
         )
         q, k = q.double().numpy(), k.double().numpy()
         a = np.zeros((mixer.heads, len(ids), len(ids)))
+        sinks = parameters_of(model.decoder)[f"{at}.sink"].tolist() if mixer.sinks else None
         for head in range(mixer.heads):
             for i in range(len(ids)):
                 first = 0 if mixer.window is None else max(0, i - mixer.window + 1)
                 keys = k[head // (mixer.heads // mixer.kv_heads), first : i + 1]
                 s = keys @ q[head, i] * mixer.scale
                 e = np.exp(s - s.max())
-                a[head, i, first : i + 1] = e / e.sum()
+                rest = 0.0 if sinks is None else math.exp(sinks[head] - s.max())
+                a[head, i, first : i + 1] = e / (e.sum() + rest)
         found.append(a)
     return found
 
 
 def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
-    """Every metric of one matrix `[T, T]`, cell by cell; `seen[i]` keys are visible to row i."""
-    T = len(ids)
+    """Every metric of one matrix `[T, T]`, cell by cell; `seen[i]` keys are visible to row i.
+
+    Where rows sum to less than 1 a sink takes the rest.
+    """
+    T, sums = len(ids), [sum(row) for row in a]
+    sinks = min(sums) < 1 - 1e-9
 
     def mean(values):
         values = list(values)
         return sum(values) / len(values) if values else math.nan
 
     def entropy(i):
-        return -sum(x * math.log(x) for x in a[i] if x > 0)
+        return -sum(x * math.log(x) for x in a[i] / sums[i] if x > 0)
 
     def local(w):
         return mean(sum(a[i, max(0, i - w + 1) : i + 1]) for i in range(T) if seen[i] > w)
@@ -123,9 +131,10 @@ def naive(a: np.ndarray, ids, seen) -> dict[str, float]:
         "previous_token": mean(a[i, i - 1] for i in range(1, T) if sees(i, i - 1)),
         "sink": mean(a[i, 0] for i in range(1, T) if sees(i, 0)),
         "sink_rate": mean(a[i, 0] for i in range(T) if sees(i, 0)),
+        "learned_sink": mean(1 - x for x in sums) if sinks else math.nan,
         "induction": mean(a[i, matching(i, 1)].sum() for i in range(T) if matching(i, 1)),
         "duplicate": mean(a[i, matching(i, 0)].sum() for i in range(T) if matching(i, 0)),
-        "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) for i in range(T)),
+        "distance": mean(sum(a[i, j] * (i - j) for j in range(T)) / sums[i] for i in range(T)),
         "distance_without_sink": mean(rest(i) for i in range(1, T) if sum(a[i, 1:]) > 0),
         "locality_8": local(8),
         "locality_64": local(64),
@@ -137,4 +146,5 @@ def seen_keys(count: int, window) -> list[int]:
 
 
 def metrics_of(report, layer: int = 0) -> list[dict[str, float]]:
-    return [head.metrics for head in report.layers[layer].heads]
+    """Of every head; `learned_sink` is not in a report of heads that have none."""
+    return [{"learned_sink": math.nan} | head.metrics for head in report.layers[layer].heads]

@@ -113,7 +113,9 @@ def test_made_up_matrices_in_blocks(kind, rows):
     kept = both.clone()
     for first in range(0, 70, rows):
         part = slice(first, first + rows)
-        block = Block(both[:, part, : first + rows], first, 0, torch.tensor(seen[part]), tokens)
+        cut = both[:, part, : first + rows]
+        taken = 1 - cut.sum(-1) if kind == "sink" else None
+        block = Block(cut, first, 0, torch.tensor(seen[part]), tokens, taken)
         means.add(block, slice(0, 2))
     assert torch.equal(both, kept), "what is looked at is not changed"
     for found in means.means():
@@ -210,7 +212,7 @@ def test_a_uniform_head_has_the_scores_of_theory():
 def test_one_token_has_the_metrics_that_it_can_have():
     report = measure_attention(small(), [3])
     assert report.ok
-    found = metrics_of(report)[0]
+    found = report.layers[0].heads[0].metrics
     assert found["current_token"] == found["sink_rate"] == found["max_weight"] == 1
     assert found["entropy"] == found["distance"] == 0
     absent = {name for name, value in found.items() if math.isnan(value)}
