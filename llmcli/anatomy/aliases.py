@@ -126,6 +126,8 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         block, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
+        if around.rpartition(".")[2].isdigit():  # the block itself
+            continue
         yield around, (made[0],)
         if mixes:
             yield around.rpartition(".")[0], (f"{block}.resid_post",)

@@ -74,13 +74,15 @@ class Op(ABC):
 class LookUp(Op):
     """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`.
 
-    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits.
+    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits. Where rows
+    are cut into `heads` it is `[H, T, d]`.
     """
 
     table: str
     by_position: bool
     scale: float = 1.0
     rounded: bool = False
+    heads: int = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -100,13 +102,20 @@ class Add(Op):
     """`T³ = T² + X`: parts of the residual stream, `[T, D]` each.
 
     `before` are all that the stream has been made of so far. A single part is a copy. `scale`
-    multiplies the sum. `also`: what it is called elsewhere.
+    multiplies the sum, and so does the one number of the parameter `weight`. `also`: what it is
+    called elsewhere.
     """
 
     parts: tuple[str, ...]
     before: tuple[str, ...]
     scale: float = 1.0
+    weight: str | None = None
     also: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing multiplies the sum."""
+        return self.scale == 1 and self.weight is None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -117,8 +126,12 @@ class Add(Op):
         """`X = H of block 0 = T⁵ + T³`."""
         also = f"{self.also} = " if self.also else ""
         total = " + ".join(map(letter, self.parts))
-        if self.scale != 1:
-            total = f"{self.scale:g} · {f'({total})' if len(self.parts) > 1 else total}"
+        if not self.plain:
+            factors = ([] if self.scale == 1 else [f"{self.scale:g}"]) + (
+                [letter(self.weight)] if self.weight else []
+            )
+            total = f"({total})" if len(self.parts) > 1 else total
+            total = " · ".join([*factors, total])
         return f"{own} = {also}{total}"
 
 
@@ -242,7 +255,7 @@ class Normalize(Op):
 
     source: str
     norm: NormConfig
-    weight: str
+    weight: str | None
     bias: str | None = None
     joined: bool = False
 
@@ -256,8 +269,8 @@ class Normalize(Op):
         x = letter(self.source)
         kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
-        w = f"({self.norm.offset:g} + w)" if self.norm.offset else "w"
-        return f"{own} = {kind} / s · {w}{bias}{all_heads}"
+        w = f" · ({self.norm.offset:g} + w)" if self.norm.offset else " · w"
+        return f"{own} = {kind} / s{w if self.weight else ''}{bias}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,10 +427,14 @@ class Activate(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Op):
-    """`L = Activation(G) ∘ U`, number by number, `[T, F]`."""
+    """`L = Activation(G) ∘ U`, number by number, `[T, F]`.
+
+    `item`: of `up`, which is `[L, T, F]`, that one is taken.
+    """
 
     act: str
     up: str
+    item: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -426,7 +443,8 @@ class Gate(Op):
 
     def formula(self, own: str, letter: Letter) -> str:
         """`L = Activation(G) ∘ U`."""
-        return f"{own} = {letter(self.act)} ∘ {letter(self.up)}"
+        item = "" if self.item is None else f"[{self.item}]"
+        return f"{own} = {letter(self.act)} ∘ {letter(self.up)}{item}"
 
 
 @dataclass(frozen=True, kw_only=True)

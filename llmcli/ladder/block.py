@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.attention.config import AttentionConfig, KeysValues
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -35,7 +35,8 @@ def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
 
 def _special(mixer: AttentionConfig) -> bool:
     """Whether its scores are made as no rung makes them."""
-    return mixer.qk_norm_wide or mixer.cap is not None or mixer.growth is not None
+    special = mixer.cap is not None or mixer.growth is not None or mixer.kv != KeysValues()
+    return mixer.qk_norm_wide or special
 
 
 def _plain(layer: LayerConfig, number: int) -> PlainBlock:

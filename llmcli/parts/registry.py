@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.parts.part import Part
 
-_FOLDERS = ("attention", "conv", "mlp")
+_FOLDERS = ("attention", "conv", "mlp", "ple")
 
 PARTS: dict[type, Part] = {
     part.config: part

@@ -42,7 +42,8 @@ class Gate(Rule[ops.Gate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """A product of numbers."""
-        return values[self.op.act] * values[self.op.up]
+        up = values[self.op.up]
+        return values[self.op.act] * (up if self.op.item is None else up[self.op.item])
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Of the products themselves."""
@@ -50,15 +51,16 @@ class Gate(Rule[ops.Gate]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """Two numbers."""
-        a, u = float(values[self.op.act][index]), float(values[self.op.up][index])
-        act, up = (self.cell(name, *index) for name in self.op.inputs)
+        inside = index if self.op.item is None else (self.op.item, *index)
+        a, u = float(values[self.op.act][index]), float(values[self.op.up][inside])
+        act, up = self.cell(self.op.act, *index), self.cell(self.op.up, *inside)
         formula = f"{act} · {up} = {{}} · {{}}"
         fact = Fact(formula=formula, parts=(a, u), value=a * u)
         return Element(
             value=a * u,
             magnitude=abs(a * u),
             after=(fact,),
-            follow=((self.op.act, index), (self.op.up, index)),
+            follow=((self.op.act, index), (self.op.up, inside)),
         )
 
 
