@@ -161,7 +161,10 @@ _GEMMA4 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} 
     "tie_word_embeddings": True, "rms_norm_eps": 2.0**-17,
 }  # fmt: skip
 _GEMMA4_MODULES = _GEMMA_MODULES | {
-    "attn.v_norm": "self_attn.v_norm", "ple.gate": "per_layer_input_gate", "ple.act": "act_fn",
+    "ple.embed": "embed_tokens_per_layer", "ple.proj": "per_layer_model_projection",
+    "ple.proj_norm": "per_layer_projection_norm", "resid_mid2": "per_layer_input_gate<",
+    "attn.v": "self_attn.v_proj|self_attn.k_proj", "attn.v_norm": "self_attn.v_norm",
+    "ple.gate": "per_layer_input_gate", "ple.act": "act_fn",
     "ple.post": "per_layer_projection<", "ple.out": "per_layer_projection",
     **dict.fromkeys(("ln3_post.out", "ple_out"), "post_per_layer_input_norm"),
 }  # fmt: skip
