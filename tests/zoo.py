@@ -225,7 +225,10 @@ TYPES: dict[str, Type] = {
         _GEMMA | {"sliding_window": 21, "num_hidden_layers": 3, "sliding_window_pattern": 3},
         _GEMMA_MODULES, "GEMMA3", _GEMMA_WIDE,
     ),
-    "gemma4_text": Type(_GEMMA4, _GEMMA4_MODULES, "GEMMA4", _WIDE | {"head_dim": 16}),
+    "gemma4_text": Type(
+        _GEMMA4, _GEMMA4_MODULES, "GEMMA4",
+        _WIDE | {"head_dim": 16, "hidden_size_per_layer_input": 32},
+    ),
     "olmo3": Type(
         _ROPE | {"rms_norm_eps": 2.0**-17, "sliding_window": 18, "num_hidden_layers": 4},
         _OLMO2_MODULES,
@@ -934,6 +937,24 @@ IN_BLOCKS = {
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
+    "keys and values of another layer": in_blocks(
+        BLOCKS["keys and values of another layer"], "Q8_0", "Q4_1"
+    ),
+    "values that are normalized keys": in_blocks(
+        BLOCKS["values that are normalized keys"], "Q4_0", "Q8_0"
+    ),
+    "embeddings for each layer": in_blocks(
+        llama(
+            *(dataclasses.replace(block(
+                branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS),
+                branch(PleConfig(size=32, activation="gelu_tanh"), None, RMS),
+            ), scaled=True),) * 2,
+            embedding=EmbeddingConfig(scale=4.0, per_layer=LayerEmbeddingConfig(
+                vocab=VOCAB, layers=2, size=32, scale=32**0.5, norm=RMS
+            )),
+        ),
+        "Q8_0", "Q4_1",
+    ),
 }  # fmt: skip
 
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, matrices

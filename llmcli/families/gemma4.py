@@ -92,7 +92,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
         kv = KeysValues(equal=f"blk.{number}.attn_v.weight" not in tensors)
-        attention = replace(attention, window=windows[number], kv=kv)
+        attention = replace(attention, window=windows[number], qk_norm=None, kv=kv)
         if attention.window is not None:
             size = attention.head_dim
             size = values.integer("attention.key_length_swa", size, most=MOST["head_dim"])

@@ -28,6 +28,8 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and name.endswith("weight"):
                 parameter.copy_(centre + 0.3 * noise)
+                if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
+                    parameter.mul_(0.4)  # scores are not divided by the root of a head's size
             elif parameter.ndim == 1:
                 parameter.copy_(0.3 * noise)
             elif "embed" in name or "wte" in name or "wpe" in name:
