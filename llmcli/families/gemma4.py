@@ -146,5 +146,5 @@ FAMILIES = (Family(
     words="normalized values, keys as values or of other layers, embeddings for each layer",
     hf_types=("gemma4_text",), gguf_archs=("gemma4",), hf_multimodal=("gemma4",),
     gguf_reads=GGUF_WINDOWS, from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
-    rules_gguf=rules_gguf,
+    rules_gguf=rules_gguf, feed_forwards=("gated MLP", "per-layer embeddings"),
 ),)  # fmt: skip

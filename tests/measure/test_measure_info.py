@@ -24,6 +24,7 @@ from llmcli.loading import load_checkpoint
 from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ple.config import PleConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -283,6 +284,8 @@ PARTS = {"AttentionConfig": "attention", "ShortConvConfig": "short convolution"}
 def test_the_parts_that_are_listed_are_those_of_its_blocks(model_type):
     parts = {part for layer in three_layers(model_type).layers for part in layer.parts}
     feeds = {"gated MLP" if part.gated else "MLP" for part in parts if isinstance(part, MlpConfig)}
-    mixers = {PARTS[type(part).__name__] for part in parts if not isinstance(part, MlpConfig)}
+    feeds |= {"per-layer embeddings" for part in parts if isinstance(part, PleConfig)}
+    rest = [part for part in parts if not isinstance(part, MlpConfig | PleConfig)]
+    mixers = {PARTS[type(part).__name__] for part in rest}
     family = find(model_type, "safetensors")
     assert (mixers, feeds) == ({*family.mixers}, {*family.feed_forwards})
