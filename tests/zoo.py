@@ -704,6 +704,9 @@ def packed(model_type: str, **overrides: Any) -> Variant:
 def three_layers(model_type: str) -> ModelConfig:
     """Our configuration of that type's first variant, with three layers."""
     one = next(one for one in ZOO if one.model_type == model_type)
+    if model_type == "gemma4_text":  # the last one reads the keys and values of the second
+        kinds = ["sliding_attention", "full_attention", "full_attention"]
+        return one.config(num_hidden_layers=3, num_kv_shared_layers=1, layer_types=kinds)
     return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
 
 

@@ -44,8 +44,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig; layers' sizes by their type, or as transformers 5 writes them."""
     values = Values(config)
     if values.flag("enable_moe_block", False):
-        parts = needs(["mixture of experts"])
-        raise UnsupportedModel(f"`gemma4` with `enable_moe_block` is not supported{parts}")
+        needed = needs(["mixture of experts"])
+        raise UnsupportedModel(f"`enable_moe_block` of `gemma4` is not supported{needed}")
     settings = {
         **_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False,
         "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
@@ -77,8 +77,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     size = values.integer("hidden_size_per_layer_input", 256, least=0, most=MOST["width"])
     rows = values.integer("vocab_size_per_layer_input", 262_144, least=0, most=MOST["vocab"])
     cap = values.optional_number("final_logit_softcapping")
-    model = llama.rebuilt(model, block, head=replace(model.head, cap=cap))
-    return _gemma4(model, shared, size, rows, rounded=True)
+    model = replace(model, head=replace(model.head, cap=cap), model_type=config["model_type"])
+    return _gemma4(llama.rebuilt(model, block), shared, size, rows, rounded=True)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
@@ -104,8 +104,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
 
     size = values.integer("embedding_length_per_layer_input", 0, least=0, most=MOST["width"])
     table = tensors.get("per_layer_token_embd.weight", tensors.get("token_embd.weight"))
-    head = replace(model.head, cap=values.number(key, 0.0, above=False) or None)
-    model = llama.rebuilt(model, block, head=head)
+    cap = values.number(key, 0.0, above=False) or None
+    model = llama.rebuilt(model, block, head=replace(model.head, cap=cap))
     return _gemma4(model, shared, size, table.shape[0] if table else model.vocab)
 
 
@@ -138,7 +138,7 @@ def _gemma4(
             vocab=rows, layers=count, size=size, scale=size**0.5,
             norm=replace(norm, eps=norm.eps * width),
         ))  # fmt: skip
-    return llama.rebuilt(model, block, family="gemma4", model_type="gemma4", embedding=embedding)
+    return llama.rebuilt(model, block, family="gemma4", embedding=embedding)
 
 
 FAMILIES = (Family(

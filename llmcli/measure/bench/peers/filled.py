@@ -61,6 +61,7 @@ def without_weights(ours: Model) -> Any:
 def filled(model: Any, ours: Model) -> Any:
     """Our parameters in place of those on the meta device, and rotary tables computed for real."""
     names = [name for name, _ in model.named_parameters()]  # a tied head is named once
+    names += [name for name, _ in model.named_buffers() if name in model.state_dict()]
     model.load_state_dict(_state(ours, names), strict=False, assign=True)
     model.tie_weights()
     for name, part in list(model.named_modules()):
