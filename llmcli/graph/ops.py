@@ -325,8 +325,8 @@ class Score(Op):
 
     def product(self, letter: Letter) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
-        scaled = f"/ {self.root}" if self.usual else f"· {self.scale:g}"
-        product = f"{letter(self.query)} {letter(self.key)}ᵀ {scaled}"
+        scaled = f" / {self.root}" if self.usual else f" · {self.scale:g}" * (self.scale != 1)
+        product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
         if (grown := self.growth) is not None:
             product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
         if self.cap is not None:

@@ -37,6 +37,9 @@ AXES = {
     "P": "learned positions",
     "L": "tokens that a convolution sees",
     "W": "of them before the last",
+    "Lp": "layers",
+    "Dp": "numbers of a token's embedding for each",
+    "Vp": "tokens with such embeddings",
 }
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 EPILOG = """
 Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
-what is in none of them; for a short convolution conv_in, conv and conv_out. A
-part lasts from the end of the one before it to its own, so that all of them add
-up to the wall time.
+what is in none of them; for a short convolution conv_in, conv and conv_out, for
+embeddings of each layer ple. A part lasts from the end of the one before it to
+its own, so that all of them add up to the wall time.
 
 Of ceiling: the share that is reached of the nearest ceiling, as measured on
 this machine before the model is loaded. Bound by: that ceiling (memory, a

@@ -37,10 +37,14 @@ class LayerEmbeddings:
         """Ids and embeddings of the new tokens → `[B, T, L, P]` in at least float32."""
         rows = scale(self.table.rows(ids_BT), self.scale)
         rows_BTLP = self._emit("embed", rows.view(*ids_BT.shape, *self.shape), step)
+        both_BTLP = add(self._projected(x_BTD, step), rows_BTLP)
+        del rows, rows_BTLP
+        return self._emit("in", scale(both_BTLP, BOTH), step)
+
+    def _projected(self, x_BTD: Tensor, step: Step) -> Tensor:
         product = self.project.wide(x_BTD.to(self.dtype))
-        product_BTLP = self._emit("proj", product.view(*ids_BT.shape, *self.shape), step)
-        normed_BTLP = self._emit("proj_norm", self.norm(product_BTLP), step)
-        return self._emit("in", scale(add(normed_BTLP, rows_BTLP), BOTH), step)
+        product_BTLP = self._emit("proj", product.view(*x_BTD.shape[:2], *self.shape), step)
+        return self._emit("proj_norm", self.norm(product_BTLP), step)
 
     def _emit(self, leaf: str, x_BTLP: Tensor, step: Step) -> Tensor:
         """A layer's as a head's are: `[B, L, T, P]`."""

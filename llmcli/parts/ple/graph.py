@@ -1,6 +1,6 @@
 """Embeddings for each layer, and the part of a block that they enter.
 
-Letters: T tokens, D width, L layers, Dp size of a layer's embedding, Vp rows of their table.
+Letters: T tokens, D width, Lp layers, Dp size of a layer's embedding, Vp rows of their table.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BOTH = 2**-0.5  # of the sum of a row of the table and a projection
 
 
 def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
-    """`ple.embed proj proj_norm in`, all `[B, L, T, Dp]`: what the blocks read, once for all."""
+    """`ple.embed proj proj_norm in`, all `[B, Lp, T, Dp]`: what the blocks read, once for all."""
     config = embedding.per_layer
     assert config is not None
 
     def node(leaf: str, letter: str, op: Op, words: str, *, wide: bool = True) -> Node:
         return Node(
-            name=f"ple.{leaf}", letter=letter, axes=("L", "T", "Dp"), op=op, words=words,
+            name=f"ple.{leaf}", letter=letter, axes=("Lp", "T", "Dp"), op=op, words=words,
             group="embed", wide=wide,
         )  # fmt: skip
 
@@ -35,7 +35,7 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
             rounded=embedding.rounded_scale, heads=config.layers,
         ), "the tokens' rows of the table of embeddings for each layer, scaled"),
         node("proj", "P_L", Project(
-            source="embed", weight="ple.W_proj", over="D", columns="L·Dp", heads=config.layers,
+            source="embed", weight="ple.W_proj", over="D", columns="Lp·Dp", heads=config.layers,
             head="layer",
         ), "the embeddings, projected for each layer"),
         node("proj_norm", "P′_L", Normalize(
@@ -45,11 +45,11 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
              "what enters each layer beside the residual stream"),
     )  # fmt: skip
     table = Parameter(
-        name="ple.embed.W", axes=("Vp", "L·Dp"), makes="ple.embed", kind="embedding", letter="W_I",
+        name="ple.embed.W", axes=("Vp", "Lp·Dp"), makes="ple.embed", kind="embedding", letter="W_I",
         words="table of embeddings for each layer, a row for each token",
     )  # fmt: skip
     project = Parameter(
-        name="ple.W_proj", axes=("D", "L·Dp"), makes="ple.proj", kind="embedding", letter="W_proj",
+        name="ple.W_proj", axes=("D", "Lp·Dp"), makes="ple.proj", kind="embedding", letter="W_proj",
         words="projection of the embeddings for each layer", turned=True,
     )  # fmt: skip
     return PartGraph(
@@ -57,7 +57,7 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         parameters=(table, project, *norm_parameters(
             norm, "ple.proj_norm", "ple.proj_norm", "Dp", None, "the norm of that projection",
         )),
-        sizes={"L": config.layers, "Dp": config.size, "Vp": config.vocab},
+        sizes={"Lp": config.layers, "Dp": config.size, "Vp": config.vocab},
         similar=((r"embed_tokens_per_layer(\.weight)?", ("ple.embed", "ple.embed.W")),),
     )  # fmt: skip
 
