@@ -33,11 +33,13 @@ class Branch:
 class LayerConfig:
     """One block: one to three sublayers `x + Σ branches`, each reading what the last one left.
 
-    `scale` multiplies what leaves the block.
+    `scale` multiplies what leaves the block, and so does a number among its parameters where it is
+    `scaled`.
     """
 
     sublayers: tuple[tuple[Branch, ...], ...]
     scale: float = 1.0
+    scaled: bool = False
 
     @property
     def branches(self) -> Iterator[Branch]:

@@ -47,7 +47,7 @@ def test_groups_of_timing_are_in_the_order_of_execution(name):
     if name == "short convolutions":  # its first layer is one
         mixers.reverse()
     ffn = ["ffn_up", "ffn_act", "ffn_down", "router", "experts", "shared"]
-    order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "residual", "head"]
+    order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "ple", "residual", "head"]
     model = Graph(MODELS[name])
     assert set(model.groups) == {node.group for node in model.nodes.values()} - {"gaps"}
     assert [group for group in order if group in model.groups] == list(model.groups)

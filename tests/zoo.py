@@ -24,19 +24,22 @@ from llmcli.parts.attention.config import (
     AttentionConfig,
     DynamicScaling,
     FrequencyFactors,
+    KeysValues,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     QueryGrowth,
     RopeConfig,
     YarnScaling,
 )
 from llmcli.parts.conv.config import ShortConvConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import GateClamp, MlpConfig
 from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ple.config import PleConfig
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,23 @@ _GEMMA_MODULES = _MODULES | {
     **dict.fromkeys(("ln1_post.out", "attn_out"), "post_attention_layernorm"),
     **dict.fromkeys(("ln2_post.out", "mlp_out"), "post_feedforward_layernorm"),
 }  # fmt: skip
+# two kinds of layers, the last two of them with keys and values of earlier ones
+_GEMMA4 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | {
+    "head_dim": 8, "global_head_dim": 16, "sliding_window": 21, "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+                    "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 211, "final_logit_softcapping": 8.0,
+    "tie_word_embeddings": True, "rms_norm_eps": 2.0**-17,
+}  # fmt: skip
+_GEMMA4_MODULES = _GEMMA_MODULES | {
+    "ple.embed": "embed_tokens_per_layer", "ple.proj": "per_layer_model_projection",
+    "ple.proj_norm": "per_layer_projection_norm", "resid_mid2": "per_layer_input_gate<",
+    "attn.v": "self_attn.v_proj|self_attn.k_proj", "attn.v_norm": "self_attn.v_norm",
+    "ple.gate": "per_layer_input_gate", "ple.act": "act_fn",
+    "ple.post": "per_layer_projection<", "ple.out": "per_layer_projection",
+    **dict.fromkeys(("ln3_post.out", "ple_out"), "post_per_layer_input_norm"),
+}  # fmt: skip
 _UNPADDED = {"pad_token_id": None}  # their own one lies beyond the vocabulary
 _FUSED = {**dict.fromkeys(("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"), "")}
 _PHI3_MODULES = _MODULES | _FUSED | {"mlp.act": "mlp.activation_fn"}
@@ -239,6 +259,10 @@ TYPES: dict[str, Type] = {
     "gemma3_text": Type(
         _GEMMA | {"sliding_window": 21, "num_hidden_layers": 3, "sliding_window_pattern": 3},
         _GEMMA_MODULES, "GEMMA3", _GEMMA_WIDE,
+    ),
+    "gemma4_text": Type(
+        _GEMMA4, _GEMMA4_MODULES, "GEMMA4",
+        _WIDE | {"head_dim": 16, "hidden_size_per_layer_input": 32},
     ),
     "olmo3": Type(
         _ROPE | {"rms_norm_eps": 2.0**-17, "sliding_window": 18, "num_hidden_layers": 4},
@@ -668,6 +692,25 @@ ZOO: tuple[Variant, ...] = (
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
     }}),
+    # Gemma 4: E2B and E4B, then 31B
+    Variant("gemma4", "gemma4_text", typical=True, views=True, gguf=1e-9),
+    Variant("gemma4-keys-as-values", "gemma4_text", {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False,
+    }, typical=True, gguf=1e-9),
+    Variant("gemma4-all", "gemma4_text", {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 3, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": False, "tie_word_embeddings": False, "attention_bias": True,
+        "vocab_size_per_layer_input": 230, "final_logit_softcapping": None,
+    }),
+    Variant("gemma4-alike", "gemma4_text", {
+        "global_head_dim": 8, "num_kv_shared_layers": 0, "sliding_window": 1, "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.0,
+                               "rope_theta": 1e4, "factor": 2.0},
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 3.0},
+        },
+    }),
+    Variant("gemma4-bf16", "gemma4_text", {"hidden_size": 51}, dtype=torch.bfloat16),
     # OLMo 3
     Variant("olmo3", "olmo3", typical=True, views=True),
     Variant("olmo3-yarn", "olmo3", {"rope_parameters": {
@@ -835,6 +878,9 @@ def packed(model_type: str, **overrides: Any) -> Variant:
 def three_layers(model_type: str) -> ModelConfig:
     """Our configuration of that type's first variant, with three layers."""
     one = next(one for one in ZOO if one.model_type == model_type)
+    if model_type == "gemma4_text":  # the last one reads the keys and values of the second
+        kinds = ["sliding_attention", "full_attention", "full_attention"]
+        return one.config(num_hidden_layers=3, num_kv_shared_layers=1, layer_types=kinds)
     return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
 
 
@@ -906,6 +952,9 @@ def stretched(scaling, dims=8):
 
 
 ATTENTION = layer().attention
+WEIGHTLESS = NormConfig(kind="rms", eps=1e-6, weights=False)
+NORMED = KeysValues(norm=WEIGHTLESS)
+PLE = PleConfig(size=6, activation="gelu_tanh")
 
 
 def block(*sublayers, scale=1.0):
@@ -1019,6 +1068,33 @@ BLOCKS = {
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
     ),
+    "values that are normalized keys": llama(*(layer(qk_norm=RMS, kv=KeysValues(
+        norm=WEIGHTLESS, equal=True,
+    )),) * 2),
+    "values that are keys": llama(*(layer(kv=KeysValues(equal=True)),) * 2),
+    "keys and values of another layer": llama(
+        layer(window=4, qk_norm=RMS, kv=NORMED), layer(qk_norm=RMS, kv=NORMED),
+        *(layer(window=window, qk_norm=RMS, kv=KeysValues(norm=WEIGHTLESS, layer=of))
+          for window, of in ((4, 0), (None, 1), (4, 0))),
+    ),
+    "keys of another layer, as they are": llama(
+        layer(rope=None), layer(rope=None, kv=KeysValues(layer=0)),
+    ),
+    "some pairs of whole heads rotated": llama(*(layer(
+        rope=RopeConfig(theta=100.0, dims=8, scaling=ProportionalScaling(pairs=1)),
+    ),) * 2),
+    "embeddings for each layer": llama(
+        *(block(branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS), branch(PLE, None, RMS)),) * 2,
+        embedding=EmbeddingConfig(
+            scale=4.0, rounded_scale=True,
+            per_layer=LayerEmbeddingConfig(
+                vocab=VOCAB + 2, layers=2, size=6, scale=6**0.5, norm=RMS
+            ),
+        ),
+    ),
+    "blocks scaled by a parameter": llama(
+        *(dataclasses.replace(layer(), scaled=True),) * 2, dataclasses.replace(layer(), scale=0.5),
+    ),
     "qk norm over the width": llama(
         *(layer(qk_norm=NormConfig(kind="rms", eps=1e-5), qk_norm_wide=True),) * 2
     ),
@@ -1105,6 +1181,24 @@ IN_BLOCKS = {
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8),) * 2,
         latent(heads=4, rank=64, query_rank=None, bias=True), layer(),
     ), "Q8_0", "Q4_1", "Q5_0"),
+    "keys and values of another layer": in_blocks(
+        BLOCKS["keys and values of another layer"], "Q8_0", "Q4_1"
+    ),
+    "values that are normalized keys": in_blocks(
+        BLOCKS["values that are normalized keys"], "Q4_0", "Q8_0"
+    ),
+    "embeddings for each layer": in_blocks(
+        llama(
+            *(dataclasses.replace(block(
+                branch(ATTENTION, RMS, RMS), branch(GATED, RMS, RMS),
+                branch(PleConfig(size=32, activation="gelu_tanh"), None, RMS),
+            ), scaled=True),) * 2,
+            embedding=EmbeddingConfig(scale=4.0, per_layer=LayerEmbeddingConfig(
+                vocab=VOCAB, layers=2, size=32, scale=32**0.5, norm=RMS
+            )),
+        ),
+        "Q8_0", "Q4_1",
+    ),
 }  # fmt: skip
 
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,

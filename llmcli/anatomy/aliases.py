@@ -136,6 +136,11 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             continue
         block, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
+        if around.rpartition(".")[2].isdigit():  # the block itself: what is in it has no module
+            act = f"{made[0].rpartition('.')[0]}.act"
+            if act in model:
+                yield f"{around}.act_fn", (act,)
+            continue
         yield around, (made[0],)
         if mixes:
             yield around.rpartition(".")[0], (f"{block}.resid_post",)

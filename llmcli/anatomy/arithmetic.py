@@ -147,7 +147,7 @@ def arithmetic(
         other, tokens = QUANTIZED[quantize]
         for name, columns in matrices(config).items():
             if columns % RUN == 0 and name != "pos_embed.W" and name not in no_blocks:
-                per_token = name in ("embed.W", "head.W")
+                per_token = name in ("embed.W", "head.W", "ple.embed.W")
                 if formats.get(name, "bfloat16") in HELD:
                     formats[name] = tokens if per_token else other
     if quantize != "none" and formats:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from llmcli.config import Branch, LayerConfig
-from llmcli.graph.node import Absent, Node, PartGraph, Site
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Add, Op
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.registry import PARTS, part_of
@@ -133,7 +133,10 @@ def block_rows(
         added = tuple(one.adds for one in sublayer.branches)
         last = sublayer is names[-1]
         made_of = (*made_of, *added)
-        op = Add(parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1)
+        op = Add(
+            parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
+            weight=f"blocks.{number}.out_scale.w" if layer.scaled and last else None,
+        )  # fmt: skip
         nouns = " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
         leaf = sublayer.leaves.rpartition(".")[2]
         rows.append(residual(
@@ -141,12 +144,25 @@ def block_rows(
             "residual", *(("hook_resid_mid",) if leaf == "resid_mid" else ()),
             *(("hook_resid_post", "hook_out") if last else ()),
         ))  # fmt: skip
-        made_of = made_of if op.scale == 1 else (sublayer.leaves,)
+        made_of = made_of if op.plain else (sublayer.leaves,)
     similar = tuple(
         (theirs, (f"blocks.{number}.{norm}.out", f"blocks.{number}.{norm}.w"))
         for norm, theirs in _NORMS.items()
     )
-    return (*rows, PartGraph(nodes=(), absent=tuple(_absent(names)), similar=similar)), made_of
+    rest = PartGraph(
+        nodes=(), parameters=_scale(number) if layer.scaled else (), similar=similar,
+        absent=tuple(_absent(layer, names)),
+    )  # fmt: skip
+    return (*rows, rest), made_of
+
+
+def _scale(number: int) -> tuple[Parameter]:
+    """`out_scale.w` `[1]`, what the block's output is multiplied by."""
+    block = f"blocks.{number}"
+    return (Parameter(
+        name=f"{block}.out_scale.w", axes=("1",), makes=f"{block}.resid_post", kind="norms",
+        words="what leaves the block is multiplied by it", letter="c", layer=number, wide=True,
+    ),)  # fmt: skip
 
 
 def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
@@ -223,7 +239,7 @@ def _branch(
     yield PartGraph(nodes=(node,))
 
 
-def _absent(names: Sequence[SublayerNames]) -> Iterator[Absent]:
+def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Absent]:
     """Norms, streams and kinds of parts that other blocks have."""
     branches = [one for sublayer in names for one in sublayer.branches]
     nouns = [part_of(one.config.part).noun for one in branches]
@@ -239,6 +255,8 @@ def _absent(names: Sequence[SublayerNames]) -> Iterator[Absent]:
             )
         if here.norm is None:
             yield Absent(names=rf"ln{number}\b", why=f"no norm of its own precedes {noun}")
+    if not layer.scaled:
+        yield Absent(names=r"out_scale\b", why="no parameter multiplies what leaves its block")
     own = {part_of(one.config.part).prefix for one in branches}
     for part in PARTS.values():
         if part.prefix not in own:

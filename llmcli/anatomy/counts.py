@@ -13,6 +13,7 @@ from llmcli.config import LayerConfig, ModelConfig
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES
 from llmcli.graph.workspace import Reading
+from llmcli.parts.ple.part import layer_embedding_workspace
 from llmcli.parts.registry import part_of
 from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 
@@ -181,6 +182,9 @@ def prefill_peak(
     if size < 4:
         peak += 4 * min(config.vocab * config.width, HEAD_NUMBERS)
     shared: dict[Hashable, int] = {}
+    if config.embedding.per_layer is not None:
+        workspace = layer_embedding_workspace(config.embedding.per_layer, reading)
+        peak, shared = max(peak, workspace.peak), dict(workspace.shared)
     for layer in dict.fromkeys(config.layers):
         for branch in layer.branches:
             workspace = part_of(branch.part).workspace(branch.part, reading)

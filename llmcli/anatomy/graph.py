@@ -12,6 +12,7 @@ from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, State
 from llmcli.graph.ops import Add, Mix, Score, Softmax
 from llmcli.parts.embedding.graph import embedding_graph, head_graph
 from llmcli.parts.norm.graph import norm_graph
+from llmcli.parts.ple.graph import layer_embedding_graph
 
 Place = tuple[str, int | None]  # a group of activations and its layer, None outside of the layers
 
@@ -118,6 +119,8 @@ class Graph:
         stream = tuple(ends_node.name for ends_node in ends.nodes)
         enters = Add(parts=stream, before=stream)
         copied = stream[0] if len(stream) == 1 else None
+        if config.embedding.per_layer is not None:
+            self._add(layer_embedding_graph(config.embedding), None)
         learned = config.embedding.positions is not None
         for i, layer in enumerate(config.layers):
             rows, stream = block_rows(

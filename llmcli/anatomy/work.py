@@ -20,8 +20,8 @@ from llmcli.anatomy.counts import PROMPT_CHUNK
 from llmcli.anatomy.graph import Place, graph
 from llmcli.anatomy.plan import plan
 from llmcli.config import LayerConfig, ModelConfig
-from llmcli.graph.node import Node
-from llmcli.graph.ops import LookUp, Mix, Project, Rotate, visible_keys
+from llmcli.graph.node import Node, State
+from llmcli.graph.ops import Gate, LookUp, Mix, Project, Rotate, visible_keys
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import DTYPE_BYTES, Call, Logits, TensorSpec
 from llmcli.reports.work import PartWork
@@ -131,7 +131,7 @@ def calls_work(
 ) -> Works:
     """The same of several calls: the sum over them; `ran` are the experts that were measured."""
     # layers that are alike are counted once; their weights may differ in size
-    alike = {layer: replace(config, layers=(layer,)) for layer in dict.fromkeys(config.layers)}
+    alike = {layer: _alone(config, layer) for layer in dict.fromkeys(config.layers)}
     sums: dict[LayerConfig, dict[Place, PartWork]] = {}
     number = heads = looked_up = positions = 0
     for call, logits in calls:
@@ -148,6 +148,16 @@ def calls_work(
         (part, layer, work + PartWork(weights=weights[part, layer]))
         for part, layer, work in _unrolled(config, sums)
     )
+
+
+def _alone(config: ModelConfig, layer: LayerConfig) -> ModelConfig:
+    """A model of that layer, the last one, and of the layer whose keys and values it reads."""
+    attention = layer.attention
+    if attention is None or attention.kv.layer is None:
+        return replace(config, layers=(layer,))
+    lender = config.layers[attention.kv.layer]
+    reader = replace(attention, kv=replace(attention.kv, layer=0))
+    return replace(config, layers=(lender, layer.with_attention(reader)))
 
 
 def _unrolled(
@@ -182,16 +192,18 @@ def _weights(
         nbytes = _bytes(spec)
         if spec.name == "embed.W" and config.head.tied:
             found["head", None] += nbytes * heads
-        elif spec.name in ("embed.W", "pos_embed.W"):
-            rows = looked_up if spec.name == "embed.W" else positions
-            found["embed", None] += nbytes * rows // spec.shape[0]
-        elif isinstance(model[model.parameters[spec.name].makes].op, ExpertProject):
+            continue
+        node = model[model.parameters[spec.name].makes]
+        times = heads if node.ends else calls
+        if isinstance(node.op, LookUp):
+            rows = positions if node.op.by_position else looked_up
+            found[model.place(spec.name)] += nbytes * rows // spec.shape[0]
+        elif isinstance(node.op, ExpertProject):
             assert spec.layer is not None
             chosen = calls * model.sizes(spec.layer)["K"] if ran is None else ran[spec.layer]
             found[model.place(spec.name)] += nbytes * chosen // spec.shape[0]
         else:
-            place = model.place(spec.name)
-            found[place] += nbytes * (heads if place[1] is None else calls)
+            found[model.place(spec.name)] += nbytes * times
     return found
 
 
@@ -213,8 +225,11 @@ class _LayerCall:
     def works(self) -> Iterator[tuple[Place, PartWork]]:
         """What each activation takes; several may be of one part."""
         shared: set[str] = set()  # products and rotations that several activations have in common
+        last = len(self.model.config.layers) - 1
         for name, spec in self.specs.items():
             node, place = self.model[name], self.model.place(name)
+            if place[1] not in (last, None):
+                continue
             if not spec.written or node.shown or place[0] == "gaps":
                 continue
             common = node.shares or ""
@@ -240,16 +255,23 @@ class _LayerCall:
         """
         found = PartWork()
         for state in self.model.states.values():
-            grows = "S" in state.axes
-            if node.name != (self.model.after(state) if grows else state.holds):
+            grows, mix = "S" in state.axes, node.op if isinstance(node.op, Mix) else None
+            window = None if mix is None else mix.window
+            own = node.name == (self.model.after(state) if grows else state.holds)
+            lent = mix is not None and state.layer != node.layer and self._reads(mix, state)
+            if not (own or lent):
                 continue
             nbytes = self.kept[state.name]
-            window = node.op.window if isinstance(node.op, Mix) else None
             found += PartWork(
                 cache=nbytes * (visible_keys(self.call, window) if grows else 1),
-                activations=2 * nbytes * self.call.tokens if grows else nbytes,
+                activations=(2 * nbytes * self.call.tokens if grows else nbytes) if own else 0,
             )
         return found
+
+    def _reads(self, mix: Mix, state: State) -> bool:
+        """Whether the keys or values that are mixed are those of that cache."""
+        score = self.model.score(mix)
+        return state.holds in (mix.value, score and score.key)
 
     def _moved(self, node: Node, spec: TensorSpec, first: bool) -> int:
         """Bytes that are read to compute an activation, and written.
@@ -262,7 +284,8 @@ class _LayerCall:
         if isinstance(op, LookUp):  # ids, and the rows where the head counts the whole table
             ids = self.call.batch * self.call.tokens
             rows = _bytes(self.table) * ids // self.table.shape[0]
-            return _bytes(spec) + (rows if self.model.config.head.tied else 0) + 8 * ids
+            tied = self.model.config.head.tied and op.table == self.table.name
+            return _bytes(spec) + (rows if tied else 0) + 8 * ids
         if node.shares in self.specs:  # a view
             return 0
         if isinstance(op, Project | ExpertProject) and not first:
@@ -270,7 +293,11 @@ class _LayerCall:
         tables = 0
         if isinstance(op, Rotate) and first:  # cos and sin of the new positions
             tables = 2 * self.call.tokens * op.rope.dims * self.wide
-        return _bytes(spec) + tables + sum(self._read(name, spec) for name in op.reads)
+        read = sum(self._read(name, spec) for name in op.reads)
+        if isinstance(op, Gate) and op.item is not None:  # one layer's of all
+            read -= self._read(op.up, spec)
+            read += self._read(op.up, spec) // self.specs[op.up].shape[1]
+        return _bytes(spec) + tables + read
 
     def _read(self, name: str, by: TensorSpec) -> int:
         """Bytes of the rows of an activation that another one is computed from."""

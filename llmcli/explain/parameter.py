@@ -21,8 +21,8 @@ def parameter_step(model: Model, axes: Axes, index: tuple[int, ...]) -> Step:
     else:
         value = float(stored.dense()[last])
     letter = axes.name.rpartition(".")[2]
-    if axes.name in ("embed.W", "pos_embed.W"):
-        letter = "W_E" if axes.name == "embed.W" else "W_P"
+    if letter == "W":  # of a table
+        letter = graph(model.config).letter(axes.name)
     return Step(
         number=1,
         name=axes.name,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmcli.checkpoints import Checkpoint, TensorInfo
 
 _FILES = (
-    "gpt2", "llama", "olmo2", "gemma", "phi3", "glm", "granite",
+    "gpt2", "llama", "olmo2", "gemma", "gemma4", "phi3", "glm", "granite",
     "smollm3", "exaone4", "cohere2", "starcoder2", "gpt_neox", "ministral3", "qwen_vl", "lfm2",
     "mixtral", "qwen_moe", "olmoe", "glm4_moe", "deepseek",
 )  # of families: each has its `FAMILIES`
@@ -129,7 +129,7 @@ def _described(checkpoint: Checkpoint) -> tuple[Family, ModelConfig, Scheme | No
         family = _of_text(model_type, settings["model_type"], multimodal)
     else:
         family = find(model_type, "safetensors")
-    if settings.get("use_bidirectional_attention"):
+    if settings.get("use_bidirectional_attention") not in (None, False, "vision"):
         parts = needs(["bidirectional attention"])
         raise UnsupportedModel(f"`use_bidirectional_attention` is not supported{parts}")
     return family, family.from_hf(settings), scheme(settings)

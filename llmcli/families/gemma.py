@@ -42,7 +42,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 _PERIOD = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6}  # layers, the last of them without a window
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those whose queries are scaled by D / H
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")  # of scores and of logits
-_NORMS_HF = (
+NORMS_HF = (
     ("input_layernorm", "ln1"), ("post_attention_layernorm", "ln1_post"),
     ("pre_feedforward_layernorm", "ln2"), ("post_feedforward_layernorm", "ln2_post"),
 )  # fmt: skip
@@ -126,7 +126,7 @@ def _gemma(
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names."""
-    norms = llama_rules.NORMS_HF if config.model_type == "gemma" else _NORMS_HF
+    norms = llama_rules.NORMS_HF if config.model_type == "gemma" else NORMS_HF
     return llama_rules.rules_hf(config, norms=norms)
 
 

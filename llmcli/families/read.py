@@ -108,6 +108,21 @@ def hf_windows(
     return [size if slide else None for slide in slides]
 
 
+def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
+    """What a layer's heads differ in: by its number in `per_layer_config`, else the `usual`.
+
+    That is how transformers 5 writes models whose layers differ.
+    """
+    key = "per_layer_config"
+    if not values.has(key):
+        return Values(usual)
+    layers = values.raw(key)
+    own = layers.get(str(number), {}) if isinstance(layers, Mapping) else None
+    if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
+        raise values.wrong(key, "an object of layers' `head_dim` and `num_key_value_heads`")
+    return Values(own)
+
+
 def gguf_windows(
     values: Values, layers: int, *, period: int, window: int | None
 ) -> list[int | None]:

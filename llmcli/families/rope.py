@@ -20,6 +20,7 @@ from llmcli.parts.attention.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     RopeScaling,
     YarnScaling,
@@ -53,7 +54,8 @@ def rope_from_hf(
         )
     theta = (scaled if scaled.has("rope_theta") else values).number("rope_theta", DEFAULT_THETA)
     dims = head_dim
-    if kind != "default" or share is not None:  # whole heads, whatever the fraction says
+    # elsewhere whole heads, whatever the fraction says
+    if kind not in ("default", "proportional") or share is not None:
         part_at = scaled if scaled.has("partial_rotary_factor") else values
         dims = int(head_dim * _fraction(part_at, share or 1.0))
     _check_dims(dims, head_dim)
@@ -258,6 +260,13 @@ def _longrope(scaled: Values, dims: int, context: int, original: int) -> RopeSca
     )
 
 
+def _proportional(scaled: Values, dims: int, context: int, original: int) -> RopeScaling:
+    """The fraction is of the pairs; the frequencies of these are those of a whole head."""
+    return ProportionalScaling(
+        pairs=int(_fraction(scaled, 1.0) * dims // 2), factor=scaled.number("factor", 1.0)
+    )
+
+
 _HF_KINDS: Mapping[str, Callable[[Values, int, int, int], RopeScaling]] = {
     "default": _default,
     "linear": _linear,
@@ -265,6 +274,7 @@ _HF_KINDS: Mapping[str, Callable[[Values, int, int, int], RopeScaling]] = {
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 

@@ -22,6 +22,7 @@ from llmcli.parts.attention.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -91,7 +92,7 @@ def _compared(config: ModelConfig) -> ModelConfig:
     for layer in config.layers:
         attention = layer.attention
         if attention is not None and attention.rope is not None:
-            rope = attention.rope
+            rope = _proportional(attention.rope)
             if isinstance(rope.scaling, FrequencyFactors):
                 rope = replace(rope, scaling=None)
             layer = layer.with_attention(replace(attention, rope=rope))
@@ -101,6 +102,16 @@ def _compared(config: ModelConfig) -> ModelConfig:
         config, family="", model_type="", bos=None, eos=(), layers=tuple(layers),
         embedding=embedding,
     )  # fmt: skip
+
+
+def _proportional(rope: RopeConfig) -> RopeConfig:
+    """The same without factors that are 1, or so large that a pair is not turned, as a GGUF file
+    says it.
+    """
+    if not isinstance(rope.scaling, FrequencyFactors) or max(rope.scaling.factors) < 1e20:
+        return rope
+    pairs = sum(factor == 1 for factor in rope.scaling.factors)
+    return replace(rope, scaling=ProportionalScaling(pairs=pairs))
 
 
 def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
@@ -175,22 +186,20 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "no_rope_layers": [int(attention.rope is not None) for attention in attentions],
         "use_parallel_residual": len(branches) > 1,
     }
-    settings |= _experts(ffns)
+    settings |= _by_layer(config, attentions) | _experts(ffns)
     if latents:
         settings |= _latent(latents[0], len(config.layers))
-    rotated = [attention for attention in attentions if attention.rope is not None]
-    full = next((one.rope for one in rotated if one.window is None), None)
-    slides = next((one.rope for one in rotated if one.window is not None), None)
-    for rope in dict.fromkeys((full, slides)):
-        if rope is None:
-            continue
-        own = settings | {"rope_parameters": _rope(rope, mixer) | _scores_yarn(latents)}
-        if isinstance(rope.scaling, LongRopeScaling):  # beside the others it wins over them
-            own["original_max_position_embeddings"] = rope.scaling.original
+    rotated = [(attention.rope, attention) for attention in attentions if attention.rope]
+    full = next((one for one in rotated if one[1].window is None), None)
+    slides = next((one for one in rotated if one[1].window is not None), None)
+    for one in dict.fromkeys(filter(None, (full, slides))):
+        own = settings | {"rope_parameters": _rope(*one) | _scores_yarn(latents)}
+        if isinstance(one[0].scaling, LongRopeScaling):  # beside the others it wins over them
+            own["original_max_position_embeddings"] = one[0].scaling.original
         yield own
     yield settings | {"rope_parameters": {
-        name: _rope(rope, mixer)
-        for name, rope in (("full_attention", full), ("sliding_attention", slides)) if rope
+        name: _rope(*one)
+        for name, one in (("full_attention", full), ("sliding_attention", slides)) if one
     } or None}  # fmt: skip
 
 
@@ -246,12 +255,33 @@ def _scores_yarn(latents: Sequence[LatentConfig]) -> dict[str, float]:
     return {"mscale_all_dim": found} if found else {}
 
 
+def _by_layer(config: ModelConfig, attentions: Sequence[AttentionConfig]) -> dict[str, Any]:
+    """Where layers differ in sizes, or read what others have."""
+    whole = next((one for one in attentions if one.window is None), attentions[0])
+    near = next((one for one in attentions if one.window is not None), attentions[0])
+    hidden = [part.hidden for layer in config.layers for part in layer.parts
+              if isinstance(part, MlpConfig)]  # fmt: skip
+    embedding = config.embedding.per_layer
+    return {
+        "head_dim": near.head_dim,
+        "num_key_value_heads": near.kv_heads,
+        "global_head_dim": whole.head_dim,
+        "num_global_key_value_heads": whole.kv_heads,
+        "attention_k_eq_v": any(one.kv.equal for one in attentions),
+        "num_kv_shared_layers": sum(one.kv.layer is not None for one in attentions),
+        "use_double_wide_mlp": hidden[-1] != hidden[0],
+        "hidden_size_per_layer_input": 0 if embedding is None else embedding.size,
+        "vocab_size_per_layer_input": config.vocab if embedding is None else embedding.vocab,
+    }
+
+
 def _whole(number: float) -> float | int:
     """A whole number where it is one but for rounding."""
     return round(number) if math.isclose(number, round(number), rel_tol=1e-12) else number
 
 
 def _rope(rope: RopeConfig, mixer: AttentionConfig) -> dict[str, Any]:
+    rope = _proportional(rope)
     written = {"rope_theta": rope.theta, "partial_rotary_factor": rope.dims / mixer.head_dim}
     if (growth := mixer.growth) is not None:
         written |= {
@@ -259,6 +289,10 @@ def _rope(rope: RopeConfig, mixer: AttentionConfig) -> dict[str, Any]:
             "original_max_position_embeddings": growth.original,
         }
     match rope.scaling:
+        case ProportionalScaling(pairs=pairs, factor=factor):
+            share = min(1.0, (2 * pairs + 0.5) / rope.dims)  # it is rounded down
+            kind = {"rope_type": "proportional", "factor": factor}
+            return written | kind | {"partial_rotary_factor": share}
         case LinearScaling(factor=factor):
             return written | {"rope_type": "linear", "factor": factor}
         case DynamicScaling(factor=factor):

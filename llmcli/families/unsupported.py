@@ -31,8 +31,6 @@ _NEEDED_BY = (
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
     ("chunked attention", "llama4 llama4_text", "llama4"),
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
-    ("keys and values shared between layers", "gemma4 gemma4_text", "gemma4"),
-    ("per-layer embeddings", "gemma4 gemma4_text", "gemma4"),
     ("parallel residual",
      "codegen cohere falcon gptj phi",
      "command-r falcon gptj phi2"),
@@ -56,7 +54,7 @@ _NEEDED_BY = (
     ("an encoder beside the decoder",
      "bart mbart mt5 t5 t5gemma whisper", "t5"),
     ("the text model of a multimodal checkpoint",
-     "gemma3n gemma4 idefics3 internvl llama4 llava llava_next mllama paligemma "
+     "gemma3n idefics3 internvl llama4 llava llava_next mllama paligemma "
      "phi4_multimodal qwen2_5_omni qwen3_5 qwen3_5_moe qwen3_vl_moe "
      "smolvlm",
      ""),

@@ -76,13 +76,15 @@ class Op(ABC):
 class LookUp(Op):
     """`E = W_E[id]` or `P = W_P[position]`: a row of a table for every token, `[T, D]`.
 
-    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits.
+    Times `scale`, which is `rounded` to the dtype of the table, where that has 16 bits. Where rows
+    are cut into `heads` it is `[H, T, d]`.
     """
 
     table: str
     by_position: bool
     scale: float = 1.0
     rounded: bool = False
+    heads: int = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -102,13 +104,20 @@ class Add(Op):
     """`T³ = T² + X`: parts of the residual stream, `[T, D]` each.
 
     `before` are all that the stream has been made of so far. A single part is a copy. `scale`
-    multiplies the sum. `also`: what it is called elsewhere.
+    multiplies the sum, and so does the one number of the parameter `weight`. `also`: what it is
+    called elsewhere.
     """
 
     parts: tuple[str, ...]
     before: tuple[str, ...]
     scale: float = 1.0
+    weight: str | None = None
     also: str = ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing multiplies the sum."""
+        return self.scale == 1 and self.weight is None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -119,8 +128,12 @@ class Add(Op):
         """`X = H of block 0 = T⁵ + T³`."""
         also = f"{self.also} = " if self.also else ""
         total = " + ".join(map(letter, self.parts))
-        if self.scale != 1:
-            total = f"{self.scale:g} · {f'({total})' if len(self.parts) > 1 else total}"
+        if not self.plain:
+            factors = ([] if self.scale == 1 else [f"{self.scale:g}"]) + (
+                [letter(self.weight)] if self.weight else []
+            )
+            total = f"({total})" if len(self.parts) > 1 else total
+            total = " · ".join([*factors, total])
         return f"{own} = {also}{total}"
 
 
@@ -244,7 +257,7 @@ class Normalize(Op):
 
     source: str
     norm: NormConfig
-    weight: str
+    weight: str | None
     bias: str | None = None
     joined: bool = False
 
@@ -258,8 +271,8 @@ class Normalize(Op):
         x = letter(self.source)
         kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
-        w = f"({self.norm.offset:g} + w)" if self.norm.offset else "w"
-        return f"{own} = {kind} / s · {w}{bias}{all_heads}"
+        w = f" · ({self.norm.offset:g} + w)" if self.norm.offset else " · w"
+        return f"{own} = {kind} / s{w if self.weight else ''}{bias}{all_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,8 +347,8 @@ class Score(Op):
 
     def product(self, letter: Letter) -> str:
         """`Q Kᵀ / √(d/h) + M`: √d_k where heads are no parts of the width, or the own scale."""
-        scaled = f"/ {self.root}" if self.usual else f"· {self.scale:g}"
-        product = f"{letter(self.query)} {letter(self.key)}ᵀ {scaled}"
+        scaled = f" / {self.root}" if self.usual else f" · {self.scale:g}" * (self.scale != 1)
+        product = f"{letter(self.query)} {letter(self.key)}ᵀ{scaled}"
         if (grown := self.growth) is not None:
             product += f" · (1 + {grown.beta:g} · ln(1 + ⌊position / {grown.original}⌋))"
         if self.cap is not None:
@@ -459,12 +472,13 @@ class Activate(Op):
 class Gate(Op):
     """`L = Activation(G) ∘ U`, number by number, `[T, F]`; with a `clamp` c ∘ (clip(U, ±c) + o).
 
-    A gate `[T, 1]` is of the whole row.
+    A gate `[T, 1]` is of the whole row. `item`: of `up`, which is `[L, T, F]`, that one is taken.
     """
 
     act: str
     up: str
     clamp: GateClamp | None = None
+    item: int | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -473,7 +487,7 @@ class Gate(Op):
 
     def formula(self, own: str, letter: Letter) -> str:
         """`L = Activation(G) ∘ U`, or `L = Activation(G) ∘ (clip(U, ±7) + 1)`."""
-        up = letter(self.up)
+        up = letter(self.up) + ("" if self.item is None else f"[{self.item}]")
         if self.clamp is not None:
             up = f"(clip({up}, ±{self.clamp.limit:g}) + {self.clamp.offset:g})"
         return f"{own} = {letter(self.act)} ∘ {up}"

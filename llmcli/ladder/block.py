@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import UnsupportedModel
-from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.attention.config import AttentionConfig, KeysValues
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -36,7 +36,7 @@ def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
 def _special(mixer: AttentionConfig) -> bool:
     """Whether its scores are made as no rung makes them."""
     scored = mixer.cap is not None or mixer.growth is not None or mixer.sinks
-    return mixer.qk_norm_wide or scored
+    return mixer.qk_norm_wide or scored or mixer.kv != KeysValues()
 
 
 def _plainly_added(layer: LayerConfig) -> bool:

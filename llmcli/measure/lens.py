@@ -84,7 +84,7 @@ def measure_lens(
     # an end of text would move what counts from it
     kept = range(total) if generate else span(total)
     _need(model, len(every), len(kept), total)
-    stream = Stream(model.config, every, kept, model.stream_dtype)
+    stream = Stream(model, every, kept)
     agreement = Agreement(model.dtype, model.device)
     with torch.inference_mode():
         known, also = _run(model, ids, stream, agreement, generate, sampling, progress)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from llmcli.anatomy.block import block_names
-from llmcli.config import ModelConfig
 from llmcli.errors import NotFinite
+from llmcli.model import Model
 from llmcli.reports.checks import ViewCheck
 
 
@@ -21,22 +21,23 @@ class Stream:
     """Watches a run: keeps `names` at `positions`, and adds up what is added to the stream.
 
     Every place of it has to be the place before plus what was added since; the first is the
-    embedding. `dtype`: what the stream has to have.
+    embedding.
     """
 
-    def __init__(
-        self, config: ModelConfig, names: tuple[str, ...], positions: range, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, model: Model, names: tuple[str, ...], positions: range) -> None:
         self.names = names
         # what is added, and the places of the stream, each with what its sum is multiplied by
         self._added = {"embed", "pos_embed"}
         self._places: dict[str, float] = {}
-        for number, layer in enumerate(config.layers):
+        for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
                 self._places |= {sublayer.stream: 1.0, sublayer.leaves: 1.0}
                 self._added |= {branch.adds for branch in sublayer.branches}
             self._places[sublayer.leaves] = layer.scale
-        self._dtype = dtype
+            if layer.scaled:
+                factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()
+                self._places[sublayer.leaves] *= float(factor)
+        self._dtype = model.stream_dtype  # what the stream has to have
         self._positions = positions
         self._kept: dict[str, list[Tensor]] = {name: [] for name in names}
         self._parts: list[Tensor] = []

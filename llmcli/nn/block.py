@@ -95,6 +95,9 @@ class Block:
         self.name = name
         self.dtype = parameters.dtype  # of what enters a product
         self.scale = config.scale
+        self.factor: Tensor | None = None
+        if config.scaled:
+            self.factor = parameters.vector((f"{name}.out_scale.w",))
         self.sublayers: list[tuple[SublayerNames, list[Branch]]] = [
             (names, [Branch(one, parameters) for one in names.branches])
             for names in block_names(config, name)
@@ -122,6 +125,11 @@ class Block:
         ]
         return states[0] if len(states) == 1 else Beside(states)
 
+    def _scaled(self, x_BTD: Tensor) -> Tensor:
+        if self.scale != 1:
+            x_BTD = scale(x_BTD, self.scale)
+        return x_BTD if self.factor is None else scale(x_BTD, self.factor)
+
     def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]`; the state grows by the new tokens."""
         states = iter(state.states if isinstance(state, Beside) else (state,))
@@ -135,7 +143,7 @@ class Block:
                     reads = x_BTD.to(self.dtype)
                 own = None if branch.mixer is None or state is None else next(states)
                 out_BTD = add(out_BTD, branch(reads, own, step))
-            if self.scale != 1 and names is self.sublayers[-1][0]:
-                out_BTD = scale(out_BTD, self.scale)
+            if names is self.sublayers[-1][0]:
+                out_BTD = self._scaled(out_BTD)
             x_BTD = step.emit(names.leaves, out_BTD)
         return x_BTD

@@ -17,7 +17,6 @@ from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
 from llmcli.devices import available_bytes
 from llmcli.errors import UsageError
-from llmcli.formats.dense import Dense
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
 from llmcli.kernels import native
@@ -30,8 +29,8 @@ from llmcli.ops.activations import soft_cap
 from llmcli.ops.elements import scale
 from llmcli.ops.rope import depends_on_length
 from llmcli.parts.attention.config import DynamicScaling, LongRopeScaling
-from llmcli.parts.embedding.config import EmbeddingConfig
 from llmcli.parts.norm.forward import Norm
+from llmcli.parts.ple.forward import LayerEmbeddings, rounded
 
 _DENSE: Mapping[str, str] = {}
 
@@ -86,10 +85,13 @@ class Decoder:
         )
         tied = config.head.tied  # then the table is the head's matrix, too
         self.embed = parameters.matrix(("embed.W",)) if tied else parameters.table("embed.W")
-        self._embed_scale = _embed_scale(config.embedding, self.embed)
+        self._embed_scale = rounded(config.embedding.scale, config.embedding, self.embed)
         self.pos_embed: Weight | None = None
         if config.embedding.positions is not None:
             self.pos_embed = parameters.table("pos_embed.W")
+        self.per_layer: LayerEmbeddings | None = None
+        if config.embedding.per_layer is not None:
+            self.per_layer = LayerEmbeddings(config.embedding, parameters)
         self.blocks = [
             Block(layer, f"blocks.{i}", parameters) for i, layer in enumerate(config.layers)
         ]
@@ -115,6 +117,8 @@ class Decoder:
         # Whether a decode step is recorded and replayed; False once it is known not to be possible.
         # Nor where queries grow with their position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
+        shared = {attention.kv.layer for attention in scores} - {None}
+        self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
         kernels = not dynamic and all(attention.growth is None for attention in scores)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         self._replays = packed and self.device.type == "cpu" and kernels
@@ -272,6 +276,7 @@ class Decoder:
             step = Step(
                 starts, 1, [1] * len(ids), self._ropes, device=self.device,
                 fixed=(starts_B, state.capacity), recorded=True, clock=seen,
+                lenders=self._lenders,
             )  # fmt: skip
             return self._pass(ids_B1, lanes, step, "all", None)
 
@@ -326,6 +331,7 @@ class Decoder:
             tap=tap,
             edits=edits,
             clock=clock,
+            lenders=self._lenders,
         )
 
     def _embed(self, ids_BT: Tensor, step: Step) -> Tensor:
@@ -333,6 +339,8 @@ class Decoder:
         if self._embed_scale != 1:
             x_BTD = scale(x_BTD, self._embed_scale)
         x_BTD = step.emit("embed", x_BTD)
+        if self.per_layer is not None:
+            step.per_layer = self.per_layer(ids_BT, x_BTD, step)
         if self.pos_embed is not None:
             rows = self.pos_embed.rows(step.positions)
             pos_BTD = step.emit("pos_embed", rows.expand_as(x_BTD))
@@ -361,13 +369,6 @@ class Decoder:
         if head.cap is not None:
             return soft_cap(raw, head.cap)
         return scale(raw, head.scale) if head.scale != 1 else raw
-
-
-def _embed_scale(config: EmbeddingConfig, table: Weight) -> float:
-    """What rows of the table are multiplied by, in its own 16 bits where it is to be rounded."""
-    if config.rounded_scale and isinstance(table, Dense):
-        return float(torch.tensor(config.scale, dtype=table.tensor.dtype))
-    return config.scale
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -152,6 +152,35 @@ class FixedState(LayerState):
             one.zero_()
 
 
+class Nothing(LayerState):
+    """Of a mixer that remembers nothing itself: it reads what another layer does."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def grow(self, capacity: int) -> None:
+        """Nothing to do, here and below."""
+
+    def select(self, rows: Tensor) -> Self:
+        """Another one."""
+        return type(self)()
+
+    def snapshot(self, tokens: int) -> Self:
+        """Another one."""
+        return type(self)()
+
+    def restore(self, saved: Self) -> None:
+        """Nothing to do."""
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Nothing to do."""
+
+    def lanes(self, count: int) -> Self:
+        """Another one."""
+        return type(self)()
+
+
 class Beside(LayerState):
     """The states of mixers that stand side by side in one layer, or none.
 

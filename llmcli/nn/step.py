@@ -5,7 +5,7 @@ Axes: B batch, T new tokens, S keys, R rotated numbers of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,7 +80,8 @@ class Step:
     `fixed`: the starts `[B]` on the device and the capacity. One token of each sequence then sees
     all slots under a mask, and no shape and no number from the host depends on the position: the
     call can be captured as a CUDA graph and replayed for the next tokens. `recorded`: our kernels
-    compute it while they are recorded, which is the same on a CPU.
+    compute it while they are recorded, which is the same on a CPU. `lenders`: the attentions whose
+    keys and values others read; `lent` has them, once they are computed.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Step:
         tap: Tap | None = None,
         edits: Sequence[Edit] = (),
         clock: Clock | None = None,
+        lenders: Container[str] = (),
     ) -> None:
         self.starts = starts
         self.tokens = tokens
@@ -109,6 +111,10 @@ class Step:
         for edit in edits:
             self.edits.setdefault(edit.name, []).append(edit)
         self.clock = clock
+        self._lenders = lenders
+        self.lent: dict[str, tuple[Tensor, Tensor]] = {}
+        # of the new tokens, `[B, L, T, Dp]`, where a model has embeddings for each of its L layers
+        self.per_layer: Tensor | None = None
         # one shared start: keys are a slice and positions a range, no index tensors needed
         self.uniform = len(set(starts)) == 1
         self.keys = max(starts) + tokens
@@ -250,6 +256,11 @@ class Step:
             if shape not in masks:
                 masks[shape] = visible_keys(self.positions[rows] - first, last - first, window)
             yield Visible(rows, first, last, False, masks[shape])
+
+    def lend(self, name: str, k_BKSd: Tensor, v_BKSe: Tensor) -> None:
+        """Keeps all keys and values of that attention for the layers that read them, if any do."""
+        if name in self._lenders:
+            self.lent[name] = k_BKSd, v_BKSe
 
     def write(self, cache: KVCache, k_BKTd: Tensor, v_BKTe: Tensor) -> None:
         """Puts the new keys and values into their slots.

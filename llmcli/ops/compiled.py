@@ -7,7 +7,7 @@ N heads of queries and keys together, H heads, K key/value heads, C slots, d and
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -27,6 +27,12 @@ IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}
 _bits = lru_cache(maxsize=64)(program.bits)
 
 
+@cache
+def _ones(columns: int) -> Tensor:
+    """Weights of a norm without any; kept, since recorded steps have their address."""
+    return torch.ones(columns)
+
+
 def runs(x: Tensor) -> bool:
     """Whether kernels can read it: a tensor on a CPU, and no stand-in that has no numbers."""
     return (
@@ -43,17 +49,19 @@ def takes(x: Tensor) -> bool:
 
 
 def normalize(
-    x: Tensor, w: Tensor, b: Tensor | None, eps: float, *, centred: bool, offset: float = 0.0
-) -> Tensor:
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, centred: bool,
+    offset: float = 0.0,
+) -> Tensor:  # fmt: skip
     """See `ops.norm.rms_norm`, and `layer_norm` where `centred`; x may have rows with gaps."""
     columns = x.shape[-1]
+    factors = _ones(columns) if w is None else w
     groups = _groups(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     address = 0 if b is None else b.data_ptr()
     op = (
         program.NORMALIZE, groups.data_ptr(), groups.stride(1), out.data_ptr(),
-        x.numel() // columns, columns, w.data_ptr(), address, _bits(eps), centred, _bits(offset),
-        groups.shape[1], groups.stride(0),
+        x.numel() // columns, columns, factors.data_ptr(), address, _bits(eps), centred,
+        _bits(offset), groups.shape[1], groups.stride(0),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(groups, w, b), writes=(out,))
     return out

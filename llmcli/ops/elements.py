@@ -15,9 +15,9 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return compiled.add(x, y) if compiled.takes(x) and compiled.takes(y) else x + y
 
 
-def scale(x: Tensor, factor: float) -> Tensor:
-    """`x · factor`."""
-    return compiled.scale(x, factor) if compiled.takes(x) else x * factor
+def scale(x: Tensor, factor: float | Tensor) -> Tensor:
+    """`x · factor`, of one number, which a recorded step keeps as it is now."""
+    return compiled.scale(x, float(factor)) if compiled.takes(x) else x * factor
 
 
 def scale_rows(x: Tensor, factors: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from llmcli.parts.attention.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -47,6 +48,9 @@ def frequencies(config: RopeConfig, length: int) -> tuple[Tensor, float]:
             return plain_N / divisors_N, scaling.attention_factor
         case FrequencyFactors(factors=factors):
             return plain_N / torch.tensor(factors, dtype=torch.float64), 1.0
+        case ProportionalScaling(pairs=pairs, factor=factor):
+            plain_N[pairs:] = 0
+            return plain_N / factor, 1.0
 
 
 def depends_on_length(config: RopeConfig) -> bool:

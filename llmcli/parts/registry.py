@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.parts.part import Part
 
-_FOLDERS = ("attention", "conv", "experts", "latent", "mlp")
+_FOLDERS = ("attention", "conv", "experts", "latent", "mlp", "ple")
 
 PARTS: dict[type, Part] = {
     part.config: part

@@ -47,6 +47,9 @@ AXES = {
     "dq": "a token's latent of queries",
     "L": "tokens that a convolution sees",
     "W": "of them before the last",
+    "Lp": "layers",
+    "Dp": "numbers of a token's embedding for each",
+    "Vp": "tokens with such embeddings",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -215,9 +216,12 @@ def _flops(report: ShapesReport) -> Iterator[str]:
 
 def _growth(report: ShapesReport) -> Iterator[RenderableType]:
     growth = report.growth
+    layers = Counter[int]()
+    for kind, nbytes in zip(report.kinds, growth.per_layer, strict=True):
+        layers[nbytes] += len(kind.layers)
     each = [
-        f"{size(nbytes)} in each of {len(kind.layers)} layers"
-        for kind, nbytes in zip(report.kinds, growth.per_layer, strict=True)
+        f"{size(nbytes) if nbytes else 'nothing'} in each of {count} layers"
+        for nbytes, count in layers.items()
     ]
     many = "" if report.batch == 1 else f" in each of {report.batch} sequences"
     yield Dotted([f"grows by {size(growth.per_token)} a token{many}", *each], FAINT)

@@ -59,6 +59,8 @@ KINDS = {
     "longrope, factor": LONG | {"original_max_position_embeddings": 32, "factor": 2.0},
     "longrope, own factor": LONG | {"attention_factor": 1.5},
     "longrope, no stretch": LONG,
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.35},
+    "proportional, factor": {"rope_type": "proportional", "factor": 4.0},
 }
 
 
@@ -160,7 +162,7 @@ def test_settings_that_cannot_be(settings, words):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"rope_type": "proportional"}, {"type": "su"}, {"full_attention": {"rope_type": "default"}}],
+    [{"rope_type": "axial"}, {"type": "su"}, {"full_attention": {"rope_type": "default"}}],
 )
 def test_settings_that_we_do_not_compute(settings):
     with pytest.raises(UnsupportedModel):

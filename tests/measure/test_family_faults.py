@@ -381,6 +381,58 @@ def gates_through_a_silu(monkeypatch, decoder):
         monkeypatch.setattr(ffn_of(of), "act", activation("silu", 0.7))
 
 
+def unnormalized(monkeypatch, norm):
+    call = type(norm).__call__
+    monkeypatch.setattr(
+        type(norm), "__call__", lambda self, x: x if self is norm else call(self, x)
+    )
+
+
+@fault("values that are normalized keys")
+def values_after_the_norm_of_keys(monkeypatch, decoder):
+    values = attention.Attention._values
+    monkeypatch.setattr(
+        attention.Attention, "_values", lambda self, v, step: values(self, self.k_norm(v), step)
+    )
+
+
+@fault("values that are normalized keys")
+def values_not_normalized(monkeypatch, decoder):
+    unnormalized(monkeypatch, decoder.blocks[1].mixers[0].v_norm)
+
+
+@fault("keys and values of another layer")
+def keys_and_values_of_the_wrong_layer(monkeypatch, decoder):
+    monkeypatch.setattr(decoder.blocks[4].mixers[0], "keys_of", "blocks.1.attn")
+
+
+@fault("some pairs of whole heads rotated")
+def all_pairs_rotated(monkeypatch, decoder):
+    for tables in decoder._ropes.values():
+        monkeypatch.setattr(tables, "config", dataclasses.replace(tables.config, scaling=None))
+        tables._tables = torch.empty(0), torch.empty(0)  # they are made anew
+
+
+@fault("embeddings for each layer")
+def embeddings_for_each_layer_not_scaled(monkeypatch, decoder):
+    monkeypatch.setattr(decoder.per_layer, "scale", 1.0)
+
+
+@fault("embeddings for each layer")
+def the_embedding_for_another_layer(monkeypatch, decoder):
+    monkeypatch.setattr(decoder.blocks[1].parts["blocks.1.ple"], "layer", 0)
+
+
+@fault("embeddings for each layer")
+def a_projection_that_is_not_normalized(monkeypatch, decoder):
+    unnormalized(monkeypatch, decoder.per_layer.norm)
+
+
+@fault("blocks scaled by a parameter")
+def a_block_that_is_not_scaled(monkeypatch, decoder):
+    monkeypatch.setattr(decoder.blocks[1], "factor", None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_turns_a_footer_red(name, dtype, monkeypatch):

@@ -27,6 +27,7 @@ from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
+from llmcli.parts.ple.config import PleConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -288,6 +289,8 @@ MIXERS = {
 def feed_forward(part):
     if isinstance(part, ExpertsConfig):
         return "mixture of experts"
+    if isinstance(part, PleConfig):
+        return "per-layer embeddings"
     return "gated MLP" if part.gated else "MLP"
 
 

@@ -36,6 +36,11 @@ def editable(model):
     ]  # fmt: skip
 
 
+def values(model, layer):
+    """What the layer mixes; another one may have made them."""
+    return graph(model.config).mixing(layer).op.value
+
+
 def run(model, *edits, ids=TOKENS, **options):
     seen = {}
     out = model.decoder(ids, tap=seen.__setitem__, edits=edits, **options)
@@ -147,7 +152,7 @@ def test_doubled_scores_and_patterns_reach_the_values(model):
             assert list(seen) == [spec.name for spec in planned.written]
             torch.testing.assert_close(seen[f"{prefix}.scores"], scores)
             torch.testing.assert_close(seen[f"{prefix}.pattern"], pattern)
-            z = pattern @ seen[f"{prefix}.v"].repeat_interleave(group, 1)
+            z = pattern @ seen[values(model, i)].repeat_interleave(group, 1)
             torch.testing.assert_close(seen[f"{prefix}.z"], z)
             rest = [name for name in seen if graph(model.config).written(name)]
             rest.remove(f"{prefix}.z")
@@ -158,7 +163,7 @@ def test_of_the_rows_named_and_no_others(model):
     _, before = run(model)
     last = keeping_keys(model.config)[-1]
     post = next(name for name in reversed(list(before)) if name.endswith(".post"))
-    for name in ("embed", f"blocks.{last}.attn.v", post):
+    for name in ("embed", values(model, last), post):
         _, seen = run(model, double(name, rows=[1, 4]))
         factor = torch.ones(TOKENS.shape[1], 1, dtype=torch.float64)
         factor[[1, 4]] = 2
@@ -202,7 +207,7 @@ def test_the_last_logits_are_at_the_last_position(model):
 def test_edited_keys_and_values_enter_the_cache(model):
     layer = keeping_keys(model.config)[0]
     _, key = graph(model.config).entering(layer)
-    value = f"blocks.{layer}.attn.v"
+    value = values(model, layer)
     edits, seen = [double(key), double(value)], {}
     session = Session(model.decoder, 1, 9)
     session.extend(TOKENS, tap=seen.__setitem__, edits=edits)

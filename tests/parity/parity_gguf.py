@@ -51,6 +51,7 @@ def write_gguf(
     The model's own parameters become what the file says they are: quantized and back.
     """
     config = model.config
+    config.allow_global_per_layer_attribute_access = True  # Gemma 4's sizes differ by layer
     arch = gguf.MODEL_ARCH[TYPES[config.model_type].arch]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -95,8 +96,9 @@ def _add(
 ) -> Tensor:
     """Writes it and returns what the file then says; what has no whole blocks stays in float32."""
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
+    target = target or names.get_name(name)
     assert target is not None, name
-    if target.endswith("_exps"):
+    if target.endswith("_exps") or name.endswith("layer_scalar"):
         target += ".weight"
     plain = "position" in target or ".conv." in target or "_inp" in target or values.ndim == 1
     block = 1 if format not in FORMATS else FORMATS[format][0]
@@ -131,7 +133,7 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     if "query_key_value" in name:  # by head there, all queries first here
         heads = config.num_attention_heads
         return values.unflatten(0, (heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    if _centred(config) and name.endswith("norm.weight"):
         return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
     return values.squeeze(1) if name.endswith("conv.conv.weight") else values
 
@@ -147,9 +149,14 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     if "query_key_value" in name:
         heads = config.num_attention_heads
         return values.unflatten(0, (3, heads, -1)).swapaxes(0, 1).flatten(0, 2)
-    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+    if _centred(config) and name.endswith("norm.weight"):
         return values - 1
     return values
+
+
+def _centred(config: PretrainedConfig) -> bool:
+    """Whether the file's norms are the checkpoint's + 1."""
+    return config.model_type.startswith("gemma") and not config.model_type.startswith("gemma4")
 
 
 def _encode(values: Tensor, format: str) -> np.ndarray:
@@ -220,9 +227,10 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_layer_norm_rms_eps(config.norm_eps)
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
-        writer.add_feed_forward_length(config.intermediate_size)
-        shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else shared)
+        if config.model_type != "gemma4_text":  # where they differ by layer
+            writer.add_feed_forward_length(config.intermediate_size)
+            shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+            writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else shared)
         if config.model_type in LAYER_NORM:
             writer.add_layer_norm_eps(getattr(config, LAYER_NORM[config.model_type]))
         else:
@@ -232,6 +240,9 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         _write_latent(writer, config)
         return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if config.model_type == "gemma4_text":
+        _write_gemma4(writer, config)
+        return
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rope = config.rope_parameters
@@ -309,6 +320,35 @@ def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if config.model_type == "exaone4":
         kinds = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(kinds)
+
+
+def _write_gemma4(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """Sizes by type of layer; frequencies that are not turned are divided by 1e30."""
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    layers = [config.per_layer_config[i] for i in range(len(slides))]
+    first = len(slides) - config.num_kv_shared_layers
+    wide = [1 + (config.use_double_wide_mlp and i >= first) for i in range(len(slides))]
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(slides)
+    writer.add_feed_forward_length([config.intermediate_size * times for times in wide])
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    whole, near = layers[slides.index(False)].head_dim, layers[slides.index(True)].head_dim
+    writer.add_key_length(whole)
+    writer.add_value_length(whole)
+    writer.add_key_length_swa(near)
+    writer.add_value_length_swa(near)
+    writer.add_rope_dimension_count(whole)
+    writer.add_rope_dimension_count_swa(near)
+    full = config.rope_parameters["full_attention"]
+    writer.add_rope_freq_base(full["rope_theta"])
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    turned = int(whole * full["partial_rotary_factor"] / 2)
+    factors = [1.0] * turned + [1e30] * (whole // 2 - turned)
+    writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))
 
 
 def _write_rope(writer: gguf.GGUFWriter, rope: Mapping[str, float], head_dim: int) -> None:

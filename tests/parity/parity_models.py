@@ -18,12 +18,18 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     amplify rounding: as it is, transformers moves by up to 5e-6 between float32 and float64.
     """
     generator = torch.Generator().manual_seed(seed)
-    centre = 0 if model.config.model_type.startswith("gemma") else 1  # what norms multiply by is 1
+    kind = model.config.model_type  # what norms multiply by is about 1
+    centre = 0 if kind.startswith("gemma") and not kind.startswith("gemma4") else 1
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.3 * torch.randn(1, generator=generator))
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and name.endswith("weight"):
                 parameter.copy_(centre + 0.3 * noise)
+                if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
+                    parameter.mul_(0.4)  # scores are not divided by the root of a head's size
             elif parameter.ndim == 1:
                 parameter.copy_(0.3 * noise)
             elif "embed" in name or "wte" in name or "wpe" in name:

@@ -19,8 +19,9 @@ Seen = dict[str, Tensor]
 
 
 ENDS = ("embed", "pos_embed", "ln_final.out")
+LAYERS = ("ple.embed", "ple.proj", "ple.proj_norm")  # of all layers side by side
 PAIRED = ("attn.q", "attn.k", "attn.q_rot", "attn.k_rot")
-KEYS = ("attn.k", "attn.k_norm", "attn.v")
+KEYS = ("attn.k", "attn.k_norm", "attn.v", "attn.v_norm")
 
 
 @torch.no_grad()
@@ -31,16 +32,17 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     latent = hasattr(model.config, "kv_lora_rank")
     with precision(model), ExitStack() as hooks:
         for ours, theirs in TYPES[model.config.model_type].modules.items():
-            if ours in ENDS:
+            if ours in (*ENDS, *LAYERS):
                 _watch(hooks, model.base_model, theirs, partial(seen.__setitem__, ours))
                 continue
             for i, layer in enumerate(layers):
-                heads = _heads(model, ours)
+                heads = _heads(model, ours, i)
                 put = partial(_put, seen, f"blocks.{i}.{ours}", heads, len(ids))
                 _watch(hooks, layer, theirs, put)
         for i, layer in enumerate(layers):
             _watch(hooks, layer, "<", partial(seen.__setitem__, f"blocks.{i}.resid_pre"))
             _watch(hooks, layer, ".", partial(seen.__setitem__, f"blocks.{i}.resid_post"))
+        beside = _inputs_beside(hooks, layers)
         _watch(hooks, model, "lm_head|embed_out", partial(seen.__setitem__, "logits_raw"))
         watch = _watch_heads if latent else _watch_rotation
         hooks.enter_context(watch(model, seen))
@@ -51,8 +53,13 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
     seen["logits"] = out.logits
+    if beside:
+        seen["ple.in"] = torch.stack(beside, 1)
+    for name in seen.keys() & {*LAYERS}:
+        seen[name] = seen[name].flatten(2).unflatten(-1, (len(layers), -1)).transpose(1, 2)
     for name in [name for name in seen if name.endswith(PAIRED) and not latent]:
-        seen[name] = seen[name][..., numbers_of_a_head(model, int(name.split(".")[1]))]
+        order = numbers_of_a_head(model, int(name.split(".")[1]), seen[name].shape[-1])
+        seen[name] = seen[name][..., order]
     if model.config.model_type == "glm4_moe":
         _in_order(model, seen)
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
@@ -72,10 +79,22 @@ def _in_order(model: PreTrainedModel, seen: Seen) -> None:
             seen[one] = seen[one].gather(-1, order)
 
 
-def numbers_of_a_head(model: PreTrainedModel, layer: int) -> list[int]:
+def _inputs_beside(hooks: ExitStack, layers: nn.ModuleList) -> list[Tensor]:
+    """What enters every layer beside the residual stream, where something does."""
+    found: list[Tensor] = []
+
+    def takes(_: nn.Module, args: Any, kwargs: Any) -> None:
+        if len(args) > 1 and args[1] is not None:
+            found.append(args[1])
+
+    for layer in layers:
+        hooks.callback(layer.register_forward_pre_hook(takes, with_kwargs=True).remove)
+    return found
+
+
+def numbers_of_a_head(model: PreTrainedModel, layer: int, size: int) -> list[int]:
     """Which number of a head each of ours is: where neighbours are rotated we have them apart."""
     config = model.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     dims = 0
     if config.model_type in ("glm", "glm4"):
         dims = int(size * config.rope_parameters["partial_rotary_factor"])
@@ -102,14 +121,15 @@ def rotating_layers(model: PreTrainedModel) -> list[int]:
     return layers
 
 
-def _heads(model: PreTrainedModel, ours: str) -> int:
+def _heads(model: PreTrainedModel, ours: str, layer: int) -> int:
     """Into how many heads that activation is split; 0 where it is a row for each token."""
     if not ours.startswith("attn.") or ours == "attn.out":
         return 0
-    heads: int = model.config.num_attention_heads
     if "latent" in ours:
         return 0
-    return getattr(model.config, "num_key_value_heads", heads) if ours in KEYS else heads
+    config = model.config.per_layer_config[layer]
+    heads: int = config.num_attention_heads
+    return getattr(config, "num_key_value_heads", heads) if ours in KEYS else heads
 
 
 def _put(seen: Seen, name: str, heads: int, batch: int, value: Tensor) -> None:
@@ -146,6 +166,15 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     else:
         handle = module.register_forward_hook(gives)
     hooks.callback(handle.remove)
+
+
+def _rotated(model: PreTrainedModel) -> Iterator[str]:
+    """Queries and keys of all layers, but for the keys of those that read another's."""
+    first = model.config.num_hidden_layers - getattr(model.config, "num_kv_shared_layers", 0)
+    for layer in rotating_layers(model):
+        yield f"blocks.{layer}.attn.q_rot"
+        if layer < first:
+            yield f"blocks.{layer}.attn.k_rot"
 
 
 @contextmanager
@@ -191,5 +220,12 @@ def _watch_rotation(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
         seen[f"{name}.q_rot"], seen[f"{name}.k_rot"] = q_rot, k_rot
         return q_rot, k_rot
 
-    with patch.object(module, "apply_rotary_pos_emb", rotated):
+    def alone(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x_rot = rotate(x, *args, **kwargs)
+        seen[next(names)] = x_rot.transpose(1, 2)
+        return x_rot
+
+    names = iter(_rotated(model))
+    one = model.config.model_type == "gemma4_text"  # there queries and keys one after the other
+    with patch.object(module, "apply_rotary_pos_emb", alone if one else rotated):
         yield

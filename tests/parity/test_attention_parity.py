@@ -32,11 +32,14 @@ def test_every_layer_and_head(name: str, models: Models, references: References)
         models(name, "float32"), ids[0].tolist(), on_matrix=found.__setitem__, block_rows=32
     )
     assert report.ok, report.checks
-    theirs = reference_attentions(references(name, "float32"), ids)
+    theirs, wide = (
+        reference_attentions(references(name, dtype), ids) for dtype in ("float32", "float64")
+    )
     assert list(found) == attending(variant(name).config())
-    for layer, pattern in zip(found, theirs, strict=True):
+    for layer, pattern, exact in zip(found, theirs, wide, strict=True):
         assert found[layer].shape == pattern.shape[1:]
-        assert np.abs(found[layer] - pattern[0].numpy()).max() < 1e-5
+        moved = float((pattern - exact).abs().max())  # theirs, between float32 and float64
+        assert np.abs(found[layer] - pattern[0].numpy()).max() < max(1e-5, 5 * moved)
 
 
 @pytest.mark.real

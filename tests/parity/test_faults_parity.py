@@ -21,7 +21,12 @@ from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.errors import WeightMismatch
 from llmcli.families import Rename, Rows, Rule, UnpairRows, translate
 from llmcli.loading import load_checkpoint
-from llmcli.parts.attention.config import AttentionConfig, RopeConfig, YarnScaling
+from llmcli.parts.attention.config import (
+    AttentionConfig,
+    ProportionalScaling,
+    RopeConfig,
+    YarnScaling,
+)
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -102,13 +107,14 @@ def branching(**changes: Any) -> Change:
     return change
 
 
-def fed_by(activation: str) -> Change:
-    """Another function in every feed-forward."""
+def fed_by(found: str | object) -> Change:
+    """Another function in every feed-forward, or another one in its place."""
 
     def other(branch: Branch) -> Branch:
-        if isinstance(branch.part, MlpConfig):
-            return replace(branch, part=replace(branch.part, activation=activation))
-        return branch
+        if not isinstance(branch.part, MlpConfig):
+            return branch
+        changed = replace(branch.part, activation=found) if isinstance(found, str) else found
+        return replace(branch, part=changed)
 
     def change(model: ModelConfig) -> ModelConfig:
         layers = (
@@ -147,6 +153,16 @@ def unweighed(experts: ExpertsConfig) -> dict[str, Any]:
     """All of the shared expert is added."""
     assert experts.shared is not None
     return {"shared": replace(experts.shared, weighed=False)}
+
+
+def before_ple(model: ModelConfig) -> ModelConfig:
+    """The last sublayer of every block with a norm before it, that of the one before."""
+    layers = []
+    for layer in model.layers:
+        *rest, (last,) = layer.sublayers
+        norm = rest[-1][0].pre_norm
+        layers.append(replace(layer, sublayers=(*rest, (replace(last, pre_norm=norm),))))
+    return replace(model, layers=tuple(layers))
 
 
 def in_sequence(model: ModelConfig) -> ModelConfig:
@@ -190,6 +206,14 @@ def norm_of(offset: float) -> Change:
 
 def head(**changes: Any) -> Change:
     return lambda model: replace(model, head=replace(model.head, **changes))
+
+
+def per_layer(**changes: Any) -> Change:
+    def change(model: ModelConfig) -> ModelConfig:
+        assert model.embedding.per_layer is not None
+        return embedding(per_layer=replace(model.embedding.per_layer, **changes))(model)
+
+    return change
 
 
 def embedding(**changes: Any) -> Change:
@@ -308,6 +332,37 @@ GEMMA: dict[str, tuple[str, Change]] = {
     "a window without the query's own key": ("gemma3", attending(window=wider)),
     "one base for all layers": ("gemma3", everywhere),
 }  # fmt: skip
+GEMMA4: dict[str, tuple[str, Change]] = {
+    "scores scaled by the size of a head": (
+        "gemma4", attending(scale=lambda one: one.head_dim**-0.5)
+    ),
+    "values not normalized": ("gemma4", attending(kv=lambda one: replace(one.kv, norm=None))),
+    "values normalized with weights": (
+        "gemma4", attending(kv=lambda one: replace(one.kv, norm=one.qk_norm))
+    ),
+    "keys of the first layer of their kind": (
+        "gemma4", attending(kv=lambda one: replace(
+            one.kv, layer=0 if one.kv.layer == 2 else one.kv.layer
+        ))
+    ),
+    "exponents by the rotated numbers alone": ("gemma4", rotating(scaling=None, dims=4)),
+    "whole heads rotated": ("gemma4", rotating(scaling=None)),
+    "more pairs rotated": ("gemma4-keys-as-values", rotating(scaling=ProportionalScaling(pairs=4))),
+    "values projected where they are keys": (
+        "gemma4-keys-as-values", attending(kv=lambda one: replace(one.kv, equal=False))
+    ),
+    "embeddings for each layer not scaled": ("gemma4", per_layer(scale=1.0)),
+    "their projection not divided by the root of the width": (
+        "gemma4", lambda model: per_layer(norm=model.final_norm)(model)
+    ),
+    "blocks not scaled": ("gemma4", lambda model: replace(
+        model, layers=tuple(replace(layer, scaled=False) for layer in model.layers)
+    )),
+    "feed-forwards of one width": ("gemma4", lambda model: fed_by(model.layers[0].parts[1])(model)),
+    "a norm before a layer's embedding": ("gemma4", before_ple),
+    "logits not capped": ("gemma4", head(cap=None)),
+    "a window without the query's own key": ("gemma4", attending(window=wider)),
+}  # fmt: skip
 
 
 Translated = tuple[ModelConfig, tuple[Rule, ...]]
@@ -335,12 +390,15 @@ def parts(
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [*VALUES, *EXPERTS, *UNUSED, *(f"gemma: {one}" for one in GEMMA)]
-)
+ALL = VALUES | EXPERTS | UNUSED | {
+    f"{kind}: {name}": case
+    for kind, cases in (("gemma", GEMMA), ("gemma4", GEMMA4)) for name, case in cases.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_a_wrong_value_shows(name: str, parts: Any) -> None:
-    known = VALUES | EXPERTS | UNUSED | {f"gemma: {one}": GEMMA[one] for one in GEMMA}
-    variant, change = known[name]
+    variant, change = ALL[name]
 
     def wrong(config: ModelConfig, rules: tuple[Rule, ...]) -> Translated:
         assert change(config) != config
@@ -357,4 +415,4 @@ def test_rows_in_another_order_show(name: str, parts: Any) -> None:
 
 
 def test_every_group_has_eight() -> None:
-    assert min(len(VALUES), len(GEMMA), len(EXPERTS)) >= 8
+    assert min(len(VALUES), len(GEMMA), len(GEMMA4), len(EXPERTS)) >= 8

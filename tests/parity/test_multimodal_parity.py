@@ -21,6 +21,10 @@ _TOWER = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "image_size": 8, "patch_size": 4,
 }  # fmt: skip
+_AUDIO = {
+    "model_type": "gemma4_audio", "hidden_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "subsampling_conv_channels": [8, 4], "output_proj_dims": 16,
+}  # fmt: skip
 _QWEN_TOWER = {
     "depth": 1, "hidden_size": 16, "embed_dim": 16, "intermediate_size": 16, "num_heads": 2,
     "out_hidden_size": 48, "patch_size": 4, "deepstack_visual_indexes": [],
@@ -37,6 +41,12 @@ def text(kind, **changes):
 CASES = {
     "gemma3": (text("gemma3_text"), {"model_type": "siglip_vision_model"} | _TOWER,
                {"mm_tokens_per_image": 4}),
+    "gemma4": (
+        text("gemma4_text", use_bidirectional_attention="vision"),
+        {"model_type": "gemma4_vision", "num_key_value_heads": 2, "head_dim": 8}
+        | {key: value for key, value in _TOWER.items() if key != "image_size"},
+        {"audio_config": _AUDIO},
+    ),
     "mistral3": (text("mistral"), {"model_type": "pixtral", "head_dim": 8} | _TOWER, {}),
     "qwen2_5_vl": (
         TYPES["qwen2"].base | {"model_type": "qwen2_5_vl_text", "rope_parameters": _SECTIONS},

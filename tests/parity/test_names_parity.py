@@ -22,8 +22,11 @@ from llmcli.errors import UsageError
 from llmcli.families.sources import sources
 
 # modules without a tensor of their own here: the whole model and its decoder, what only passes on
-# (of experts, each with some of the tokens, too)
-UNNAMED = r"|model|transformer|gpt_neox|.*(rotary_emb|dropout|drop|experts(\.act_fn)?)"
+# (of experts, each with some of the tokens, too), and a norm without a parameter, which no rule of
+# a family names
+UNNAMED = (
+    r"|model|transformer|gpt_neox|.*(rotary_emb|dropout|drop|v_norm|experts(\.act_fn)?)"
+)
 
 
 def outputs(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
@@ -84,7 +87,8 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
             heads_first = value.shape[1] == ours[meant].shape[1]
             there = flat(value) if heads_first else value.flatten(2)
         if meant.endswith(PAIRED):
-            order = numbers_of_a_head(references(name, "float64"), int(meant.split(".")[1]))
+            layer, size = int(meant.split(".")[1]), ours[meant].shape[-1]
+            order = numbers_of_a_head(references(name, "float64"), layer, size)
             there = there.unflatten(-1, (-1, len(order)))[..., order].flatten(-2)
         there = there.expand_as(here)  # positions are looked up once for all rows
         assert (here - there).abs().max() <= 1e-11 * (1 + there.abs().max()), (path, meant)

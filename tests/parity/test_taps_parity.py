@@ -39,6 +39,13 @@ def tapped(decoder: Decoder, ids: Tensor) -> dict[str, Tensor]:
     return seen
 
 
+def values(decoder: Decoder, layer: int) -> str:
+    """What that layer mixes."""
+    mix = graph(decoder.config).mixing(layer)
+    assert mix is not None
+    return mix.op.inputs[1]
+
+
 def far(a: Tensor, b: Tensor) -> float:
     """Largest difference relative to the size of the tensor's largest number."""
     assert a.shape == b.shape, (a.shape, b.shape)
@@ -118,7 +125,7 @@ def test_the_pattern_is_derived_and_gives_the_layers_output(
         assert far(rows, theirs[f"{at}.pattern"]) < 1e-12
         assert (rows.sum(-1) - 1).abs().max() < 1e-12
         assert (rows.triu(1) == 0).all()
-        v = ours[f"{at}.v"].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        v = ours[values(decoder, i)].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         assert far(rows @ v, ours[f"{at}.z"]) < 1e-12
 
 
@@ -134,7 +141,8 @@ def test_the_pattern_is_derived_across_the_cache(name: str, models: Models) -> N
         at, first = f"blocks.{i}.attn", 0
         q_name, k_name = graph(decoder.config).entering(i)
         for call, size in enumerate(pieces):
-            k, v = (torch.cat(kept[key][: call + 1], dim=2) for key in (k_name, f"{at}.v"))
+            names = (k_name, values(decoder, i))
+            k, v = (torch.cat(kept[key][: call + 1], dim=2) for key in names)
             q = kept[q_name][call]
             rows = decoder.blocks[i].mixers[0].attention_rows(q, k, first)
             z = rows @ v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -34,8 +34,8 @@ Parts: embed, norm, qkv, rope, attention, out (W_o), ffn_up (with the gate),
 ffn_act, ffn_down, residual, head, sample (the choice of a token), and gaps:
 what is in none of them; for a short convolution conv_in, conv and conv_out, for
 a mixture of experts router, experts (bytes are those of the experts that ran)
-and shared. A part lasts from the end of the one before it to its own, so that
-all of them add up to the wall time.
+and shared, embeddings of each layer ple. A part lasts from the end of the one
+before it to its own, so that all of them add up to the wall time.
 
 Of ceiling: the share that is reached of the nearest ceiling, as measured on
 this machine before the model is loaded. Bound by: that ceiling (memory, a

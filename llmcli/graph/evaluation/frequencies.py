@@ -13,6 +13,7 @@ from llmcli.parts.attention.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -51,6 +52,9 @@ def frequencies(rope: RopeConfig, length: int) -> tuple[list[float], float]:
             return divided, scaling.attention_factor
         case FrequencyFactors():
             return [omega / by for omega, by in zip(plain, scaling.factors, strict=True)], 1.0
+        case ProportionalScaling():
+            turned = [omega / scaling.factor for omega in plain[: scaling.pairs]]
+            return turned + [0.0] * (len(plain) - scaling.pairs), 1.0
 
 
 def _llama3(omega: float, scaling: Llama3Scaling) -> float:

@@ -34,7 +34,8 @@ class LookUp(Rule[ops.LookUp]):
     def tensor(self, values: Numbers) -> Tensor:
         """The rows, one after the other."""
         rows = [at if self.op.by_position else values.ids[at] for at in values.positions]
-        return values.table_rows(self.op.table, rows) * self._scale(values)
+        found = values.table_rows(self.op.table, rows) * self._scale(values)
+        return _split(found, self.op.heads) if self.op.heads else found
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """None of a copy."""
@@ -53,7 +54,9 @@ class LookUp(Rule[ops.LookUp]):
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """One number of the table."""
-        token, i = index
+        *head, token, i = index
+        if self.op.heads:
+            i += head[0] * values.kernel(self.node.name).shape[-1]
         row = token if self.op.by_position else values.ids[token]
         stored = float(values.table_rows(self.op.table, [row])[0, i])
         scale = self._scale(values)
@@ -79,18 +82,23 @@ class Add(Rule[ops.Add]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """Number by number."""
-        return torch.stack([values[name] for name in self.op.parts]).sum(0) * self.op.scale
+        parts = torch.stack([values[name] for name in self.op.parts])
+        return parts.sum(0) * self._factor(values)
+
+    def _factor(self, values: Numbers) -> float:
+        weight = 1.0 if self.op.weight is None else float(values.vector(self.op.weight))
+        return self.op.scale * weight
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """Of the parts; a single one is a copy."""
         if self._copies:
             return torch.zeros(1, dtype=torch.float64)
         parts = torch.stack([values[name].abs() for name in self.op.parts])
-        return parts.sum(0) * abs(self.op.scale)
+        return parts.sum(0) * abs(self._factor(values))
 
     @property
     def _copies(self) -> bool:
-        return len(self.op.parts) == 1 and self.op.scale == 1
+        return len(self.op.parts) == 1 and self.op.plain
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The parts' numbers, and everything that the stream was made of up to here."""
@@ -105,9 +113,10 @@ class Add(Rule[ops.Add]):
         )
         formula = " + ".join(f"{term.label}" for term in terms)
         parts = " + ".join("{}" for _ in terms)
-        if self.op.scale != 1:
-            formula, parts = (f"{self.op.scale:g} · ({words})" for words in (formula, parts))
-        value = total(terms) * self.op.scale
+        factor = self._factor(values)
+        if not self.op.plain:
+            formula, parts = (f"{factor:g} · ({words})" for words in (formula, parts))
+        value = total(terms) * factor
         added = Fact(
             formula=formula if self._copies else f"{formula} = {parts}",
             parts=() if self._copies else tuple(term.value for term in terms),
@@ -119,9 +128,9 @@ class Add(Rule[ops.Add]):
         )
         return Element(
             value=value,
-            magnitude=0.0 if self._copies else size(terms) * abs(self.op.scale),
+            magnitude=0.0 if self._copies else size(terms) * abs(factor),
             after=(added,),
-            origins=origins if len(origins) > 2 and self.op.scale == 1 else (),
+            origins=origins if len(origins) > 2 and self.op.plain else (),
             follow=((self.op.parts[largest(terms).at], index),),
         )
 

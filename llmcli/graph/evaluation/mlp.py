@@ -51,7 +51,8 @@ class Gate(Rule[ops.Gate]):
 
     def tensor(self, values: Numbers) -> Tensor:
         """A product of numbers."""
-        return values[self.op.act] * self._bounded(values[self.op.up])
+        up = values[self.op.up]
+        return values[self.op.act] * self._bounded(up if self.op.item is None else up[self.op.item])
 
     def _bounded(self, u: Tensor) -> Tensor:
         clamp = self.op.clamp
@@ -68,8 +69,9 @@ class Gate(Rule[ops.Gate]):
         """Two numbers."""
         gates = values[self.op.act]
         at = (*index[:-1], min(index[-1], gates.shape[-1] - 1))
-        a, u = float(gates[at]), float(values[self.op.up][index])
-        act, up = self.cell(self.op.act, *at), self.cell(self.op.up, *index)
+        inside = index if self.op.item is None else (self.op.item, *index)
+        a, u = float(gates[at]), float(values[self.op.up][inside])
+        act, up = self.cell(self.op.act, *at), self.cell(self.op.up, *inside)
         before: tuple[Fact, ...] = ()
         if (clamp := self.op.clamp) is not None:
             words = f"{{}}, ±{clamp.limit:g}) + {clamp.offset:g}"
@@ -82,7 +84,7 @@ class Gate(Rule[ops.Gate]):
             value=a * u,
             magnitude=abs(a * u),
             after=(*before, fact),
-            follow=((self.op.act, at), (self.op.up, index)),
+            follow=((self.op.act, at), (self.op.up, inside)),
         )
 
 

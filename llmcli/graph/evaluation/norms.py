@@ -105,6 +105,8 @@ class Normalize(_Rows[ops.Normalize]):
 
     def _factors(self, values: Numbers) -> Tensor:
         """What a row is multiplied by, `[d]`."""
+        if self.op.weight is None:
+            return torch.ones(values[self.op.source].shape[-1], dtype=torch.float64)
         return values.vector(self.op.weight) + self.op.norm.offset
 
     def _rows(self, values: Numbers) -> Tensor:
@@ -146,10 +148,10 @@ class Normalize(_Rows[ops.Normalize]):
             row, i = [token], head * wide + i
         x = rows[tuple(row)].tolist()
         found = self.statistics(x, row)
-        w = float(values.weight(self.op.weight)[i])
+        w = 1.0 if self.op.weight is None else float(values.weight(self.op.weight)[i])
         b = None if self.op.bias is None else float(values.weight(self.op.bias)[i])
         scale = found.scale.value
-        offset = self.op.norm.offset
+        offset = self.op.norm.offset if self.op.weight is not None else 0.0
         value = (x[i] - (found.mean or 0.0)) / scale * (offset + w) + (b or 0.0)
         cell = self.cell(self.op.source, *row, i)
         words = cell if found.mean is None else f"({cell} − μ)"
@@ -157,8 +159,11 @@ class Normalize(_Rows[ops.Normalize]):
         factor = (f"w[{i}]", "{}")
         if offset:
             factor = (f"({offset:g} + w[{i}])", f"({offset:g} + {{}})")
-        words, numbers = f"{words} / s · {factor[0]}", f"{numbers} / {{}} · {factor[1]}"
-        parts = [x[i], *([] if found.mean is None else [found.mean]), scale, w]
+        words, numbers = f"{words} / s", f"{numbers} / {{}}"
+        parts = [x[i], *([] if found.mean is None else [found.mean]), scale]
+        if self.op.weight is not None:
+            words, numbers = f"{words} · {factor[0]}", f"{numbers} · {factor[1]}"
+            parts.append(w)
         if b is not None:
             words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)

@@ -64,6 +64,10 @@ class Look:
         # whole matrices exist of one layer at a time: with new tokens once all of these are known
         self._at_the_end = generate > 0 and wanted.whole
         self._now: Seen = {}
+        self._lent: Seen = {}  # of the call, what layers read of others: keys and values
+        self._lenders = {
+            name for of in self._maps.values() for name in of.inputs if layer_of(name) != of.number
+        }
         self._of_prompt: dict[int, Seen] = {}
         self._of_new: dict[int, list[Seen]] = {number: [] for number in self._maps}
         self._open: dict[int, Layer] = {}
@@ -126,13 +130,16 @@ class Look:
         """An activation of the call whose tokens begin at position `first`."""
         self._edges.watch(first, name, tensor)
         number = layer_of(name)
+        if name in self._lenders:
+            self._lent[name] = tensor
         if number not in self._maps:
             return
         of = self._maps[number]
         if name in of.inputs:
             self._now[name] = tensor
         if name == of.adds:
-            seen, self._now = self._now, {}
+            lent = {one: self._lent[one] for one in of.inputs & self._lenders}
+            seen, self._now = lent | self._now, {}
             if first:
                 self._of_new[number].append(seen)
             else:

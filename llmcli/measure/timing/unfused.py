@@ -40,9 +40,8 @@ _BETWEEN = "between"  # a mark before a piece: what came before it is none
 
 @dataclass(frozen=True, kw_only=True)
 class _Attention:
-    """The operations of one attention, and its keys and values in the state of the layer."""
+    """The operations of one attention, and the names of its keys and values in the state."""
 
-    layer: int
     group: str
     score: Score
     mix: Mix
@@ -80,12 +79,11 @@ class Splitter:
         holding = {state.holds: state.name for state in self._graph.states.values()}
         if score.key not in holding:  # latents are kept: which way they go is the kernel's choice
             return
-        key, value = (holding[name].rpartition(".")[2] for name in (score.key, mix.value))
         softmax = self._graph[mix.pattern].op
         sink = softmax.sink if isinstance(softmax, Softmax) else None
         self._queries.add(score.query)
         self._mixed[node.name] = _Attention(
-            layer=node.layer, group=node.group, score=score, mix=mix, kept=(key, value),
+            group=node.group, score=score, mix=mix, kept=(holding[score.key], holding[mix.value]),
             sinks_H=None if sink is None else self._decoder.weight(sink).dense(),
         )  # fmt: skip
 
@@ -113,7 +111,7 @@ class Splitter:
     def _attend(self, of: _Attention, value_size: int) -> Tensor:
         """`[B, H, T, e]`: softmax(scale · Q Kᵀ + M) V, some queries at a time."""
         assert self._query is not None
-        cache, window = self._state.layers[of.layer].tensors(), of.score.window
+        cache, window = self._state.tensors(), of.score.window
         q_BHTd, past = self._query, self._state.lengths[0]
         batch, heads, tokens, size = q_BHTd.shape
         shared = (batch, heads // of.mix.group, -1)  # heads of a group are rows of one product

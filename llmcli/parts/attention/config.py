@@ -79,6 +79,17 @@ class FrequencyFactors:
     factors: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Gemma 4: the first `pairs` are rotated as in a whole head, the others not at all.
+
+    Their frequencies are divided by `factor`.
+    """
+
+    pairs: int
+    factor: float = 1.0
+
+
 RopeScaling = (
     LinearScaling
     | DynamicScaling
@@ -86,6 +97,7 @@ RopeScaling = (
     | YarnScaling
     | LongRopeScaling
     | FrequencyFactors
+    | ProportionalScaling
     | None
 )
 
@@ -116,6 +128,20 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeysValues:
+    """What else is done for keys and values than to project them.
+
+    `norm` normalizes each head's value. `equal`: values are what keys are before their norm and
+    rotation, so that they have no projection of their own. `layer`: they are those of that layer,
+    and in its cache.
+    """
+
+    norm: NormConfig | None = None
+    equal: bool = False
+    layer: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
     """Softmax attention: H query heads over Hk key/value heads, head h reads kv head h // (H/Hk).
 
@@ -124,7 +150,9 @@ class AttentionConfig:
     `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
     scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2). `growth` multiplies what is
     rotated, as scores see it. With `sinks` every head has a learned score in the softmax's
-    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss).
+    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss). Raises
+    ValueError where values are normalized but not keys, or are equal to keys and only these are
+    normalized.
     """
 
     heads: int
@@ -139,8 +167,19 @@ class AttentionConfig:
     cap: float | None = None
     growth: QueryGrowth | None = None
     sinks: bool = False
+    kv: KeysValues = KeysValues()
     qkv_bias: bool = False
     out_bias: bool = False
+
+    def __post_init__(self) -> None:
+        unlike = (self.kv.norm is None) != (self.qk_norm is None)
+        if unlike and (self.kv.norm is not None or self.kv.equal):
+            raise ValueError("values are normalized only where keys are, equal ones always then")
+
+    @property
+    def projections(self) -> str:
+        """What has a matrix of its own: of `qkv` some."""
+        return "q" if self.kv.layer is not None else "qk" if self.kv.equal else "qkv"
 
     def divides(self, width: int) -> bool:
         """Whether the heads share `width` among them, so that each is `width / heads` wide."""

@@ -2,7 +2,9 @@
 
     x ── W_q|W_k|W_v ──┬─ q ─(norm)─ rope ─┐
                        ├─ k ─(norm)─ rope ─┼─ softmax(q kᵀ · scale + mask) v ── z ── W_o ──
-                       └─ v ───────────────┘
+                       └─ v ─(norm)────────┘
+
+Values may be what keys are before their norm, and both may be those of another layer.
 
 Axes: B batch, T new tokens, S keys, D width, H heads, K key/value heads, d size of a head's
 query and key, e of its value. Query head h reads key/value head h // (H/K).
@@ -18,7 +20,7 @@ from torch import Tensor
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
-from llmcli.nn.state import KVCache, LayerState
+from llmcli.nn.state import KVCache, LayerState, Nothing
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
 from llmcli.ops.attention import attend, scores, visible_keys, weights
@@ -26,7 +28,7 @@ from llmcli.ops.elements import narrowed
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.attention.graph import fused_kernel
+from llmcli.parts.attention.graph import fused_kernel, of_layer
 from llmcli.parts.norm.forward import Norm
 
 
@@ -39,26 +41,36 @@ class Attention(SoftmaxMap):
         self.heads, self.kv_heads = config.heads, config.kv_heads
         self.value_dim, self.window = config.value_dim, config.window
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
-        self.entering = (f"{name}.q{last}", f"{name}.k{last}")
+        self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
+        self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
         self._cache_dtype = parameters.cache_dtype
         self._fused = fused_kernel(name)
+        parts = config.projections
         self.qkv = Linear(
             parameters,
-            [f"{name}.W_{part}" for part in "qkv"],
-            [f"{name}.b_{part}" for part in "qkv"] if config.qkv_bias else (),
+            [f"{name}.W_{part}" for part in parts],
+            [f"{name}.b_{part}" for part in parts] if config.qkv_bias else (),
         )
         self.out = Linear(parameters, (f"{name}.W_o",), (f"{name}.b_o",) if config.out_bias else ())
         self.sinks_H = parameters.vector((f"{name}.sink",)) if config.sinks else None
-        self.q_norm = self.k_norm = None
+        self.q_norm = self.k_norm = self.v_norm = None
         if config.qk_norm is not None:
             self.q_norm = Norm(config.qk_norm, f"{name}.q_norm", parameters)
-            self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
+            if config.kv.layer is None:
+                self.k_norm = Norm(config.qk_norm, f"{name}.k_norm", parameters)
+        if config.kv.norm is not None and config.kv.layer is None:
+            self.v_norm = Norm(config.kv.norm, f"{name}.v_norm", parameters)
 
     def new_state(
         self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> KVCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens."""
+    ) -> LayerState:
+        """An empty cache for `batch` sequences of up to `capacity` tokens.
+
+        None where keys and values are those of another layer.
+        """
         config = self.config
+        if config.kv.layer is not None:
+            return Nothing()
         return KVCache.zeros(
             (batch, config.kv_heads, capacity),
             config.head_dim,
@@ -70,17 +82,20 @@ class Attention(SoftmaxMap):
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
-        q_BHTd, k_BKSd, v_BKTe = self._project(x_BTD, step)
+        if config.kv.layer is None:
+            q_BHTd, k_BKSd, v_BKSe = self._project(x_BTD, step)
+            if cache is not None:
+                assert isinstance(cache, KVCache)
+                step.write(cache, k_BKSd, v_BKSe)
+                k_BKSd, v_BKSe = cache.k, cache.v
+            step.lend(self.name, k_BKSd, v_BKSe)
+        else:
+            q_BHTd, (k_BKSd, v_BKSe) = self._queries(x_BTD, step), step.lent[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
-        v_BKSe = v_BKTe
         # a cap and sinks are in our kernels alone, which read queries in float32
         unfused = config.cap is not None or config.sinks
         widened = unfused and compiled.runs(q_BHTd)
         wide_BHTd = at_least_float32(q_BHTd) if widened else q_BHTd
-        if cache is not None:
-            assert isinstance(cache, KVCache)
-            step.write(cache, k_BKSd, v_BKTe)
-            k_BKSd, v_BKSe = cache.k, cache.v
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, k_BKSd, v_BKSe, step)
         elif cache is not None and compiled.attends(wide_BHTd, k_BKSd, v_BKSe, unfused=unfused):
@@ -117,18 +132,18 @@ class Attention(SoftmaxMap):
         batch, tokens, _ = x_BTD.shape
         heads = config.heads + config.kv_heads
         qkv = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
-        qk, v = qkv.split_with_sizes(
-            [heads * config.head_dim, config.kv_heads * config.value_dim], -1
-        )
-        v = narrowed(v, self._cache_dtype)
+        values = 0 if config.kv.equal else config.kv_heads * config.value_dim
+        qk, v = qkv.split_with_sizes([heads * config.head_dim, values], -1)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
-        v_BKTe = v.view(batch, tokens, config.kv_heads, config.value_dim).transpose(1, 2)
-        del qkv, qk  # what is normalized is a copy: the product goes
+        v_BTKe = v.view(batch, tokens, -1, config.value_dim)
+        del qkv, qk, v  # what is normalized is a copy: the product goes
         if self.q_norm is None and config.rope is None:
-            entered = self._enter(*self._split(qk_BTNd), step)
-            return *entered, step.emit(f"{self.name}.v", v_BKTe)
+            q_BHTd, k_BKTd = self._enter(*self._split(qk_BTNd), step)
+            v_BTKe = k_BKTd.transpose(1, 2) if config.kv.equal else v_BTKe
+            return q_BHTd, k_BKTd, self._values(v_BTKe, step)
         qk_BTNd = self._emit_both("", qk_BTNd, step)
-        v_BKTe = step.emit(f"{self.name}.v", v_BKTe)
+        v_BTKe = self._split(qk_BTNd)[1] if config.kv.equal else v_BTKe
+        v_BKTe = self._values(v_BTKe, step)
         if self.q_norm is None or self.k_norm is None:
             return *self._enter(*self._split(self._rotated(qk_BTNd, step)), step), v_BKTe
         q_BTHd, k_BTKd = self._split(qk_BTNd)
@@ -138,6 +153,28 @@ class Attention(SoftmaxMap):
             q_BTHd, k_BTKd = self._emit_each("_norm", q_BTHd, k_BTKd, step)
             q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
         return *self._enter(q_BTHd, k_BTKd, step), v_BKTe
+
+    def _values(self, v_BTKe: Tensor, step: Step) -> Tensor:
+        """Values as they are mixed, `[B, K, T, e]`, in the dtype that they are kept in."""
+        name, shape = f"{self.name}.v", v_BTKe.shape
+        if self.v_norm is not None:
+            emitted_BKTe = step.emit(name, self._heads(v_BTKe))
+            v_BTKe, name = self.v_norm(emitted_BKTe.transpose(1, 2)), f"{name}_norm"
+        narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # a row for each token
+        return step.emit(name, self._heads(narrow.view(shape)))
+
+    def _queries(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """Queries alone, `[B, H, T, d]`, as they enter the scores."""
+        config, last = self.config, self.entering[0]
+        q = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
+        q_BHTd = self._heads(q.view(*x_BTD.shape[:2], config.heads, config.head_dim))
+        q_BHTd = step.emit(f"{self.name}.q", q_BHTd)
+        if self.q_norm is not None:
+            normed = self._heads(self._normed(self.q_norm, q_BHTd.transpose(1, 2)))
+            q_BHTd = step.emit(f"{self.name}.q_norm", normed)
+        if config.rope is not None:
+            q_BHTd = step.emit(last, self._heads(self._rotated(q_BHTd.transpose(1, 2), step)))
+        return q_BHTd
 
     def _split(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[B, T, H, d]` and keys `[B, T, K, d]`, views of both."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
-from llmcli.parts.attention.config import AttentionConfig
+from llmcli.graph.ops import Add, HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
+from llmcli.parts.attention.config import AttentionConfig, ProportionalScaling
 from llmcli.parts.norm.graph import norm_parameters
 
 _OF = {"q": "queries", "k": "keys", "v": "values"}
@@ -22,34 +22,59 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     """
     p = site.name
     heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
-    last = {part: f"{p}.{part}" for part in "qkv"}  # the form in which it enters the attention
+    own = "qkv" if a.kv.layer is None else "q"
+    fused = "qkv" if len(a.projections) > 1 else ""
+    of = p if a.kv.layer is None else of_layer(p, a.kv.layer)  # whose keys and values it reads
+    last = {"q": f"{p}.q", "k": f"{of}.k", "v": f"{of}.v"}  # the form that enters the attention
     letters = {part: part.upper() for part in "qkv"}
     nodes, parameters = [], []
-    for part, (head, number) in heads.items():
+    for part in own:
+        head, number = heads[part]
+        if part not in a.projections:
+            nodes.append(Node(
+                name=last[part], letter="V", axes=(head, "T", number),
+                op=Add(parts=(last["k"],), before=()), words="the keys, not normalized or rotated",
+                group="qkv", layer=site.layer, wide=a.kv.norm is not None, shares=last["k"],
+                theirs=("attn.hook_v", "attn.v.hook_out"),
+            ))  # fmt: skip
+            continue
         bias = f"{p}.b_{part}" if a.qkv_bias else None
         few = head == "Hk" and a.kv_heads != a.heads
         project = Project(
             source=site.source, weight=f"{p}.W_{part}", bias=bias, over="D",
             columns=f"{head}·{number}", heads=a.heads if head == "H" else a.kv_heads,
-            head="kv head" if few else "head", fused=f"{p}.qkv",
+            head="kv head" if few else "head", fused=fused and f"{p}.{fused}",
         )  # fmt: skip
         nodes.append(Node(
             name=last[part], letter=letters[part], axes=(head, "T", number), op=project,
             words=f"a {_ONE[part]} for each token and {'' if head == 'H' else 'kv '}head",
             # what is normalized has at least float32
-            group="qkv", layer=site.layer, wide=a.qk_norm is not None and part != "v",
+            group="qkv", layer=site.layer,
+            wide=(a.qk_norm if part != "v" else a.kv.norm) is not None,
             theirs=(f"attn.hook_{part}", f"attn.{part}.hook_out"),
         ))  # fmt: skip
         whose = "all heads" if head == "H" else "all kv heads"
         parameters += _projection(
             site, part, ("D", f"{head}·{number}"), last[part], bias is not None,
-            (f"projection to the {_OF[part]} of {whose}", f"bias of the {_OF[part]}"), "qkv",
+            (f"projection to the {_OF[part]} of {whose}", f"bias of the {_OF[part]}"), fused,
         )  # fmt: skip
+    if a.kv.norm is not None and "v" in own:
+        name = f"{last['v']}_norm"
+        weights = f"{name}.w" if a.kv.norm.weights else None
+        nodes.append(_form(
+            site, "v", name, "V_norm", heads["v"],
+            Normalize(source=last["v"], norm=a.kv.norm, weight=weights), "normalized", "norm", (),
+            together=False,
+        ))  # fmt: skip
+        parameters += norm_parameters(
+            a.kv.norm, name, name, "dv", site.layer, "the norm of every value"
+        )
+        last["v"] = name
     if a.qk_norm is not None:
         normed = {part: f"every {_ONE[part]}" for part in "qk"}
         if a.qk_norm_wide:
             normed = {part: f"all {_OF[part]} of a token" for part in "qk"}
-        for part in "qk":
+        for part in own[:2]:
             name = f"{last[part]}_norm"
             normalize = Normalize(
                 source=last[part], norm=a.qk_norm, weight=f"{name}.w",
@@ -65,15 +90,18 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             )
             last[part], letters[part] = name, f"{letters[part]}_norm"
     if a.rope is not None:
-        for part in "qk":
+        for part in own[:2]:
             name = f"{p}.{part}_rot"
             rotate = Rotate(source=last[part], rope=a.rope)
             nodes.append(_form(
                 site, part, name, f"{part.upper()}_rot", heads[part], rotate,
                 "rotated by their positions", "rope", (f"attn.hook_rot_{part}",),
-                together=a.qk_norm is None,
+                together=a.qk_norm is None and len(own) > 1,
             ))  # fmt: skip
             last[part] = name
+    if a.kv.layer is not None:
+        last["k"] += "_rot" if a.rope is not None else "_norm" * (a.qk_norm is not None)
+        last["v"] += "_norm" * (a.kv.norm is not None)
     group = a.heads // a.kv_heads
     score = Score(
         query=last["q"], key=last["k"], scale=a.scale, head_dim=a.head_dim, group=group,
@@ -97,7 +125,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     return PartGraph(
         nodes=tuple(nodes),
         parameters=tuple(parameters),
-        states=_states(a, site, p, last),
+        states=_states(a, site, p, last) if a.kv.layer is None else (),
         kernels=(fused_kernel(p),),
         sizes={"H": a.heads, "Hk": a.kv_heads, "dh": a.head_dim, "dv": a.value_dim},
         documents={
@@ -109,7 +137,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             else "d_v",
         },
         absent=tuple(_absent(a, site)),
-        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in "qkv")),
+        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in a.projections)),
         similar=(
             (r"(attn|self_attn|attention)\.(weights|probs)", (f"{p}.pattern",)),
             (r"(attn|self_attn|attention)\.(out|output|context)", (site.makes, f"{p}.z")),
@@ -126,6 +154,12 @@ def fused_kernel(name: str) -> Kernel:
     return Kernel(covers=(f"{name}.scores", f"{name}.pattern"), optional=True)
 
 
+def of_layer(name: str, layer: int) -> str:
+    """The part of the same name in another block: `blocks.13.attn` of `blocks.20.attn`."""
+    blocks, _, part = name.split(".", 2)
+    return f"{blocks}.{layer}.{part}"
+
+
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
@@ -133,6 +167,15 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
         details = (*details, "a learned sink in each head")
     if a.rope is not None and a.rope.dims < a.head_dim:
         details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
+    if a.rope is not None and isinstance(a.rope.scaling, ProportionalScaling):
+        rotated = 2 * a.rope.scaling.pairs
+        details = (f"{rotated} of {a.head_dim} numbers rotated", *details)
+    if a.kv.layer is not None:
+        details = (*details, f"keys and values of block {a.kv.layer}")
+    elif a.kv.equal:
+        details = (*details, "values are the keys' projection")
+    if a.kv.norm is not None:
+        details = (*details, "values normalized")
     return {
         "kind": "full attention" if a.window is None else "sliding window",
         "window": a.window, "heads": a.heads, "kv_heads": a.kv_heads, "head_dim": a.head_dim,
@@ -154,6 +197,19 @@ def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
         learned = ", it has learned positions" if site.learned_positions else ""
         theirs = {f"attn.hook_rot_{part}": f"attn.{part}_rot" for part in "qk"}
         yield Absent(names=r"attn\.[qk]_rot$", why=f"no rotation{learned}", theirs=theirs)
+    if a.kv.layer is not None:
+        why = f"its keys and values are those of block {a.kv.layer}"
+        theirs = {f"attn.{one}": f"attn.{part}" for part in "kv"
+                  for one in (f"hook_{part}", f"{part}.hook_out", f"{part}.hook_in")}
+        theirs |= {"attn.hook_rot_k": "attn.k_rot", "attn.k_norm.hook_out": "attn.k_norm"}
+        theirs |= {f"attn.W_{part.upper()}": f"attn.W_{part}" for part in "kv"}
+        yield Absent(names=r"(attn\.([kv](_norm|_rot)?|[Wb]_[kv])|cache\.[kv])\b", why=why,
+                     theirs=theirs)  # fmt: skip
+    elif a.kv.equal:
+        why = "its values are its keys before norm and rotation"
+        yield Absent(names=r"attn\.[Wb]_v\b", why=why, theirs={"attn.W_V": "attn.W_v"})
+    if a.kv.norm is None:
+        yield Absent(names=r"attn\.v_norm", why="it does not normalize values")
     if a.qk_norm is None:
         theirs = {f"attn.{part}_norm.hook_out": f"attn.{part}_norm" for part in "qk"}
         theirs |= {f"attn.hook_{part}_normed": f"attn.{part}_norm" for part in "qk"}

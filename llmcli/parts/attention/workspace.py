@@ -18,13 +18,17 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     rows, size, wide = of.rows, of.size, of.wide
     turned = (a.heads + a.kv_heads) * a.head_dim
     mixed = a.heads * a.value_dim
-    product = turned + a.kv_heads * a.value_dim
+    if a.kv.layer is not None:  # queries alone
+        turned = a.heads * a.head_dim
+    product = turned + a.kv_heads * a.value_dim * ("v" in a.projections)
     held = rows * (of.width * (wide + size) + product * size)
     if of.kept < size:  # the new values as they are kept
         held += rows * a.kv_heads * a.value_dim * of.kept
     # products are normalized in float32: the whole, a copy of the queries, and what comes out
     normed = product * wide + a.heads * a.head_dim * wide + turned * size
     norming = rows * normed if a.qk_norm else 0
+    if a.kv.norm is not None:  # they wait for keys and queries
+        held += rows * a.kv_heads * a.value_dim * size
     # the rotation is done in float32: narrower numbers are copied to it and back
     turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
     projecting = rows * ((turned + mixed) * size + of.width * of.both)

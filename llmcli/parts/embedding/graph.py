@@ -31,6 +31,9 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     )  # fmt: skip
     similar = (r"(embed|embed_tokens|tok_embeddings|token_embd|wte)(\.weight)?",
                ("embed", "embed.W"))  # fmt: skip
+    without: tuple[Absent, ...] = ()
+    if embedding.per_layer is None:
+        without = (Absent(names=r"ple\b", why="it has no embeddings for each layer"),)
     if embedding.positions is None:
         theirs = {"hook_pos_embed": "pos_embed", "pos_embed.hook_out": "pos_embed",
                   "pos_embed.W_pos": "pos_embed.W"}  # fmt: skip
@@ -38,7 +41,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
             names=r"(hook_)?pos_embed\b", why="it has no learned positions", theirs=theirs
         )
         return PartGraph(
-            nodes=(token,), parameters=(table,), absent=(absent,), similar=(similar,)
+            nodes=(token,), parameters=(table,), absent=(absent, *without), similar=(similar,)
         )
     position = Node(
         name="pos_embed", letter="P", axes=("T", "D"),
@@ -52,6 +55,7 @@ def embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     )  # fmt: skip
     return PartGraph(
         nodes=(token, position), parameters=(table, rows), sizes={"P": embedding.positions},
+        absent=without,
         similar=(
             similar, (r"(embed_positions|wpe)(\.weight)?", ("pos_embed", "pos_embed.W")),
         ),

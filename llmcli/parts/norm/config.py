@@ -10,10 +10,12 @@ from typing import Literal
 class NormConfig:
     """Normalization of the last axis: `rms` (Zhang & Sennrich 2019), `layer` (Ba et al. 2016).
 
-    The result is multiplied by `offset + w`: 1 + w in Gemma 1 to 3, whose weights are near 0.
+    The result is multiplied by `offset + w`: 1 + w in Gemma 1 to 3, whose weights are near 0. It is
+    not multiplied at all where it has no `weights`.
     """
 
     kind: Literal["rms", "layer"]
     eps: float
     bias: bool = False
     offset: float = 0.0
+    weights: bool = True

@@ -19,7 +19,7 @@ class Norm:
     ) -> None:
         self.config = config
         self.name = name
-        self.w = parameters.vector((f"{name}.w",))
+        self.w = parameters.vector((f"{name}.w",)) if config.weights else None
         self.b = parameters.vector((f"{name}.b",)) if config.bias else None
         # what enters a product needs 16 bits at most, what is added to the stream at least 32
         narrow = parameters.dtype.itemsize < 4
@@ -29,6 +29,7 @@ class Norm:
         """Same shape as `x`, which has at least float32; in the model's dtype, or wide."""
         if self.config.kind == "rms":
             return rms_norm(x, self.w, self.config.eps, self.dtype, offset=self.config.offset)
+        assert self.w is not None
         return layer_norm(
             x, self.w, self.b, self.config.eps, self.dtype, offset=self.config.offset
         )

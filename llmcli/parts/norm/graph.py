@@ -27,6 +27,7 @@ def norm_graph(
     which, out, aside = words
     short = name.rpartition(".")[2]
     biased = f"{name}.b" if norm.bias else None
+    weights = f"{name}.w" if norm.weights else None
     ends = layer is None
     return PartGraph(
         nodes=(
@@ -38,7 +39,7 @@ def norm_graph(
             ),
             Node(
                 name=f"{name}.out", letter=letter, axes=("T", "D"),
-                op=Normalize(source=source, norm=norm, weight=f"{name}.w", bias=biased),
+                op=Normalize(source=source, norm=norm, weight=weights, bias=biased),
                 words=out, group="norm", layer=layer, theirs=(f"{short}.hook_out", *theirs),
                 aside=aside, ends=ends, wide=wide,
             ),
@@ -51,12 +52,13 @@ def norm_graph(
 def norm_parameters(
     norm: NormConfig, name: str, makes: str, axis: str, layer: int | None, which: str
 ) -> tuple[Parameter, ...]:
-    """`<name>.w` and, with a bias, `<name>.b`, both of the size of one axis."""
+    """`<name>.w` and, with a bias, `<name>.b`, both of the size of one axis; those that it has."""
     found = (("w", f"weights of {which}"), ("b", f"bias of {which}"))
     return tuple(
         Parameter(
             name=f"{name}.{leaf}", axes=(axis,), makes=makes, words=words, kind="norms",
             letter=leaf, layer=layer,
         )
-        for leaf, words in found[: 2 if norm.bias else 1]
+        for leaf, words in found
+        if (norm.weights if leaf == "w" else norm.bias)
     )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Gemma 4 (Google 2026): the dense sizes, and the text of multimodal checkpoints.
+
+Norms before and after as in Gemma 3, not centred, and values normalized, too; layers without a
+window have heads of another size, some pairs of which are rotated, and may take keys for values.
+The last layers may read keys and values of earlier ones; embeddings for each layer enter its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.errors import CheckpointError, UnsupportedModel
+from llmcli.families import llama
+from llmcli.families.family import Family
+from llmcli.families.gemma4_rules import rules_gguf, rules_hf
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_layer, hf_windows
+from llmcli.families.rope import of_layer_type, rope_from_hf
+from llmcli.families.unsupported import needs
+from llmcli.families.values import MOST, Values
+from llmcli.parts.attention.config import AttentionConfig, KeysValues, RopeConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, LayerEmbeddingConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ple.config import PleConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_DEFAULTS: Mapping[str, Any] = {  # of `Gemma4TextConfig`
+    "vocab_size": 262_144, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131_072, "tie_word_embeddings": True, "bos_token_id": 2,
+    "eos_token_id": 1,
+}  # fmt: skip
+_ROPES: Mapping[str, Any] = {
+    _SLIDING: {"rope_theta": 10_000.0},
+    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig; layers' sizes by their type, or as transformers 5 writes them."""
+    values = Values(config)
+    if values.flag("enable_moe_block", False):
+        needed = needs(["mixture of experts"])
+        raise UnsupportedModel(f"`enable_moe_block` of `gemma4` is not supported{needed}")
+    settings = {
+        **_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False,
+        "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
+        "rope_parameters": config.get("rope_parameters") or _ROPES,
+    }  # fmt: skip
+    model = llama.from_hf(of_layer_type(settings, _SLIDING, theta=10_000.0))
+    windows = hf_windows(values, len(model.layers), period=6, window=512)
+    windows[-1] = None  # whatever is written
+    shared = values.integer("num_kv_shared_layers", 0, least=0, most=len(windows))
+    equal, wide = (values.flag(key, False) for key in ("attention_k_eq_v", "use_double_wide_mlp"))
+    whole = {"head_dim": config.get("global_head_dim", 512)}
+    whole |= {"num_key_value_heads": config.get("num_global_key_value_heads")} if equal else {}
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        window, kind = windows[number], _SLIDING if windows[number] else _FULL
+        own = hf_layer(values, number, whole if window is None else {})
+        size = own.integer("head_dim", attention.head_dim, most=MOST["head_dim"])
+        turned = Values(of_layer_type(settings, kind, theta=1e6))
+        attention = replace(
+            attention, head_dim=size, value_dim=size, window=window,
+            kv_heads=own.integer("num_key_value_heads", attention.kv_heads, most=MOST["heads"]),
+            rope=rope_from_hf(turned, head_dim=size, context=model.context),
+            kv=KeysValues(equal=equal and window is None),
+        )  # fmt: skip
+        if wide and number >= len(windows) - shared:
+            mlp = replace(mlp, hidden=2 * mlp.hidden)
+        return replace(sequential(attention, mlp, norm=None), scaled=True)
+
+    size = values.integer("hidden_size_per_layer_input", 256, least=0, most=MOST["width"])
+    rows = values.integer("vocab_size_per_layer_input", 262_144, least=0, most=MOST["vocab"])
+    cap = values.optional_number("final_logit_softcapping")
+    model = replace(model, head=replace(model.head, cap=cap), model_type=config["model_type"])
+    return _gemma4(llama.rebuilt(model, block), shared, size, rows, rounded=True)
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig. Which layers take keys for values is seen by their tensors."""
+    arch, key = metadata["general.architecture"], "final_logit_softcapping"
+    values = Values(metadata, prefix=f"{arch}.")
+    rest = {name: value for name, value in metadata.items() if not name.endswith(key)}
+    model = llama.from_gguf(rest, tensors, function="gelu_tanh")
+    shared = values.integer("attention.shared_kv_layers", 0, least=0, most=len(model.layers))
+    windows = gguf_windows(values, len(model.layers), period=6, window=None)
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        kv = KeysValues(equal=f"blk.{number}.attn_v.weight" not in tensors)
+        attention = replace(attention, window=windows[number], qk_norm=None, kv=kv)
+        if attention.window is not None:
+            size = attention.head_dim
+            size = values.integer("attention.key_length_swa", size, most=MOST["head_dim"])
+            dims = values.integer("rope.dimension_count_swa", size, least=2, most=size)
+            rope = RopeConfig(theta=values.number("rope.freq_base_swa", 10_000.0), dims=dims)
+            attention = replace(attention, head_dim=size, value_dim=size, rope=rope)
+        scaled = f"blk.{number}.layer_output_scale.weight" in tensors
+        return replace(sequential(attention, mlp, norm=None), scaled=scaled)
+
+    size = values.integer("embedding_length_per_layer_input", 0, least=0, most=MOST["width"])
+    table = tensors.get("per_layer_token_embd.weight", tensors.get("token_embd.weight"))
+    cap = values.number(key, 0.0, above=False) or None
+    model = llama.rebuilt(model, block, head=replace(model.head, cap=cap))
+    return _gemma4(model, shared, size, table.shape[0] if table else model.vocab)
+
+
+def _gemma4(
+    model: ModelConfig, shared: int, size: int, rows: int, *, rounded: bool = False
+) -> ModelConfig:
+    norm, width, count = model.final_norm, model.width, len(model.layers)
+    windows, first = [layer.window for layer in model.layers], count - shared
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        kv = replace(attention.kv, norm=replace(norm, weights=False))
+        if number >= first:
+            alike = [n for n in range(first) if windows[n] == windows[number]]
+            if not alike:
+                raise CheckpointError(f"no layer has keys and values for layer {number} to share")
+            kv = replace(kv, equal=False, layer=alike[-1])
+        layer = sequential(
+            replace(attention, scale=1.0, qk_norm=norm, kv=kv), mlp, norm=norm, after=norm
+        )
+        layer = replace(layer, scaled=model.layers[number].scaled)
+        ple = Branch(part=PleConfig(size=size, activation=mlp.activation), post_norm=norm)
+        return replace(layer, sublayers=(*layer.sublayers, (ple,))) if size else layer
+
+    if size and rows < model.vocab:
+        raise CheckpointError(f"embeddings for each layer of {rows} tokens, not {model.vocab}")
+    embedding = EmbeddingConfig(scale=width**0.5, rounded_scale=rounded)
+    if size:
+        # the norm of a projection times width^-½ is that of the projection, with more added to it
+        embedding = replace(embedding, per_layer=LayerEmbeddingConfig(
+            vocab=rows, layers=count, size=size, scale=size**0.5,
+            norm=replace(norm, eps=norm.eps * width),
+        ))  # fmt: skip
+    return llama.rebuilt(model, block, family="gemma4", embedding=embedding)
+
+
+FAMILIES = (Family(
+    name="gemma4",
+    words="normalized values, keys as values or of other layers, embeddings for each layer",
+    hf_types=("gemma4_text",), gguf_archs=("gemma4",), hf_multimodal=("gemma4",),
+    gguf_reads=GGUF_WINDOWS, from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
+    rules_gguf=rules_gguf, feed_forwards=("gated MLP", "per-layer embeddings"),
+),)  # fmt: skip

@@ -1,0 +1,18 @@
+"""What the part of a block is that a token's embedding for this layer enters (Gemma 3n and 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.parts.mlp.config import Activation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PleConfig:
+    """`(act(X W_gate) ∘ E_i) W_out`: E_i is the token's embedding of `size` for layer i.
+
+    That is one of `LayerEmbeddingConfig`.
+    """
+
+    size: int
+    activation: Activation
