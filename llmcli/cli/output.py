@@ -57,9 +57,13 @@ class Output:
         self.command = command
         self.json = options.json
         self.quiet = options.quiet
+        self.fit()
+        self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
+
+    def fit(self) -> None:
+        """Takes the terminal as it is now: it may have another width than before."""
         self.out = Screen.of(sys.stdout, os.environ)
         self.err = Screen.of(sys.stderr, os.environ)
-        self.erase: Callable[[], None] | None = None  # takes back a bar that stands on stderr
 
     def write(self, text: str, *, flush: bool = True) -> None:
         """Writes to stdout. Raises BrokenPipeError where nobody reads, else WriteFailed."""

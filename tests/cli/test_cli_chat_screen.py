@@ -149,6 +149,19 @@ def test_the_command_shows_it_again_and_changes_how_it_is_shown(chat):
     assert "error: `/reasoning` takes show, fold, hide or nothing, not `nope`" in said.err
 
 
+def test_lines_of_commands_break_between_words(chat, monkeypatch):
+    def lines():
+        yield from ("a", "/stats", "/tokens", "/help")
+        monkeypatch.setenv("COLUMNS", "30")
+        yield f"/system {'word ' * 30}"
+
+    out = chat("No.", terminal=True, columns=60, lines=lines()).out
+    wide, narrow = out.split("system: ")
+    assert max(map(len, wide.splitlines())) <= 60
+    assert 20 < max(map(len, narrow.splitlines())) <= 30
+    assert not re.search(r"\w\n\w", narrow)
+
+
 def test_an_error_keeps_what_was_written(chat, spelled):
     def broken():
         yield from spelled("One two")[:-1]

@@ -130,7 +130,8 @@ def alone(monkeypatch, tmp_path):
 def test_a_file_that_a_command_writes(cli, model, mixture, argv):
     out = Path(argv[-1])
     run = partial(cli, *argv, *of(argv, model, mixture), "--dtype", "float32", "-q")
-    out.write_bytes(b"old")
+    old = b'{"schema": "llmcli.chat/1"}'  # chat replaces nothing else
+    out.write_bytes(old)
     with largest_file(0):  # before the first byte
         first = run()
     with largest_file(600):  # in the middle of it
@@ -141,7 +142,7 @@ def test_a_file_that_a_command_writes(cli, model, mixture, argv):
         assert error == f"error: could not write `{out}`: file too large"
         assert hint == "hint: write to another file or directory"
         assert os.listdir() == [out.name]
-        assert out.read_bytes() == b"old"
+        assert out.read_bytes() == old
     assert run().code == 0
     assert out.stat().st_size > 600
     assert os.listdir() == [out.name]

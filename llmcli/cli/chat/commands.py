@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,7 +13,6 @@ from llmcli.cli.chat.screen import ReasoningMode, write_reasoning
 from llmcli.cli.chat.settings import NAMES
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.chat.transcript import check_replaceable
-from llmcli.cli.output import Screen
 from llmcli.cli.variables import value_of
 from llmcli.cli.wrap import wrapped
 from llmcli.errors import UsageError
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from llmcli.text.chat import ChatTemplate
 
 _PATHS = ("load", "save")  # commands that take the path of a file
+_WIDEST = 200  # columns of a message that is recalled
 _ALIASES = {"bye": "exit", "quit": "exit", "?": "help"}
 
 
@@ -76,7 +74,7 @@ def dispatch(talk: Talk, line: str) -> Draft | None:
 
 def _help(talk: Talk, argument: str) -> None:
     indent = max(len(command.usage) for command in COMMANDS.values()) + 2
-    width = _screen(talk).width
+    width = (talk.out.err if talk.out.json else talk.out.out).width
     for command in COMMANDS.values():
         first, *more = wrap(command.words, max(20, width - indent))
         _say(talk, f"{command.usage:<{indent}}{first}")
@@ -207,11 +205,11 @@ def _load(talk: Talk, argument: str) -> None:
 
 def recall(talk: Talk) -> None:
     """The last exchange, faint, a line for each of its messages."""
-    messages, width = talk.conversation.messages, Screen.of(sys.stderr, os.environ).width
+    messages, width = talk.conversation.messages, min(talk.out.err.width, _WIDEST)
     for one in messages[-2:]:
         line = f"{one.role}: {one_line(one.content)}"
         if one.role != "system":
-            talk.aside(line if len(line) < min(width, 200) else f"{line[: min(width, 200) - 2]}…")
+            talk.aside(line if len(line) < width else f"{line[: width - 2]}…")
     if messages and messages[-1].role == "user":
         talk.out.note("the last message has no answer: `/regen` gives it one")
 
@@ -236,12 +234,7 @@ def _say(talk: Talk, line: str) -> None:
     if talk.out.json:  # stdout has the answers, a line each
         talk.out.aside(line)
     else:
-        talk.out.write(wrapped(line, _screen(talk).width) + "\n")
-
-
-def _screen(talk: Talk) -> Screen:
-    """The one that `_say` writes to, as it is now."""
-    return Screen.of(sys.stderr if talk.out.json else sys.stdout, os.environ)
+        talk.out.write(wrapped(line, talk.out.out.width) + "\n")
 
 
 COMMANDS = {

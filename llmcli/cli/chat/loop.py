@@ -40,6 +40,7 @@ def _line(talk: Talk, lines: Lines, draft: Draft) -> Draft:
     line = lines.ask(draft.text, "" if talk.out.quiet else talk.meter())
     if line is None:
         raise Exit
+    talk.out.fit()
     try:
         return _done(talk, line, draft)
     except LlmcliError as error:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from llmcli.cli.output import Output, Screen, make_console
+from llmcli.cli.output import Output, make_console
 from llmcli.render.theme import FAINT, printable
 from llmcli.reports.numbers import counted
 from llmcli.text.segments import gap
@@ -89,7 +87,8 @@ class AnswerScreen:
             self._part = kind, self._stream(kind)
         self._ended = False
         if self._console is not None:  # the terminal may have another width by now
-            self._console.width = Screen.of(sys.stdout, os.environ).width
+            self._out.fit()
+            self._console.width = self._out.out.width
         self._write(self._part[1].push(text))
 
     def _close(self) -> None:
@@ -105,7 +104,7 @@ class AnswerScreen:
     def _stream(self, kind: Kind) -> _Stream:
         if not self._terminal:
             return _Verbatim(spelled=False)
-        self._console = console = _console()
+        self._console = console = make_console(self._out.out)
         if kind == "reasoning" and self._reasoning == "fold":
             return _Folded(console, animate=self._out.out.animate)
         from llmcli.render.markdown import DimmedStream, MarkdownStream
@@ -167,10 +166,6 @@ def write_reasoning(out: Output, text: str) -> None:
         return
     from llmcli.render.markdown import DimmedStream
 
-    stream = DimmedStream(_console(), "reasoning") if out.out.terminal else _Verbatim(spelled=False)
+    dimmed = DimmedStream(make_console(out.out), "reasoning")
+    stream = dimmed if out.out.terminal else _Verbatim(spelled=False)
     out.write(stream.push(text + "\n") + stream.finish())
-
-
-def _console() -> Console:
-    """As wide as the terminal is now."""
-    return make_console(Screen.of(sys.stdout, os.environ))
