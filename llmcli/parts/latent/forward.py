@@ -45,9 +45,8 @@ class LatentAttention(SoftmaxMap):
     """A prompt's latents are taken to keys and values, a step's queries to the latents."""
 
     def __init__(self, config: LatentConfig, name: str, parameters: Parameters) -> None:
-        self.config, self.name = config, name
-        self.heads = self.kv_heads = config.heads
-        self.value_dim, self.window = config.value_dim, None
+        self.config: LatentConfig = config
+        self.name = name
         self.entering = (f"{name}.q_rot", f"{name}.k_rot")
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
@@ -125,7 +124,7 @@ class LatentAttention(SoftmaxMap):
     def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:
         """The columns of each segment, `[B, H, …, d]`."""
         for y in linear.split(linear(x)):
-            yield y.view(*y.shape[:2], self.heads, -1).transpose(1, 2)
+            yield y.view(*y.shape[:2], self.config.heads, -1).transpose(1, 2)
 
     def _rotated(self, x_BTNr: Tensor, step: Step) -> Tensor:
         """By the positions of their tokens."""
@@ -145,7 +144,7 @@ class LatentAttention(SoftmaxMap):
 
     def _joined(self, k_BHSn: Tensor, k_BSr: Tensor) -> Tensor:
         """Keys `[B, H, S, d]` of all heads."""
-        k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.heads, -1, -1)
+        k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.config.heads, -1, -1)
         return torch.cat((k_BHSn, k_BHSr), -1)
 
     def _absorbed(self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step) -> Tensor:
@@ -155,7 +154,7 @@ class LatentAttention(SoftmaxMap):
         """
         config = self.config
         w_Hnc, w_Hec = (
-            at_least_float32(weight.dense()).view(self.heads, -1, config.rank)
+            at_least_float32(weight.dense()).view(self.config.heads, -1, config.rank)
             for _, weight in self.kv_up.segments
         )
         latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)
