@@ -797,6 +797,9 @@ ZOO: tuple[Variant, ...] = (
         "q_lora_rank": None, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
         "num_hidden_layers": 3, "v_head_dim": 10,
     } | _rope("yarn", **_YARN, mscale=0.707, mscale_all_dim=0.707)),
+    Variant("deepseek_v2-old", "deepseek_v2", _rope(
+        "yarn", **_YARN, mscale=0.707, mscale_all_dim=0.707
+    ), edit=_oldest_rope),
     Variant("deepseek_v3", "deepseek_v3", typical=True, views=True, gguf=1e-9),
     Variant("deepseek_v3-yarn", "deepseek_v3", {
         "num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 12, "kv_lora_rank": 5,

@@ -11,24 +11,22 @@ from torch import Tensor
 from llmcli.nn.linear import Linear
 from llmcli.ops.attention import visible_keys
 from llmcli.ops.norm import at_least_float32
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.latent.config import LatentConfig
 
 
 class SoftmaxMap(ABC):
     """A mixer whose map is `softmax(scores)`, and whose heads' results enter one projection `out`.
 
-    `entering` are the activations that the scores are products of, queries and keys; H/K heads
-    share a key, each with `value_dim` numbers of a value. `window`: keys that a query sees.
+    `entering` are the activations that the scores are products of, queries and keys.
 
     Axes: B batch, t some tokens, S keys, H heads, K key/value heads, d size of a query and key.
     """
 
     name: str
+    config: AttentionConfig | LatentConfig
     entering: tuple[str, str]
     out: Linear
-    heads: int
-    kv_heads: int
-    value_dim: int
-    window: int | None
 
     @abstractmethod
     def scores(self, q_BHtd: Tensor, k_BKSd: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
@@ -47,7 +45,7 @@ class SoftmaxMap(ABC):
         `before`: so many keys, and positions, precede the first of them that is given.
         """
         positions = torch.arange(first, first + q_BHtd.shape[2], device=q_BHtd.device)
-        visible = visible_keys(positions, k_BKSd.shape[2], self.window)
+        visible = visible_keys(positions, k_BKSd.shape[2], self.config.window)
         return self.scores(q_BHtd, k_BKSd, visible, positions + before)
 
     def weights(self, scores_BHtS: Tensor, heads: slice | Sequence[int] = slice(None)) -> Tensor:
@@ -73,16 +71,17 @@ class SoftmaxMap(ABC):
 
         In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
         """
-        numbers = range(self.heads)[heads]
+        numbers = range(self.config.heads)[heads]
         if name.endswith(".result"):
             z_BtHe = emitted[f"{self.name}.z"][:, :, first:stop].transpose(1, 2)
             seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
-            w_DHe = self.out.weight.dense().view(-1, self.heads, self.value_dim)
+            sizes = (self.config.heads, self.config.value_dim)
+            w_DHe = self.out.weight.dense().view(-1, *sizes)
             w_HeD = at_least_float32(w_DHe[:, heads]).permute(1, 2, 0)
             return at_least_float32(seen_BtHe[:, :, heads]).transpose(1, 2) @ w_HeD
         q_BHTd, k_BKSd = (emitted[one] for one in self.entering)
-        if len(numbers) < self.heads:
-            group = self.heads // self.kv_heads
+        if len(numbers) < self.config.heads:
+            group = self.config.heads // self.config.kv_heads
             k_BKSd = k_BKSd[:, [head // group for head in numbers]]
         q_BHtd = q_BHTd[:, heads, first:stop]
         if name.endswith(".scores"):

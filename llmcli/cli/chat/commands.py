@@ -160,13 +160,11 @@ def _tokens(talk: Talk, argument: str) -> None:
     _say(talk, f"{'context':<10}{len(ids):>7,}  of {conversation.room:,}")
 
 
-def _undo(talk: Talk, argument: str) -> Draft:
+def _undo(talk: Talk, argument: str) -> None:
     text = talk.conversation.undo()
     if text is None:
         raise UsageError("there is nothing to take back")
-    typed = _typed(talk, text)
-    _say(talk, f"taken back: {one_line(typed)}")
-    return Draft(typed)
+    _say(talk, f"taken back: {one_line(_typed(talk, text))}")
 
 
 def _regen(talk: Talk, argument: str) -> None:

@@ -36,10 +36,8 @@ class Attention(SoftmaxMap):
     """Multi-head, grouped-query or multi-query attention, with or without a window."""
 
     def __init__(self, config: AttentionConfig, name: str, parameters: Parameters) -> None:
-        self.config = config
+        self.config: AttentionConfig = config
         self.name = name
-        self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.value_dim, self.window = config.value_dim, config.window
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
         self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
         self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")

@@ -189,7 +189,10 @@ def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
     if not a.sinks:
         yield Absent(names=r"attn\.sink\b", why="its attention has no sinks")
     yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
-    yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of keys and values only")
+    why = "its cache is of keys and values only"
+    yield Absent(names=r"cache\.(state|conv|latent|k_pe)\b", why=why)
+    why = "its queries and keys are projections of what enters the attention, not of latents"
+    yield Absent(names=r"attn\.([Wb]_)?(q_latent|kv_latent|[qk]_pe)", why=why)
     if a.rope is not None and not site.learned_positions:
         why = "it has no learned positions, it rotates queries and keys instead"
         yield Absent(names=r"(hook_)?pos_embed\b", why=why)

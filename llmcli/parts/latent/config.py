@@ -39,6 +39,16 @@ class LatentConfig:
         return self.content + self.rope.dims
 
     @property
+    def kv_heads(self) -> int:
+        """Each head has keys and values of its own."""
+        return self.heads
+
+    @property
+    def window(self) -> int | None:
+        """A query sees all keys before it."""
+        return None
+
+    @property
     def kept(self) -> int:
         """Numbers that a cache keeps of a token."""
         return self.rank + self.rope.dims

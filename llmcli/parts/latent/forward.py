@@ -45,9 +45,8 @@ class LatentAttention(SoftmaxMap):
     """A prompt's latents are taken to keys and values, a step's queries to the latents."""
 
     def __init__(self, config: LatentConfig, name: str, parameters: Parameters) -> None:
-        self.config, self.name = config, name
-        self.heads = self.kv_heads = config.heads
-        self.value_dim, self.window = config.value_dim, None
+        self.config: LatentConfig = config
+        self.name = name
         self.entering = (f"{name}.q_rot", f"{name}.k_rot")
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
@@ -78,10 +77,8 @@ class LatentAttention(SoftmaxMap):
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by latents and keys."""
-        q_BTHn, q_BTHr = self._queries(x_BTD, step)
+        q_BHTd = self._queries(x_BTD, step)
         latent_BTc, k_BTr = self._latents(x_BTD, step)
-        q_BTHr, k_BTr = self._rotated(q_BTHr, k_BTr, step)
-        q_BHTd = step.emit(self.entering[0], torch.cat((q_BTHn, q_BTHr), -1).transpose(1, 2))
         if step.tap is not None:
             self._show(latent_BTc, k_BTr, step)
         latent_BSc, k_BSr = latent_BTc, k_BTr
@@ -103,37 +100,35 @@ class LatentAttention(SoftmaxMap):
         z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
         return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
 
-    def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Content `[B, T, H, n]`, and what is to be rotated, `[B, T, H, r]`."""
+    def _queries(self, x_BTD: Tensor, step: Step) -> Tensor:
+        """Content and what is rotated, `[B, H, T, d]`."""
         if self.q_down is not None and self.q_norm is not None:
             q_BTq = step.emit(f"{self.name}.q_latent", self.q_down.wide(x_BTD))
             x_BTD = step.emit(self.q_norm.name, self.q_norm(q_BTq))
-        both = self._heads(self.q_up, x_BTD)
-        q_BHTn, q_BHTr = (
-            step.emit(f"{self.name}.{leaf}", one)
-            for leaf, one in zip(("q", "q_pe"), both, strict=True)
-        )
-        return q_BHTn.transpose(1, 2), q_BHTr.transpose(1, 2)
+        q_BHTn, q_BHTr = self._heads(self.q_up, x_BTD)
+        q_BHTn = step.emit(f"{self.name}.q", q_BHTn)
+        q_BHTr = self._rotated(step.emit(f"{self.name}.q_pe", q_BHTr).transpose(1, 2), step)
+        q_BHTr = step.emit(f"{self.name}.q_pe_rot", q_BHTr.transpose(1, 2))
+        q_BTHd = torch.cat((q_BHTn.transpose(1, 2), q_BHTr.transpose(1, 2)), -1)
+        return step.emit(self.entering[0], q_BTHd.transpose(1, 2))
+
+    def _latents(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Normalized latents `[B, T, c]` and rotated keys `[B, T, r]`, as they are kept."""
+        latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
+        latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
+        latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
+        k_BTr = step.emit(f"{self.name}.k_pe", k_BTr.to(x_BTD.dtype))
+        k_BTr = narrowed(self._rotated(k_BTr.unsqueeze(2), step).squeeze(2), self._cache_dtype)
+        return latent_BTc, step.emit(f"{self.name}.k_pe_rot", k_BTr)
 
     def _heads(self, linear: Linear, x: Tensor) -> Iterator[Tensor]:
         """The columns of each segment, `[B, H, …, d]`."""
         for y in linear.split(linear(x)):
-            yield y.view(*y.shape[:2], self.heads, -1).transpose(1, 2)
+            yield y.view(*y.shape[:2], self.config.heads, -1).transpose(1, 2)
 
-    def _latents(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """The normalized latent `[B, T, c]`, as it is kept, and the unrotated key `[B, T, r]`."""
-        latent_BTc, k_BTr = self.kv_down.split(self.kv_down.wide(x_BTD))
-        latent_BTc = self.kv_norm(step.emit(f"{self.name}.kv_latent", latent_BTc))
-        latent_BTc = step.emit(self.kv_norm.name, narrowed(latent_BTc, self._cache_dtype))
-        return latent_BTc, step.emit(f"{self.name}.k_pe", k_BTr.to(x_BTD.dtype))
-
-    def _rotated(self, q_BTHr: Tensor, k_BTr: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Both by the positions of their tokens; the key in the dtype that it is kept in."""
-        tables = step.rope(self.config.rope)
-        q_BHTr = rotate(q_BTHr, *tables).transpose(1, 2)
-        q_BHTr = step.emit(f"{self.name}.q_pe_rot", q_BHTr)
-        k_BTr = narrowed(rotate(k_BTr.unsqueeze(2), *tables).squeeze(2), self._cache_dtype)
-        return q_BHTr.transpose(1, 2), step.emit(f"{self.name}.k_pe_rot", k_BTr)
+    def _rotated(self, x_BTNr: Tensor, step: Step) -> Tensor:
+        """By the positions of their tokens."""
+        return rotate(x_BTNr, *step.rope(self.config.rope))
 
     def _show(self, latent_BTc: Tensor, k_BTr: Tensor, step: Step) -> None:
         """The new tokens' keys and values, for a tap: nothing is computed from these."""
@@ -149,7 +144,7 @@ class LatentAttention(SoftmaxMap):
 
     def _joined(self, k_BHSn: Tensor, k_BSr: Tensor) -> Tensor:
         """Keys `[B, H, S, d]` of all heads."""
-        k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.heads, -1, -1)
+        k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.config.heads, -1, -1)
         return torch.cat((k_BHSn, k_BHSr), -1)
 
     def _absorbed(self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step) -> Tensor:
@@ -159,7 +154,7 @@ class LatentAttention(SoftmaxMap):
         """
         config = self.config
         w_Hnc, w_Hec = (
-            at_least_float32(weight.dense()).view(self.heads, -1, config.rank)
+            at_least_float32(weight.dense()).view(self.config.heads, -1, config.rank)
             for _, weight in self.kv_up.segments
         )
         latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)

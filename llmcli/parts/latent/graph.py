@@ -38,14 +38,14 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
     queries = site.source if a.query_rank is None else f"{p}.q_latent_norm"
     rows += [
         _project(a, site, "q", queries), _project(a, site, "q_pe", queries),
-        _project(a, site, "kv_latent", site.source), _norm(a, site, "kv_latent"),
-        _project(a, site, "k_pe", site.source),
         _form(site, "q_pe_rot", ("H", "T", "dr"), Rotate(source=f"{p}.q_pe", rope=a.rope),
               "the queries for positions, rotated by them"),
-        _form(site, "k_pe_rot", ("T", "dr"), Rotate(source=f"{p}.k_pe", rope=a.rope),
-              "the key for positions, rotated by them"),
         _form(site, "q_rot", ("H", "T", "dh"), Join(start=f"{p}.q", end=f"{p}.q_pe_rot"),
               "the queries as they enter the scores"),
+        _project(a, site, "kv_latent", site.source), _norm(a, site, "kv_latent"),
+        _project(a, site, "k_pe", site.source),
+        _form(site, "k_pe_rot", ("T", "dr"), Rotate(source=f"{p}.k_pe", rope=a.rope),
+              "the key for positions, rotated by them"),
         *(_project(a, site, leaf, f"{p}.kv_latent_norm") for leaf in "kv"),
         _form(site, "k_rot", ("H", "T", "dh"), Join(start=f"{p}.k", end=f"{p}.k_pe_rot"),
               "the keys as they enter the scores", shown=True),
@@ -68,7 +68,7 @@ def latent_graph(a: LatentConfig, site: Site) -> PartGraph:
             "dc": a.rank, **({} if a.query_rank is None else {"dq": a.query_rank}),
         },
         documents={"H": "h", "dh": "d_k", "dv": "d_v"},
-        absent=tuple(_absent(a)),
+        absent=tuple(_absent(a, site)),
         entering=("attn.hook_in",),
     )
 
@@ -175,8 +175,12 @@ def _states(site: Site) -> tuple[State, ...]:
     )  # fmt: skip
 
 
-def _absent(a: LatentConfig) -> Iterator[Absent]:
+def _absent(a: LatentConfig, site: Site) -> Iterator[Absent]:
     yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
+    yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
+    if not site.learned_positions:
+        why = "it has no learned positions, it rotates queries and keys instead"
+        yield Absent(names=r"(hook_)?pos_embed\b", why=why)
     why = "it keeps latents and rotated keys, from which keys and values follow"
     yield Absent(names=r"cache\.[kv]\b", why=why)
     yield Absent(names=r"cache\.(state|conv)\b", why="its cache is of latents and rotated keys")

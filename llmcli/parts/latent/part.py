@@ -11,30 +11,36 @@ from llmcli.parts.part import Part
 
 
 def _workspace(a: LatentConfig, of: Reading) -> Workspace:
-    """The stream, its norm, latents and queries; then keys and values of all positions."""
+    """The stream, its norm, latents and queries; then keys and values of all positions.
+
+    Most is taken by these: the product, keys with what is rotated behind them, on a CPU values with
+    zeros behind them (`ops.attention`), and as much of an earlier chunk that is free but in pieces.
+    """
     rows, size, wide = of.rows, of.size, of.wide
-    queries, values = a.heads * a.head_dim, a.heads * a.value_dim
-    held = rows * (of.width * (wide + size) + a.kept * (wide + size) + queries * 3 * size)
-    if a.query_rank is not None:
-        held += rows * a.query_rank * (wide + size)
-    keys = of.batch * of.keys
+    queries, keys = a.heads * a.head_dim, of.batch * of.keys
+    values = a.heads * (a.value_dim if of.cuda else max(a.value_dim, a.head_dim))
+    held = rows * (of.width * (wide + size) + a.kept * (wide + size) + queries * size)
     if a.absorbs(of.tokens, of.keys):
-        weights = a.heads * (a.content + a.value_dim) * a.rank * (0 if size >= 4 else wide)
-        mixing = keys * a.kept * 2 * wide + rows * a.heads * (2 * a.kept + of.keys * 3) * wide
-        mixing += weights
+        mixing = keys * a.kept * (wide if of.kept < wide else 0)
+        mixing += rows * a.heads * (2 * a.kept + 2 * of.keys) * wide
+        mixing += 0 if size >= 4 else a.heads * (a.content + a.value_dim) * a.rank * wide
     else:
-        mixing = keys * (a.heads * (a.content + a.value_dim) + queries) * size
-        mixing += keys * a.kept * (size if of.kept < size else 0)
-        mixing += of.tokens * of.keys * (size if of.keys > of.tokens else 0)
-    projecting = rows * (values * size + of.width * of.both)
-    products = of.product(of.width, max(queries, a.kept))
-    shared: dict[Hashable, int] = {}
+        product = a.heads * (a.content + a.value_dim)
+        mixing = keys * (product + queries + (0 if of.cuda else values)) * size
+        mixing += of.product(a.rank, product) + keys * a.rank * (size if of.kept < size else 0)
+        mixing += max(0, keys - rows) * product * size
+        if of.keys > of.tokens:
+            mixing += of.tokens * of.keys * size  # the mask as 0 and -∞
+    asking = rows * (queries * size + a.heads * a.rope.dims * (size + wide))
+    if a.query_rank is not None:
+        asking += rows * a.query_rank * (wide + size)
+    projecting = rows * (values * size + of.width * of.both) + of.product(values, of.width)
+    most = max(mixing + rows * values * size, asking, projecting)
     positions = 1 << max(of.keys - 1, 255).bit_length()
-    shared["rope", a.rope] = 2 * positions * a.rope.dims * wide
+    shared: dict[Hashable, int] = {("rope", a.rope): 2 * positions * a.rope.dims * wide}
     if of.keys > of.tokens:
         shared["mask", None] = of.tokens * of.keys
-    peak = held + max(mixing + rows * values * size, projecting, products) + of.widened(queries)
-    return Workspace(peak=peak, shared=shared)
+    return Workspace(peak=held + most + of.widened(queries), shared=shared)
 
 
 PART = Part(

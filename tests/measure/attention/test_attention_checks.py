@@ -19,6 +19,7 @@ from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.model import Model
+from llmcli.nn import softmax_map
 from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward as nn_attention
@@ -82,7 +83,7 @@ def test_a_mask_that_is_shifted_in_the_rows_but_not_in_the_kernel(model, monkeyp
     def shifted(positions, keys, window):
         return visible_keys((positions + shift).clamp_min(0), keys, window)
 
-    monkeypatch.setattr(nn_attention, "visible_keys", shifted)
+    monkeypatch.setattr(softmax_map, "visible_keys", shifted)
     assert {"masks", "values"} <= red(model)
     assert "masks" in red(small("gqa", "float32"), rows=1), "a block reaches one key further"
 
