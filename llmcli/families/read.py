@@ -116,8 +116,10 @@ def hf_layer(values: Values, number: int, usual: Mapping[str, Any]) -> Values:
     key = "per_layer_config"
     if not values.has(key):
         return Values(usual)
-    layers = values.raw(key)
-    own = layers.get(str(number), {}) if isinstance(layers, Mapping) else None
+    layers, own = values.raw(key), values.raw(key)
+    if isinstance(layers, Mapping):  # numbers have as many digits as the longest
+        found = (layer for layer in layers if layer.lstrip("0") == f"{number or ''}")
+        own = layers.get(next(found, ""), {})
     if not isinstance(own, Mapping) or own.keys() - {"head_dim", "num_key_value_heads"}:
         raise values.wrong(key, "an object of layers' `head_dim` and `num_key_value_heads`")
     return Values(own)

@@ -9,7 +9,8 @@ from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from zoo import TYPES, ZOO, Variant
 
-from llmcli.errors import UnsupportedModel
+from llmcli.anatomy import states
+from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rename, Rows, Transpose, find, plan
 from llmcli.parts.latent.config import LatentConfig
 
@@ -202,6 +203,66 @@ def test_windows_by_layer():
     assert windows(use_sliding_window=True, max_window_layers=2) == [None, None, 5]
     mixed = ["sliding_attention", "full_attention", "sliding_attention"]
     assert windows(use_sliding_window=True, layer_types=mixed) == [5, None, 5]
+
+
+# published sizes of Gemma 4, and the bytes of a token in their caches, in 16 bits
+GEMMA4 = {
+    "E2B": ({
+        "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    }, 2 * 2 * (12 * 256 + 3 * 512)),
+    "E4B": ({
+        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 18,
+        "final_logit_softcapping": 30.0,
+    }, 2 * 2 * 2 * (20 * 256 + 4 * 512)),
+    "31B": ({
+        "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60,
+        "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "sliding_window": 1024,
+        "final_logit_softcapping": 30.0,
+    }, 2 * 2 * (50 * 16 * 256 + 10 * 4 * 512)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("written_by", ["transformers 5", "the first files"])
+@pytest.mark.parametrize("size", GEMMA4)
+def test_gemma_4s_published_sizes(size, written_by, tmp_path):
+    """Shared layers keep nothing; old files hold keys and values of theirs, which are dropped."""
+    settings, cached = GEMMA4[size]
+    raw, config = written("gemma4_text", tmp_path, **settings)
+    if written_by == "the first files":
+        raw = {key: value for key, value in raw.items() if key != "per_layer_config"} | settings
+    shapes = shapes_of(AutoModelForCausalLM, config)
+    shared = settings.get("num_kv_shared_layers", 0)
+    layer = "model.layers.{}.self_attn.{}.weight"
+    last = len(find("gemma4_text", "safetensors").from_hf(raw).layers) - 1
+    unused = [layer.format(last, name) for name in ("k_proj", "v_proj", "k_norm")] if shared else []
+    ledger = dry_run("gemma4_text", "safetensors", raw, shapes | dict.fromkeys(unused, (1, 1)))
+    assert ledger.clean, (ledger.missing, ledger.misshapen, ledger.plan.unexpected)
+    assert dict(ledger.plan.dropped).keys() == {"lm_head.weight", *unused}
+    config = find("gemma4_text", "safetensors").from_hf(raw)
+    held = states(config, batch=1, capacity=1, dtype="bfloat16")
+    assert sum(spec.bytes for spec in held) == cached
+    kept = [spec.layer for spec in held]
+    assert sorted({*kept}) == list(range(len(config.layers) - shared))
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), [
+    ({"enable_moe_block": True}, UnsupportedModel, "it needs `mixture of experts`"),
+    ({"layer_types": ["sliding_attention"] * 4 + ["full_attention"]}, CheckpointError, "share"),
+    ({"vocab_size_per_layer_input": 210}, CheckpointError, "of 210 tokens, not 211"),
+    ({"per_layer_config": {"1": {"num_attention_heads": 3}}}, CheckpointError, "per_layer_config"),
+    ({"per_layer_config": 3}, CheckpointError, "per_layer_config"),
+    ({"num_kv_shared_layers": 6}, CheckpointError, "num_kv_shared_layers"),
+    ({"global_head_dim": 0}, CheckpointError, "head_dim"),
+])  # fmt: skip
+def test_what_gemma_4_cannot_be(settings, error, words):
+    base = TYPES["gemma4_text"].base | {"model_type": "gemma4_text"}
+    with pytest.raises(error, match=words):
+        find("gemma4_text", "safetensors").from_hf(base | settings)
 
 
 def test_gpt2_scales():
