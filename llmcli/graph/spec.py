@@ -2,10 +2,11 @@
 
 Letters of the axes: `B` batch, `T` query positions, `S` key positions, `P` learned positions,
 `D` width, `H` heads, `Hk` key/value heads, `dh` size of a head's query and key, `dv` of its
-value, `F` hidden size of the feed-forward, `V` vocabulary; of embeddings for each layer `Lp`
-layers, `Dp` the size of one, `Vp` rows of their table; where keys and values are made of latents,
-`dc` a latent's size, `dq` that of queries, `dn` and `dr` numbers of a query and key that hold
-content and that are rotated. A product of two axes that lie in one is written with a dot: `H·dh`.
+value, `F` hidden size of the feed-forward, or of an expert, `Fs` of the shared one, `E` experts,
+`K` those that a token chooses, `V` vocabulary; of embeddings for each layer `Lp` layers, `Dp` the
+size of one, `Vp` rows of their table; where keys and values are made of latents, `dc` a latent's
+size, `dq` that of queries, `dn` and `dr` numbers of a query and key that hold content and that are
+rotated. A product of two axes that lie in one is written with a dot: `H·dh`.
 
 Formulas have the letters of the documents, the same as `explain` derives with (a test compares
 them): in a block X (its input), T¹ = Norm(X), T² = MultiHeadAttention(T¹), T³ = T² + X,

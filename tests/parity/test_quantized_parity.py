@@ -79,6 +79,28 @@ def test_quantized_weights(
     assert len(scaled) == 14
 
 
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "float-channel", "fp8-null"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_experts_of_8_bits(
+    name: str, scheme: str, rewritten: Rewritten, checkpoints: Checkpoints
+) -> None:
+    """The scale of each expert is its own: the same model as of the numbers multiplied out."""
+    skip = ("embed_tokens", "lm_head", "mlp.gate.", "block_sparse_moe.gate.")
+    folder, meant = rewritten(name, scheme, skip=skip)
+    whole = folder / "whole"
+    whole.mkdir()
+    save_file(meant, whole / "model.safetensors")
+    (whole / "config.json").write_text((checkpoints(name) / "config.json").read_text())
+    ids = prompt(tokens=60)
+    ours, theirs = (
+        load_checkpoint(open_checkpoint(one), device="cpu", dtype="float64")
+        for one in (folder, whole)
+    )
+    assert difference(logprobs(ours.decoder, ids), logprobs(theirs.decoder, ids)) < 1e-12
+    scaled = {entry.parameter for entry in ours.ledger.entries if entry.scale}
+    assert {"blocks.0.moe.W_gate[0]", "blocks.1.moe.W_down[4]"} <= scaled
+
+
 def test_the_scale_is_seen(rewritten: Rewritten, references: References) -> None:
     """One scale of one block off by a thousandth: the comparison is not blind to it."""
     folder, meant = rewritten("llama-gqa3", "fp8-blocks")

@@ -221,6 +221,13 @@ def largest(terms: Sequence[Term]) -> Term:
     return max(terms, key=lambda term: abs(term.value))
 
 
+def ordinal(number: int) -> str:
+    """`1st`, `2nd` … of a place counted from 0."""
+    teens = (number + 1) % 100 in (11, 12, 13)
+    end = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get((number + 1) % 10, "th")
+    return f"{number + 1}{end}"
+
+
 def settled(x: Tensor, rounded: Tensor, theirs: Tensor, off: Tensor | float) -> Tensor:
     """What `x` is `rounded` to; where x is within `off` of being rounded as `theirs` is: theirs.
 

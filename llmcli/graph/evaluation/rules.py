@@ -10,6 +10,7 @@ from llmcli.graph import routing as mixture
 from llmcli.graph.evaluation import (
     attention,
     convolve,
+    experts,
     join,
     linear,
     mlp,
@@ -41,8 +42,8 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     mixture.Share: routing.Share,
     mixture.Choose: routing.Choose,
     mixture.Weigh: routing.Weigh,
-    mixture.ExpertProject: routing.ExpertProject,
-    mixture.SumExperts: routing.SumExperts,
+    mixture.ExpertProject: experts.ExpertProject,
+    mixture.SumExperts: experts.SumExperts,
     ops.Opaque: opaque.Opaque,
 }
 

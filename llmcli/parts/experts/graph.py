@@ -145,7 +145,7 @@ def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
     )  # fmt: skip
     weight = Parameter(
         name=f"{p}.W_shared", axes=("D", "1"), makes=f"{p}.shared_logit", kind="mlp",
-        words="projection to the shared expert's weight", letter="W_gₛ", layer=site.layer,
+        words="projection to the shared expert's weight", letter="W_shared", layer=site.layer,
         turned=True,
     )  # fmt: skip
     return PartGraph(
@@ -159,15 +159,15 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
     p = site.name
     yield Parameter(
         name=f"{p}.W_router", axes=("D", "E"), makes=f"{p}.router_logits", kind="mlp",
-        words="projection to the router's logits", letter="W_r", layer=site.layer, turned=True,
+        words="projection to the router's logits", letter="W_router", layer=site.layer, turned=True,
     )  # fmt: skip
-    biases = (("b_router", "router_logits", "b_r", "bias of the router", c.routing.bias),
-              ("b_choice", "expert_idx", "c", "correction of the choice", c.routing.correction))
-    for leaf, makes, letter, words, there in biases:
+    biases = (("b_router", "router_logits", "bias of the router", c.routing.bias),
+              ("b_choice", "expert_idx", "correction of the choice", c.routing.correction))
+    for leaf, makes, words, there in biases:
         if there:
             yield Parameter(
                 name=f"{p}.{leaf}", axes=("E",), makes=f"{p}.{makes}", words=words, kind="mlp",
-                letter=letter, layer=site.layer, wide=leaf == "b_choice",
+                letter=leaf, layer=site.layer, wide=leaf == "b_choice",
             )  # fmt: skip
     made = {"gate": f"{p}.gate", "up": f"{p}.up", "down": f"{p}.expert_out"}
     for leaf, words in _WEIGHTS.items():
