@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from work_families import FAMILIES, MIXTURES, by_hand, family, without_window
+from zoo import BLOCKS
 
 from llmcli.anatomy.arithmetic import Arithmetic
 from llmcli.anatomy.counts import count_parameters
@@ -262,6 +263,18 @@ def test_keys_are_read_once_a_call_and_only_those_that_somebody_sees():
         parts = dict_of(part_work(config, a_call(batch, tokens, past), numbers=FLOAT32))
         assert parts["attention", 1].cache == batch * keys * layer
     assert sum(work.cache for (part, _), work in parts.items() if part != "attention") == 0
+
+
+def test_a_layer_reads_the_keys_of_another_and_keeps_none():
+    parts = dict_of(part_work(
+        BLOCKS["keys and values of another layer"], a_call(2, 3, 5), numbers=FLOAT32
+    ))  # fmt: skip
+    caches = [parts["attention", layer].cache for layer in range(5)]
+    token = 2 * 2 * 2 * 8 * 4  # keys and values, sequences, kv heads, their size, float32
+    assert caches == [token * keys for keys in (6, 8, 6, 8, 6)]
+    # the first writes what it keeps, and the third is the same but for that
+    apart = parts["attention", 0].activations - parts["attention", 2].activations
+    assert apart == 2 * 3 * token
 
 
 def test_activations_are_written_once_and_read_where_they_are_needed():
