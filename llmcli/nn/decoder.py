@@ -19,7 +19,6 @@ from llmcli.devices import available_bytes
 from llmcli.errors import UsageError
 from llmcli.formats.weight import Weight
 from llmcli.graph.ops import Rotate
-from llmcli.graph.routing import Choose
 from llmcli.kernels import native
 from llmcli.nn.block import Block
 from llmcli.nn.parameters import Memory, Parameters
@@ -115,12 +114,11 @@ class Decoder:
         }
         self.fixed_shapes = self.device.type == "cuda" and not dynamic
         # Whether a decode step is recorded and replayed; False once it is known not to be possible.
-        # Nor where queries grow with their position, or tokens choose experts: there is no kernel.
+        # Nor where queries grow with their position, for which there is no kernel.
         scores = [one.attention for one in config.layers if one.attention is not None]
         shared = {attention.kv.layer for attention in scores} - {None}
         self._lenders = frozenset(f"blocks.{layer}.attn" for layer in shared)
         kernels = not dynamic and all(attention.growth is None for attention in scores)
-        kernels = kernels and not any(isinstance(node.op, Choose) for node in nodes)
         packed = bool(formats) and dtype == torch.float32 and native.level() is not None
         self._replays = packed and self.device.type == "cpu" and kernels
         tables = torch.float64 if dtype == torch.float64 else torch.float32
