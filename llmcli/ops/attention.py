@@ -43,7 +43,7 @@ def attend(
     if q_BHTd.shape[2] == 1 and (mask is None or q_BHTd.is_cuda):
         return _attend_one(q_BHTd, k_BKSd, v_BKSe, scale, mask)
     values = v_BKSe.shape[-1]
-    if not q_BHTd.is_cuda:
+    if q_BHTd.device.type == "cpu":
         q_BHTd, k_BKSd, v_BKSe = _of_one_size(q_BHTd, k_BKSd, v_BKSe)
     z_BHTe = F.scaled_dot_product_attention(
         q_BHTd,

@@ -5,12 +5,15 @@ import dataclasses
 import pytest
 import torch
 from small_models import random_decoder, random_model
+from torch.utils.flop_counter import FlopCounterMode
 from zoo import VOCAB, latent, llama
 
 from llmcli.anatomy.graph import graph
+from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
 from llmcli.errors import UsageError
 from llmcli.graph.spec import Call
+from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
 from llmcli.parts.latent.config import LatentConfig
 
@@ -84,6 +87,20 @@ def test_flops_are_counted_where_they_are_computed():
         full, hidden = op.flops(call, tokens, model.sizes(0))
         flops, pair = a.flops(tokens, past + tokens)
         assert (full, hidden) == (2 * flops, 2 * pair * tokens * (tokens - 1) // 2)
+
+
+@pytest.mark.parametrize("calls", [(6,), (6, 1), (6, 5), (2, 9), (1, 1)])
+def test_flops_are_those_that_torch_counts(calls):
+    decoder = Decoder(MODEL, device="meta", dtype=torch.float32)
+    state, past = decoder.new_state(2, 20), 0
+    for tokens in calls:
+        ids = torch.zeros(2, tokens, dtype=torch.long, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            decoder(ids, state)
+        call = Call(batch=2, tokens=tokens, past=past, phase="prefill")
+        found = sum(spec.flops for spec in plan(MODEL, call).written)
+        assert found == counter.get_total_flops()
+        past += tokens
 
 
 def test_what_is_kept_of_a_token():

@@ -150,27 +150,26 @@ class LatentAttention(SoftmaxMap):
     def _absorbed(self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step) -> Tensor:
         """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
 
-        In at least float32: 16 bits would round what is neither a query nor a value.
+        In 16 bits the queries and results that the matrices give and take are rounded, as keys and
+        values are where these are computed; the rest is in at least float32.
         """
         config = self.config
         w_Hnc, w_Hec = (
-            at_least_float32(weight.dense()).view(self.config.heads, -1, config.rank)
+            weight.dense().view(config.heads, -1, config.rank)
             for _, weight in self.kv_up.segments
         )
         latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)
-        q_BHTn, q_BHTr = at_least_float32(q_BHTd).split_with_sizes(
-            [config.content, config.rope.dims], -1
-        )
+        q_BHTn, q_BHTr = q_BHTd.split_with_sizes([config.content, config.rope.dims], -1)
         # every head's queries are rows of one product with what all heads share
-        scores_BNS = (q_BHTn @ w_Hnc).flatten(1, 2) @ latent_BSc.mT
-        scores_BNS += q_BHTr.flatten(1, 2) @ k_BSr.mT
+        scores_BNS = at_least_float32((q_BHTn @ w_Hnc).flatten(1, 2)) @ latent_BSc.mT
+        scores_BNS += at_least_float32(q_BHTr.flatten(1, 2)) @ k_BSr.mT
         scores_BNS *= config.scale
         if step.tokens > 1 or not step.uniform:
             scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
             scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
         z_BNc = scores_BNS.softmax(-1) @ latent_BSc
-        z_BHTe: Tensor = z_BNc.view(*q_BHTd.shape[:3], -1) @ w_Hec.mT
-        return z_BHTe.to(q_BHTd.dtype)
+        z_BHTe: Tensor = z_BNc.view(*q_BHTd.shape[:3], -1).to(q_BHTd.dtype) @ w_Hec.mT
+        return z_BHTe
 
     def _attend_in_rows(
         self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step

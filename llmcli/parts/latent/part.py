@@ -23,7 +23,6 @@ def _workspace(a: LatentConfig, of: Reading) -> Workspace:
     if a.absorbs(of.tokens, of.keys):
         mixing = keys * a.kept * (wide if of.kept < wide else 0)
         mixing += rows * a.heads * (2 * a.kept + 2 * of.keys) * wide
-        mixing += 0 if size >= 4 else a.heads * (a.content + a.value_dim) * a.rank * wide
     else:
         product = a.heads * (a.content + a.value_dim)
         mixing = keys * (product + queries + (0 if of.cuda else values)) * size
