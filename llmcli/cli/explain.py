@@ -38,7 +38,6 @@ Names, with a block's number for N and one of those in braces:
   blocks.N.mlp.{pre,post}                    U L    neurons
   blocks.N.mlp.{gate,up,act,post}            G U L  the same, gated
   blocks.N.{mlp_out,resid_post}              T⁵ H
-  blocks.N.ple.{gate,act,post}               G_p L_p  a layer's own
   ln_final.{scale,out}  logits               s, H′
 
 And every parameter: `embed.W`, `blocks.N.attn.W_q`, `blocks.N.attn.b_q`, `blocks.N.mlp.W_up`,

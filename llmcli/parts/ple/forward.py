@@ -35,10 +35,10 @@ class LayerEmbeddings:
 
     def __call__(self, ids_BT: Tensor, x_BTD: Tensor, step: Step) -> Tensor:
         """Ids and embeddings of the new tokens → `[B, T, L, P]` in at least float32."""
+        normed_BTLP = self._projected(x_BTD, step)
         rows = scale(self.table.rows(ids_BT), self.scale)
-        rows_BTLP = self._emit("embed", rows.view(*ids_BT.shape, *self.shape), step)
-        both_BTLP = add(self._projected(x_BTD, step), rows_BTLP)
-        del rows, rows_BTLP
+        both_BTLP = add(normed_BTLP, self._emit("embed", rows.view(normed_BTLP.shape), step))
+        del rows, normed_BTLP
         return self._emit("in", scale(both_BTLP, BOTH), step)
 
     def _projected(self, x_BTD: Tensor, step: Step) -> Tensor:

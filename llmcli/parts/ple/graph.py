@@ -18,7 +18,7 @@ BOTH = 2**-0.5  # of the sum of a row of the table and a projection
 
 
 def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
-    """`ple.embed proj proj_norm in`, all `[B, Lp, T, Dp]`: what the blocks read, once for all."""
+    """`ple.proj proj_norm embed in`, all `[B, Lp, T, Dp]`: what the blocks read, once for all."""
     config = embedding.per_layer
     assert config is not None
 
@@ -30,10 +30,6 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
 
     norm = config.norm
     nodes = (
-        node("embed", "E_L", LookUp(
-            table="ple.embed.W", by_position=False, scale=config.scale,
-            rounded=embedding.rounded_scale, heads=config.layers,
-        ), "the tokens' rows of the table of embeddings for each layer, scaled"),
         node("proj", "P_L", Project(
             source="embed", weight="ple.W_proj", over="D", columns="Lp·Dp", heads=config.layers,
             head="layer",
@@ -41,6 +37,10 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
         node("proj_norm", "P′_L", Normalize(
             source="ple.proj", norm=norm, weight="ple.proj_norm.w",
         ), "the same, normalized"),
+        node("embed", "E_L", LookUp(
+            table="ple.embed.W", by_position=False, scale=config.scale,
+            rounded=embedding.rounded_scale, heads=config.layers,
+        ), "the tokens' rows of the table of embeddings for each layer, scaled"),
         node("in", "I", Add(parts=("ple.proj_norm", "ple.embed"), before=(), scale=BOTH),
              "what enters each layer beside the residual stream"),
     )  # fmt: skip
@@ -54,9 +54,9 @@ def layer_embedding_graph(embedding: EmbeddingConfig) -> PartGraph:
     )  # fmt: skip
     return PartGraph(
         nodes=nodes,
-        parameters=(table, project, *norm_parameters(
+        parameters=(project, *norm_parameters(
             norm, "ple.proj_norm", "ple.proj_norm", "Dp", None, "the norm of that projection",
-        )),
+        ), table),
         sizes={"Lp": config.layers, "Dp": config.size, "Vp": config.vocab},
         similar=((r"embed_tokens_per_layer(\.weight)?", ("ple.embed", "ple.embed.W")),),
     )  # fmt: skip

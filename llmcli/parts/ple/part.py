@@ -17,12 +17,14 @@ def _workspace(p: PleConfig, of: Reading) -> Workspace:
 
 
 def layer_embedding_workspace(config: LayerEmbeddingConfig, of: Reading) -> Workspace:
-    """Rows of the table, the product and its norm; what all layers read stays."""
+    """Rows of the table, the product and its norm; what all layers read stays, and with it room
+    of as much that nothing else fits into.
+    """
     columns = config.layers * config.size
     one = of.rows * columns * of.wide
     held = of.rows * of.width * (of.wide + of.size)
     peak = 3 * one + held + of.product(of.width, columns) + of.widened(columns)
-    return Workspace(peak=peak - one, shared={"ple": one})
+    return Workspace(peak=max(0, peak - 2 * one), shared={"ple": 2 * one})
 
 
 PART = Part(
