@@ -1131,6 +1131,9 @@ BLOCKS = {
         8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
         chosen=3, scale=1.75, shared=SharedConfig(hidden=14),
     )),) * 2),
+    "experts by the best of a group": llama(*(layer(mixture(
+        8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+    )),) * 2),
     "experts after the choice": llama(*(block(
         branch(ATTENTION),
         branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
