@@ -172,6 +172,8 @@ FAULTS = {
                                 lambda n: change(n, function="sigmoid")),
     "no correction of the choice": ("experts by groups", "moe.expert_idx",
                                     lambda n: change(n, correction=None)),
+    "the two best of a group": ("experts by the best of a group", "moe.expert_idx",
+                                lambda n: change(n, best=2)),
     "all groups": ("experts by groups", "moe.expert_idx", lambda n: change(n, groups=1)),
     "no routed scale": ("experts by groups", "moe.expert_weight", lambda n: change(n, scale=1.0)),
     "no shared expert": ("experts by groups", "mlp_out", lambda n: change(n, also=None)),

@@ -124,8 +124,8 @@ _LFM2 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} | 
 _DEEPSEEK = _ROPE | {
     "num_key_value_heads": 6, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 7,
     "kv_lora_rank": 20, "q_lora_rank": 18, "first_k_dense_replace": 9,
-    "n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1,
-    "topk_group": 1,
+    "n_routed_experts": 8, "n_shared_experts": 2, "moe_intermediate_size": 16,
+    "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
 _LATENT_WIDE = {
     "hidden_size": 96, "intermediate_size": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
@@ -240,6 +240,8 @@ _DEEPSEEK_MODULES = {
     "attn.q_latent": "self_attn.q_a_proj", "attn.q_latent_norm": "self_attn.q_a_layernorm",
     "attn.kv_latent": "self_attn.kv_a_layernorm<", "attn.q_pe": "", "attn.k_pe": "",
     "attn.kv_latent_norm": "self_attn.kv_a_layernorm",
+} | {
+    key: name for key, name in _shared("shared_experts", "shared_out").items() if "moe." in key
 }  # fmt: skip
 
 TYPES: dict[str, Type] = {
@@ -299,14 +301,14 @@ TYPES: dict[str, Type] = {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.25,
         "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
     }}, _MODULES, "MISTRAL3", _WIDE | {"head_dim": 16}),
-    "deepseek_v2": Type(_DEEPSEEK, _DEEPSEEK_MODULES),
+    "deepseek_v2": Type(_DEEPSEEK, _DEEPSEEK_MODULES, "DEEPSEEK2"),
     # what its latents are normalized with is 1e-6, whatever this says
     "deepseek_v3": Type(
         _DEEPSEEK | {"rms_norm_eps": 2.0**-10}, _DEEPSEEK_MODULES, "DEEPSEEK2", _LATENT_WIDE
     ),
     "glm4_moe_lite": Type(
         {key: value for key, value in _DEEPSEEK.items() if key != "first_k_dense_replace"}
-        | {"mlp_layer_types": ["dense"] * 2} | _UNPADDED, _DEEPSEEK_MODULES,
+        | {"mlp_layer_types": ["dense"] * 2} | _UNPADDED, _DEEPSEEK_MODULES, "DEEPSEEK2",
     ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
     "mixtral": Type(
@@ -811,7 +813,29 @@ ZOO: tuple[Variant, ...] = (
         "num_attention_heads": 1, "num_key_value_heads": 1, "attention_bias": True,
         "qk_rope_head_dim": 2, "qk_nope_head_dim": 1, "tie_word_embeddings": True,
     } | _rope("linear", factor=4.0)),
+    Variant("deepseek_v2-experts", "deepseek_v2", {
+        "first_k_dense_replace": 1, "num_hidden_layers": 3, "topk_method": "group_limited_greedy",
+        "n_group": 4, "topk_group": 2,
+    }, typical=True, views=True, edit=_later_layers, gguf=1e-9),
+    Variant("deepseek_v2-greedy", "deepseek_v2", {
+        "first_k_dense_replace": 0, "topk_method": "greedy", "n_group": 4, "topk_group": 1,
+        "norm_topk_prob": True, "n_shared_experts": 1, "q_lora_rank": None,
+    }, edit=_fused_experts),
+    Variant("deepseek_v2-groups-of-one", "deepseek_v2", {
+        "first_k_dense_replace": 1, "topk_method": "group_limited_greedy", "n_group": 8,
+        "topk_group": 5, "routed_scaling_factor": 4.0,
+    }, gguf=1e-9),
+    Variant("deepseek_v3-experts", "deepseek_v3", {
+        "first_k_dense_replace": 1, "num_hidden_layers": 3, "n_group": 4, "topk_group": 2,
+    }, typical=True, views=True, edit=_later_layers, gguf=1e-9),
+    Variant("deepseek_v3-all-experts", "deepseek_v3", {
+        "first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0, "tie_word_embeddings": True,
+    }, edit=_fused_experts, gguf=1e-9),
     Variant("glm4_moe_lite", "glm4_moe_lite", typical=True, views=True),
+    Variant("glm4_moe_lite-experts", "glm4_moe_lite", {
+        "num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }, edit=_later_layers, gguf=1e-9),
     # LFM2
     Variant("lfm2", "lfm2", views=True, gguf=1e-9),
     Variant("lfm2-bias-tied", "lfm2", {
@@ -1109,6 +1133,9 @@ BLOCKS = {
     "experts by groups": llama(*(layer(mixture(
         8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
         chosen=3, scale=1.75, shared=SharedConfig(hidden=14),
+    )),) * 2),
+    "experts by the best of a group": llama(*(layer(mixture(
+        8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
     )),) * 2),
     "experts after the choice": llama(*(block(
         branch(ATTENTION),

@@ -1,6 +1,6 @@
-"""DeepSeek-V2 and V3 (2024, arXiv 2405.04434, 2412.19437) and GLM-4.7-Flash: latent attention.
+"""DeepSeek-V2 and V3 (2024, arXiv 2405.04434, 2412.19437) and GLM-4.7-Flash.
 
-Where all layers are dense: there are no experts yet.
+Latent attention; experts, and a shared one, in all layers but the first.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from llmcli.config import LayerConfig, ModelConfig, sequential
 from llmcli.errors import UnsupportedModel
-from llmcli.families import llama
+from llmcli.families import llama, mixture
 from llmcli.families.deepseek_rules import rules_gguf, rules_hf
 from llmcli.families.family import Family
 from llmcli.families.read import gguf_header
 from llmcli.families.rope import GGUF_YARN, scores_yarn_from_gguf, scores_yarn_from_hf
-from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
@@ -27,15 +27,26 @@ if TYPE_CHECKING:
 
 _NORM = NormConfig(kind="rms", eps=1e-6)  # of latents, whatever `rms_norm_eps` says
 
+_KINDS = ("dense", "sparse")  # of layers, as `mlp_layer_types` says it
+
 # what the configuration classes set where LlamaConfig sets something else
 _EVERY: dict[str, Any] = {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
     "v_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "deepseek_v2": _EVERY | {"first_k_dense_replace": 0, "bos_token_id": 1, "eos_token_id": 2},
-    "deepseek_v3": _EVERY | {"first_k_dense_replace": 3, "max_position_embeddings": 4096},
+    "deepseek_v2": _EVERY | {
+        "first_k_dense_replace": 0, "bos_token_id": 1, "eos_token_id": 2, "n_routed_experts": 64,
+        "n_shared_experts": 2, "moe_intermediate_size": 1407,
+    },
+    "deepseek_v3": _EVERY | {
+        "first_k_dense_replace": 3, "max_position_embeddings": 4096, "n_routed_experts": 256,
+        "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+        "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+    },
     "glm4_moe_lite": _EVERY | {
+        "n_routed_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536,
+        "num_experts_per_tok": 4, "routed_scaling_factor": 1.8,
         "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 202_752,
     },
@@ -52,8 +63,6 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     head = {"num_key_value_heads": None, "head_dim": settings["qk_rope_head_dim"]}
     mlp = {} if kind == "deepseek_v2" else {"mlp_bias": False}
     model = llama.from_hf({**settings, **head, **mlp, "model_type": "llama"}, rotated=None)
-    if not all(_dense(values, len(model.layers))):
-        raise UnsupportedModel(f"`{kind}` is not supported{needs(['mixture of experts'])}")
     content = values.integer("qk_nope_head_dim", most=MOST["head_dim"])
     rotated, rank = llama.first_attention(model), None
     assert rotated.rope is not None
@@ -66,12 +75,20 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         scale=(content + rotated.rope.dims) ** -0.5 * scores_yarn_from_hf(values),
         bias=values.flag("attention_bias", False),
     )  # fmt: skip
-    return _latent(model, attention, kind)
+    dense = _dense(values, len(model.layers))
+
+    def block(number: int, _: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        ffn = mlp if dense[number] else mixture.from_hf(
+            values, mlp.activation, second=kind == "deepseek_v2"
+        )  # fmt: skip
+        return sequential(attention, ffn, norm=model.final_norm)
+
+    return llama.rebuilt(model, block, family="deepseek", model_type=kind)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig. Files from before llama.cpp kept latents have other lengths."""
-    header = gguf_header(metadata, tensors)
+    header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, later = header.values, "attention.key_length_mla"
     length, value = "attention.key_length", "attention.value_length"
     if values.has(later):
@@ -88,34 +105,36 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     if values.has("attention.q_lora_rank"):
         rank = values.integer("attention.q_lora_rank", most=MOST["width"])
     rope, factor = scores_yarn_from_gguf(first.rope, values)
-    return _latent(model, LatentConfig(
+    attention = LatentConfig(
         heads=first.heads, content=head_dim - rotated, query_rank=rank, rope=rope, norm=_NORM,
         value_dim=values.integer(value, most=MOST["head_dim"]),
         rank=values.integer("attention.kv_lora_rank", most=MOST["width"]),
         scale=head_dim**-0.5 * factor,
-    ), "deepseek_v3")  # fmt: skip
+    )  # fmt: skip
+
+    def block(number: int, _: AttentionConfig, ffn: MlpConfig | ExpertsConfig) -> LayerConfig:
+        return sequential(attention, ffn, norm=model.final_norm)
+
+    return llama.rebuilt(model, block, family="deepseek", model_type="deepseek_v3")
 
 
 def _dense(values: Values, layers: int) -> list[bool]:
     """Which layers have no experts."""
-    if values.has("first_k_dense_replace"):
-        first = values.integer("first_k_dense_replace", least=0, most=MOST["layers"])
-        return [layer < first for layer in range(layers)]
-    listed = values.raw("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
-    return [one == "dense" for one in listed]
-
-
-def _latent(model: ModelConfig, attention: LatentConfig, kind: str) -> ModelConfig:
-    def block(number: int, _: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        return sequential(attention, mlp, norm=model.final_norm)
-
-    return llama.rebuilt(model, block, family="deepseek", model_type=kind)
+    if values.has("mlp_layer_types"):
+        listed = values.raw("mlp_layer_types")
+        if not isinstance(listed, list) or len(listed) != layers or set(listed) - {*_KINDS}:
+            raise values.wrong("mlp_layer_types", "`dense` or `sparse` for each layer")
+        return [one == "dense" for one in listed]
+    first = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
+    step = values.integer("moe_layer_freq", 1, most=MOST["layers"])
+    return [layer < first or layer % step > 0 for layer in range(layers)]
 
 
 FAMILIES = (Family(
     name="deepseek", words="latent attention: a cache of latents, and of one rotated key for all "
-    "heads; where all layers are dense",
+    "heads; experts of groups and a shared one, dense first layers",
     hf_types=("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), gguf_archs=("deepseek2",),
     gguf_reads=GGUF_YARN[2:], from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
     rules_gguf=rules_gguf, mixers=("latent attention",),
+    feed_forwards=("mixture of experts", "gated MLP"),
 ),)  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from llmcli.config import ModelConfig
-from llmcli.families import llama_rules
+from llmcli.families import llama_rules, mixture
 from llmcli.families.rules import (
-    Drop,
     PerExpert,
     Rename,
     Reshape,
@@ -21,14 +20,14 @@ from llmcli.parts.latent.config import LatentConfig
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names, with `model.` before them or (a bare decoder) without."""
-    a, later = _attention(config), {"layer": range(len(config.layers), len(config.layers) + 64)}
-    rules = _others(llama_rules.rules_hf(config))
+    a = _attention(config)
+    rules = [*_others(llama_rules.rules_hf(config)), *mixture.rules_hf(config)]
     for prefix in ("model.", ""):
         layers = f"{prefix}layers.{{layer}}"
         names = ("q_a_proj", "q_a_layernorm", "q_proj" if a.query_rank is None else "q_b_proj",
                  "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")  # fmt: skip
         rules += _rules(a, [f"{layers}.self_attn.{name}" for name in names])
-        rules.append(Drop(f"{layers}.*", "of further tokens' prediction, which is not run", later))
+        rules.append(mixture.later_layers(f"{prefix}layers.{{later}}.*", config))
     return tuple(rules)
 
 
@@ -42,6 +41,7 @@ def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
         *_others(llama_rules.rules_gguf(config)), *_rules(a, [f"{layer}.{name}" for name in names]),
         Rename(f"{layer}.attn_k_b.weight", f"{b}.W_k", *keys),
         Rename(f"{layer}.attn_v_b.weight", f"{b}.W_v", Reshape((a.heads * a.value_dim, a.rank))),
+        mixture.later_layers("blk.{later}.*", config),
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from llmcli.families.family import Family
 from llmcli.families.rules import Rule
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.mlp.config import MlpConfig
 
 if TYPE_CHECKING:
@@ -34,27 +33,14 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     settings = {**_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False}
     values = Values(settings)
-    count = values.integer("n_routed_experts", most=MOST["heads"])
-    hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
-    shared = values.integer("n_shared_experts", most=MOST["heads"]) * hidden
-    groups = values.integer("n_group", 1, most=count)
-    routing = RoutingConfig(
-        chosen=values.integer("num_experts_per_tok", most=count), scores="sigmoid",
-        renormalized=values.flag("norm_topk_prob", True), correction=True, groups=groups,
-        scale=values.number("routed_scaling_factor", 1.0),
-        kept_groups=values.integer("topk_group", 1, most=groups),
-    )  # fmt: skip
     dense = values.integer("first_k_dense_replace", 1, least=0, most=MOST["layers"])
     normed = values.flag("use_qk_norm", False)
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
         norm = model.final_norm
         attention = replace(attention, out_bias=False, qk_norm=norm if normed else None)
-        experts = mixture.checked(ExpertsConfig(
-            experts=count, hidden=hidden, activation=mlp.activation, routing=routing,
-            shared=SharedConfig(hidden=shared),
-        ))  # fmt: skip
-        return sequential(attention, mlp if number < dense else experts, norm=norm)
+        ffn = mlp if number < dense else mixture.from_hf(values, mlp.activation)
+        return sequential(attention, ffn, norm=norm)
 
     model = llama.from_hf(settings, rotated=0.5)
     return llama.rebuilt(model, block, family="glm4_moe", model_type="glm4_moe")

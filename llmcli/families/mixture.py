@@ -22,7 +22,7 @@ _MTP = "multi-token prediction: it guesses tokens further on, and is not needed 
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
-                 "glm4moe": False}  # fmt: skip
+                 "glm4moe": False, "deepseek2": False}  # fmt: skip
 GGUF_ARCHS = tuple(_RENORMALIZED)
 
 
@@ -37,7 +37,9 @@ def from_gguf(
     number = values.integer("expert_gating_func", 0, least=0, most=255)
     if number and number not in _GATING:
         raise UnsupportedModel(f"`expert_gating_func` = `{shortened(number)}` is not supported")
-    scores = _GATING.get(number, "sigmoid" if arch == "glm4moe" else "softmax")
+    # files from before there was the key: those with a correction are of DeepSeek-V3's kind
+    sigmoid = arch == "glm4moe" or (arch == "deepseek2" and correction)
+    scores = _GATING.get(number, "sigmoid" if sigmoid else "softmax")
     chosen = values.integer("expert_used_count", most=count)
     usual = hidden // chosen if arch.startswith("qwen") else hidden
     own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
@@ -56,6 +58,41 @@ def from_gguf(
             scale=values.number("expert_weights_scale", 1.0),
             correction=correction, groups=groups,
             kept_groups=values.integer("expert_group_used_count", groups, most=groups),
+            group_best=1 if arch == "deepseek2" and scores == "softmax" else 2,
+        ),
+    ))  # fmt: skip
+
+
+def from_hf(values: Values, function: Activation, *, second: bool = False) -> ExpertsConfig:
+    """The mixture of DeepSeek-V3 and of those that write it alike, or (`second`) of V2.
+
+    The keys that `values` has to have are the number of experts and of the chosen ones, the size
+    of one, and how many of these the shared one is. Raises CheckpointError and UnsupportedModel.
+    """
+    count = values.integer("n_routed_experts", most=MOST["heads"])
+    hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
+    grouped = True
+    if second:
+        method = values.text("topk_method", "greedy")
+        grouped = method == "group_limited_greedy"
+        if not grouped and method != "greedy":
+            raise UnsupportedModel(f"`topk_method` = `{shortened(method)}` is not supported")
+        if values.flag("mlp_bias", False):
+            raise UnsupportedModel("`mlp_bias` = `true` is not supported beside experts")
+    groups = values.integer("n_group", 1, most=count) if grouped else 1
+    return checked(ExpertsConfig(
+        experts=count, hidden=hidden, activation=function,
+        shared=SharedConfig(
+            hidden=values.integer("n_shared_experts", most=MOST["heads"]) * hidden
+        ),
+        routing=RoutingConfig(
+            chosen=values.integer("num_experts_per_tok", most=count),
+            scores="softmax" if second else "sigmoid", correction=not second,
+            # transformers never does so in V2, whatever the key says
+            renormalized=not second and values.flag("norm_topk_prob", True),
+            scale=values.number("routed_scaling_factor", 1.0), groups=groups,
+            kept_groups=values.integer("topk_group", 1, most=groups) if grouped else 1,
+            group_best=1 if second else 2,
         ),
     ))  # fmt: skip
 
@@ -65,7 +102,7 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
     r = experts.routing
     of = "the number of experts", experts.experts
     each = require_divisible(*of, "the number of groups", r.groups)
-    if r.groups > 1 and (each < 2 or r.kept_groups * each < r.chosen):
+    if r.groups > 1 and (each < r.group_best or r.kept_groups * each < r.chosen):
         raise CheckpointError(
             f"{r.kept_groups} of {r.groups} groups of {each} experts leave no {r.chosen} to choose"
         )

@@ -188,7 +188,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     }
     settings |= _by_layer(config, attentions) | _experts(ffns)
     if latents:
-        settings |= _latent(latents[0], len(config.layers))
+        settings |= _latent(latents[0])
     rotated = [(attention.rope, attention) for attention in attentions if attention.rope]
     full = next((one for one in rotated if one[1].window is None), None)
     slides = next((one for one in rotated if one[1].window is not None), None)
@@ -207,22 +207,26 @@ def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
     """The keys of mixtures: `ffns` are the feed-forwards of all layers."""
     dense = [at for at, part in enumerate(ffns) if isinstance(part, MlpConfig)]
     mixtures = [part for part in ffns if isinstance(part, ExpertsConfig)]
+    where = {
+        "mlp_only_layers": dense,
+        "first_k_dense_replace": len(dense),
+        "mlp_layer_types": ["dense" if at in dense else "sparse" for at in range(len(ffns))],
+    }
     if not mixtures:
-        return {}
+        return where
     experts, routing = mixtures[0], mixtures[0].routing
     shared = 0 if experts.shared is None else experts.shared.hidden
-    return {
+    return where | {
         **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), experts.experts),
         "num_experts_per_tok": routing.chosen,
         "moe_intermediate_size": experts.hidden,
         "norm_topk_prob": routing.renormalized,
         "shared_expert_intermediate_size": shared or None,
         "n_shared_experts": shared // experts.hidden or None,
-        "mlp_only_layers": dense,
-        "first_k_dense_replace": len(dense),
         "routed_scaling_factor": routing.scale,
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
+        "topk_method": "group_limited_greedy" if routing.groups > 1 else "greedy",
     }
 
 
@@ -234,13 +238,12 @@ def _rotated(latent: LatentConfig) -> AttentionConfig:
     )  # fmt: skip
 
 
-def _latent(latent: LatentConfig, layers: int) -> dict[str, Any]:
-    """Sizes; all layers are dense."""
+def _latent(latent: LatentConfig) -> dict[str, Any]:
+    """Sizes."""
     return {
         "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank,
         "qk_nope_head_dim": latent.content, "qk_rope_head_dim": latent.rope.dims,
-        "v_head_dim": latent.value_dim, "first_k_dense_replace": layers,
-        "mlp_layer_types": ["dense"] * layers,
+        "v_head_dim": latent.value_dim,
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Choose(Op):
 
     The largest first, of equal ones the first. `correction` c is a bias of this choice alone. With
     `groups` only experts of the `kept` best groups can be chosen; a group's score is the sum of its
-    two largest.
+    `best` largest.
     """
 
     source: str
@@ -45,6 +45,7 @@ class Choose(Op):
     correction: str | None = None
     groups: int = 1
     kept: int = 1
+    best: int = 2
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -77,9 +77,10 @@ INLINE int64_t largest(const float *x, const float *used, int64_t count) {
 }
 
 /* CHOOSE: the numbers of the K largest of each row plus a correction, the largest first, of equal
- * ones the first; of the best groups alone, whose two largest have the largest sum. An item is a row.
+ * ones the first; of the best groups alone, whose largest, or two largest, have the largest sum.
+ * An item is a row.
  * 0 scores (contiguous), 1 out int64 [rows, K], 2 rows, 3 columns E, 4 K, 5 correction or 0,
- * 6 groups, 7 kept groups, 8 room [rows, 2 E] */
+ * 6 groups, 7 kept groups, 8 room [rows, 2 E], 9 how many of a group's largest are summed, 1 or 2 */
 static int64_t items_choose(const struct op *op) { return op->arg[2]; }
 
 INLINE void choose(const struct op *op, int64_t item) {
@@ -102,7 +103,8 @@ INLINE void choose(const struct op *op, int64_t item) {
                 if (x[e] > first) second = first, first = x[e];
                 else if (x[e] > second) second = x[e];
             }
-            if (best < 0 || first + second > most) best = g, most = first + second;
+            const float sum = op->arg[9] == 1 ? first : first + second;
+            if (best < 0 || sum > most) best = g, most = sum;
         }
         for (int64_t e = best * each; best >= 0 && e < (best + 1) * each; e++) used[e] = 0.0f;
     }

@@ -291,9 +291,9 @@ def share(x: Tensor, *, sigmoid: bool) -> Tensor:
 
 
 def choose(
-    scores: Tensor, correction_E: Tensor | None, count: int, groups: int, kept: int
+    scores: Tensor, correction_E: Tensor | None, count: int, groups: int, kept: int, best: int
 ) -> Tensor:
-    """See `ops.routing.choose`."""
+    """See `ops.routing.choose`; `best` is how many scores of a group make its own."""
     scores = scores.contiguous()
     experts = scores.shape[-1]
     out = torch.empty(*scores.shape[:-1], count, dtype=torch.int64)
@@ -301,7 +301,7 @@ def choose(
     op = (
         program.CHOOSE, scores.data_ptr(), out.data_ptr(), scores.numel() // experts, experts,
         count, 0 if correction_E is None else correction_E.data_ptr(), groups, kept,
-        room.data_ptr(),
+        room.data_ptr(), best,
     )  # fmt: skip
     reads = (scores, correction_E)
     program.run(torch.get_num_threads(), op, reads=reads, writes=(out, room))

@@ -26,13 +26,14 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
     """
     if compiled.takes(scores_BTE):
         return compiled.choose(
-            scores_BTE, correction_E, routing.chosen, routing.groups, routing.kept_groups
-        )
+            scores_BTE, correction_E, routing.chosen, routing.groups, routing.kept_groups,
+            routing.group_best,
+        )  # fmt: skip
     if correction_E is not None:
         scores_BTE = scores_BTE + correction_E
     if routing.groups > 1:
         grouped_BTGe = scores_BTE.view(*scores_BTE.shape[:-1], routing.groups, -1)
-        best_BTG = grouped_BTGe.topk(2, -1).values.sum(-1)
+        best_BTG = grouped_BTGe.topk(routing.group_best, -1).values.sum(-1)
         kept_BTG = torch.zeros_like(best_BTG, dtype=torch.bool)
         kept_BTG.scatter_(-1, _largest(best_BTG, routing.kept_groups), True)
         scores_BTE = grouped_BTGe.masked_fill(~kept_BTG.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -1,5 +1,6 @@
 """GGUF metadata and llama.cpp's tensor names, the latter from the gguf package's own map."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -275,6 +276,31 @@ def test_what_an_architecture_says_of_its_experts():
     assert mixture(expert_gating_func=3).routing.scores == "softmax of the chosen"
 
 
+DEEPSEEK = {
+    "attention__head_count_kv": 1, "attention__key_length": 13, "attention__value_length": 8,
+    "attention__key_length_mla": 9, "attention__value_length_mla": 5,
+    "attention__kv_lora_rank": 8, "rope__dimension_count": 4, "expert_feed_forward_length": 10,
+    "expert_shared_count": 2, "expert_group_count": 4, "expert_group_used_count": 2,
+}  # fmt: skip
+
+
+def test_files_of_deepseek_2_are_told_from_those_of_3():
+    """Old ones say nothing of the function: those with a correction are of 3."""
+    second = mixture("deepseek2", expert_weights_scale=16.0, **DEEPSEEK)
+    assert (second.hidden, second.shared) == (10, SharedConfig(hidden=20))
+    assert second.routing == RoutingConfig(
+        chosen=2, scale=16.0, groups=4, kept_groups=2, group_best=1
+    )
+    same = mixture("deepseek2", expert_gating_func=1, **DEEPSEEK).routing
+    assert same == replace(second.routing, scale=1.0)
+    for function in ({}, {"expert_gating_func": 2}):
+        said = DEEPSEEK | function | {"expert_weights_norm": True}
+        third = mixture("deepseek2", "exp_probs_b.bias", **said)
+        assert third.routing == RoutingConfig(
+            chosen=2, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -290,12 +316,14 @@ def test_experts_that_cannot_be(changes, words):
         mixture(**changes)
 
 
-def test_layers_that_predict_further_on_are_none():
-    given = metadata("glm4moe", block_count=4, nextn_predict_layers=1)
+@pytest.mark.parametrize("arch", ["glm4moe", "deepseek2"])
+def test_layers_that_predict_further_on_are_none(arch):
+    more = DEEPSEEK if arch == "deepseek2" else {}
+    given = metadata(arch, block_count=4, nextn_predict_layers=1, **more)
     tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
-    model = find("glm4moe", "gguf").from_gguf(given, tensors)
+    model = find(arch, "gguf").from_gguf(given, tensors)
     assert len(model.layers) == 3
-    rules = find("glm4moe", "gguf").rules_gguf(model)
+    rules = find(arch, "gguf").rules_gguf(model)
     found = plan(["blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight", "blk.2.x"], rules, model)
     assert [name for name, reason in found.dropped if "multi-token" in reason] == [
         "blk.3.nextn.eh_proj.weight", "blk.3.attn_q.weight",

@@ -12,6 +12,7 @@ from zoo import TYPES, ZOO, Variant
 from llmcli.anatomy import states
 from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rename, Rows, Transpose, find, plan
+from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 
 ROPED = {
@@ -124,16 +125,54 @@ def test_absent_keys_of_latent_attention_have_transformers_defaults(model_type):
     assert (ours.bos, ours.eos) == ends
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_absent_keys_of_experts_have_transformers_defaults(model_type):
+    raw = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 4,
+           "num_attention_heads": 4, "num_experts_per_tok": 4}  # fmt: skip
+    if model_type != "deepseek_v2":  # the only one that says nothing of it
+        del raw["num_experts_per_tok"]
+    layers = find(model_type, "safetensors").from_hf({"model_type": model_type, **raw}).layers
+    theirs = AutoConfig.for_model(model_type, **raw)
+    first = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe_lite": 1}[model_type]
+    kinds = [isinstance(layer.parts[1], ExpertsConfig) for layer in layers]
+    assert kinds == [at >= first for at in range(4)]
+    ours = layers[-1].parts[1]
+    assert (ours.experts, ours.hidden) == (theirs.n_routed_experts, theirs.moe_intermediate_size)
+    assert ours.shared.hidden == theirs.n_shared_experts * theirs.moe_intermediate_size
+    routing = ours.routing
+    assert (routing.chosen, routing.scale, routing.renormalized) == (
+        theirs.num_experts_per_tok, theirs.routed_scaling_factor, theirs.norm_topk_prob,
+    )  # fmt: skip
+    assert (routing.groups, routing.kept_groups) == (theirs.n_group or 1, theirs.topk_group or 1)
+
+
+CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+
+
 @pytest.mark.parametrize(
-    ("model_type", "said"),
-    [("deepseek_v2", {}), ("deepseek_v3", {}), ("glm4_moe_lite", {}),
-     ("deepseek_v3", {"first_k_dense_replace": 2}),
-     ("glm4_moe_lite", {"mlp_layer_types": ["dense", "sparse", "dense"]})],
-)  # fmt: skip
-def test_layers_of_experts_are_refused(model_type, said):
-    raw = ROPED | {"model_type": model_type, "num_hidden_layers": 4 if not said else 3} | said
-    with pytest.raises(UnsupportedModel, match="it needs `mixture of experts`"):
-        find(model_type, "safetensors").from_hf(raw)
+    ("said", "words"),
+    [
+        ({"topk_method": "noaux_tc"}, "`topk_method` = `noaux_tc` is not supported"),
+        ({"mlp_bias": True}, "`mlp_bias` = `true` is not supported"),
+        ({"topk_method": "group_limited_greedy", "n_group": 3}, "3 does not divide"),
+        ({"topk_method": "group_limited_greedy", "topk_group": 5}, "`topk_group` is `5`"),
+        ({"num_experts_per_tok": None}, "no `num_experts_per_tok`"),
+        ({"mlp_layer_types": ["dense", "wide", "sparse"]}, "`dense` or `sparse` for each layer"),
+    ],
+)
+def test_experts_of_deepseek_that_cannot_be(said, words):
+    raw = ROPED | CHOOSING | {"model_type": "deepseek_v2", "num_hidden_layers": 3} | said
+    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
+        find("deepseek_v2", "safetensors").from_hf(raw)
+
+
+def test_every_so_many_layers_have_experts():
+    raw = ROPED | CHOOSING | {"model_type": "deepseek_v2", "num_hidden_layers": 5}
+    more = {"first_k_dense_replace": 1, "moe_layer_freq": 2}
+    layers = find("deepseek_v2", "safetensors").from_hf(raw | more).layers
+    assert [isinstance(layer.parts[1], ExpertsConfig) for layer in layers] == [
+        False, False, True, False, True,
+    ]  # fmt: skip
 
 
 def test_layers_that_predict_further_tokens_are_dropped():
@@ -141,7 +180,7 @@ def test_layers_that_predict_further_tokens_are_dropped():
     config = find("deepseek_v3", "safetensors").from_hf(raw)
     names = ["model.layers.3.eh_proj.weight", "model.layers.3.self_attn.q_a_proj.weight"]
     found = plan(names, find("deepseek_v3", "safetensors").rules_hf(config), config)
-    assert [name for name, reason in found.dropped if "further tokens" in reason] == names
+    assert [name for name, reason in found.dropped if "multi-token" in reason] == names
 
 
 def test_rotated_halves_are_refused():

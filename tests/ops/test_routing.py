@@ -31,23 +31,25 @@ def test_a_correction_chooses_and_does_not_weigh():
     torch.testing.assert_close(weigh(scores, chosen, routing)[0, 0], right)
 
 
-def by_groups(scores, groups, kept, count):
+def by_groups(scores, groups, kept, count, best_of):
     """Of one token, by sorting lists."""
     size = len(scores) // groups
     best = sorted(
-        range(groups), key=lambda g: -sum(sorted(scores[g * size : (g + 1) * size])[-2:])
+        range(groups), key=lambda g: -sum(sorted(scores[g * size : (g + 1) * size])[-best_of:])
     )
     open_ = [e for e in range(len(scores)) if e // size in best[:kept]]
     return sorted(open_, key=lambda e: -scores[e])[:count]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # by the kernel, by PyTorch
+@pytest.mark.parametrize("best", [1, 2])
 @pytest.mark.parametrize("kept", [1, 2, 3, 4])
-def test_groups(kept):
-    scores = random(2, 50, 12)
-    routing = RoutingConfig(chosen=3, groups=4, kept_groups=kept)
+def test_groups(kept, best, dtype):
+    scores = random(2, 50, 12, dtype=dtype)
+    routing = RoutingConfig(chosen=3, groups=4, kept_groups=kept, group_best=best)
     chosen = choose(scores, None, routing)
     for row, found in zip(scores.flatten(0, 1), chosen.flatten(0, 1), strict=True):
-        assert found.tolist() == by_groups(row.tolist(), 4, kept, 3)
+        assert found.tolist() == by_groups(row.tolist(), 4, kept, 3, best)
 
 
 @pytest.mark.parametrize(

@@ -252,17 +252,22 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What the converters write of mixtures."""
-    qwen2 = config.model_type == "qwen2_moe"
-    writer.add_expert_count(config.num_experts if qwen2 else config.num_local_experts)
+    qwen2, grouped = config.model_type == "qwen2_moe", hasattr(config, "n_routed_experts")
+    count = "n_routed_experts" if grouped else "num_experts" if qwen2 else "num_local_experts"
+    writer.add_expert_count(getattr(config, count))
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("qwen2_moe", "qwen3_moe", "glm4_moe"):
+    if config.model_type in ("qwen2_moe", "qwen3_moe") or grouped:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if qwen2:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "glm4_moe":
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if grouped:
+        second = config.model_type == "deepseek_v2"
+        gating = gguf.ExpertGatingFuncType.SOFTMAX if second else gguf.ExpertGatingFuncType.SIGMOID
+        writer.add_expert_gating_func(gating)
         writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        kinds = getattr(config, "mlp_layer_types", None)
+        dense = kinds.count("dense") if kinds else config.first_k_dense_replace
+        writer.add_leading_dense_block_count(min(dense, config.num_hidden_layers))
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_group_count(config.n_group)
@@ -281,7 +286,6 @@ def _write_latent(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_kv_lora_rank(rank)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_leading_dense_block_count(config.num_hidden_layers)
     writer.add_rope_dimension_count(rotated)
     if rope.get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])

@@ -60,7 +60,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
     for name in [name for name in seen if name.endswith(PAIRED) and not latent]:
         order = numbers_of_a_head(model, int(name.split(".")[1]), seen[name].shape[-1])
         seen[name] = seen[name][..., order]
-    if model.config.model_type == "glm4_moe":
+    if hasattr(model.config, "n_routed_experts"):
         _in_order(model, seen)
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
@@ -73,7 +73,9 @@ def _in_order(model: PreTrainedModel, seen: Seen) -> None:
     for name in [name for name in seen if name.endswith(".expert_idx")]:
         moe, layer = name.removesuffix("expert_idx"), int(name.split(".")[1])
         scores = seen[f"{moe}router_logits"].sigmoid()
-        scores = scores + model.base_model.layers[layer].mlp.gate.e_score_correction_bias
+        gate = model.base_model.layers[layer].mlp.gate
+        if hasattr(gate, "e_score_correction_bias"):
+            scores = scores + gate.e_score_correction_bias
         order = scores.gather(-1, seen[name]).argsort(-1, descending=True)
         for one in (name, f"{moe}expert_weight"):
             seen[one] = seen[one].gather(-1, order)

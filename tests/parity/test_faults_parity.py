@@ -294,11 +294,26 @@ EXPERTS: dict[str, tuple[str, Change]] = {
     "glm4_moe: all groups": ("glm4_moe", routed(groups=1, kept_groups=1)),
     "glm4_moe: a group more": ("glm4_moe", routed(kept_groups=3)),
     "glm4_moe: the whole head rotated": ("glm4_moe", rotating(dims=8)),
+    "deepseek_v2: the two largest of a group": ("deepseek_v2-experts", routed(group_best=2)),
+    "deepseek_v2: renormalized": ("deepseek_v2-experts", routed(renormalized=True)),
+    "deepseek_v2: not scaled": ("deepseek_v2-experts", routed(scale=1.0)),
+    "deepseek_v2: all groups": ("deepseek_v2-experts", routed(groups=1, kept_groups=1)),
+    "deepseek_v2: groups where there are none": (
+        "deepseek_v2-greedy", routed(groups=4, kept_groups=2)
+    ),
+    "deepseek_v3: the largest of a group": ("deepseek_v3-experts", routed(group_best=1)),
+    "deepseek_v3: not renormalized": ("deepseek_v3-experts", routed(renormalized=False)),
+    "deepseek_v3: not scaled": ("deepseek_v3-experts", routed(scale=1.0)),
+    "glm4_moe_lite: softmax and no sigmoid": ("glm4_moe_lite-experts", routed(scores="softmax")),
 }  # fmt: skip
 # refused, for a tensor then has no use
 UNUSED: dict[str, tuple[str, Change]] = {
     "glm4_moe: no correction": ("glm4_moe", routed(correction=False)),
     "glm4_moe: no shared expert": ("glm4_moe", mixing(lambda experts: {"shared": None})),
+    "deepseek_v2: no shared expert": (
+        "deepseek_v2-experts", mixing(lambda experts: {"shared": None})
+    ),
+    "deepseek_v3: no correction": ("deepseek_v3-experts", routed(correction=False)),
     "qwen2_moe: all of the shared expert": ("qwen2_moe", mixing(unweighed)),
 }
 # the same of its rules

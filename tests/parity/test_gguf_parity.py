@@ -115,7 +115,12 @@ def test_variants(one: Variant, tmp_path: Path) -> None:
     assert compare(tmp_path, one, "F32") < one.gguf
 
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+LATENT = {
+    "deepseek_v2": {"first_k_dense_replace": 1, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {"first_k_dense_replace": 1},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+}
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *LATENT)
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 
@@ -123,6 +128,8 @@ def mixed(model_type: str) -> Variant:
     """One whose experts have rows of whole blocks."""
     sizes = ("moe_intermediate_size", "shared_expert_intermediate_size")
     own = {size: 32 for size in sizes if size in TYPES[model_type].base}
+    if model_type in LATENT:
+        own |= TYPES["deepseek_v3"].blocks | LATENT[model_type] | {"n_group": 4, "topk_group": 2}
     return Variant("mixed", model_type, BLOCKS | own)
 
 

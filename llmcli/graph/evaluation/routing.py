@@ -131,9 +131,9 @@ class Choose(Rule[routing.Choose]):
         return off_T
 
     def _groups(self, score_TE: Tensor) -> Tensor:
-        """`[T, G]`: the sum of the two best of each."""
+        """`[T, G]`: the sum of the best of each."""
         score_TGe = score_TE.view(len(score_TE), self.op.groups, -1)
-        return score_TGe.sort(-1, descending=True).values[..., :2].sum(-1)
+        return score_TGe.sort(-1, descending=True).values[..., : self.op.best].sum(-1)
 
     def _inside(self, group_TG: Tensor, experts: int) -> Tensor:
         """`[T, E]`: what is said of each expert's group."""

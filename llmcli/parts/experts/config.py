@@ -22,7 +22,8 @@ class RoutingConfig:
     `softmax of the chosen` the largest logits choose, and the weights are the softmax of these.
     `bias`: the router has one. `correction`: a bias is added to the scores that choose, not to the
     weights. Of `groups` of neighbouring experts only the `kept_groups` best are chosen from: those
-    whose two largest scores have the largest sum (DeepSeek-V3, arXiv 2412.19437).
+    whose `group_best` largest scores have the largest sum: 2 (DeepSeek-V3, arXiv 2412.19437), or 1
+    (DeepSeek-V2, arXiv 2405.04434).
     """
 
     chosen: int
@@ -33,6 +34,7 @@ class RoutingConfig:
     correction: bool = False
     groups: int = 1
     kept_groups: int = 1
+    group_best: Literal[1, 2] = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
         yield node("router_probs", "P", "E", share, "the scores of the experts")
     choose = Choose(
         source=scores, count=r.chosen, groups=r.groups, kept=r.kept_groups,
-        correction=f"{p}.b_choice" if r.correction else None,
+        best=r.group_best, correction=f"{p}.b_choice" if r.correction else None,
     )  # fmt: skip
     yield node("expert_idx", "e", "K", choose, "the numbers of the chosen experts")
     weigh = Weigh(
