@@ -223,6 +223,7 @@ def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
         "routed_scaling_factor": routing.scale,
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
+        **({} if experts.clamp is None else {"swiglu_limit": experts.clamp.limit}),
     }
 
 

@@ -115,7 +115,7 @@ def test_variants(one: Variant, tmp_path: Path) -> None:
     assert compare(tmp_path, one, "F32") < one.gguf
 
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss")
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 

@@ -30,15 +30,23 @@ class Experts:
 
     def __init__(self, config: ExpertsConfig, name: str, parameters: Parameters) -> None:
         self.config, self.name = config, name
-        self.act = activation(config.activation)
+        self.act = activation(
+            config.activation, None if config.clamp is None else config.clamp.limit
+        )
         routing = config.routing
         biases = (f"{name}.b_router",) if routing.bias else ()
         self.router = Linear(parameters, (f"{name}.W_router",), biases)
         self.correction: Tensor | None = None
         if routing.correction:
             self.correction = parameters.vector((f"{name}.b_choice",))
-        self.gate_up = RoutedLinear(parameters, (f"{name}.W_gate", f"{name}.W_up"))
-        self.down = RoutedLinear(parameters, (f"{name}.W_down",))
+        self.gate_up = RoutedLinear(
+            parameters,
+            (f"{name}.W_gate", f"{name}.W_up"),
+            (f"{name}.b_gate", f"{name}.b_up") if config.bias else (),
+        )
+        self.down = RoutedLinear(
+            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
+        )
         self.shared: SharedExpert | None = None
         if config.shared is not None:
             self.shared = SharedExpert(config.shared, config.activation, name, parameters)
@@ -54,7 +62,7 @@ class Experts:
         gate_BKTF = step.emit(f"{p}.gate", gate_BKTF)
         up_BKTF = step.emit(f"{p}.up", up_BKTF)
         act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
-        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF))
+        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
         out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
