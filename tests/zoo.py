@@ -224,6 +224,14 @@ _ROUTED = dict.fromkeys(
      "moe.expert_idx": "mlp.gate#2"}  # fmt: skip
 
 
+_GPT_OSS_MODULES = {
+    key: _MODULES[key] for key in _MODULES if not key.startswith("mlp.")
+} | {key: _ROUTED[key] for key in _ROUTED if key != "moe.router_probs"} | {
+    f"moe.{one}": f"mlp.router#{at}"
+    for at, one in enumerate(("router_logits", "expert_weight", "expert_idx"))
+}  # fmt: skip
+
+
 def _shared(module: str, out: str) -> dict[str, str]:
     """Modules of a mixture with a shared expert."""
     neurons = (("gate", "gate_proj"), ("up", "up_proj"), ("act", "act_fn"), ("post", "down_proj<"))
@@ -326,6 +334,15 @@ TYPES: dict[str, Type] = {
         _MODULES | _ROUTED, "QWEN3MOE",
     ),
     "olmoe": Type(_ROPE | _UNPADDED | _CHOOSES, _MODULES | _ROUTED, "OLMOE"),
+    "gpt_oss": Type(
+        _ROPE | _UNPADDED | {
+            "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
+            "intermediate_size": 40, "sliding_window": 19, "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1500.0, "factor": 4.0, "beta_fast": 32.0,
+                "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 128,
+            },
+        }, _GPT_OSS_MODULES, "GPT_OSS",
+    ),
     "glm4_moe": Type(
         _ROPE | {
             "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
@@ -871,6 +888,12 @@ ZOO: tuple[Variant, ...] = (
         "use_sliding_window": True, "sliding_window": 18, "head_dim": 10, "num_experts": 12,
         "num_experts_per_tok": 5,
     }, edit=_numbered_experts),
+    # gpt-oss
+    Variant("gpt_oss", "gpt_oss", typical=True, views=True, gguf=1e-9),
+    Variant("gpt_oss-clamped", "gpt_oss", {
+        "swiglu_limit": 0.5, "num_hidden_layers": 3, "num_local_experts": 9,
+        "num_experts_per_tok": 4, "sliding_window": 30,
+    }, shard="40KB"),
     # OLMoE
     Variant("olmoe", "olmoe", typical=True, views=True, gguf=1e-9),
     Variant("olmoe-renormalized", "olmoe", {
@@ -966,10 +989,10 @@ def gpt2(activation="gelu_tanh", **attention):
     )  # fmt: skip
 
 
-def mixture(count=5, hidden=12, shared=None, activation="silu", **routing):
-    """A mixture of experts, two of which are chosen."""
+def mixture(count=5, hidden=12, activation="silu", own=None, **routing):
+    """A mixture of experts, two of which are chosen; `own`: what else it has."""
     return ExpertsConfig(
-        experts=count, hidden=hidden, activation=activation, shared=shared,
+        experts=count, hidden=hidden, activation=activation, **(own or {}),
         routing=RoutingConfig(**({"chosen": 2} | routing)),
     )  # fmt: skip
 
@@ -1127,12 +1150,12 @@ BLOCKS = {
     ),
     "experts": llama(*(layer(mixture(renormalized=True)),) * 2),
     "experts beside dense layers": llama(
-        layer(), layer(mixture(chosen=3, shared=SharedConfig(hidden=9, weighed=True))),
+        layer(), layer(mixture(chosen=3, own={"shared": SharedConfig(hidden=9, weighed=True)})),
         layer(mixture(activation="gelu", chosen=1)),
     ),
     "experts by groups": llama(*(layer(mixture(
         8, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2,
-        chosen=3, scale=1.75, shared=SharedConfig(hidden=14),
+        chosen=3, scale=1.75, own={"shared": SharedConfig(hidden=14)},
     )),) * 2),
     "experts by the best of a group": llama(*(layer(mixture(
         8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
@@ -1141,6 +1164,10 @@ BLOCKS = {
         branch(ATTENTION),
         branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
     ),) * 2),
+    "experts with biases and clamped gates": llama(*(layer(mixture(
+        activation="quick_gelu", scores="softmax of the chosen",
+        own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
+    )),) * 2),
     "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS
@@ -1204,6 +1231,9 @@ IN_BLOCKS = {
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
     "experts": in_blocks(BLOCKS["experts"], "Q8_0", "Q4_1"),
+    "experts with biases and clamped gates": in_blocks(
+        BLOCKS["experts with biases and clamped gates"], "Q8_0", "MXFP4", "Q4_1"
+    ),
     "experts beside dense layers": in_blocks(
         BLOCKS["experts beside dense layers"], "Q5_0", "Q8_0"
     ),

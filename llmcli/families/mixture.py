@@ -22,7 +22,9 @@ _MTP = "multi-token prediction: it guesses tokens further on, and is not needed 
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
-                 "glm4moe": False, "deepseek2": False}  # fmt: skip
+                 "glm4moe": False, "deepseek2": False, "gpt-oss": False}  # fmt: skip
+# … and by which scores experts are chosen, where it is no softmax of all
+_SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen"}
 GGUF_ARCHS = tuple(_RENORMALIZED)
 
 
@@ -38,8 +40,8 @@ def from_gguf(
     if number and number not in _GATING:
         raise UnsupportedModel(f"`expert_gating_func` = `{shortened(number)}` is not supported")
     # files from before there was the key: those with a correction are of DeepSeek-V3's kind
-    sigmoid = arch == "glm4moe" or (arch == "deepseek2" and correction)
-    scores = _GATING.get(number, "sigmoid" if sigmoid else "softmax")
+    usual_scores: Scores = "sigmoid" if arch == "deepseek2" and correction else "softmax"
+    scores = _GATING.get(number, _SCORES.get(arch, usual_scores))
     chosen = values.integer("expert_used_count", most=count)
     usual = hidden // chosen if arch.startswith("qwen") else hidden
     own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
@@ -146,11 +148,13 @@ def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
         return
     g, moe = "blk.{layer}", "blocks.{layer}.moe"
     yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
+    yield Rename(f"{g}.ffn_gate_inp.bias", f"{moe}.b_router")
     yield Rename(f"{g}.exp_probs_b.bias", f"{moe}.b_choice")
     row = Reshape((1, config.width))
     yield Rename(f"{g}.ffn_gate_inp_shexp.weight", f"{moe}.W_shared", row)
     for leaf in _GATE_UP_DOWN:
         yield Rename(f"{g}.ffn_{leaf}_exps.weight", f"{moe}.W_{leaf}")
+        yield Rename(f"{g}.ffn_{leaf}_exps.bias", f"{moe}.b_{leaf}")
         yield Rename(f"{g}.ffn_{leaf}_shexp.weight", f"{moe}.shared.W_{leaf}")
 
 

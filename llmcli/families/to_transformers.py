@@ -227,6 +227,7 @@ def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
         "topk_method": "group_limited_greedy" if routing.groups > 1 else "greedy",
+        **({} if experts.clamp is None else {"swiglu_limit": experts.clamp.limit}),
     }
 
 

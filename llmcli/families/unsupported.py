@@ -11,10 +11,10 @@ Kind = Literal["safetensors", "gguf"]
 # architectures of GGUF files that do. One that needs several parts stands in several rows.
 _NEEDED_BY = (
     ("mixture of experts",
-     "dbrx deepseek_v32 deepseek_v4 dots1 ernie4_5_moe glm_moe_dsa gpt_oss granitemoe "
+     "dbrx deepseek_v32 deepseek_v4 dots1 ernie4_5_moe glm_moe_dsa granitemoe "
      "granitemoehybrid jamba kimi_linear lfm2_moe llama4 llama4_text minimax_m2 phimoe "
      "qwen3_5_moe qwen3_5_moe_text qwen3_next qwen3_vl_moe",
-     "dbrx deepseek dots1 ernie4_5-moe glm-dsa gpt-oss granitemoe jamba kimi-linear lfm2moe llama4 "
+     "dbrx deepseek dots1 ernie4_5-moe glm-dsa granitemoe jamba kimi-linear lfm2moe llama4 "
      "minimax-m2 nemotron_h_moe phimoe qwen35moe qwen3next qwen3vlmoe"),
     ("gated DeltaNet",
      "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",

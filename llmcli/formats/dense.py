@@ -78,20 +78,23 @@ class Dense(Weight):
         """See `ops.product.product_float32`."""
         return product_float32(x, self.tensor, bias_N)
 
-    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+    def matmul_routed(
+        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
         """A product for each expert that has pairs, or for each pair where shapes are fixed."""
         if self.tensor.ndim != 3:
-            return super().matmul_routed(x_MK, routes, wide=wide)
+            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
         if routes.static:
             every = torch.arange(len(routes.expert_N), device=x_MK.device)
             x_PK = x_MK[routes.rows(every)]
             return each_own(
-                x_PK, self.tensor, routes.expert_N, at_once=routes.at_once, wide=wide
+                x_PK, self.tensor, routes.expert_N, bias_EN, at_once=routes.at_once, wide=wide
             )
         product = linear_wide if wide else linear
         out_PN: Tensor | None = None
         for expert, pairs, rows in routes.groups:
-            y = product(x_MK[rows], self.tensor[expert], None)
+            bias_N = None if bias_EN is None else bias_EN[expert]
+            y = product(x_MK[rows], self.tensor[expert], bias_N)
             if out_PN is None:
                 out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])
             out_PN[pairs] = y

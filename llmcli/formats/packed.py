@@ -89,9 +89,11 @@ class Packed(Weight):
         """Its blocks."""
         return [self.data]
 
-    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+    def matmul_routed(
+        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
         """In float32, of float32; each pair has the same bits, whatever others there are."""
-        return self._routed(x_MK, routes)
+        return self._routed(x_MK, routes, bias_EN)
 
     @cached_property
     def _product(self) -> _Product:
@@ -221,11 +223,13 @@ class SideBySide(Weight):
         """Those of all of them."""
         return [one for piece in self._pieces for one in piece.memory()]
 
-    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+    def matmul_routed(
+        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
         """See `Packed`."""
         if self._routed is None:
-            return super().matmul_routed(x_MK, routes, wide=wide)
-        return self._routed(x_MK, routes)
+            return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
+        return self._routed(x_MK, routes, bias_EN)
 
     def matmul(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """`X Wᵀ + b` in float32, of float32."""
@@ -306,7 +310,7 @@ class RoutedProduct:
         self._products: dict[int, _Product] = {}
         self._mapped = any(piece.stored for piece in pieces)
 
-    def __call__(self, x_MK: Tensor, routes: Routes) -> Tensor:
+    def __call__(self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None) -> Tensor:
         """`[M, K]` → `[P, N]`."""
         pairs = len(routes.expert_N)
         out_PN = x_MK.new_empty(pairs, self._outputs, dtype=torch.float32)
@@ -316,7 +320,8 @@ class RoutedProduct:
             for expert, own, rows in routes.groups:
                 if expert not in self._products:
                     self._products[expert] = _Product([one.expert(expert) for one in self._pieces])
-                out_PN[own] = self._products[expert](x_MK[rows], None)
+                bias_N = None if bias_EN is None else bias_EN[expert]
+                out_PN[own] = self._products[expert](x_MK[rows], bias_N)
             return out_PN
         x_MK = x_MK.to(torch.float32).contiguous()
         room = torch.empty(x_MK.numel() // RUN * ACTIVATION_BYTES, dtype=torch.uint8)
@@ -324,12 +329,17 @@ class RoutedProduct:
         row_N = None if routes.row_N is None else routes.row_N.contiguous()
         rows_at = 0 if row_N is None else row_N.data_ptr()
         seen, columns = room.data_ptr(), self._columns
+        bias, bias_stride = 0, 0
+        if bias_EN is not None:
+            bias_EN = bias_EN.to(torch.float32)
+            bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
         program.run(
             torch.get_num_threads(),
             (program.QUANTIZE, x_MK.data_ptr(), x_MK.stride(0), seen, len(x_MK), columns, 1),
             (program.MULTIPLY_EXPERTS, seen, self._segments, len(self._pieces), out_PN.data_ptr(),
-             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each),
-            reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces)),
+             self._outputs, pairs, columns, expert_N.data_ptr(), rows_at, routes.each, bias,
+             bias_stride),
+            reads=(x_MK, expert_N, row_N, *(piece.data for piece in self._pieces), bias_EN),
             writes=(room, out_PN),
         )  # fmt: skip
         return out_PN

@@ -61,12 +61,14 @@ class Weight(ABC):
     def matmul_float32(self, x: Tensor, bias_N: Tensor | None = None) -> Tensor:
         """The same in at least float32, with sums that are never rounded to less: for logits."""
 
-    def matmul_routed(self, x_MK: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
+    def matmul_routed(
+        self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
         """The rows of pairs of a token and an expert, each times its expert's matrix: `[P, N]`.
 
-        In the dtype of `x`; `wide` as `matmul_wide`. Memory beside the result is that of so many
-        matrices as a token chooses experts, however many there are. Raises TypeError for a weight
-        without experts.
+        Plus its expert's bias. In the dtype of `x`; `wide` as `matmul_wide`. Memory beside the
+        result is that of so many matrices as a token chooses experts, however many there are.
+        Raises TypeError for a weight without experts.
         """
         raise TypeError(f"a weight in {self.format} of shape {self.shape} has no experts")
 

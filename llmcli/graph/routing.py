@@ -92,7 +92,7 @@ class Weigh(Op):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertProject(Op):
-    """`G[k] = X W[e_k]`: the rows of each token times the matrices that it chose, `[K, T, N]`.
+    """`G[k] = X W[e_k] + b[e_k]`: each token's rows times the matrices that it chose, `[K, T, N]`.
 
     The source has a row for a token, `[T, M]`, or for each of its experts, `[K, T, M]`. `over` is
     the axis of the rows' numbers, `columns` that of the matrices' columns. `fused` as in `Project`.
@@ -104,6 +104,7 @@ class ExpertProject(Op):
     over: str
     columns: str
     by_token: bool
+    bias: str | None = None
     fused: str = ""
 
     @property
@@ -112,8 +113,10 @@ class ExpertProject(Op):
         return (self.source, self.chosen)
 
     def formula(self, own: str, letter: Letter) -> str:
-        """`G = X W_gate[e]`."""
-        return f"{own} = {letter(self.source)} {letter(self.weight)}[{letter(self.chosen)}]"
+        """`G = X W_gate[e] + b_gate[e]`."""
+        e = letter(self.chosen)
+        bias = "" if self.bias is None else f" + {letter(self.bias)}[{e}]"
+        return f"{own} = {letter(self.source)} {letter(self.weight)}[{e}]{bias}"
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """Of the products with the chosen experts."""

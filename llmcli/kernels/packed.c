@@ -375,7 +375,8 @@ const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_mult
 /* MULTIPLY_EXPERTS: a row each of what QUANTIZE gives, by itself, with the rows of one expert of all
  * segments: of E matrices with `rows` rows, one after the other. An item is some groups of one.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 products, 6 columns K,
- * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row */
+ * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row,
+ * 10 biases of the experts or 0, 11 the stride of these */
 static int64_t items_of_expert(const struct op *op) {
     const struct segment *segments = address(op->arg[1]);
     int64_t items = 0;
@@ -398,6 +399,7 @@ static void work_multiply_experts(const struct op *op, int64_t item, int64_t lev
     const int64_t row = rows ? rows[product] : product / op->arg[9];
     const struct activation *x = (const struct activation *)address(op->arg[0]) + row * (columns / RUN);
     float *out = (float *)address(op->arg[3]) + product * op->arg[4];
+    const float *bias = address(op->arg[10]);
     for (item %= each;; s++) {
         const int64_t chunk = chunk_of(s, columns), items = (groups_of(s) + chunk - 1) / chunk;
         if (item >= items) {
@@ -408,6 +410,9 @@ static void work_multiply_experts(const struct op *op, int64_t item, int64_t lev
         const int64_t last = first + chunk < groups_of(s) ? first + chunk : groups_of(s);
         const uint8_t *groups = s->packed + (expert * groups_of(s) + first) * size;
         multiply(s, groups, columns, first, last, x, 1, out + s->column, 0, level);
+        const int64_t end = last * ROWS < s->rows ? last * ROWS : s->rows;
+        for (int64_t n = s->column + first * ROWS; bias && n < s->column + end; n++)
+            out[n] += bias[expert * op->arg[11] + n];
         return;
     }
 }

@@ -41,16 +41,25 @@ class Linear:
 
 
 class RoutedLinear:
-    """The same with matrices of experts: every pair of a token and an expert has its own `X W`."""
+    """The same with matrices of experts: a pair of a token and an expert has its own `X W + b`."""
 
-    def __init__(self, parameters: Parameters, weights: Sequence[str]) -> None:
-        self._wholes = parameters.experts(weights)
+    def __init__(
+        self, parameters: Parameters, weights: Sequence[str], biases: Sequence[str] = ()
+    ) -> None:
+        wholes = parameters.experts(weights)
+        each: Sequence[Tensor | None] = [None] * len(wholes)
+        if biases:
+            rows = [whole.shape[1] for whole in wholes]
+            each = parameters.expert_vectors(biases).split_with_sizes(rows, 1)
+        self._wholes = list(zip(wholes, each, strict=True))
         self.segments = tuple((name, parameters.weights[name]) for name in weights)
         self.rows = [weight.shape[1] for _, weight in self.segments]
 
     def __call__(self, x_MD: Tensor, routes: Routes, *, wide: bool = False) -> Tensor:
         """All segments at once: `[M, D]` → `[pairs, rows]`; `wide`: in at least float32."""
-        found = [whole.matmul_routed(x_MD, routes, wide=wide) for whole in self._wholes]
+        found = [
+            whole.matmul_routed(x_MD, routes, bias_EN, wide=wide) for whole, bias_EN in self._wholes
+        ]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:

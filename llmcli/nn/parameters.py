@@ -103,6 +103,15 @@ class Parameters:
             wholes.append(whole)
         return wholes
 
+    def expert_vectors(self, names: Sequence[str]) -> Tensor:
+        """Vectors of experts, an expert's one after the other: `[experts, rows]`, always dense."""
+        rows = [self._shapes[name][1] for name in names]
+        shape = self._shapes[names[0]][0], sum(rows)
+        whole = Dense(torch.empty(shape, device=self.device, dtype=self._dtype(names)))
+        parts = [whole] if len(names) == 1 else whole.split(rows, axis=1)
+        self.weights.update(zip(names, parts, strict=True))
+        return whole.tensor
+
     def _experts_dtype(self, name: str) -> torch.dtype | None:
         """None of those that are packed."""
         return None if name in self._packed else self._dtypes.get(name, self.dtype)

@@ -60,9 +60,10 @@ def linear_wide(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 
 
 def each_own(
-    x_PK: Tensor, w_ENK: Tensor, expert_P: Tensor, *, at_once: int, wide: bool
-) -> Tensor:
-    """Every row times the matrix of its own expert: `[P, K]` → `[P, N]`.
+    x_PK: Tensor, w_ENK: Tensor, expert_P: Tensor, bias_EN: Tensor | None = None, *,
+    at_once: int, wide: bool,
+) -> Tensor:  # fmt: skip
+    """Every row times the matrix of its own expert, plus its bias: `[P, K]` → `[P, N]`.
 
     In the dtype of `x`, or `wide`: in at least float32, sums never rounded to less. Shapes do not
     depend on `expert_P`; the matrices of `at_once` rows are copied at a time.
@@ -76,7 +77,11 @@ def each_own(
             out_RN1 = torch.bmm(w_RNK, x_RK1, out_dtype=torch.float32)
         else:
             out_RN1 = torch.bmm(w_RNK.to(x_PK.dtype), x_RK1)
-        parts.append(out_RN1.squeeze(-1))
+        out_RN = out_RN1.squeeze(-1)
+        if bias_EN is not None:
+            sums_RN = at_least_float32(out_RN) + bias_EN.index_select(0, expert_P[here])
+            out_RN = sums_RN.to(out_RN.dtype)
+        parts.append(out_RN)
     out_PN = parts[0] if len(parts) == 1 else torch.cat(parts)
     return at_least_float32(out_PN) if wide else out_PN
 

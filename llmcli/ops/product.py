@@ -12,12 +12,10 @@ from torch import Tensor
 from llmcli.anatomy.arithmetic import FAST_WIDE
 from llmcli.anatomy.counts import HEAD_NUMBERS
 from llmcli.kernels import native, program
-from llmcli.ops import compiled
 
 # With more rows, converting the weights costs less than the kernel's arithmetic: break-even was at
 # 24 to 48 rows with AVX-512 and at 16 to 32 with AVX2 (576 × 1,536 to 14,336 × 4,096).
 _FEW_ROWS = 24
-_FEW_OUTPUTS = 512  # of a matrix whose products need no library: a router's
 _TAKEN = {
     (torch.float32, torch.bfloat16),
     (torch.bfloat16, torch.bfloat16),
@@ -33,9 +31,6 @@ def product_float32(x: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tenso
     sums do. W may lie in memory by rows or by columns.
     """
     if x.dtype == w_NK.dtype and x.dtype in (torch.float32, torch.float64):
-        few = len(w_NK) <= _FEW_OUTPUTS and w_NK.stride(1) == 1
-        if few and all(one is None or compiled.takes(one) for one in (x, w_NK, b_N)):
-            return compiled.product(x, w_NK, b_N)
         return F.linear(x, w_NK, b_N)
     if has_kernel(x, w_NK):
         return by_kernel(x, w_NK, b_N)

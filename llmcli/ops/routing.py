@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 from llmcli.ops import compiled
+from llmcli.ops.product import product_float32
 from llmcli.parts.experts.config import LEAST_SUM, RoutingConfig
+
+
+def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
+    """`X Wᵀ + b` in at least float32, what a router gives each expert: `[B, T, E]`.
+
+    Float32 goes through our kernel, whose numbers do not depend on how many rows there are.
+    """
+    given = (x_BTD, w_ED, *(() if bias_E is None else (bias_E,)))
+    if w_ED.stride(1) == 1 and all(map(compiled.takes, given)):
+        return compiled.product(x_BTD, w_ED, bias_E)
+    return product_float32(x_BTD, w_ED, bias_E)
 
 
 def share(logits_BTE: Tensor, *, sigmoid: bool) -> Tensor:

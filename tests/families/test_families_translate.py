@@ -126,7 +126,7 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
         ("dbrx", "safetensors", "`dbrx` is not supported: it needs `mixture of experts`"),
         ("phi2", "gguf", "`phi2` is not supported: it needs `parallel residual` and "
          "`partial rotary positions`"),
-        ("gpt-oss", "gguf", "`gpt-oss` is not supported: it needs `mixture of experts`"),
+        ("dbrx", "gguf", "`dbrx` is not supported: it needs `mixture of experts`"),
         ("kimi_linear", "safetensors", "`kimi_linear` is not supported: it needs "
          "`mixture of experts`, `gated DeltaNet` and `latent attention`"),
         ("qwen2_5_omni", "safetensors",

@@ -21,7 +21,7 @@ from zoo import TYPES
 
 from llmcli.ops.quant import FORMATS
 
-WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4")
+WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4", "gpt_oss")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
 BY_HEAD = True  # keys and values of latents are two tensors
@@ -70,6 +70,9 @@ def write_gguf(
             )
             parameter.copy_(torch.cat((k_Hcn.mT, v_Hec), 1).flatten(0, 1))
             continue
+        if config.model_type == "gpt_oss" and ".experts." in name:
+            parameter.copy_(_in_turns(writer, names, name, drawn[name], format))
+            continue
         parts = [(name, drawn[name])]
         if name.endswith(FUSED):
             each = (name.replace("gate_up", one) for one in ("gate", "up"))
@@ -80,6 +83,22 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _in_turns(
+    writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: Tensor, format: str
+) -> Tensor:
+    """gpt-oss' experts, stored `[in, out]`; gate and up are every other number of the last axis."""
+    parts = {name: values}
+    if "gate_up" in name:
+        each = [name.replace("gate_up", one) for one in ("gate", "up")]
+        parts = {one: values[..., at::2] for at, one in enumerate(each)}
+    found = []
+    for one, value in parts.items():
+        value = value.mT if value.ndim == 3 else value
+        decoded = _add(writer, names, one, value.contiguous(), format)
+        found.append(decoded.mT if value.ndim == 3 else decoded)
+    return torch.stack(found, -1).flatten(-2)
 
 
 def _written(
@@ -98,9 +117,10 @@ def _add(
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
     target = target or names.get_name(name)
     assert target is not None, name
-    if target.endswith("_exps") or name.endswith("layer_scalar"):
+    if target.endswith(("_exps", "attn_sinks")) or name.endswith("layer_scalar"):
         target += ".weight"
     plain = "position" in target or ".conv." in target or "_inp" in target or values.ndim == 1
+    plain = plain or target.endswith("_exps.bias")
     block = 1 if format not in FORMATS else FORMATS[format][0]
     kept = "F32" if plain or (values.ndim == 3 and values.shape[-1] % block) else format
     data = _encode(values, kept)
@@ -111,7 +131,8 @@ def _add(
 
 def _stem(name: str) -> str:
     """As checkpoints name it: a bias is one of the module before it."""
-    return name.replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    return name.replace("_proj_bias", "_proj.bias")
 
 
 def _by_head(values: Tensor, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
@@ -258,6 +279,8 @@ def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type in ("qwen2_moe", "qwen3_moe") or grouped:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if qwen2:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if grouped:

@@ -30,14 +30,15 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                 parameter.copy_(centre + 0.3 * noise)
                 if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
                     parameter.mul_(0.4)  # scores are not divided by the root of a head's size
-            elif parameter.ndim == 1:
+            elif parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.copy_(0.3 * noise)
             elif "embed" in name or "wte" in name or "wpe" in name:
                 parameter.copy_(0.15 * noise)
             else:
                 fan_in = parameter.shape[0 if model.config.model_type == "gpt2" else -1]
                 gain = 0.9 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 0.6
-                if name.endswith(".gate.weight"):  # a router's: choices that rounding cannot turn
+                # a router's: choices that rounding cannot turn
+                if name.endswith((".gate.weight", ".router.weight")):
                     gain = 3.0
                 parameter.copy_(gain * noise / fan_in**0.5)
         for name, buffer in model.named_buffers():

@@ -19,7 +19,15 @@ from parity_types import Checkpoints, References
 from llmcli.checkpoints import open_checkpoint
 from llmcli.config import Branch, LayerConfig, ModelConfig
 from llmcli.errors import WeightMismatch
-from llmcli.families import Rename, Rows, Rule, UnpairRows, translate
+from llmcli.families import (
+    InterleaveRows,
+    PerExpert,
+    Rename,
+    Rows,
+    Rule,
+    UnpairRows,
+    translate,
+)
 from llmcli.loading import load_checkpoint
 from llmcli.parts.attention.config import (
     AttentionConfig,
@@ -83,6 +91,13 @@ def latent(**changes: Any) -> Change:
 def own_eps(model: ModelConfig) -> ModelConfig:
     """The eps of all norms is `rms_norm_eps`."""
     return latent(norm=model.final_norm)(model)
+
+
+def truncated(attention: AttentionConfig) -> RopeConfig:
+    """With a ramp between whole numbers."""
+    assert attention.rope is not None
+    assert isinstance(attention.rope.scaling, YarnScaling)
+    return replace(attention.rope, scaling=replace(attention.rope.scaling, truncate=True))
 
 
 def plain_tables(part: LatentConfig) -> RopeConfig:
@@ -252,6 +267,25 @@ def one_after_the_other(rule: Rule) -> Rule:
     return Rename(rule.source, rule.target, *ops, within=rule.within)
 
 
+def halved(rule: Rule) -> Rule:
+    """The first half of every expert's rows, and the second one."""
+    if not (isinstance(rule, Rename) and rule.target.endswith(("W_gate", "W_up"))):
+        return rule
+    ops = [
+        PerExpert(Rows(op.op.start * op.op.groups, op.op.stop * op.op.groups))
+        if isinstance(op, PerExpert) and isinstance(op.op, Rows) else op
+        for op in rule.ops
+    ]
+    return Rename(rule.source, rule.target, *ops, within=rule.within)
+
+
+def of_other_experts(rule: Rule) -> Rule:
+    """The biases of experts in another order."""
+    if isinstance(rule, Rename) and rule.target.endswith("b_down"):
+        return Rename(rule.source, rule.target, InterleaveRows(2), *rule.ops, within=rule.within)
+    return rule
+
+
 # what is wrong: the variant, and the change of its configuration
 VALUES: dict[str, tuple[str, Change]] = {
     "olmo2: norms of every head and not of all": ("olmo2", attending(qk_norm_wide=False)),
@@ -305,6 +339,22 @@ EXPERTS: dict[str, tuple[str, Change]] = {
     "deepseek_v3: not renormalized": ("deepseek_v3-experts", routed(renormalized=False)),
     "deepseek_v3: not scaled": ("deepseek_v3-experts", routed(scale=1.0)),
     "glm4_moe_lite: softmax and no sigmoid": ("glm4_moe_lite-experts", routed(scores="softmax")),
+    "gpt_oss: a softmax of all experts": ("gpt_oss", routed(scores="softmax")),
+    "gpt_oss: one expert more": ("gpt_oss", routed(chosen=3)),
+    "gpt_oss: another limit": ("gpt_oss-clamped", mixing(
+        lambda experts: {"clamp": replace(experts.clamp, limit=7.0)}
+    )),
+    "gpt_oss: neurons without the 1": ("gpt_oss", mixing(
+        lambda experts: {"clamp": replace(experts.clamp, offset=0.0)}
+    )),
+    "gpt_oss: gates and neurons not clamped": ("gpt_oss-clamped", mixing(
+        lambda experts: {"clamp": replace(experts.clamp, limit=1e9)}
+    )),
+    "gpt_oss: windows in the other layers": ("gpt_oss", attending_by(
+        lambda number: {"window": None if number % 2 == 0 else 19}
+    )),
+    "gpt_oss: a window without the query's own key": ("gpt_oss", attending(window=wider)),
+    "gpt_oss: a truncated yarn": ("gpt_oss", attending(rope=truncated)),
 }  # fmt: skip
 # refused, for a tensor then has no use
 UNUSED: dict[str, tuple[str, Change]] = {
@@ -314,6 +364,9 @@ UNUSED: dict[str, tuple[str, Change]] = {
         "deepseek_v2-experts", mixing(lambda experts: {"shared": None})
     ),
     "deepseek_v3: no correction": ("deepseek_v3-experts", routed(correction=False)),
+    "gpt_oss: experts without biases": ("gpt_oss", mixing(lambda experts: {"bias": False})),
+    "gpt_oss: a router without a bias": ("gpt_oss", routed(bias=False)),
+    "gpt_oss: no sinks": ("gpt_oss", attending(sinks=False)),
     "qwen2_moe: all of the shared expert": ("qwen2_moe", mixing(unweighed)),
 }
 # the same of its rules
@@ -326,6 +379,9 @@ ROWS: dict[str, tuple[str, RuleChange]] = {
     "qwen2_moe: gate and up swapped in one tensor": (
         "qwen2_moe-windows", swapped("moe.W_gate", "moe.W_up")
     ),
+    "gpt_oss: gate and up swapped": ("gpt_oss", swapped("moe.W_gate", "moe.W_up")),
+    "gpt_oss: gate and up one after the other": ("gpt_oss", halved),
+    "gpt_oss: biases of other experts": ("gpt_oss", of_other_experts),
     "deepseek_v2: neighbours not rotated together": ("deepseek_v2", paired),
     "deepseek_v3: neighbours not rotated together": ("deepseek_v3", paired),
     "deepseek: rows not head by head": ("deepseek_v3", one_after_the_other),

@@ -120,7 +120,7 @@ LATENT = {
     "deepseek_v3": {"first_k_dense_replace": 1},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
 }
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", *LATENT)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss", *LATENT)
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 

@@ -24,25 +24,28 @@ from llmcli.reports.explanation import Fact
 
 
 class ExpertProject(Rule[routing.ExpertProject]):
-    """`G[k] = X W[e_k]`: each row times the matrix of an expert."""
+    """`G[k] = X W[e_k] + b[e_k]`: each row times the matrix of an expert."""
 
     def tensor(self, values: Numbers) -> Tensor:
         """Expert by expert."""
         return self._product(values)
 
     def magnitudes(self, values: Numbers) -> Tensor:
-        """Absolute values of all rows times those of all columns."""
+        """Absolute values of all rows times those of all columns, and of the biases."""
         return self._product(values, absolute=True)
 
     def _product(self, values: Numbers, *, absolute: bool = False) -> Tensor:
         chosen_KT = values[self.op.chosen].long().t()
         x_KTM = self._read(values, len(chosen_KT))
+        bias_EN = None if self.op.bias is None else values.vector(self.op.bias)
         out_KTN: Tensor | None = None
         for expert in sorted(set(chosen_KT.flatten().tolist())):
             w_MN = values.expert(self.op.weight, expert)
             here_KT = chosen_KT == expert
             rows = x_KTM[here_KT]
             made = rows.abs() @ w_MN.abs() if absolute else rows @ w_MN
+            if bias_EN is not None:
+                made = made + (bias_EN[expert].abs() if absolute else bias_EN[expert])
             if out_KTN is None:
                 out_KTN = made.new_zeros(*chosen_KT.shape, made.shape[-1])
             out_KTN[here_KT] = made
@@ -57,16 +60,22 @@ class ExpertProject(Rule[routing.ExpertProject]):
         x_M = self._read(values, values[self.op.chosen].shape[-1])[place, token]
         column_M = values.expert(self.op.weight, expert)[:, column]
         terms = products(x_M.tolist(), column_M.tolist())
-        value = total(terms)
+        summed, b = total(terms), 0.0
+        after: tuple[Fact, ...] = ()
+        if self.op.bias is not None:
+            b = float(values.vector(self.op.bias)[expert, column])
+            cell = self.cell(self.op.bias, expert, column)
+            after = (Fact(
+                formula=f"Σ + {cell} = {{}} + {{}}", parts=(summed, b), value=summed + b
+            ),)  # fmt: skip
         w = self.cell(self.op.weight, expert, "i", column)
         in_8_bits = " in 8 bits" if values.in_8_bits(self.op.weight) else ""
         cells = (self.cell(self.op.source, *row, "i") + in_8_bits, w)
         return Element(
-            value=value, magnitude=size(terms), sum=dot(cells, value), terms=terms,
-            note=f"the {ordinal(place)} choice of token {token} is expert {expert}",
+            value=summed + b, magnitude=size(terms) + abs(b), sum=dot(cells, summed), terms=terms,
+            after=after, note=f"the {ordinal(place)} choice of token {token} is expert {expert}",
             follow=((self.op.source, (*row, largest(terms).at)), (self.op.chosen, (token, place))),
         )  # fmt: skip
-
 
     def _read(self, values: Numbers, count: int) -> Tensor:
         """The rows as the products read them, `[K, T, M]`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmcli.parts.mlp.config import Activation
+from llmcli.parts.mlp.config import Activation, GateClamp
 
 Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
@@ -49,7 +49,9 @@ class SharedConfig:
 class ExpertsConfig:
     """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, and the shared expert's output.
 
-    `experts` gated networks of `hidden` neurons each, of which every token chooses some.
+    `experts` gated networks of `hidden` neurons each, of which every token chooses some. `bias`:
+    every expert's products have biases of their own. `clamp`: what bounds gates and neurons of the
+    chosen experts (`GateClamp`).
     """
 
     experts: int
@@ -57,3 +59,5 @@ class ExpertsConfig:
     activation: Activation
     routing: RoutingConfig
     shared: SharedConfig | None = None
+    bias: bool = False
+    clamp: GateClamp | None = None

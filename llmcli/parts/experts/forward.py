@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from llmcli.formats.dense import Dense
 from llmcli.formats.routes import Routes
 from llmcli.nn.linear import Linear, RoutedLinear
 from llmcli.nn.parameters import Parameters
@@ -19,7 +20,7 @@ from llmcli.nn.step import Step
 from llmcli.ops.activations import activation
 from llmcli.ops.elements import gate, scale_rows
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.routing import choose, share, summed, weigh
+from llmcli.ops.routing import choose, logits, share, summed, weigh
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.forward import GatedMlp
@@ -30,15 +31,23 @@ class Experts:
 
     def __init__(self, config: ExpertsConfig, name: str, parameters: Parameters) -> None:
         self.config, self.name = config, name
-        self.act = activation(config.activation)
+        self.act = activation(
+            config.activation, None if config.clamp is None else config.clamp.limit
+        )
         routing = config.routing
         biases = (f"{name}.b_router",) if routing.bias else ()
         self.router = Linear(parameters, (f"{name}.W_router",), biases)
         self.correction: Tensor | None = None
         if routing.correction:
             self.correction = parameters.vector((f"{name}.b_choice",))
-        self.gate_up = RoutedLinear(parameters, (f"{name}.W_gate", f"{name}.W_up"))
-        self.down = RoutedLinear(parameters, (f"{name}.W_down",))
+        self.gate_up = RoutedLinear(
+            parameters,
+            (f"{name}.W_gate", f"{name}.W_up"),
+            (f"{name}.b_gate", f"{name}.b_up") if config.bias else (),
+        )
+        self.down = RoutedLinear(
+            parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
+        )
         self.shared: SharedExpert | None = None
         if config.shared is not None:
             self.shared = SharedExpert(config.shared, config.activation, name, parameters)
@@ -54,7 +63,7 @@ class Experts:
         gate_BKTF = step.emit(f"{p}.gate", gate_BKTF)
         up_BKTF = step.emit(f"{p}.up", up_BKTF)
         act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
-        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF))
+        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
         out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
@@ -63,7 +72,7 @@ class Experts:
     def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """The experts that each token chooses, and what they count: `[B, T, K]` both."""
         p, routing = self.name, self.config.routing
-        logits_BTE = self.router.weight.matmul_float32(x_BTD, self.router.bias)
+        logits_BTE = _logits(x_BTD, self.router)
         scores_BTE = step.emit(f"{p}.router_logits", logits_BTE)
         if routing.scores != "softmax of the chosen":
             made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")
@@ -92,8 +101,15 @@ class SharedExpert:
         out_BTD = self.mlp(x_BTD, step)
         if self.weigh is not None:
             out_BTD = step.emit(f"{p}.shared.out", out_BTD)
-            logit_BT1 = self.weigh.weight.matmul_float32(x_BTD)
+            logit_BT1 = _logits(x_BTD, self.weigh)
             logit_BT1 = step.emit(f"{p}.shared_logit", logit_BT1)
             weight_BT1 = step.emit(f"{p}.shared_weight", share(logit_BT1, sigmoid=True))
             out_BTD = scale_rows(out_BTD, weight_BT1)
         return step.emit(f"{p}.shared_out", at_least_float32(out_BTD))
+
+
+def _logits(x_BTD: Tensor, router: Linear) -> Tensor:
+    weight = router.weight
+    if isinstance(weight, Dense):
+        return logits(x_BTD, weight.tensor, router.bias)
+    return weight.matmul_float32(x_BTD, router.bias)

@@ -15,11 +15,14 @@ from llmcli.parts.experts.config import LEAST_SUM, ExpertsConfig, RoutingConfig,
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
 
-_WEIGHTS = {  # words of the experts' matrices, and what each makes
-    "gate": "projections to the gates of each expert's hidden layer",
-    "up": "projections to the neurons of each expert's hidden layer",
-    "down": "projections of each expert's hidden layer back to the width",
-}
+_WEIGHTS = {  # words of the experts' matrices and of their biases
+    "gate": ("projections to the gates of each expert's hidden layer",
+             "biases of each expert's gates"),
+    "up": ("projections to the neurons of each expert's hidden layer",
+           "biases of each expert's neurons"),
+    "down": ("projections of each expert's hidden layer back to the width",
+             "biases of each expert's output"),
+}  # fmt: skip
 _SHARED = Role(
     axis="Fs", mark="ₛ", groups=("shared",) * 3, noun="the shared expert", kind="mlp", known=False,
 )  # fmt: skip
@@ -98,18 +101,20 @@ def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
     def enter(leaf: str) -> ExpertProject:
         return ExpertProject(
             source=site.source, weight=f"{p}.W_{leaf}", chosen=f"{p}.expert_idx", over="D",
-            columns="F", by_token=True, fused=f"{p}.gate_up",
+            columns="F", by_token=True, bias=f"{p}.b_{leaf}" if c.bias else None,
+            fused=f"{p}.gate_up",
         )  # fmt: skip
 
     leave = ExpertProject(
         source=f"{p}.post", weight=f"{p}.W_down", chosen=f"{p}.expert_idx", over="F", columns="D",
-        by_token=False,
+        by_token=False, bias=f"{p}.b_down" if c.bias else None,
     )  # fmt: skip
     yield node("gate", "G", "F", enter("gate"), "the gates before their activation function")
     yield node("up", "U", "F", enter("up"), "the neurons that the gates multiply")
-    yield node("act", "Activation(G)", "F", Activate(source=f"{p}.gate", function=c.activation),
+    yield node("act", "Activation(G)", "F", Activate(source=f"{p}.gate", function=c.activation,
+                        limit=None if c.clamp is None else c.clamp.limit),
                "the gates after their activation function")  # fmt: skip
-    yield node("post", "L", "F", Gate(act=f"{p}.act", up=f"{p}.up"),
+    yield node("post", "L", "F", Gate(act=f"{p}.act", up=f"{p}.up", clamp=c.clamp),
                "the hidden layers as they enter the last projections")  # fmt: skip
     yield node("expert_out", "O", "D", leave, "what each chosen expert gives", wide=True)
 
@@ -155,7 +160,10 @@ def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
 
 
 def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
-    """`W_router` `[D, E]`, biases `[E]`, `W_gate` and `W_up` `[E, D, F]`, `W_down` `[E, F, D]`."""
+    """`W_router` `[D, E]`, biases `[E]`, `W_gate` and `W_up` `[E, D, F]`, `W_down` `[E, F, D]`.
+
+    And the experts' biases, `[E, F]` and `[E, D]`.
+    """
     p = site.name
     yield Parameter(
         name=f"{p}.W_router", axes=("D", "E"), makes=f"{p}.router_logits", kind="mlp",
@@ -170,12 +178,18 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
                 letter=leaf, layer=site.layer, wide=leaf == "b_choice",
             )  # fmt: skip
     made = {"gate": f"{p}.gate", "up": f"{p}.up", "down": f"{p}.expert_out"}
-    for leaf, words in _WEIGHTS.items():
+    for leaf, (words, bias) in _WEIGHTS.items():
         yield Parameter(
             name=f"{p}.W_{leaf}", axes=("E", "F", "D") if leaf == "down" else ("E", "D", "F"),
             makes=made[leaf], words=words, kind="mlp", letter=f"W_{leaf}", layer=site.layer,
             turned=True, shares=None if leaf == "down" else f"{p}.W_gate_up",
         )  # fmt: skip
+        if c.bias:
+            yield Parameter(
+                name=f"{p}.b_{leaf}", axes=("E", "D" if leaf == "down" else "F"),
+                makes=made[leaf], words=bias, kind="mlp", letter=f"b_{leaf}", layer=site.layer,
+                shares=None if leaf == "down" else f"{p}.b_gate_up",
+            )  # fmt: skip
 
 
 def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
@@ -185,6 +199,8 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     if r.groups > 1:
         choice += f", {r.kept_groups} of {r.groups} groups"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
+    if c.clamp is not None:
+        details.append(f"gates clamped at {c.clamp.limit:g}")
     if c.shared is not None:
         weighed = " with a weight of its own" if c.shared.weighed else ""
         details.append(f"a shared expert of {c.shared.hidden}{weighed}")
@@ -200,4 +216,5 @@ def _absent(c: ExpertsConfig) -> Iterator[Absent]:
     if c.routing.scores == "softmax of the chosen":
         why = "logits choose, and only the chosen ones are normalized"
         yield Absent(names=r"moe\.router_probs$", why=why)
+    yield Absent(names=r"moe\.b_(gate|up|down)$", why="its experts have no biases")
     yield Absent(names=r"moe\.b_\w+$", why="its router has no such bias")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
-from llmcli.families import PerExpert
+from llmcli.families.rules import Load, PerExpert, Rows, Transpose
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
 from llmcli.filling import row_order
 from llmcli.model import Model
@@ -94,7 +94,7 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
     for name, parts in loads.items():
         pieces = [ours.decoder.weight(part.target).dense(ours.dtype) for part in parts]
         if any(isinstance(op, PerExpert) for op in parts[0].ops):  # rows of each expert
-            state[name] = torch.cat(pieces, 1)
+            state[name] = _experts(parts, pieces)
             continue
         value = torch.cat(pieces)
         orders = [row_order(part.ops, (len(value),), name) for part in parts]
@@ -102,6 +102,16 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
             value[torch.cat(orders).to(value.device)] = torch.cat(pieces)
         state[name] = value.t().contiguous() if transposed(parts[0]) and value.ndim == 2 else value
     return state
+
+
+def _experts(parts: Sequence[Load], pieces: Sequence[Tensor]) -> Tensor:
+    """The matrices or biases of all experts in one tensor: one piece behind another, or in turns;
+    `[in, out]` where the rule says so.
+    """
+    ops = [op.op for op in parts[0].ops if isinstance(op, PerExpert)]
+    in_turns = any(isinstance(op, Rows) and op.groups > 1 for op in ops)
+    value = torch.stack(list(pieces), 2).flatten(1, 2) if in_turns else torch.cat(list(pieces), 1)
+    return value.mT.contiguous() if Transpose() in ops else value
 
 
 def _divide(rotary: Any, ours: Model) -> None:

@@ -1,0 +1,154 @@
+"""gpt-oss (OpenAI 2025, arXiv 2508.10925): sinks, clamped gates, experts with biases.
+
+Every other layer has a window, the first one has. Experts are published in MXFP4, or in bfloat16
+with matrices stored `[in, out]`; gate and up take turns either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import LayerConfig, ModelConfig, sequential
+from llmcli.errors import UnsupportedModel
+from llmcli.families import llama, llama_rules
+from llmcli.families.family import Family
+from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_windows
+from llmcli.families.rules import PerExpert, Rename, Rows, Rule, Transpose
+from llmcli.families.values import MOST, Values, shortened
+from llmcli.parts.attention.config import AttentionConfig, YarnScaling
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
+from llmcli.parts.mlp.config import GateClamp, MlpConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+# what `GptOssConfig` sets where LlamaConfig sets something else, and what is its own
+_DEFAULTS = {
+    "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "attention_bias": True, "sliding_window": 128,
+    "bos_token_id": None, "eos_token_id": None, "num_local_experts": 128, "num_experts_per_tok": 4,
+}  # fmt: skip
+_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
+_SLOPE, _LIMIT = 1.702, 7.0  # of gates; the slope is `quick_gelu`'s
+_PERIOD = 2  # layers, of which the last has no window
+_NORMS_GGUF = (("attn_norm", "ln1"), ("post_attention_norm", "ln2"))
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig."""
+    settings = {**_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False}
+    values = Values(settings)
+    if not (values.has("rope_scaling") or values.has("rope_parameters")):
+        settings["rope_parameters"] = _ROPE
+    slope = values.number("swiglu_alpha", _SLOPE)
+    if slope != _SLOPE:
+        raise UnsupportedModel(
+            f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
+        )
+    count = values.integer("num_local_experts", most=MOST["heads"])
+    routing = RoutingConfig(
+        chosen=values.integer("num_experts_per_tok", most=count), scores="softmax of the chosen",
+    )  # fmt: skip
+    model = llama.from_hf(settings)
+    windows = hf_windows(values, len(model.layers), period=_PERIOD, window=None)
+    hidden = values.integer("intermediate_size", most=MOST["hidden"])
+    experts = ExpertsConfig(
+        experts=count, hidden=hidden, activation="quick_gelu", routing=routing
+    )
+    return _gpt_oss(model, [experts] * len(windows), windows,
+                    limit=values.number("swiglu_limit", _LIMIT))  # fmt: skip
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig.
+
+    No key says the limit of gates, nor that yarn does not round the bounds of its ramp: they are as
+    published. (llama.cpp rounds them.)
+    """
+    model = llama.from_gguf(metadata, tensors, function="quick_gelu")
+    values = Values(metadata, prefix="gpt-oss.")
+    windows = gguf_windows(values, len(model.layers), period=_PERIOD, window=None)
+    experts = [layer.parts[-1] for layer in model.layers]
+    mixtures = [one for one in experts if isinstance(one, ExpertsConfig)]
+    if len(mixtures) < len(experts):
+        raise UnsupportedModel("a gpt-oss of which some layers have no experts is not supported")
+    return _gpt_oss(model, mixtures, windows, limit=_LIMIT, from_file=True)
+
+
+def _gpt_oss(
+    model: ModelConfig, experts: Sequence[ExpertsConfig], windows: Sequence[int | None], *,
+    limit: float, from_file: bool = False,
+) -> ModelConfig:  # fmt: skip
+    clamp = GateClamp(limit=limit, offset=1.0)
+
+    def block(
+        number: int, attention: AttentionConfig, ffn: MlpConfig | ExpertsConfig
+    ) -> LayerConfig:
+        rope = attention.rope
+        if from_file and rope is not None and isinstance(rope.scaling, YarnScaling):
+            rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
+        attention = replace(attention, sinks=True, window=windows[number], rope=rope)
+        own = experts[number]
+        own = replace(own, routing=replace(own.routing, bias=True), bias=True, clamp=clamp)
+        return sequential(attention, own, norm=model.final_norm)
+
+    return llama.rebuilt(model, block, family="gpt_oss", model_type="gpt_oss")
+
+
+def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+    """transformers' names; `_blocks` are those of experts in MXFP4, of which each row is one."""
+    rules = [*llama_rules.rules_hf(config)]
+    for layers in ("model.layers", "layers"):
+        h, b = f"{layers}.{{layer}}", "blocks.{layer}"
+        experts, moe = f"{h}.mlp.experts", f"{b}.moe"
+        rules += [
+            Rename(f"{h}.self_attn.sinks", f"{b}.attn.sink"),
+            Rename(f"{h}.mlp.router.weight", f"{moe}.W_router"),
+            Rename(f"{h}.mlp.router.bias", f"{moe}.b_router"),
+            Rename(f"{experts}.down_proj", f"{moe}.W_down", PerExpert(Transpose())),
+            Rename(f"{experts}.down_proj_blocks", f"{moe}.W_down"),
+            Rename(f"{experts}.down_proj_bias", f"{moe}.b_down"),
+        ]
+        for at, leaf in enumerate(("gate", "up")):
+            turn = PerExpert(Rows(at, at + 1, groups=_hidden(config)))
+            fused = f"{experts}.gate_up_proj"
+            rules += [
+                Rename(fused, f"{moe}.W_{leaf}", PerExpert(Transpose()), turn),
+                Rename(f"{fused}_blocks", f"{moe}.W_{leaf}", turn),
+                Rename(f"{fused}_bias", f"{moe}.b_{leaf}", turn),
+            ]
+    return tuple(rules)
+
+
+def _hidden(config: ModelConfig) -> int:
+    ffn = config.layers[0].parts[-1]
+    assert isinstance(ffn, ExpertsConfig)
+    return ffn.hidden
+
+
+def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+    """llama.cpp's names; rows of queries and keys lie as we rotate them."""
+    sink = Rename("blk.{layer}.attn_sinks.weight", "blocks.{layer}.attn.sink")
+    return (*llama_rules.rules_gguf(config, norms=_NORMS_GGUF), sink)
+
+
+FAMILIES = (
+    Family(
+        name="gpt_oss",
+        words="experts with biases and clamped gates in every layer, attention sinks, a window in "
+        "every other layer",
+        hf_types=("gpt_oss",),
+        gguf_archs=("gpt-oss",),
+        gguf_reads=GGUF_WINDOWS,
+        from_hf=from_hf,
+        from_gguf=from_gguf,
+        rules_hf=rules_hf,
+        rules_gguf=rules_gguf,
+        feed_forwards=("mixture of experts",),
+    ),
+)

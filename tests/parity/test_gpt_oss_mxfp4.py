@@ -1,0 +1,110 @@
+"""gpt-oss as it is published: experts in MXFP4, the rows of gates and neurons in turn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_models import build, prompt
+from parity_reference import fresh_rope, precision
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from zoo import Variant
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.families.rules import Rows
+from llmcli.formats.packed import Mapped, Packed
+from llmcli.kernels import native
+from llmcli.loading import load_checkpoint
+
+ONE = Variant("gpt_oss", "gpt_oss", {"hidden_size": 96, "intermediate_size": 64})
+LEAVES = ("gate", "up", "down")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A checkpoint, and transformers' model of the same numbers."""
+    model, folder = build(ONE), tmp_path_factory.mktemp("gpt_oss")
+    generator, tensors = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    for name, parameter in model.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = parameter
+            continue
+        experts, columns, rows = parameter.shape
+        shape = experts, rows, columns // 32
+        codes = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(121, 124, shape, generator=generator, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": codes, f"{name}_scales": scales}
+        parameter.copy_(convert_moe_packed_tensors(codes, scales, dtype=torch.float32))
+    save_file(tensors, folder / "model.safetensors")
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(ONE.settings | quantized))
+    return folder, model.double().eval()
+
+
+def reference(model: Any, ids: Tensor) -> Tensor:
+    """Logarithms of probabilities."""
+    model.set_experts_implementation("eager")
+    with precision(model), torch.inference_mode():
+        fresh_rope(model)
+        found: Tensor = model(ids, use_cache=False).logits.log_softmax(-1)
+        return found
+
+
+def test_the_same_numbers(published: tuple[Path, Any]) -> None:
+    folder, theirs = published
+    ids = prompt(tokens=80)
+    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
+    off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
+    assert off.abs().max() < 1e-9
+
+
+@pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
+@torch.inference_mode()
+def test_experts_stay_in_their_blocks(
+    published: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in the file, where it is larger than memory."""
+    folder, theirs = published
+    ids = prompt(tokens=80)
+    right = reference(theirs, ids)
+    ours = load_checkpoint(open_checkpoint(folder), device="cpu", text=False)
+    exact = theirs.state_dict()
+    for i in range(2):
+        experts = f"model.layers.{i}.mlp.experts"
+        gate_up = exact[f"{experts}.gate_up_proj"].mT
+        rows = (gate_up[:, ::2], gate_up[:, 1::2], exact[f"{experts}.down_proj"].mT)
+        for leaf, own in zip(LEAVES, rows, strict=True):
+            weight = ours.decoder.weight(f"blocks.{i}.moe.W_{leaf}")
+            assert isinstance(weight, Packed)
+            assert weight.format == "MXFP4"
+            assert torch.equal(weight.dense(torch.float64), own)
+    assert all(not entry.dequantized for entry in ours.ledger.entries if "moe.W_" in entry.target)
+    off = ours.decoder(ids).double().log_softmax(-1)
+    assert 0 <= (right.exp() * (right - off)).sum(-1).mean() < 5e-3
+    monkeypatch.setattr("llmcli.loading._exceeds", lambda weights, device: True)
+    beyond = load_checkpoint(open_checkpoint(folder), device="cpu", text=False)
+    assert isinstance(beyond.decoder.weight("blocks.1.moe.W_down"), Mapped)
+    again = beyond.decoder(ids).double().log_softmax(-1)
+    assert (again - off).abs().max() < 1e-3
+
+
+def test_rows_that_do_not_take_turns_are_seen(
+    published: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, theirs = published
+    ids = prompt(tokens=20)
+    hidden = ONE.settings["intermediate_size"]
+    halves = {0: Rows(0, hidden), 1: Rows(hidden, 2 * hidden)}
+    monkeypatch.setattr(
+        "llmcli.families.gpt_oss.Rows", lambda start, stop, groups: halves[start]
+    )
+    ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype="float64", text=False)
+    off = ours.decoder(ids).log_softmax(-1) - reference(theirs, ids)
+    assert math.isfinite(float(off.abs().max()))
+    assert off.abs().max() > 1e-3
