@@ -166,7 +166,8 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         if len(spec.axes) > 1
         and not model.parameters[spec.name].dense
         and isinstance(
-            model[model.parameters[spec.name].makes].op, Project | LookUp | ExpertProject
+            model[model.parameters[spec.name].makes].op,
+            ExpertProject if len(spec.axes) == 3 else Project | LookUp,
         )
     }
 

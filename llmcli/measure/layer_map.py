@@ -92,11 +92,15 @@ class LayerMap:
 
     @property
     def states(self) -> tuple[State, ...]:
-        """What a cache has of all tokens: keys and values, or what these are computed from."""
+        """What a cache has of all tokens: keys and values, or what these are computed from.
+
+        Keys and values may be those of another layer.
+        """
         every = self._graph.states.values()
         return tuple(
-            one for one in every if one.holds.startswith(self.prefix) and "S" in one.axes
-        )
+            one for one in every
+            if "S" in one.axes and (one.holds.startswith(self.prefix) or one.holds in self.whole)
+        )  # fmt: skip
 
     def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
         """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.

@@ -101,7 +101,8 @@ def test_clamped_gates(dtype):
     """The kernels' (float32), PyTorch's and the formulas', beyond both bounds and at them."""
     x, y = (torch.cat((torch.linspace(-9, 9, 41), torch.tensor([7.0, -7.0]))) for _ in range(2))
     x, y = (part.flatten().to(dtype) for part in torch.meshgrid(x, y, indexing="ij"))
-    near = 2 * torch.finfo(dtype).eps
+    # of 1.702 · 9 one rounding is 15 of its exponential
+    near = (2 if dtype == torch.bfloat16 else 20) * torch.finfo(dtype).eps
     for name in ("quick_gelu", "silu", "relu"):
         found = activations.activation(name, 7.0)(x)
         op = ops.Activate(source="x", function=name, limit=7.0)
