@@ -893,7 +893,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("gpt_oss-clamped", "gpt_oss", {
         "swiglu_limit": 0.5, "num_hidden_layers": 3, "num_local_experts": 9,
         "num_experts_per_tok": 4, "sliding_window": 30,
-    }, shard="40KB"),
+    }),
     # OLMoE
     Variant("olmoe", "olmoe", typical=True, views=True, gguf=1e-9),
     Variant("olmoe-renormalized", "olmoe", {

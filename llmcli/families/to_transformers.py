@@ -273,7 +273,7 @@ def _by_layer(config: ModelConfig, attentions: Sequence[AttentionConfig]) -> dic
         "num_global_key_value_heads": whole.kv_heads,
         "attention_k_eq_v": any(one.kv.equal for one in attentions),
         "num_kv_shared_layers": sum(one.kv.layer is not None for one in attentions),
-        "use_double_wide_mlp": len({*hidden}) > 1,
+        "use_double_wide_mlp": len(set(hidden)) > 1,
         "hidden_size_per_layer_input": 0 if embedding is None else embedding.size,
         "vocab_size_per_layer_input": config.vocab if embedding is None else embedding.vocab,
     }

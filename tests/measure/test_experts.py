@@ -229,7 +229,11 @@ def weights_that_are_not_scaled(monkeypatch, decoder):
 
 @fault("experts beside dense layers", "weights")
 def all_of_the_shared_expert(monkeypatch, decoder):
-    monkeypatch.setattr(torch, "sigmoid", torch.ones_like)
+    share = experts.share
+    monkeypatch.setattr(
+        experts, "share",
+        lambda x, sigmoid: torch.ones_like(x) if x.shape[-1] == 1 else share(x, sigmoid=sigmoid),
+    )
 
 
 @fault("experts beside dense layers", "sum")

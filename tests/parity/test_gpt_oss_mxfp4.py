@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts in MXFP4, the rows of gates and neurons in turn."""
+"""gpt-oss as it is published: experts in MXFP4, rows of gates and neurons in turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo import Variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families.rules import Rows
-from llmcli.formats.packed import Mapped, Packed
+from llmcli.formats.packed import Packed
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 
@@ -66,10 +66,7 @@ def test_the_same_numbers(published: tuple[Path, Any]) -> None:
 
 @pytest.mark.skipif(native.level() is None, reason="there are no kernels here")
 @torch.inference_mode()
-def test_experts_stay_in_their_blocks(
-    published: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And in the file, where it is larger than memory."""
+def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
     folder, theirs = published
     ids = prompt(tokens=80)
     right = reference(theirs, ids)
@@ -87,11 +84,6 @@ def test_experts_stay_in_their_blocks(
     assert all(not entry.dequantized for entry in ours.ledger.entries if "moe.W_" in entry.target)
     off = ours.decoder(ids).double().log_softmax(-1)
     assert 0 <= (right.exp() * (right - off)).sum(-1).mean() < 5e-3
-    monkeypatch.setattr("llmcli.loading._exceeds", lambda weights, device: True)
-    beyond = load_checkpoint(open_checkpoint(folder), device="cpu", text=False)
-    assert isinstance(beyond.decoder.weight("blocks.1.moe.W_down"), Mapped)
-    again = beyond.decoder(ids).double().log_softmax(-1)
-    assert (again - off).abs().max() < 1e-3
 
 
 def test_rows_that_do_not_take_turns_are_seen(

@@ -188,7 +188,7 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
             yield Parameter(
                 name=f"{p}.b_{leaf}", axes=("E", "D" if leaf == "down" else "F"),
                 makes=made[leaf], words=bias, kind="mlp", letter=f"b_{leaf}", layer=site.layer,
-                shares=None if leaf == "down" else f"{p}.b_gate_up",
+                shares=None if leaf == "down" else f"{p}.b_gate_up", dense=True,
             )  # fmt: skip
 
 
