@@ -19,7 +19,7 @@ from llmcli.families.rules import PerExpert, Rename, Rows, Rule, Transpose
 from llmcli.families.values import MOST, Values, shortened
 from llmcli.parts.attention.config import AttentionConfig, YarnScaling
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
-from llmcli.parts.mlp.config import GateClamp, MlpConfig
+from llmcli.parts.mlp.config import GateClamp
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
@@ -57,9 +57,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     model = llama.from_hf(settings)
     windows = hf_windows(values, len(model.layers), period=_PERIOD, window=None)
     hidden = values.integer("intermediate_size", most=MOST["hidden"])
-    experts = ExpertsConfig(
-        experts=count, hidden=hidden, activation="quick_gelu", routing=routing
-    )
+    experts = ExpertsConfig(experts=count, hidden=hidden, activation="quick_gelu", routing=routing)
     return _gpt_oss(model, [experts] * len(windows), windows,
                     limit=values.number("swiglu_limit", _LIMIT))  # fmt: skip
 
@@ -68,7 +66,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     """GGUF metadata → ModelConfig.
 
     No key says the limit of gates, nor that yarn does not round the bounds of its ramp: they are as
-    published. (llama.cpp rounds them.)
+    published.
     """
     model = llama.from_gguf(metadata, tensors, function="quick_gelu")
     values = Values(metadata, prefix="gpt-oss.")
@@ -86,9 +84,7 @@ def _gpt_oss(
 ) -> ModelConfig:  # fmt: skip
     clamp = GateClamp(limit=limit, offset=1.0)
 
-    def block(
-        number: int, attention: AttentionConfig, ffn: MlpConfig | ExpertsConfig
-    ) -> LayerConfig:
+    def block(number: int, attention: AttentionConfig, ffn: object) -> LayerConfig:
         rope = attention.rope
         if from_file and rope is not None and isinstance(rope.scaling, YarnScaling):
             rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
