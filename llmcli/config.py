@@ -34,12 +34,19 @@ class LayerConfig:
     """One block: one to three sublayers `x + Σ branches`, each reading what the last one left.
 
     `scale` multiplies what leaves the block, and so does a number among its parameters where it is
-    `scaled`.
+    `scaled`. Where several branches stand side by side, `sum_norm` normalizes their sum before it
+    is added; these have no multipliers.
     """
 
     sublayers: tuple[tuple[Branch, ...], ...]
+    sum_norm: NormConfig | None = None
     scale: float = 1.0
     scaled: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where a branch has a multiplier beside the norm of the sum."""
+        if self.sum_norm is not None and any(one.multiplier != 1 for one in self.branches):
+            raise ValueError("branches whose sum is normalized have no multipliers")
 
     @property
     def branches(self) -> Iterator[Branch]:

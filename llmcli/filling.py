@@ -15,9 +15,11 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
 from llmcli.families import (
     AddConstant,
+    Elementwise,
     InterleaveRows,
     Load,
     LogNeg,
+    Multiply,
     Op,
     PerExpert,
     Reshape,
@@ -114,7 +116,7 @@ def _goes_by_item(ops: Sequence[Op]) -> bool:
 
 
 def _is_elementwise(op: Op) -> bool:
-    return isinstance(op, AddConstant | LogNeg)
+    return isinstance(op, Elementwise)
 
 
 def _fill_rows(
@@ -261,6 +263,8 @@ def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
             return torch.stack([_with_operation(item, inner, source) for item in values])
         case AddConstant(value=constant):
             return values + constant
+        case Multiply(value=factor):
+            return values * factor
         case LogNeg():
             if not bool((values < 0).all()):
                 raise CheckpointError(

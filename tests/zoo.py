@@ -172,13 +172,25 @@ _GEMMA4 = {key: value for key, value in _ROPE.items() if key != "rms_norm_eps"} 
     "vocab_size_per_layer_input": 211, "final_logit_softcapping": 8.0,
     "tie_word_embeddings": True, "rms_norm_eps": 2.0**-17,
 }  # fmt: skip
+_GEMMA4_EXPERTS = {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
 _GEMMA4_MODULES = _GEMMA_MODULES | {
     "ple.embed": "embed_tokens_per_layer", "ple.proj": "per_layer_model_projection",
     "ple.proj_norm": "per_layer_projection_norm", "resid_mid2": "per_layer_input_gate<",
     "attn.v": "self_attn.v_proj|self_attn.k_proj", "attn.v_norm": "self_attn.v_norm",
     "ple.gate": "per_layer_input_gate", "ple.act": "act_fn",
     "ple.post": "per_layer_projection<", "ple.out": "per_layer_projection",
-    **dict.fromkeys(("ln3_post.out", "ple_out"), "post_per_layer_input_norm"),
+    **dict.fromkeys(("ln4_post.out", "ple_out"), "post_per_layer_input_norm"),
+    # beside experts
+    "ln2_post.out": "post_feedforward_layernorm_1|post_feedforward_layernorm",
+    "ln3.out": "pre_feedforward_layernorm_2",
+    "ln3_post.out": "post_feedforward_layernorm_2|post_per_layer_input_norm",
+    "branch_sum": "post_feedforward_layernorm<", "sum_norm.out": "post_feedforward_layernorm",
+    "moe.router_norm.out": "router.proj<", "moe.router_logits": "router.proj",
+    "moe.router_probs": "router#0", "moe.expert_weight": "router#1", "moe.expert_idx": "router#2",
+    **dict.fromkeys([f"moe.{one}" for one in ("gate", "up", "act", "post", "expert_out")], ""),
+    "moe.out": "experts",
 }  # fmt: skip
 _UNPADDED = {"pad_token_id": None}  # their own one lies beyond the vocabulary
 _FUSED = {**dict.fromkeys(("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"), "")}
@@ -730,6 +742,14 @@ ZOO: tuple[Variant, ...] = (
         },
     }),
     Variant("gemma4-bf16", "gemma4_text", {"hidden_size": 51}, dtype=torch.bfloat16),
+    # … and 26B-A4B
+    Variant("gemma4-experts", "gemma4_text", _GEMMA4_EXPERTS | {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    }, typical=True, views=True, gguf=1e-9),
+    Variant("gemma4-experts-all", "gemma4_text", _GEMMA4_EXPERTS | {
+        "top_k_experts": 3, "tie_word_embeddings": False,
+    }, gguf=1e-9),
     # OLMo 3
     Variant("olmo3", "olmo3", typical=True, views=True),
     Variant("olmo3-yarn", "olmo3", {"rope_parameters": {

@@ -131,7 +131,11 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         made = [_made_by(parameter, model) for parameter in filled]
         yield module, tuple(made)
         if filled[0] in mixtures:
-            yield module.rpartition(".")[0], (mixtures[filled[0]],)
+            around, part = module.rpartition(".")[0], filled[0].rpartition(".")[0]
+            if f"{part}.router_norm.w" in model.parameters:  # the router is a module of its own
+                yield around, (f"{part}.router_probs",)
+                around = f"{around.rpartition('.')[0]}.experts"
+            yield around, (mixtures[filled[0]],)
         if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
             continue
         block, mixes = outputs[made[0]]

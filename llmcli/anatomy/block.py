@@ -3,18 +3,21 @@
 x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
     ├── … a branch beside it ────────────────────────────┤
     └────────────────────────────────────────────────────┘
+
+Where the sum of branches has a norm of its own, that is what is added.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from llmcli.config import Branch, LayerConfig
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
-from llmcli.graph.ops import Add, Op
+from llmcli.graph.ops import Add
+from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
 from llmcli.parts.registry import PARTS, part_of
 
@@ -44,23 +47,30 @@ class BranchNames:
 
 @dataclass(frozen=True, kw_only=True)
 class SublayerNames:
-    """The residual stream before and after a sublayer, and the branches between."""
+    """The residual stream before and after a sublayer, and the branches between.
+
+    `adds`: what is added to the stream. `sum` and `norm`: of the branches, where that has a norm.
+    """
 
     stream: str
     leaves: str
     branches: tuple[BranchNames, ...]
+    adds: tuple[str, ...]
+    sum: str | None = None
+    norm: str | None = None
 
 
 def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
     """The names in `block` (`blocks.3`): norms are numbered by branch (`ln1`, `ln1_post`, `ln2`).
 
     What the first mixer adds is `attn_out`, whatever it is, and the first feed-forward `mlp_out`;
-    another one adds `<its prefix>_out`.
+    another one adds `<its prefix>_out`. The sum of branches with a norm is one of these.
     """
     numbers, found, used = count(1), [], Counter[str]()
     stream = f"{block}.resid_pre"
     for at, sublayer in enumerate(layer.sublayers):
         branches, reads = [], stream
+        summed = layer.sum_norm is not None and len(sublayer) > 1
         for branch in sublayer:
             kind, number = part_of(branch.part), next(numbers)
             norm = f"{block}.ln{number}" if branch.pre_norm is not None else None
@@ -72,18 +82,30 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             times = used[kind.prefix]
             part = f"{block}.{kind.prefix}{times if times > 1 else ''}"
             role = "attn" if kind.mixes else "mlp"
-            adds = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
-            used[f"{role}_out"] += 1
-            plain = branch.post_norm is None and branch.multiplier == 1
+            out = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
+            post = f"{block}.ln{number}_post" if branch.post_norm is not None else None
+            makes, adds = f"{part}.out", out
+            if summed:
+                adds = makes if post is None else f"{post}.out"
+            else:
+                used[f"{role}_out"] += 1
+                if post is None and branch.multiplier == 1:
+                    makes = adds
             branches.append(BranchNames(
-                config=branch, norm=norm, reads=reads, part=part,
-                makes=adds if plain else f"{part}.out",
-                post=f"{block}.ln{number}_post" if branch.post_norm is not None else None,
-                adds=adds,
+                config=branch, norm=norm, reads=reads, part=part, makes=makes, post=post, adds=adds,
             ))  # fmt: skip
         last = at == len(layer.sublayers) - 1
         leaves = f"{block}.resid_{'post' if last else 'mid' if at == 0 else f'mid{at + 1}'}"
-        found.append(SublayerNames(stream=stream, leaves=leaves, branches=tuple(branches)))
+        names = SublayerNames(
+            stream=stream, leaves=leaves, branches=tuple(branches),
+            adds=tuple(one.adds for one in branches),
+        )  # fmt: skip
+        if summed:
+            used[f"{role}_out"] += 1
+            names = replace(
+                names, adds=(out,), sum=f"{block}.branch_sum", norm=f"{block}.sum_norm"
+            )
+        found.append(names)
         stream = leaves
     return tuple(found)
 
@@ -104,7 +126,7 @@ def block_rows(
     names = block_names(layer, f"blocks.{number}")
     letters = _letters(names)
     parts = {
-        one.part: _part(one, letters, number, width, learned_positions)
+        one.part: _part(one, sublayer, letters, number, width, learned_positions)
         for sublayer in names
         for one in sublayer.branches
     }
@@ -130,14 +152,16 @@ def block_rows(
     for sublayer in names:
         for one in sublayer.branches:
             rows += _branch(one, sublayer, parts, letters, number)
-        added = tuple(one.adds for one in sublayer.branches)
+        if layer.sum_norm is not None:
+            rows += _sum(sublayer, layer.sum_norm, letters, number)
+        added = sublayer.adds
         last = sublayer is names[-1]
         made_of = (*made_of, *added)
         op = Add(
             parts=(*added, sublayer.stream), before=made_of, scale=layer.scale if last else 1,
             weight=f"blocks.{number}.out_scale.w" if layer.scaled and last else None,
         )  # fmt: skip
-        nouns = " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
+        nouns = _nouns(sublayer)
         leaf = sublayer.leaves.rpartition(".")[2]
         rows.append(residual(
             sublayer.leaves, op, "as it leaves the block" if last else f"after {nouns}",
@@ -180,22 +204,71 @@ def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
                 number(one.makes)
             if one.post is not None:
                 number(f"{one.post}.out")
-            if one.post is None or one.config.multiplier != 1:
-                number(one.adds)
-            else:  # the same tensor
-                numbered[one.adds] = numbered[f"{one.post}.out"]
+            if one.adds not in numbered:
+                same = one.post is not None and one.config.multiplier == 1
+                if same:
+                    numbered[one.adds] = numbered[f"{one.post}.out"]
+                else:
+                    number(one.adds)
+        if sublayer.sum is not None:
+            number(sublayer.sum)
+            number(f"{sublayer.norm}.out")
+            numbered[sublayer.adds[0]] = numbered[f"{sublayer.norm}.out"]
         number(sublayer.leaves)
     return numbered | {names[-1].leaves: "H"}
 
 
 def _part(
-    one: BranchNames, letters: Mapping[str, str], number: int, width: int, learned: bool
-) -> PartGraph:
+    one: BranchNames, sublayer: SublayerNames, letters: Mapping[str, str], number: int, width: int,
+    learned: bool,
+) -> PartGraph:  # fmt: skip
     part = one.config.part
+    mixes = part_of(sublayer.branches[0].config.part).mixes
     return part_of(part).graph(part, Site(
-        name=one.part, source=one.reads, makes=one.makes, letter=letters[one.makes],
-        adds=one.makes == one.adds, layer=number, width=width, learned_positions=learned,
+        name=one.part, source=one.reads, stream=sublayer.stream, makes=one.makes,
+        letter=letters[one.makes], adds=one.makes in sublayer.adds, layer=number, width=width,
+        learned_positions=learned, second=one is not sublayer.branches[0] and not mixes,
     ))  # fmt: skip
+
+
+def _nouns(sublayer: SublayerNames) -> str:
+    return " and ".join(part_of(one.config.part).noun for one in sublayer.branches)
+
+
+def _same(name: str, words: str, post: PartGraph, number: int) -> Node:
+    """What is added, where that is what a norm gives: the same tensor."""
+    normed = post.nodes[-1]
+    return Node(
+        name=name, letter=normed.letter, axes=("T", "D"), op=normed.op, words=words, group="norm",
+        layer=number, wide=True, shares=normed.name, theirs=_hook(name),
+    )  # fmt: skip
+
+
+def _hook(name: str) -> tuple[str, ...]:
+    leaf = name.rpartition(".")[2]
+    return (f"hook_{leaf}",) if leaf in ("attn_out", "mlp_out") else ()
+
+
+def _sum(
+    sublayer: SublayerNames, norm: NormConfig, letters: Mapping[str, str], number: int
+) -> Iterator[PartGraph]:
+    """The sum of branches, its norm, and what is added."""
+    if sublayer.sum is None or sublayer.norm is None:
+        return
+    nouns = _nouns(sublayer)
+    parts = tuple(one.adds for one in sublayer.branches)
+    yield PartGraph(nodes=(Node(
+        name=sublayer.sum, letter=letters[sublayer.sum], axes=("T", "D"),
+        op=Add(parts=parts, before=()), words=f"what {nouns} give together", group="residual",
+        layer=number, wide=True,
+    ),))  # fmt: skip
+    post = norm_graph(
+        norm, sublayer.norm, sublayer.sum, letters[f"{sublayer.norm}.out"],
+        (f"the norm after {nouns}", f"what {nouns} give together, normalized", ""),
+        layer=number, wide=True,
+    )  # fmt: skip
+    words = f"what {nouns} add to the residual stream"
+    yield replace(post, nodes=(*post.nodes, _same(sublayer.adds[0], words, post, number)))
 
 
 def _branch(
@@ -224,19 +297,17 @@ def _branch(
             branch.post_norm, one.post, one.makes, letters[source], words, layer=number, wide=True
         )
         yield post
-    if one.adds == one.makes:
+    if one.adds in (one.makes, source):
         return
-    mixes = part_of(branch.part).mixes
-    op: Op = Add(parts=(source,), before=(), scale=branch.multiplier)
-    same = branch.multiplier == 1
-    node = Node(
-        name=one.adds, letter=letters[one.adds], axes=("T", "D"),
-        op=post.nodes[-1].op if same else op,
-        words=f"what {noun} adds to the residual stream", group="norm" if same else "residual",
-        layer=number, wide=True, shares=source if same else None,
-        theirs=(f"hook_{one.adds.rpartition('.')[2]}",) if mixes or "mlp_out" in one.adds else (),
-    )  # fmt: skip
-    yield PartGraph(nodes=(node,))
+    adds = f"what {noun} adds to the residual stream"
+    if branch.multiplier == 1:
+        yield PartGraph(nodes=(_same(one.adds, adds, post, number),))
+        return
+    yield PartGraph(nodes=(Node(
+        name=one.adds, letter=letters[one.adds], axes=("T", "D"), words=adds, group="residual",
+        op=Add(parts=(source,), before=(), scale=branch.multiplier), layer=number, wide=True,
+        theirs=_hook(one.adds),
+    ),))  # fmt: skip
 
 
 def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Absent]:
@@ -255,6 +326,8 @@ def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Abse
             )
         if here.norm is None:
             yield Absent(names=rf"ln{number}\b", why=f"no norm of its own precedes {noun}")
+    if not any(sublayer.sum for sublayer in names):
+        yield Absent(names=r"(branch_sum|sum_norm)\b", why="no sum of its parts has a norm")
     if not layer.scaled:
         yield Absent(names=r"out_scale\b", why="no parameter multiplies what leaves its block")
     own = {part_of(one.config.part).prefix for one in branches}

@@ -72,7 +72,11 @@ def _norms(layer: LayerConfig) -> str:
     """`RMSNorm`, `RMSNorm after`, `RMSNorm before and after` each part, empty without any."""
     places = {
         "before": [one.pre_norm for one in layer.branches if one.pre_norm is not None],
-        "after": [one.post_norm for one in layer.branches if one.post_norm is not None],
+        "after": [
+            norm
+            for norm in (*(one.post_norm for one in layer.branches), layer.sum_norm)
+            if norm is not None
+        ],
     }
     kinds = {norm.kind for norms in places.values() for norm in norms}
     names = [{"rms": "RMSNorm", "layer": "LayerNorm"}[kind] for kind in sorted(kinds)]
@@ -188,8 +192,9 @@ def prefill_peak(
     for layer in dict.fromkeys(config.layers):
         for branch in layer.branches:
             workspace = part_of(branch.part).workspace(branch.part, reading)
-            # a norm that follows has what the part gives, and its own
-            after = reading.rows * config.width * wide if branch.post_norm is not None else 0
+            # a norm that follows has what the part gives, and its own; a sum what others gave
+            following = (branch.post_norm is not None) + (layer.sum_norm is not None)
+            after = following * reading.rows * config.width * wide
             peak = max(peak, workspace.peak + after)
             shared |= workspace.shared
     return peak + sum(shared.values()) + 8 * reading.tokens  # the last: positions, whole numbers

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 WORDS = {
     "T": "token", "S": "key", "H": "head", "Hk": "kv head", "D": "dimension", "dh": "number",
     "dk": "number", "dv": "number", "F": "neuron", "V": "vocabulary", "P": "position",
-    "E": "expert", "K": "choice", "Fs": "neuron", "1": "number",
+    "E": "expert", "K": "choice", "Fs": "neuron", "Fe": "neuron", "1": "number",
 }  # fmt: skip
 LETTERS = {
     "T": "n", "S": "n", "H": "h", "Hk": "h_kv", "D": "d", "dh": "d/h", "dk": "d_k", "dv": "d_v",
-    "F": "F", "V": "v", "P": "positions", "E": "E", "K": "K", "Fs": "Fₛ", "1": "1",
+    "F": "F", "V": "v", "P": "positions", "E": "E", "K": "K", "Fs": "Fₛ", "Fe": "Fₑ", "1": "1",
 }  # fmt: skip
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no character by themselves are shown as

@@ -1,8 +1,9 @@
-"""Gemma 4 (Google 2026): the dense sizes, and the text of multimodal checkpoints.
+"""Gemma 4 (Google 2026), and the text of multimodal checkpoints.
 
 Norms before and after as in Gemma 3, not centred, and values normalized, too; layers without a
 window have heads of another size, some pairs of which are rotated, and may take keys for values.
 The last layers may read keys and values of earlier ones; embeddings for each layer enter its block.
+A mixture of experts may stand beside each dense feed-forward.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
-from llmcli.errors import CheckpointError, UnsupportedModel
-from llmcli.families import llama
+from llmcli.config import LayerConfig, ModelConfig, sequential
+from llmcli.families import llama, mixture
 from llmcli.families.family import Family
+from llmcli.families.gemma4_blocks import gemma4
 from llmcli.families.gemma4_rules import rules_gguf, rules_hf
-from llmcli.families.read import GGUF_WINDOWS, gguf_windows, hf_layer, hf_windows
+from llmcli.families.read import (
+    GGUF_WINDOWS,
+    activation,
+    gguf_windows,
+    hf_layer,
+    hf_windows,
+)
 from llmcli.families.rope import of_layer_type, rope_from_hf
-from llmcli.families.unsupported import needs
 from llmcli.families.values import MOST, Values
 from llmcli.parts.attention.config import AttentionConfig, KeysValues, RopeConfig
-from llmcli.parts.embedding.config import EmbeddingConfig, LayerEmbeddingConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 from llmcli.parts.mlp.config import MlpConfig
-from llmcli.parts.ple.config import PleConfig
 
 if TYPE_CHECKING:
     from llmcli.checkpoints import TensorInfo
@@ -43,9 +48,6 @@ _ROPES: Mapping[str, Any] = {
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig; layers' sizes by their type, or as transformers 5 writes them."""
     values = Values(config)
-    if values.flag("enable_moe_block", False):
-        needed = needs(["mixture of experts"])
-        raise UnsupportedModel(f"`enable_moe_block` of `gemma4` is not supported{needed}")
     settings = {
         **_DEFAULTS, **config, "model_type": "llama", "mlp_bias": False,
         "hidden_act": values.text("hidden_activation", "gelu_pytorch_tanh"),
@@ -74,11 +76,20 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
             mlp = replace(mlp, hidden=2 * mlp.hidden)
         return replace(sequential(attention, mlp, norm=None), scaled=True)
 
+    experts = None
+    if values.flag("enable_moe_block", False):
+        count = values.integer("num_experts", most=MOST["heads"])
+        experts = ExpertsConfig(
+            experts=count, hidden=values.integer("moe_intermediate_size", most=MOST["hidden"]),
+            activation=activation(values, "hidden_activation", "gelu_pytorch_tanh"),
+            routing=RoutingConfig(chosen=values.integer("top_k_experts", most=count)),
+        )  # fmt: skip
     size = values.integer("hidden_size_per_layer_input", 256, least=0, most=MOST["width"])
     rows = values.integer("vocab_size_per_layer_input", 262_144, least=0, most=MOST["vocab"])
     cap = values.optional_number("final_logit_softcapping")
     model = replace(model, head=replace(model.head, cap=cap), model_type=config["model_type"])
-    return _gemma4(llama.rebuilt(model, block), shared, size, rows, rounded=True)
+    model = llama.rebuilt(model, block)
+    return gemma4(model, experts, shared=shared, size=size, rows=rows, rounded=True)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
@@ -86,7 +97,12 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     arch, key = metadata["general.architecture"], "final_logit_softcapping"
     values = Values(metadata, prefix=f"{arch}.")
     rest = {name: value for name, value in metadata.items() if not name.endswith(key)}
-    model = llama.from_gguf(rest, tensors, function="gelu_tanh")
+    router = "ffn_gate_inp.weight"
+    dense = {name: info for name, info in tensors.items() if not name.endswith(router)}
+    model = llama.from_gguf(rest, dense, function="gelu_tanh")
+    experts = None
+    if len(dense) < len(tensors):
+        experts = mixture.from_gguf(values, arch, 0, "gelu_tanh", correction=False)
     shared = values.integer("attention.shared_kv_layers", 0, least=0, most=len(model.layers))
     windows = gguf_windows(values, len(model.layers), period=6, window=None)
 
@@ -106,45 +122,16 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     table = tensors.get("per_layer_token_embd.weight", tensors.get("token_embd.weight"))
     cap = values.number(key, 0.0, above=False) or None
     model = llama.rebuilt(model, block, head=replace(model.head, cap=cap))
-    return _gemma4(model, shared, size, table.shape[0] if table else model.vocab)
-
-
-def _gemma4(
-    model: ModelConfig, shared: int, size: int, rows: int, *, rounded: bool = False
-) -> ModelConfig:
-    norm, width, count = model.final_norm, model.width, len(model.layers)
-    windows, first = [layer.window for layer in model.layers], count - shared
-
-    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        kv = replace(attention.kv, norm=replace(norm, weights=False))
-        if number >= first:
-            alike = [n for n in range(first) if windows[n] == windows[number]]
-            if not alike:
-                raise CheckpointError(f"no layer has keys and values for layer {number} to share")
-            kv = replace(kv, equal=False, layer=alike[-1])
-        layer = sequential(
-            replace(attention, scale=1.0, qk_norm=norm, kv=kv), mlp, norm=norm, after=norm
-        )
-        layer = replace(layer, scaled=model.layers[number].scaled)
-        ple = Branch(part=PleConfig(size=size, activation=mlp.activation), post_norm=norm)
-        return replace(layer, sublayers=(*layer.sublayers, (ple,))) if size else layer
-
-    if size and rows < model.vocab:
-        raise CheckpointError(f"embeddings for each layer of {rows} tokens, not {model.vocab}")
-    embedding = EmbeddingConfig(scale=width**0.5, rounded_scale=rounded)
-    if size:
-        # the norm of a projection times width^-½ is that of the projection, with more added to it
-        embedding = replace(embedding, per_layer=LayerEmbeddingConfig(
-            vocab=rows, layers=count, size=size, scale=size**0.5,
-            norm=replace(norm, eps=norm.eps * width),
-        ))  # fmt: skip
-    return llama.rebuilt(model, block, family="gemma4", embedding=embedding)
+    rows = table.shape[0] if table else model.vocab
+    return gemma4(model, experts, shared=shared, size=size, rows=rows)
 
 
 FAMILIES = (Family(
     name="gemma4",
-    words="normalized values, keys as values or of other layers, embeddings for each layer",
+    words="normalized values, keys as values or of other layers, embeddings for each layer, "
+    "experts beside the MLP",
     hf_types=("gemma4_text",), gguf_archs=("gemma4",), hf_multimodal=("gemma4",),
     gguf_reads=GGUF_WINDOWS, from_hf=from_hf, from_gguf=from_gguf, rules_hf=rules_hf,
-    rules_gguf=rules_gguf, feed_forwards=("gated MLP", "per-layer embeddings"),
+    rules_gguf=rules_gguf,
+    feed_forwards=("gated MLP", "mixture of experts", "per-layer embeddings"),
 ),)  # fmt: skip

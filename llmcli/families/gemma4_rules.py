@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from llmcli.config import ModelConfig
 from llmcli.families import llama_rules
 from llmcli.families.gemma import NORMS_HF
-from llmcli.families.rules import Drop, Rename, Rule
+from llmcli.families.mixture import found_in
+from llmcli.families.rules import Drop, Multiply, PerExpert, Rename, Rows, Rule
 
 _WHOLE = (  # transformers' names, llama.cpp's, ours
     ("embed_tokens_per_layer", "per_layer_token_embd", "ple.embed.W"),
@@ -17,31 +18,64 @@ _WHOLE = (  # transformers' names, llama.cpp's, ours
 _BLOCK = (
     ("per_layer_input_gate.weight", "inp_gate.weight", "ple.W_gate"),
     ("per_layer_projection.weight", "proj.weight", "ple.W_out"),
-    ("post_per_layer_input_norm.weight", "post_norm.weight", "ln3_post.w"),
     ("layer_scalar", "layer_output_scale.weight", "out_scale.w"),
 )
+_PLE_NORM = ("post_per_layer_input_norm.weight", "post_norm.weight")
+_NORMS = (  # beside experts
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2", "ln3"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1", "ln2_post"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2", "ln3_post"),
+    ("post_feedforward_layernorm", "post_ffw_norm", "sum_norm"),
+)
+_ROUTER_HF = (("router.proj.weight", "W_router"), ("experts.down_proj", "W_down"))
+_FACTORS = ("router.per_expert_scale", "ffn_down_exps.scale")
+_ROUTER_NORM = ("router.scale", "ffn_gate_inp.scale")
+_FUSED = ("experts.gate_up_proj", "ffn_gate_up_exps.weight")
 _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 
 
 def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
     """transformers' names, with `model.` before them or (a bare decoder) without."""
-    rules = _of_own(llama_rules.rules_hf(config, norms=NORMS_HF), config)
-    own = (_own(0, prefix, f"{prefix}layers.{{layer}}") for prefix in ("model.", ""))
+    rules = _llama(llama_rules.rules_hf, NORMS_HF, config, 0)
+    own = (_own(config, 0, prefix, f"{prefix}layers.{{layer}}") for prefix in ("model.", ""))
     return (*rules, *(rule for some in own for rule in some))
 
 
 def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
     """llama.cpp's names; rows of queries and keys lie as we rotate them."""
     norms = (*llama_rules.NORMS_GGUF, *llama_rules.NORMS_AFTER_GGUF)
-    rules = _of_own(llama_rules.rules_gguf(config, norms=norms), config)
-    return (*rules, *_own(1, "", "blk.{layer}"))
+    rules = _llama(llama_rules.rules_gguf, norms, config, 1)
+    return (*rules, *_own(config, 1, "", "blk.{layer}"))
 
 
-def _own(theirs: int, prefix: str, block: str) -> Iterator[Rule]:
+def _llama(
+    rules: Callable[..., Iterable[Rule]], norms: llama_rules.Norms, config: ModelConfig, theirs: int
+) -> Iterator[Rule]:
+    """Those of Llama, with the norms that these blocks have."""
+    if found_in(config) is not None:
+        own = [(row[theirs], row[2]) for row in _NORMS]
+        norms = (*(pair for pair in norms if pair[0] != own[-1][0]), *own)
+    return _of_own(rules(config, norms=norms), config)
+
+
+def _own(config: ModelConfig, theirs: int, prefix: str, block: str) -> Iterator[Rule]:
     for row in _WHOLE:
         yield Rename(f"{prefix}{row[theirs]}.weight", row[2])
     for row in _BLOCK:
         yield Rename(f"{block}.{row[theirs]}", f"blocks.{{layer}}.{row[2]}")
+    mixture, ours = found_in(config), "blocks.{layer}"
+    number = 3 if mixture is None else 4  # of the branch that adds the layer's embedding
+    yield Rename(f"{block}.{_PLE_NORM[theirs]}", f"{ours}.ln{number}_post.w")
+    if mixture is None:
+        return
+    times = Multiply(config.width**-0.5)
+    yield Rename(f"{block}.{_ROUTER_NORM[theirs]}", f"{ours}.moe.router_norm.w", times)
+    yield Rename(f"{block}.{_FACTORS[theirs]}", f"{ours}.moe.expert_factor")
+    for leaf, first in (("gate", 0), ("up", mixture.hidden)):
+        rows = PerExpert(Rows(first, first + mixture.hidden))
+        yield Rename(f"{block}.{_FUSED[theirs]}", f"{ours}.moe.W_{leaf}", rows)
+    for name, leaf in _ROUTER_HF if theirs == 0 else ():
+        yield Rename(f"{block}.{name}", f"{ours}.moe.{leaf}")
 
 
 def _of_own(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:

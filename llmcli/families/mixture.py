@@ -22,7 +22,8 @@ _MTP = "multi-token prediction: it guesses tokens further on, and is not needed 
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
-                 "glm4moe": False, "deepseek2": False, "gpt-oss": False}  # fmt: skip
+                 "glm4moe": False, "deepseek2": False, "gpt-oss": False,
+                 "gemma4": True}  # fmt: skip
 # … and by which scores experts are chosen, where it is no softmax of all
 _SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen"}
 GGUF_ARCHS = tuple(_RENORMALIZED)
@@ -118,7 +119,7 @@ def rules_hf(
 
     `block` and `leaves` are the published names; version 5 has them in `mlp`, gate and up as one.
     """
-    found = _mixture(config)
+    found = found_in(config)
     if found is None:
         return
     names = [f"{block}.experts.{{expert}}.{leaf}" for leaf in leaves]
@@ -144,7 +145,7 @@ def rules_hf(
 
 def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
     """llama.cpp's names: the experts of a layer in one tensor; a weight's row may be a vector."""
-    if _mixture(config) is None:
+    if found_in(config) is None:
         return
     g, moe = "blk.{layer}", "blocks.{layer}.moe"
     yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
@@ -164,7 +165,7 @@ def later_layers(pattern: str, config: ModelConfig) -> Drop:
     return Drop(pattern, _MTP, {"later": range(count, count + 16)})
 
 
-def _mixture(config: ModelConfig) -> ExpertsConfig | None:
+def found_in(config: ModelConfig) -> ExpertsConfig | None:
     """That of the first layer that has one: all of a model are alike."""
     parts = chain.from_iterable(layer.parts for layer in config.layers)
     return next((part for part in parts if isinstance(part, ExpertsConfig)), None)

@@ -112,6 +112,16 @@ class AddConstant:
 
 
 @dataclass(frozen=True)
+class Multiply:
+    """Value operation: `x · value`."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"· {self.value:g}"
+
+
+@dataclass(frozen=True)
 class LogNeg:
     """Value operation: `log(−x)` of numbers below 0. GGUF stores `A_log` as `−exp(A_log)`."""
 
@@ -120,7 +130,7 @@ class LogNeg:
 
 
 RowOp = Rows | UnpairRows | InterleaveRows
-Elementwise = AddConstant | LogNeg
+Elementwise = AddConstant | Multiply | LogNeg
 
 
 @dataclass(frozen=True)
@@ -461,6 +471,6 @@ def _shape_after(shape: tuple[int, ...], op: Op) -> tuple[int, ...] | None:
         case PerExpert(op=inner) if len(shape) > 1:
             item = _shape_after(shape[1:], inner)
             return None if item is None else (shape[0], *item)
-        case AddConstant() | LogNeg():
+        case AddConstant() | Multiply() | LogNeg():
             return shape
     return None

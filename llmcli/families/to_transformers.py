@@ -186,7 +186,7 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "no_rope_layers": [int(attention.rope is not None) for attention in attentions],
         "use_parallel_residual": len(branches) > 1,
     }
-    settings |= _by_layer(config, attentions) | _experts(ffns)
+    settings |= _by_layer(config, attentions) | _experts(config)
     if latents:
         settings |= _latent(latents[0])
     rotated = [(attention.rope, attention) for attention in attentions if attention.rope]
@@ -203,14 +203,18 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     } or None}  # fmt: skip
 
 
-def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
-    """The keys of mixtures: `ffns` are the feed-forwards of all layers."""
-    dense = [at for at, part in enumerate(ffns) if isinstance(part, MlpConfig)]
-    mixtures = [part for part in ffns if isinstance(part, ExpertsConfig)]
+def _experts(config: ModelConfig) -> dict[str, Any]:
+    """The keys of mixtures."""
+    found = [
+        next((part for part in layer.parts if isinstance(part, ExpertsConfig)), None)
+        for layer in config.layers
+    ]
+    dense = [at for at, part in enumerate(found) if part is None]
+    mixtures = [part for part in found if part is not None]
     where = {
         "mlp_only_layers": dense,
         "first_k_dense_replace": len(dense),
-        "mlp_layer_types": ["dense" if at in dense else "sparse" for at in range(len(ffns))],
+        "mlp_layer_types": ["dense" if at in dense else "sparse" for at in range(len(found))],
     }
     if not mixtures:
         return where
@@ -226,6 +230,8 @@ def _experts(ffns: Sequence[MlpConfig | ExpertsConfig]) -> dict[str, Any]:
         "routed_scaling_factor": routing.scale,
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
+        "enable_moe_block": routing.norm is not None,
+        "top_k_experts": routing.chosen,
         "topk_method": "group_limited_greedy" if routing.groups > 1 else "greedy",
         **({} if experts.clamp is None else {"swiglu_limit": experts.clamp.limit}),
     }

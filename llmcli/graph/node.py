@@ -140,18 +140,22 @@ class PartGraph:
 class Site:
     """Where a part stands: its `name` (`blocks.3.attn`), what it reads, and what it makes.
 
+    `source` is what it reads, of the residual `stream` before its norm, if it has one.
     `letter` is that of what it makes. `adds`: that is what is added to the residual stream; a norm
     or a multiplier follows where not. `learned_positions`: whether the embedding has them.
+    `second`: a feed-forward stands before it in its block, whose letters it does not take.
     """
 
     name: str
     source: str
+    stream: str
     makes: str
     letter: str
     adds: bool
     layer: int
     width: int
     learned_positions: bool
+    second: bool = False
 
     def output(self, what: str, *theirs: str) -> tuple[str, tuple[str, ...]]:
         """The words of what `what` makes, and TransformerLens' names: of what is added, the first.

@@ -66,7 +66,8 @@ class Weigh(Op):
     """`g = P[e]`: what each chosen expert counts, `[T, K]`.
 
     `renormalized`: divided by their sum, to which `least` is added. `softmax`: the source are
-    logits, and the weights the softmax of the chosen. Times `scale`.
+    logits, and the weights the softmax of the chosen. Times `scale`, and times the chosen one's
+    number of the parameter `factors`.
     """
 
     source: str
@@ -75,6 +76,7 @@ class Weigh(Op):
     softmax: bool
     scale: float
     least: float
+    factors: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -85,6 +87,8 @@ class Weigh(Op):
         """`g = 2.5 · P[e] / Σ P[e]`."""
         picked = f"{letter(self.source)}[{letter(self.chosen)}]"
         scale = "" if self.scale == 1 else f"{self.scale:g} · "
+        if self.factors is not None:
+            scale += f"{letter(self.factors)}[{letter(self.chosen)}] · "
         if self.softmax:
             return f"{own} = {scale}softmax({picked})"
         return f"{own} = {scale}{picked}{f' / Σ {picked}' if self.renormalized else ''}"

@@ -120,7 +120,7 @@ const struct kernel kernel_choose = {items_choose, work_choose, NULL};
 /* WEIGH: what the chosen experts count. An item is a row.
  * 0 scores (contiguous), 1 chosen int64 [rows, K], 2 out [rows, K], 3 rows, 4 columns E, 5 K,
  * 6 whether it is their softmax, 7 whether they are divided by their sum, 8 what is added to that,
- * 9 factor */
+ * 9 factor, 10 a factor of each expert [E] or 0 */
 static int64_t items_weigh(const struct op *op) { return op->arg[3]; }
 
 INLINE void weigh(const struct op *op, int64_t item) {
@@ -133,6 +133,8 @@ INLINE void weigh(const struct op *op, int64_t item) {
     if (op->arg[6]) softmax(out, out, count);
     for (int64_t k = 0; op->arg[7] && k < count; k++) out[k] /= sum + number(op->arg[8]);
     for (int64_t k = 0; factor != 1.0f && k < count; k++) out[k] *= factor;
+    const float *factors = address(op->arg[10]);
+    for (int64_t k = 0; factors && k < count; k++) out[k] *= factors[chosen_[k]];
 }
 EACH_LEVEL(weigh)
 const struct kernel kernel_weigh = {items_weigh, work_weigh, NULL};

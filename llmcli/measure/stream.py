@@ -32,7 +32,7 @@ class Stream:
         for number, layer in enumerate(model.config.layers):
             for sublayer in block_names(layer, f"blocks.{number}"):
                 self._places |= {sublayer.stream: 1.0, sublayer.leaves: 1.0}
-                self._added |= {branch.adds for branch in sublayer.branches}
+                self._added |= set(sublayer.adds)
             self._places[sublayer.leaves] = layer.scale
             if layer.scaled:
                 factor = model.decoder.weight(f"blocks.{number}.out_scale.w").dense()

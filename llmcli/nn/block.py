@@ -2,6 +2,8 @@
 
 x ──┬── pre-norm ── part ── post-norm ── · multiplier ──(+)── x of the next sublayer
     └─────────────────────────────────────────────────────┘
+
+Where the sum of branches has a norm of its own, that is what is added.
 """
 
 from __future__ import annotations
@@ -73,16 +75,27 @@ class Branch:
         self.part: Any = forward_of(config.part, names.part, parameters)
         if names.post is not None and config.post_norm is not None:
             self.post_norm = Norm(config.post_norm, names.post, parameters, wide=True)
-        self.mixer: Mixer | None = self.part if part_of(config.part).mixes else None
+        kind = part_of(config.part)
+        self.mixer: Mixer | None = self.part if kind.mixes else None
+        self.reads_stream = kind.reads_stream(config.part)
 
-    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
-        """`[B, T, D]`, what the part reads → `[B, T, D]` in at least float32."""
+    def __call__(
+        self, x_BTD: Tensor, state: LayerState | None, step: Step, stream_BTD: Tensor
+    ) -> Tensor:
+        """`[B, T, D]`, what the part reads, of the stream → `[B, T, D]` in at least float32."""
         names, multiplier = self.names, self.names.config.multiplier
-        out = self.part(x_BTD, step) if self.mixer is None else self.mixer(x_BTD, state, step)
+        if self.mixer is not None:
+            out = self.mixer(x_BTD, state, step)
+        elif self.reads_stream:
+            out = self.part(x_BTD, step, stream_BTD)
+        else:
+            out = self.part(x_BTD, step)
         if names.makes != names.adds:
             out = step.emit(names.makes, out)
         if self.post_norm is not None:
             out = self.post_norm.observed(out, step)
+            if names.adds == f"{names.post}.out":
+                return out
         if multiplier != 1:
             out = scale(out, multiplier)
         return step.emit(names.adds, out)
@@ -102,6 +115,11 @@ class Block:
             (names, [Branch(one, parameters) for one in names.branches])
             for names in block_names(config, name)
         ]
+        self.sum_norms = {
+            names.sum: Norm(config.sum_norm, names.norm, parameters, wide=True)
+            for names, _ in self.sublayers
+            if config.sum_norm is not None and names.sum is not None and names.norm is not None
+        }
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -135,14 +153,21 @@ class Block:
         states = iter(state.states if isinstance(state, Beside) else (state,))
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         for names, branches in self.sublayers:
-            out_BTD = reads = x_BTD
+            out_BTD: Tensor | None = None if names.sum is not None else x_BTD
+            reads = x_BTD
             for branch in branches:
                 if branch.pre_norm is not None:
                     reads = branch.pre_norm.observed(x_BTD, step)
                 elif not branch.names.config.shares_norm:
                     reads = x_BTD.to(self.dtype)
                 own = None if branch.mixer is None or state is None else next(states)
-                out_BTD = add(out_BTD, branch(reads, own, step))
+                added_BTD = branch(reads, own, step, x_BTD)
+                out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
+            assert out_BTD is not None
+            if names.sum is not None:
+                out_BTD = step.emit(names.sum, out_BTD)
+                out_BTD = self.sum_norms[names.sum].observed(out_BTD, step)
+                out_BTD = add(x_BTD, step.emit(names.adds[0], out_BTD))
             if names is self.sublayers[-1][0]:
                 out_BTD = self._scaled(out_BTD)
             x_BTD = step.emit(names.leaves, out_BTD)

@@ -310,7 +310,7 @@ def choose(
 
 def weigh(
     scores: Tensor, chosen: Tensor, *, softmax: bool, renormalized: bool, least: float,
-    factor: float,
+    factor: float, factor_E: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """See `ops.routing.weigh`."""
     scores, chosen = scores.contiguous(), chosen.contiguous()
@@ -319,9 +319,9 @@ def weigh(
     op = (
         program.WEIGH, scores.data_ptr(), chosen.data_ptr(), out.data_ptr(),
         scores.numel() // experts, experts, count, softmax, renormalized, _bits(least),
-        _bits(factor),
+        _bits(factor), 0 if factor_E is None else factor_E.data_ptr(),
     )  # fmt: skip
-    program.run(torch.get_num_threads(), op, reads=(scores, chosen), writes=(out,))
+    program.run(torch.get_num_threads(), op, reads=(scores, chosen, factor_E), writes=(out,))
     return out
 
 

@@ -52,20 +52,27 @@ def choose(scores_BTE: Tensor, correction_E: Tensor | None, routing: RoutingConf
     return _largest(scores_BTE, routing.chosen)
 
 
-def weigh(scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig) -> Tensor:
-    """What each chosen expert counts, `[B, T, K]`; of logits where they are to be normalized."""
+def weigh(
+    scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig, factor_E: Tensor | None = None
+) -> Tensor:
+    """What each chosen expert counts, `[B, T, K]`; of logits where they are to be normalized.
+
+    Times the factors of the chosen ones, last.
+    """
     softmax = routing.scores == "softmax of the chosen"
-    if compiled.takes(scores_BTE):
+    if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):
         return compiled.weigh(
             scores_BTE, chosen_BTK, softmax=softmax, renormalized=routing.renormalized,
-            least=LEAST_SUM, factor=routing.scale,
+            least=LEAST_SUM, factor=routing.scale, factor_E=factor_E,
         )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
         weight_BTK = weight_BTK.softmax(-1)
     elif routing.renormalized:
         weight_BTK = weight_BTK / (weight_BTK.sum(-1, keepdim=True) + LEAST_SUM)
-    return weight_BTK if routing.scale == 1 else weight_BTK * routing.scale
+    if routing.scale != 1:
+        weight_BTK = weight_BTK * routing.scale
+    return weight_BTK if factor_E is None else weight_BTK * factor_E[chosen_BTK]
 
 
 def summed(y_BKTD: Tensor, weight_BTK: Tensor, z_BTD: Tensor | None) -> Tensor:

@@ -19,7 +19,8 @@ class Part:
     `graph(config, site)` gives its rows, `workspace(config, reading)` the memory that it takes,
     `facts(config)` what `info` says of it (`reports.info.LayerType`). `forward` names
     `module:callable`, imported when a decoder is built, for it needs torch:
-    `callable(config, name, parameters)`.
+    `callable(config, name, parameters)`; where `reads_stream(config)`, what it makes is called with
+    the residual stream, too.
     """
 
     config: type
@@ -30,3 +31,4 @@ class Part:
     workspace: Callable[[Any, Reading], Workspace]
     facts: Callable[[Any], Mapping[str, Any]]
     forward: str
+    reads_stream: Callable[[Any], bool] = lambda config: False

@@ -7,6 +7,7 @@ Conv1D weights are transposed, norms and biases stay in float32.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,6 +115,10 @@ def _add(
     writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: Tensor, format: str
 ) -> Tensor:
     """Writes it and returns what the file then says; what has no whole blocks stays in float32."""
+    if (found := re.fullmatch(r"model\.layers\.(\d+)\.router\.(\w*scale)", name)) is not None:
+        which = {"scale": "ffn_gate_inp", "per_expert_scale": "ffn_down_exps"}[found[2]]
+        writer.add_tensor(f"blk.{found[1]}.{which}.scale", values.numpy())
+        return values
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
     target = target or names.get_name(name)
     assert target is not None, name
@@ -373,6 +378,10 @@ def _write_gemma4(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     full = config.rope_parameters["full_attention"]
     writer.add_rope_freq_base(full["rope_theta"])
     writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     turned = int(whole * full["partial_rotary_factor"] / 2)
     factors = [1.0] * turned + [1e30] * (whole // 2 - turned)
     writer.add_tensor("rope_freqs.weight", np.array(factors, dtype=np.float32))

@@ -30,6 +30,8 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                 parameter.copy_(centre + 0.3 * noise)
                 if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
                     parameter.mul_(0.4)  # scores are not divided by the root of a head's size
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.copy_(1 + 0.3 * noise)
             elif parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.copy_(0.3 * noise)
             elif "embed" in name or "wte" in name or "wpe" in name:
@@ -40,6 +42,8 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                 # a router's: choices that rounding cannot turn
                 if name.endswith((".gate.weight", ".router.weight")):
                     gain = 3.0
+                if name.endswith("router.proj.weight"):  # its rows are divided by the root of D
+                    gain = 3.0 * fan_in**0.5
                 parameter.copy_(gain * noise / fan_in**0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

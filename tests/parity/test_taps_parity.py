@@ -23,6 +23,7 @@ from llmcli import anatomy
 from llmcli.anatomy.graph import graph
 from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
+from llmcli.parts.experts.config import ExpertsConfig
 
 ALL = [one.name for one in ZOO]
 
@@ -62,8 +63,11 @@ def test_every_activation_is_transformers_own(
     modules = TYPES[variant(name).model_type].modules
     unseen = tuple(key for key, module in modules.items() if not module)
     known = {key for key in ours if not key.endswith((".scale", *unseen))}
-    # not in every variant of a type: a multiplier of 1, a feed-forward beside the attention
-    optional = tuple(f".{one}" for one in ("attn.out", "mlp.out", "resid_mid"))
+    # not in every variant of a type: a multiplier of 1, a feed-forward beside the attention, …
+    optional = tuple(f".{one}" for one in (
+        "attn.out", "mlp.out", "resid_mid", "ln3_post.out", "ln4_post.out", "branch_sum",
+        "sum_norm.out", "router_norm.out",
+    ))  # fmt: skip
     expected = {key for key in theirs if key in ours or not key.endswith(optional)}
     assert known == {key for key in expected if not key.endswith("attn.pattern")}
     wrong = {key: far(ours[key], theirs[key]) for key in known}
@@ -91,10 +95,14 @@ def test_norms_divide_by_what_they_say(name: str, models: Models) -> None:
     ours = tapped(decoder, prompt(tokens=40))
     nodes = graph(decoder.config).nodes
     scales = [key for key in ours if key.endswith(".scale")]
+    layers = decoder.config.layers
+    parts = [part for layer in layers for part in layer.parts]
     assert len(scales) == 1 + sum(
         (branch.pre_norm is not None) + (branch.post_norm is not None)
-        for layer in decoder.config.layers
+        for layer in layers
         for branch in layer.branches
+    ) + sum(layer.sum_norm is not None for layer in layers) + sum(
+        isinstance(part, ExpertsConfig) and part.routing.norm is not None for part in parts
     )
     for scale in scales:
         norm = scale.removesuffix(".scale")

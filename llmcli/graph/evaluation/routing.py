@@ -182,7 +182,14 @@ class Weigh(Rule[routing.Weigh]):
             picked_TK = _softmax(picked_TK)
         elif self.op.renormalized:
             picked_TK = picked_TK / (picked_TK.sum(-1, keepdim=True) + self.op.least)
-        return picked_TK * self.op.scale
+        return picked_TK * self._factor(values)
+
+    def _factor(self, values: Numbers) -> Tensor | float:
+        """What the weights are multiplied by, last: `[T, K]`, or one number."""
+        if self.op.factors is None:
+            return self.op.scale
+        c_E = values.vector(self.op.factors)
+        return self.op.scale * c_E[values[self.op.chosen].long()]
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """A copy is not rounded; a quotient by its own size, an exponential as in `Share`."""
@@ -190,7 +197,7 @@ class Weigh(Rule[routing.Weigh]):
         if self.op.softmax:
             x_TK = self._picked(values)
             return made_TK * (1 + (x_TK - x_TK.amax(-1, keepdim=True)).abs())
-        copied = not self.op.renormalized and self.op.scale == 1
+        copied = not self.op.renormalized and self.op.scale == 1 and self.op.factors is None
         return torch.zeros(1, dtype=torch.float64) if copied else made_TK
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -205,21 +212,22 @@ class Weigh(Rule[routing.Weigh]):
         )
         e = self.cell(self.op.chosen, token, "j")
         cell = symbol(self.letter_of(self.op.source), token, e)
+        scale, product, numbers = self._factors(values, chosen_K[place])
         if self.op.softmax:
             found = _share(cell, row, place, max(row), follow[0])
             after = found.after
-            if self.op.scale != 1:
-                scaled = f"{self.op.scale:g} · that = {self.op.scale:g} · {{}}"
-                after = (*after, Fact(formula=scaled, parts=(found.value,), value=value))
+            if scale:
+                scaled = f"{scale}that = {product}{{}}"
+                parts = (*numbers, found.value)
+                after = (*after, Fact(formula=scaled, parts=parts, value=value))
             return Element(
                 value=value, magnitude=magnitude, before=found.before, sum=found.sum,
                 terms=found.terms, after=after, follow=follow,
             )  # fmt: skip
         own = self.cell(self.op.source, token, chosen_K[place])
-        scale = "" if self.op.scale == 1 else f"{self.op.scale:g} · "
         if not self.op.renormalized:
-            formula = f"{scale}{own} = {scale}{{}}" if scale else own
-            parts = (row[place],) if scale else ()
+            formula = f"{scale}{own} = {product}{{}}" if scale else own
+            parts = (*numbers, row[place]) if scale else ()
             fact = Fact(formula=formula, parts=parts, value=value)
             return Element(value=value, magnitude=magnitude, after=(fact,), follow=follow)
         terms = tuple(
@@ -228,13 +236,21 @@ class Weigh(Rule[routing.Weigh]):
         )
         summed = total(terms)
         share = Fact(
-            formula=f"{scale}{own} / Σ = {scale}{{}} / {{}}", parts=(row[place], summed),
-            value=value,
+            formula=f"{scale}{own} / Σ = {product}{{}} / {{}}",
+            parts=(*numbers, row[place], summed), value=value,
         )  # fmt: skip
         return Element(
             value=value, magnitude=magnitude, terms=terms, after=(share,), follow=follow,
             sum=Sum(formula=cell, over="j", columns=(cell,), value=summed),
         )  # fmt: skip
+
+    def _factors(self, values: Numbers, expert: int) -> tuple[str, str, tuple[float, ...]]:
+        """What one weight is multiplied by: as it is written, with `{}` for numbers, and these."""
+        scale = "" if self.op.scale == 1 else f"{self.op.scale:g} · "
+        if (name := self.op.factors) is None:
+            return scale, scale, ()
+        own = float(values.vector(name)[expert])
+        return f"{scale}{self.cell(name, expert)} · ", f"{scale}{{}} · ", (own,)
 
     def _picked(self, values: Numbers) -> Tensor:
         return values[self.op.source].gather(-1, values[self.op.chosen].long())

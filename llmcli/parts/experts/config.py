@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmcli.parts.mlp.config import Activation, GateClamp
+from llmcli.parts.norm.config import NormConfig
 
 Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
@@ -23,7 +24,9 @@ class RoutingConfig:
     `bias`: the router has one. `correction`: a bias is added to the scores that choose, not to the
     weights. Of `groups` of neighbouring experts only the `kept_groups` best are chosen from: those
     whose `group_best` largest scores have the largest sum: 2 (DeepSeek-V3, arXiv 2412.19437), or 1
-    (DeepSeek-V2, arXiv 2405.04434).
+    (DeepSeek-V2, arXiv 2405.04434). With a `norm` of its own the router reads the residual stream
+    through that, not what the experts read. `factors`: the weight of each chosen expert is
+    multiplied by a parameter of that expert, last.
     """
 
     chosen: int
@@ -35,6 +38,8 @@ class RoutingConfig:
     groups: int = 1
     kept_groups: int = 1
     group_best: Literal[1, 2] = 2
+    norm: NormConfig | None = None
+    factors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

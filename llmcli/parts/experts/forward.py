@@ -24,6 +24,7 @@ from llmcli.ops.routing import choose, logits, share, summed, weigh
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.forward import GatedMlp
+from llmcli.parts.norm.forward import Norm
 
 
 class Experts:
@@ -37,6 +38,12 @@ class Experts:
         routing = config.routing
         biases = (f"{name}.b_router",) if routing.bias else ()
         self.router = Linear(parameters, (f"{name}.W_router",), biases)
+        self.norm: Norm | None = None
+        if routing.norm is not None:
+            self.norm = Norm(routing.norm, f"{name}.router_norm", parameters)
+        self.factors: Tensor | None = None
+        if routing.factors:
+            self.factors = parameters.vector((f"{name}.expert_factor",))
         self.correction: Tensor | None = None
         if routing.correction:
             self.correction = parameters.vector((f"{name}.b_choice",))
@@ -52,10 +59,13 @@ class Experts:
         if config.shared is not None:
             self.shared = SharedExpert(config.shared, config.activation, name, parameters)
 
-    def __call__(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """`[B, T, D]` → `[B, T, D]` in at least float32."""
-        p = self.name
-        chosen_BTK, weight_BTK = self._route(x_BTD, step)
+    def __call__(self, x_BTD: Tensor, step: Step, stream_BTD: Tensor | None = None) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; a router's own norm reads the stream."""
+        p, reads_BTD = self.name, x_BTD
+        if self.norm is not None:
+            assert stream_BTD is not None
+            reads_BTD = self.norm.observed(stream_BTD, step)
+        chosen_BTK, weight_BTK = self._route(reads_BTD, step)
         routes = Routes.of(chosen_BTK, static=step.fixed)
         batch, tokens, count = chosen_BTK.shape
         gate_up_ND = self.gate_up(x_BTD.flatten(0, 1), routes)
@@ -78,8 +88,8 @@ class Experts:
             made_BTE = share(scores_BTE, sigmoid=routing.scores == "sigmoid")
             scores_BTE = step.emit(f"{p}.router_probs", made_BTE)
         chosen_BTK = step.emit(f"{p}.expert_idx", choose(scores_BTE, self.correction, routing))
-        weight_BTK = step.emit(f"{p}.expert_weight", weigh(scores_BTE, chosen_BTK, routing))
-        return chosen_BTK, weight_BTK
+        weight_BTK = weigh(scores_BTE, chosen_BTK, routing, self.factors)
+        return chosen_BTK, step.emit(f"{p}.expert_weight", weight_BTK)
 
 
 class SharedExpert:

@@ -6,6 +6,7 @@ Letters: T tokens, D width, E experts, K chosen ones, F neurons of one, Fs of th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
@@ -14,6 +15,8 @@ from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
 from llmcli.parts.experts.config import LEAST_SUM, ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.norm.graph import norm_graph
 
 _WEIGHTS = {  # words of the experts' matrices and of their biases
     "gate": ("projections to the gates of each expert's hidden layer",
@@ -40,11 +43,12 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         layer=site.layer, wide=True, theirs=theirs,
     )  # fmt: skip
     own = PartGraph(nodes=()) if shared is None else shared
+    norm, (axis, _) = _router_norm(c.routing.norm, site), _own_letters(site)
     return PartGraph(
-        nodes=(*_routing(c.routing, site), *_experts(c, site), *own.nodes, out),
-        parameters=(*_parameters(c, site), *own.parameters),
-        sizes={"E": c.experts, "K": c.routing.chosen, "F": c.hidden, **own.sizes},
-        documents={"E": "E", "K": "K", "F": "F", **own.documents},
+        nodes=(*norm.nodes, *_routing(c.routing, site), *_experts(c, site), *own.nodes, out),
+        parameters=(*norm.parameters, *_parameters(c, site), *own.parameters),
+        sizes={"E": c.experts, "K": c.routing.chosen, axis: c.hidden, **own.sizes},
+        documents={"E": "E", "K": "K", axis: axis.replace("e", "ₑ"), **own.documents},
         absent=tuple(_absent(c)),
         entering=("mlp.hook_in",),
         similar=(
@@ -54,6 +58,18 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
              (f"{p}.router_logits", f"{p}.W_router")),
         ),
     )  # fmt: skip
+
+
+def _router_norm(norm: NormConfig | None, site: Site) -> PartGraph:
+    """What the router reads, where that is not what the experts read."""
+    if norm is None:
+        return PartGraph(nodes=())
+    words = ("the router's norm", "the residual stream, normalized, as it enters the router", "")
+    found = norm_graph(
+        norm, f"{site.name}.router_norm", site.stream, "Tᵣ", words, layer=site.layer
+    )
+    wide = tuple(replace(one, wide=True) for one in found.parameters)
+    return replace(found, parameters=wide)
 
 
 def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
@@ -67,8 +83,8 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
         )  # fmt: skip
 
     logits = Project(
-        source=site.source, weight=f"{p}.W_router", bias=f"{p}.b_router" if r.bias else None,
-        over="D", columns="E",
+        source=site.source if r.norm is None else f"{p}.router_norm.out",
+        weight=f"{p}.W_router", bias=f"{p}.b_router" if r.bias else None, over="D", columns="E",
     )  # fmt: skip
     yield node("router_logits", "R", "E", logits, "what the router gives each expert")
     scores = f"{p}.router_logits"
@@ -83,14 +99,19 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
     yield node("expert_idx", "e", "K", choose, "the numbers of the chosen experts")
     weigh = Weigh(
         source=scores, chosen=f"{p}.expert_idx", renormalized=r.renormalized, softmax=after,
-        scale=r.scale, least=LEAST_SUM,
+        scale=r.scale, least=LEAST_SUM, factors=f"{p}.expert_factor" if r.factors else None,
     )  # fmt: skip
     yield node("expert_weight", "g", "K", weigh, "how much each chosen expert counts")
 
 
+def _own_letters(site: Site) -> tuple[str, str]:
+    """The axis of neurons, and what letters of hidden layers end in."""
+    return ("Fe", "ₑ") if site.second else ("F", "")
+
+
 def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
     """A gated feed-forward for each pair of a token and an expert."""
-    p = site.name
+    p, (hidden, mark) = site.name, _own_letters(site)
 
     def node(leaf: str, letter: str, axis: str, op: Op, words: str, *, wide: bool = False) -> Node:
         return Node(
@@ -101,20 +122,22 @@ def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
     def enter(leaf: str) -> ExpertProject:
         return ExpertProject(
             source=site.source, weight=f"{p}.W_{leaf}", chosen=f"{p}.expert_idx", over="D",
-            columns="F", by_token=True, bias=f"{p}.b_{leaf}" if c.bias else None,
+            columns=hidden, by_token=True, bias=f"{p}.b_{leaf}" if c.bias else None,
             fused=f"{p}.gate_up",
         )  # fmt: skip
 
     leave = ExpertProject(
-        source=f"{p}.post", weight=f"{p}.W_down", chosen=f"{p}.expert_idx", over="F", columns="D",
-        by_token=False, bias=f"{p}.b_down" if c.bias else None,
+        source=f"{p}.post", weight=f"{p}.W_down", chosen=f"{p}.expert_idx", over=hidden,
+        columns="D", by_token=False, bias=f"{p}.b_down" if c.bias else None,
     )  # fmt: skip
-    yield node("gate", "G", "F", enter("gate"), "the gates before their activation function")
-    yield node("up", "U", "F", enter("up"), "the neurons that the gates multiply")
-    yield node("act", "Activation(G)", "F", Activate(source=f"{p}.gate", function=c.activation,
-                        limit=None if c.clamp is None else c.clamp.limit),
+    limit = None if c.clamp is None else c.clamp.limit
+    act = Activate(source=f"{p}.gate", function=c.activation, limit=limit)
+    yield node("gate", f"G{mark}", hidden, enter("gate"),
+               "the gates before their activation function")  # fmt: skip
+    yield node("up", f"U{mark}", hidden, enter("up"), "the neurons that the gates multiply")
+    yield node("act", f"Activation(G{mark})", hidden, act,
                "the gates after their activation function")  # fmt: skip
-    yield node("post", "L", "F", Gate(act=f"{p}.act", up=f"{p}.up", clamp=c.clamp),
+    yield node("post", f"L{mark}", hidden, Gate(act=f"{p}.act", up=f"{p}.up", clamp=c.clamp),
                "the hidden layers as they enter the last projections")  # fmt: skip
     yield node("expert_out", "O", "D", leave, "what each chosen expert gives", wide=True)
 
@@ -124,8 +147,9 @@ def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
     p = site.name
     makes = f"{p}.shared.out" if s.weighed else f"{p}.shared_out"
     own = Site(
-        name=f"{p}.shared", source=site.source, makes=makes, letter="Oₛ" if s.weighed else "Z",
-        adds=False, layer=site.layer, width=site.width, learned_positions=False,
+        name=f"{p}.shared", source=site.source, stream=site.stream, makes=makes,
+        letter="Oₛ" if s.weighed else "Z", adds=False, layer=site.layer, width=site.width,
+        learned_positions=False,
     )  # fmt: skip
     mlp = mlp_graph(MlpConfig(hidden=s.hidden, activation=function, gated=True), own, _SHARED)
     found = PartGraph(
@@ -164,31 +188,35 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
 
     And the experts' biases, `[E, F]` and `[E, D]`.
     """
-    p = site.name
+    p, (hidden, mark) = site.name, _own_letters(site)
     yield Parameter(
         name=f"{p}.W_router", axes=("D", "E"), makes=f"{p}.router_logits", kind="mlp",
         words="projection to the router's logits", letter="W_router", layer=site.layer, turned=True,
     )  # fmt: skip
-    biases = (("b_router", "router_logits", "bias of the router", c.routing.bias),
-              ("b_choice", "expert_idx", "correction of the choice", c.routing.correction))
-    for leaf, makes, words, there in biases:
+    vectors = (
+        ("b_router", "b_router", "router_logits", "bias of the router", c.routing.bias),
+        ("b_choice", "b_choice", "expert_idx", "correction of the choice", c.routing.correction),
+        ("expert_factor", "c", "expert_weight", "what each expert's weight is multiplied by",
+         c.routing.factors),
+    )  # fmt: skip
+    for leaf, letter, makes, words, there in vectors:
         if there:
             yield Parameter(
                 name=f"{p}.{leaf}", axes=("E",), makes=f"{p}.{makes}", words=words, kind="mlp",
-                letter=leaf, layer=site.layer, wide=leaf == "b_choice",
+                letter=letter, layer=site.layer, wide=leaf != "b_router",
             )  # fmt: skip
     made = {"gate": f"{p}.gate", "up": f"{p}.up", "down": f"{p}.expert_out"}
     for leaf, (words, bias) in _WEIGHTS.items():
         yield Parameter(
-            name=f"{p}.W_{leaf}", axes=("E", "F", "D") if leaf == "down" else ("E", "D", "F"),
-            makes=made[leaf], words=words, kind="mlp", letter=f"W_{leaf}", layer=site.layer,
+            name=f"{p}.W_{leaf}", axes=("E", hidden, "D") if leaf == "down" else ("E", "D", hidden),
+            makes=made[leaf], words=words, kind="mlp", letter=f"W_{leaf}{mark}", layer=site.layer,
             turned=True, shares=None if leaf == "down" else f"{p}.W_gate_up",
         )  # fmt: skip
         if c.bias:
             yield Parameter(
-                name=f"{p}.b_{leaf}", axes=("E", "D" if leaf == "down" else "F"),
-                makes=made[leaf], words=bias, kind="mlp", letter=f"b_{leaf}", layer=site.layer,
-                shares=None if leaf == "down" else f"{p}.b_gate_up", dense=True,
+                name=f"{p}.b_{leaf}", axes=("E", "D" if leaf == "down" else hidden),
+                makes=made[leaf], words=bias, kind="mlp", letter=f"b_{leaf}{mark}",
+                layer=site.layer, shares=None if leaf == "down" else f"{p}.b_gate_up", dense=True,
             )  # fmt: skip
 
 
@@ -198,7 +226,11 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
     if r.groups > 1:
         choice += f", {r.kept_groups} of {r.groups} groups"
+    if r.factors:
+        choice += ", times a factor of each expert"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
+    if r.norm is not None:
+        details.append("a router with a norm of its own")
     if c.clamp is not None:
         details.append(f"gates clamped at {c.clamp.limit:g}")
     if c.shared is not None:
@@ -216,5 +248,9 @@ def _absent(c: ExpertsConfig) -> Iterator[Absent]:
     if c.routing.scores == "softmax of the chosen":
         why = "logits choose, and only the chosen ones are normalized"
         yield Absent(names=r"moe\.router_probs$", why=why)
+    if c.routing.norm is None:
+        yield Absent(names=r"moe\.router_norm\b", why="its router reads what its experts read")
+    if not c.routing.factors:
+        yield Absent(names=r"moe\.expert_factor$", why="its experts have no factors")
     yield Absent(names=r"moe\.b_(gate|up|down)$", why="its experts have no biases")
     yield Absent(names=r"moe\.b_\w+$", why="its router has no such bias")

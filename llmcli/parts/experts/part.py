@@ -11,4 +11,5 @@ PART = Part(
     config=ExpertsConfig, prefix="moe", noun="the mixture of experts", mixes=False,
     graph=experts_graph, workspace=experts_workspace, facts=experts_facts,
     forward="llmcli.parts.experts.forward:Experts",
+    reads_stream=lambda config: config.routing.norm is not None,
 )  # fmt: skip

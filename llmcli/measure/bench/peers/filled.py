@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llmcli.errors import UsageError
-from llmcli.families.rules import Load, PerExpert, Rows, Transpose
+from llmcli.families.rules import Load, Multiply, PerExpert, Rows, Transpose
 from llmcli.families.to_transformers import hub_config, hub_loads, transposed
 from llmcli.filling import row_order
 from llmcli.model import Model
@@ -92,7 +92,7 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
         loads[load.source].append(load)
     state = {}
     for name, parts in loads.items():
-        pieces = [ours.decoder.weight(part.target).dense(ours.dtype) for part in parts]
+        pieces = [_as_stored(ours, part).to(ours.dtype) for part in parts]
         if any(isinstance(op, PerExpert) for op in parts[0].ops):  # rows of each expert
             state[name] = _experts(parts, pieces)
             continue
@@ -102,6 +102,15 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
             value[torch.cat(orders).to(value.device)] = torch.cat(pieces)
         state[name] = value.t().contiguous() if transposed(parts[0]) and value.ndim == 2 else value
     return state
+
+
+def _as_stored(ours: Model, load: Load) -> Tensor:
+    """Our parameter without the factor that it was multiplied by when it was read."""
+    value = ours.decoder.weight(load.target).dense()
+    for op in load.ops:
+        if isinstance(op, Multiply):
+            value = value / op.value
+    return value
 
 
 def _experts(parts: Sequence[Load], pieces: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,69 @@
+"""The blocks of Gemma 4: what its configurations, of either format, have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
+from llmcli.errors import CheckpointError
+from llmcli.families import llama
+from llmcli.parts.attention.config import AttentionConfig
+from llmcli.parts.embedding.config import EmbeddingConfig, LayerEmbeddingConfig
+from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ple.config import PleConfig
+
+
+def gemma4(
+    model: ModelConfig, experts: ExpertsConfig | None, *, shared: int, size: int, rows: int,
+    rounded: bool = False,
+) -> ModelConfig:  # fmt: skip
+    """A Llama with Gemma 4's blocks.
+
+    `shared`: so many last layers read the keys and values of earlier ones. `size`: numbers of an
+    embedding for each layer, of `rows` tokens. `rounded`: √D is, to the weights' dtype. `experts`
+    stand beside each dense feed-forward. Raises CheckpointError.
+    """
+    norm, width, count = model.final_norm, model.width, len(model.layers)
+    windows, first = [layer.window for layer in model.layers], count - shared
+
+    def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
+        kv = replace(attention.kv, norm=replace(norm, weights=False))
+        if number >= first:
+            alike = [n for n in range(first) if windows[n] == windows[number]]
+            if not alike:
+                raise CheckpointError(f"no layer has keys and values for layer {number} to share")
+            kv = replace(kv, equal=False, layer=alike[-1])
+        layer = sequential(
+            replace(attention, scale=1.0, qk_norm=norm, kv=kv), mlp, norm=norm, after=norm
+        )
+        layer = replace(layer, scaled=model.layers[number].scaled)
+        if experts is not None:
+            layer = _beside(layer, experts, norm)
+        ple = Branch(part=PleConfig(size=size, activation=mlp.activation), post_norm=norm)
+        return replace(layer, sublayers=(*layer.sublayers, (ple,))) if size else layer
+
+    if size and rows < model.vocab:
+        raise CheckpointError(f"embeddings for each layer of {rows} tokens, not {model.vocab}")
+    embedding = EmbeddingConfig(scale=width**0.5, rounded_scale=rounded)
+    if size:
+        # the norm of a projection times width^-½ is that of the projection, with more added to it
+        embedding = replace(embedding, per_layer=LayerEmbeddingConfig(
+            vocab=rows, layers=count, size=size, scale=size**0.5,
+            norm=replace(norm, eps=norm.eps * width),
+        ))  # fmt: skip
+    return llama.rebuilt(model, block, family="gemma4", embedding=embedding)
+
+
+def _beside(layer: LayerConfig, experts: ExpertsConfig, norm: NormConfig) -> LayerConfig:
+    """The experts beside the feed-forward, both between norms; their sum has one more.
+
+    The router's norm multiplies by a vector and D^-½, which is in the weights that are read.
+    """
+    attention, (mlp,) = layer.sublayers
+    routing = replace(
+        experts.routing, renormalized=True, norm=norm, factors=True
+    )
+    own = replace(mlp, part=replace(experts, routing=routing))
+    return replace(layer, sublayers=(attention, (mlp, own)), sum_norm=norm)
