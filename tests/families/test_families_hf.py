@@ -290,7 +290,7 @@ def test_gemma_4s_published_sizes(size, written_by, tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "error", "words"), [
-    ({"enable_moe_block": True}, UnsupportedModel, "it needs `mixture of experts`"),
+    ({"enable_moe_block": True}, CheckpointError, "no `num_experts`"),
     ({"layer_types": ["sliding_attention"] * 4 + ["full_attention"]}, CheckpointError, "share"),
     ({"vocab_size_per_layer_input": 210}, CheckpointError, "of 210 tokens, not 211"),
     ({"per_layer_config": {"1": {"num_attention_heads": 3}}}, CheckpointError, "per_layer_config"),

@@ -17,7 +17,7 @@ from parity_reference import reference_logprobs
 from parity_types import Checkpoints, References
 
 from llmcli.checkpoints import open_checkpoint
-from llmcli.config import Branch, LayerConfig, ModelConfig
+from llmcli.config import Branch, ModelConfig
 from llmcli.errors import WeightMismatch
 from llmcli.families import (
     InterleaveRows,
@@ -77,7 +77,7 @@ def latent(**changes: Any) -> Change:
 
     def change(model: ModelConfig) -> ModelConfig:
         layers = (
-            LayerConfig(sublayers=tuple(
+            replace(layer, sublayers=tuple(
                 tuple(replace(branch, part=other(branch.part)) for branch in branches)
                 for branches in layer.sublayers
             ))
@@ -111,7 +111,7 @@ def branching(**changes: Any) -> Change:
 
     def change(model: ModelConfig) -> ModelConfig:
         layers = (
-            LayerConfig(sublayers=tuple(
+            replace(layer, sublayers=tuple(
                 tuple(replace(branch, **changes) for branch in branches)
                 for branches in layer.sublayers
             ))
@@ -133,7 +133,7 @@ def fed_by(found: str | object) -> Change:
 
     def change(model: ModelConfig) -> ModelConfig:
         layers = (
-            LayerConfig(sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+            replace(layer, sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
             for layer in model.layers
         )
         return replace(model, layers=tuple(layers))
@@ -156,7 +156,7 @@ def mixing(changes: Callable[[ExpertsConfig], dict[str, Any]]) -> Change:
 
     def change(model: ModelConfig) -> ModelConfig:
         layers = (
-            LayerConfig(sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+            replace(layer, sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
             for layer in model.layers
         )
         return replace(model, layers=tuple(layers))
@@ -433,6 +433,21 @@ GEMMA4: dict[str, tuple[str, Change]] = {
     "a norm before a layer's embedding": ("gemma4", before_ple),
     "logits not capped": ("gemma4", head(cap=None)),
     "a window without the query's own key": ("gemma4", attending(window=wider)),
+    "a router that reads what the experts read": ("gemma4-experts", routed(norm=None)),
+    "a router's norm centred on 1": (
+        "gemma4-experts", mixing(lambda one: {"routing": replace(
+            one.routing, norm=replace(one.routing.norm, offset=1.0)
+        )})
+    ),
+    "weights not renormalized": ("gemma4-experts", routed(renormalized=False)),
+    "no factors of the experts": ("gemma4-experts", routed(factors=False)),
+    "sigmoids for scores": ("gemma4-experts-all", routed(scores="sigmoid")),
+    "one expert less": ("gemma4-experts-all", routed(chosen=2)),
+    "no norm of the sum": ("gemma4-experts", lambda model: replace(
+        model, layers=tuple(replace(layer, sum_norm=None) for layer in model.layers)
+    )),
+    "experts behind the feed-forward": ("gemma4-experts", in_sequence),
+    "no norms after the parts": ("gemma4-experts", branching(post_norm=None)),
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
     out = Node(
         name=site.makes, letter=site.letter, axes=("T", "D"), words=words, group="experts",
         op=SumExperts(share=f"{p}.expert_weight", value=f"{p}.expert_out", also=also),
-        layer=site.layer, wide=True, theirs=theirs,
+        layer=site.layer, wide=True, theirs=() if site.second else theirs,
     )  # fmt: skip
     own = PartGraph(nodes=()) if shared is None else shared
     norm, (axis, _) = _router_norm(c.routing.norm, site), _own_letters(site)
@@ -50,7 +50,7 @@ def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
         sizes={"E": c.experts, "K": c.routing.chosen, axis: c.hidden, **own.sizes},
         documents={"E": "E", "K": "K", axis: axis.replace("e", "ₑ"), **own.documents},
         absent=tuple(_absent(c)),
-        entering=("mlp.hook_in",),
+        entering=() if site.second else ("mlp.hook_in",),
         similar=(
             (r"(gate|up)_proj", (rf"{p}.\1", rf"{p}.W_\1")),
             (r"down_proj", (f"{p}.expert_out", f"{p}.W_down")),
