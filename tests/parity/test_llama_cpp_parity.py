@@ -6,6 +6,7 @@ Where llama-cpp-python is installed, which CI does not do: it compiles for minut
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,33 @@ from llmcli.loading import load_checkpoint
 _CHANGES: dict[str, Mapping[str, Any]] = {
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "ministral3": variant("ministral3-betas").overrides,
-}
+    # the last layers read the keys of the last two before them, one of each kind
+    "gemma4_text": {"layer_types": ["sliding_attention"] * 2 + [
+        "full_attention", "sliding_attention", "full_attention"
+    ]},
+}  # fmt: skip
+# mixtures: groups of softmaxes have a score of their own there, the norms of latents the eps of
+# all, and yarn's ramp is between whole numbers
+_MIXTURES: dict[str, Mapping[str, Any]] = {
+    "mixtral": {}, "qwen2_moe": {}, "qwen3_moe": {}, "olmoe": {"num_key_value_heads": 6},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1500.0}},
+    "glm4_moe": {}, "glm4_moe-plain": {}, "glm4_moe_lite-experts": {},
+    "deepseek_v2-experts": {"topk_method": "greedy", "n_group": 1, "topk_group": 1},
+    "deepseek_v3-experts": {"rms_norm_eps": 1e-6}, "gemma4-experts": {},
+}  # fmt: skip
 _FLOAT32 = 0  # `GGML_TYPE_F32`
 
 
-@pytest.mark.parametrize("kind", PACKED)
-def test_llama_cpp_agrees(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*PACKED, *_MIXTURES])
+def test_llama_cpp_agrees(name: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     file = tmp_path / "model.gguf"
-    write_gguf(build(packed(kind, **_CHANGES.get(kind, {})), seed=3), file, "F32", tokenizer="none")
+    if (changes := _MIXTURES.get(name)) is None:
+        one = packed(name, **_CHANGES.get(name, {}))
+    else:
+        one = variant(name)
+        one = replace(one, overrides={**one.overrides, **changes})
+    write_gguf(build(one, seed=3), file, "F32", tokenizer="none")
     ids = prompt(tokens=40)[0].tolist()
     model = load_checkpoint(open_checkpoint(file), device="cpu", dtype="float32", text=False)
     ours = model.decoder(torch.tensor([ids]))[0].double().log_softmax(-1)
