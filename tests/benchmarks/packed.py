@@ -99,12 +99,17 @@ def random_model(source: Path, shape: str, layers: int, path: Path) -> None:
 
 
 def copied_metadata(
-    reader: GGUFReader, path: Path, numbers: dict[str, int] | None = None, vocab: int = 0
-) -> GGUFWriter:
-    """A writer with the metadata of a file, some numbers of the architecture changed."""
-    writer = GGUFWriter(path, "llama")
-    changed = {f"llama.{name}": value for name, value in (numbers or {}).items()}
+    reader: GGUFReader, path: Path, numbers: dict[str, int] | None = None, vocab: int = 0,
+    arch: str = "llama",
+) -> GGUFWriter:  # fmt: skip
+    """A writer with the metadata of a file, some numbers of the architecture changed.
+
+    Those of another architecture are of `arch` in the new file.
+    """
+    writer = GGUFWriter(path, arch)
+    changed = {f"{arch}.{name}": value for name, value in (numbers or {}).items()}
     for name, field in reader.fields.items():
+        name = name.replace("llama.", f"{arch}.", 1)
         if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
             continue
         value, kind = field.contents(), field.types[0]
@@ -162,7 +167,7 @@ def compared(path: Path, args: argparse.Namespace, peer: str | None) -> dict[str
     for test, own, other in zip(("prefill", "decode"), ours, theirs, strict=True):
         ratios = own.get("against_ratios") or []
         found[test] = {
-            "tokens_per_second": own["avg_ts"], "theirs": other["avg_ts"],
+            "tokens_per_second": own["avg_ts"], "bytes": own["bytes"], "theirs": other["avg_ts"],
             "ratio": own.get("against_ratio"), "lowest": min(ratios, default=None),
             "highest": max(ratios, default=None),
         }  # fmt: skip
