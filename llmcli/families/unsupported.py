@@ -7,15 +7,14 @@ from typing import Literal
 
 Kind = Literal["safetensors", "gguf"]
 
-# What no decoder here has a part for; the `model_type`s of config.json that need it; the
-# architectures of GGUF files that do. One that needs several parts stands in several rows.
+# What is not there; the `model_type`s of config.json that need it; the architectures of GGUF files
+# that do. One that needs several parts stands in several rows.
 _NEEDED_BY = (
-    ("mixture of experts",
-     "dbrx deepseek_v32 deepseek_v4 dots1 ernie4_5_moe glm_moe_dsa granitemoe "
-     "granitemoehybrid jamba kimi_linear lfm2_moe llama4 llama4_text minimax_m2 phimoe "
-     "qwen3_5_moe qwen3_5_moe_text qwen3_next qwen3_vl_moe",
-     "dbrx deepseek dots1 ernie4_5-moe glm-dsa granitemoe jamba kimi-linear lfm2moe llama4 "
-     "minimax-m2 nemotron_h_moe phimoe qwen35moe qwen3next qwen3vlmoe"),
+    ("a translation of its settings and tensor names",
+     "codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe lfm2_moe minicpm3 "
+     "minimax_m2 phi phimoe stablelm",
+     "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe lfm2moe minicpm "
+     "minicpm3 minimax-m2 phi2 phimoe stablelm"),
     ("gated DeltaNet",
      "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
      "kimi-linear qwen35 qwen35moe qwen3next"),
@@ -24,26 +23,10 @@ _NEEDED_BY = (
      "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe"),
     ("Mamba", "falcon_mamba jamba mamba zamba", "jamba mamba"),
     ("a recurrence of its own", "recurrent_gemma rwkv xlstm", "rwkv6 rwkv7"),
-    ("short convolution", "lfm2_moe", "lfm2moe"),
-    ("latent attention",
-     "deepseek_v32 deepseek_v4 glm_moe_dsa kimi_linear minicpm3",
-     "glm-dsa kimi-linear minicpm3"),
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),
     ("chunked attention", "llama4 llama4_text", "llama4"),
     ("four residual streams", "gemma3n gemma3n_text", "gemma3n"),
-    ("parallel residual",
-     "codegen cohere falcon gptj phi",
-     "command-r falcon gptj phi2"),
-    ("interleaved rotary positions",
-     "codegen cohere ernie4_5 gptj",
-     "command-r ernie4_5 gptj"),
-    ("partial rotary positions",
-     "nemotron phi stablelm",
-     "nemotron phi2 stablelm"),
     ("rotary positions in sections", "", "qwen3vlmoe"),
-    ("fused projections", "phi4_multimodal", ""),
-    ("multipliers", "granitemoe granitemoehybrid minicpm3",
-     "granitehybrid granitemoe minicpm minicpm3"),
     ("an MLP without a gate", "nemotron", "nemotron"),
     ("ALiBi", "bloom mpt", "bloom mpt"),
     ("learned positions with an offset", "opt", ""),

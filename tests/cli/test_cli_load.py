@@ -225,6 +225,7 @@ def test_an_architecture_that_is_not_supported_is_no_fault_of_the_file(cli, tmp_
         result = cli("load", "-m", path, *flags)
         assert result.code == 4
         assert result.err == (
-            "error: `dbrx` is not supported: it needs `mixture of experts`\n"
+            "error: `dbrx` is not supported: "
+            "it needs `a translation of its settings and tensor names`\n"
             "hint: `llmcli info --families` lists what can be run\n"
         )

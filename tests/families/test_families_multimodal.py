@@ -131,7 +131,7 @@ def test_settings_of_the_whole_hold_for_the_text(tmp_path):
         ({"text_config": TEXT | {"model_type": "qwen2"}}, UnsupportedModel,
          "`seeing` with a text model `qwen2` is not supported$"),
         ({"text_config": TEXT | {"model_type": "dbrx"}}, UnsupportedModel,
-         "`dbrx` is not supported: it needs `mixture of experts`$"),
+         "`dbrx` is not supported: it needs `a translation of its settings and tensor names`$"),
         ({"text_config": TEXT | {"hidden_size": None}}, CheckpointError, "no `hidden_size`"),
     ],
 )  # fmt: skip

@@ -123,12 +123,14 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("dbrx", "safetensors", "`dbrx` is not supported: it needs `mixture of experts`"),
-        ("phi2", "gguf", "`phi2` is not supported: it needs `parallel residual` and "
-         "`partial rotary positions`"),
-        ("dbrx", "gguf", "`dbrx` is not supported: it needs `mixture of experts`"),
-        ("kimi_linear", "safetensors", "`kimi_linear` is not supported: it needs "
-         "`mixture of experts`, `gated DeltaNet` and `latent attention`"),
+        ("dbrx", "safetensors", "`dbrx` is not supported: it needs "
+         "`a translation of its settings and tensor names`"),
+        ("phi2", "gguf", "`phi2` is not supported: it needs "
+         "`a translation of its settings and tensor names`"),
+        ("dbrx", "gguf", "`dbrx` is not supported: it needs "
+         "`a translation of its settings and tensor names`"),
+        ("jamba", "safetensors", "`jamba` is not supported: it needs `Mamba`"),
+        ("falcon-h1", "gguf", "`falcon-h1` is not supported: it needs `Mamba-2`"),
         ("qwen2_5_omni", "safetensors",
          "`qwen2_5_omni` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),
