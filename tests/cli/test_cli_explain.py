@@ -406,7 +406,7 @@ def test_the_groups_that_experts_are_chosen_from(cli, tmp_path, kind, words):
     assert f"the 3 largest choose, of the best 2 groups {words}" in result.out
     groups = re.findall(r"group (\d) \(experts (\d)–(\d)\) = (.*)", result.out)
     assert len({group for group, *_ in groups}) == 3
-    assert all(int(last) == int(first) + 1 == 2 * int(group) + 1 for group, first, last, _ in groups)
+    assert all((int(a), int(b)) == (2 * int(one), 2 * int(one) + 1) for one, a, b, _ in groups)
     totals = [float(line.rpartition(" = ")[2] or line) for *_, line in groups]
     assert totals == sorted(totals, reverse=True)
     assert all((" + " in line) == (kind == "deepseek_v3") for *_, line in groups)
