@@ -105,8 +105,9 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
     of = "the number of experts", experts.experts
     each = require_divisible(*of, "the number of groups", r.groups)
     if r.groups > 1 and (each < r.group_best or r.kept_groups * each < r.chosen):
+        size = "one expert" if each == 1 else f"{each} experts"
         raise CheckpointError(
-            f"{r.kept_groups} of {r.groups} groups of {each} experts leave no {r.chosen} to choose"
+            f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
     return experts
 
