@@ -22,7 +22,8 @@ PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Sessio
 # Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
 # its code that computing brings in, and memory that is free but not given back.
 _CODE = {False: 17 << 20, True: 19 << 20}  # by whether numbers have 16 bits
-# What oneDNN generates for a product of 16 bits with AMX, and keeps: for every number of rows anew
+# What oneDNN generates for a product of 16 bits, and keeps: for every number of rows anew. Measured
+# with AVX512-BF16 and one thread.
 _GENERATED = 600 << 10
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 # of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)

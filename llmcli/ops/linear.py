@@ -54,8 +54,8 @@ def linear(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
 def in_lots(rows: Tensor | slice, x: Tensor) -> Tensor | slice:
     """Those rows of X, and some of them again, so that products of 16 bits have few shapes.
 
-    oneDNN generates code for every number of rows, 0.6 MiB each (AMX), and keeps that of 1,024
-    products: the experts of one prompt choose hundreds.
+    oneDNN generates code for every number of rows, 0.6 MiB each (AVX512-BF16), and keeps that of
+    1,024 products: the experts of one prompt have hundreds.
     """
     if isinstance(rows, slice) or len(rows) <= _FEW_ROWS or not x.is_cpu:
         return rows
