@@ -20,9 +20,11 @@ from llmcli.reports.info import LayerType, MemoryNeed, ParameterCounts
 PROMPT_CHUNK = 512  # tokens of a prompt that enter the model at a time (`Session.prefill`)
 
 # Measured on x86 with PyTorch 2.13 and one thread (tests/benchmarks/memory_estimate.py): pages of
-# its code that computing brings in, and memory that is free but not given back; oneDNN generates
-# code of its own for 16-bit products.
-_CODE = {False: 17 << 20, True: 24 << 20}  # by whether numbers have 16 bits
+# its code that computing brings in, and memory that is free but not given back.
+_CODE = {False: 17 << 20, True: 19 << 20}  # by whether numbers have 16 bits
+# What oneDNN generates for a product of 16 bits, and keeps: for every number of rows anew. Measured
+# with AVX512-BF16 and one thread.
+_GENERATED = 600 << 10
 _TOKENIZER = (4 << 20, 700)  # its modules, and the tables of each entry of the vocabulary
 # of a matrix that are converted to float32 at a time: 2 MiB, in L2 (`ops.product`)
 HEAD_NUMBERS = 1 << 19
@@ -119,8 +121,29 @@ def memory_need(
         activations=prefill_peak(
             config, numbers, batch, context, cuda=cuda, native=native, chunk=chunk
         ),
-        runtime=_CUBLAS if cuda else _CODE[DTYPE_BYTES[numbers.dtype] < 4] + _tables(tokenizer),
+        runtime=_CUBLAS if cuda else _runtime(config, numbers, context, native, chunk)
+        + _tables(tokenizer),
     )
+
+
+def _runtime(
+    config: ModelConfig, numbers: Arithmetic, context: int, native: bool, chunk: int
+) -> int:
+    """The libraries' code, what is generated for products included."""
+    short = DTYPE_BYTES[numbers.dtype] < 4
+    if not (short and native):
+        return _CODE[short]
+    parts: dict[tuple[int, str], list[tuple[int, ...]]] = {}
+    for spec in numbers.parameters(config):
+        if spec.layer is not None and spec.stored_shape is not None and len(spec.stored_shape) > 1:
+            leaf = (spec.shares or spec.name).split(".", 2)[2]
+            parts.setdefault((spec.layer, leaf), []).append(spec.stored_shape)
+    products = {(leaf, *shapes) for (_, leaf), shapes in parts.items()}
+    chunks = 2 if context > chunk else 1  # the last one has less rows
+    # experts have any number of rows, in lots of 32 (`ops.linear`)
+    each = [-(-min(context, chunk) // 32) if len(shapes[0]) == 3 else chunks
+            for _, *shapes in products]  # fmt: skip
+    return _CODE[short] + _GENERATED * sum(each)
 
 
 def _tables(entries: int) -> int:

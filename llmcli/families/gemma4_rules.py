@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from llmcli.config import ModelConfig
 from llmcli.families import llama_rules
 from llmcli.families.gemma import NORMS_HF
-from llmcli.families.mixture import found_in
-from llmcli.families.rules import Drop, Multiply, PerExpert, Rename, Rows, Rule
+from llmcli.families.mixture import found_in, halves
+from llmcli.families.rules import Drop, Multiply, Rename, Rule
 
 _WHOLE = (  # transformers' names, llama.cpp's, ours
     ("embed_tokens_per_layer", "per_layer_token_embd", "ple.embed.W"),
@@ -27,10 +27,9 @@ _NORMS = (  # beside experts
     ("post_feedforward_layernorm_2", "post_ffw_norm_2", "ln3_post"),
     ("post_feedforward_layernorm", "post_ffw_norm", "sum_norm"),
 )
-_ROUTER_HF = (("router.proj.weight", "W_router"), ("experts.down_proj", "W_down"))
+_EXPERTS_HF = (("router.proj.weight", "W_router"), ("experts.down_proj", "W_down"))
 _FACTORS = ("router.per_expert_scale", "ffn_down_exps.scale")
 _ROUTER_NORM = ("router.scale", "ffn_gate_inp.scale")
-_FUSED = ("experts.gate_up_proj", "ffn_gate_up_exps.weight")
 _KEPT = ("attn.W_k", "attn.W_v", "attn.b_k", "attn.b_v", "attn.k_norm.w")
 
 
@@ -71,11 +70,11 @@ def _own(config: ModelConfig, theirs: int, prefix: str, block: str) -> Iterator[
     times = Multiply(config.width**-0.5)
     yield Rename(f"{block}.{_ROUTER_NORM[theirs]}", f"{ours}.moe.router_norm.w", times)
     yield Rename(f"{block}.{_FACTORS[theirs]}", f"{ours}.moe.expert_factor")
-    for leaf, first in (("gate", 0), ("up", mixture.hidden)):
-        rows = PerExpert(Rows(first, first + mixture.hidden))
-        yield Rename(f"{block}.{_FUSED[theirs]}", f"{ours}.moe.W_{leaf}", rows)
-    for name, leaf in _ROUTER_HF if theirs == 0 else ():
-        yield Rename(f"{block}.{name}", f"{ours}.moe.{leaf}")
+    if theirs == 0:  # those of GGUF are every mixture's
+        for name, leaf in _EXPERTS_HF:
+            yield Rename(f"{block}.{name}", f"{ours}.moe.{leaf}")
+        for rows, leaf in zip(halves(mixture), ("gate", "up"), strict=True):
+            yield Rename(f"{block}.experts.gate_up_proj", f"{ours}.moe.W_{leaf}", rows)
 
 
 def _of_own(rules: Iterable[Rule], config: ModelConfig) -> Iterator[Rule]:

@@ -106,8 +106,9 @@ def checked(experts: ExpertsConfig) -> ExpertsConfig:
     of = "the number of experts", experts.experts
     each = require_divisible(*of, "the number of groups", r.groups)
     if r.groups > 1 and (each < r.group_best or r.kept_groups * each < r.chosen):
+        size = "one expert" if each == 1 else f"{each} experts"
         raise CheckpointError(
-            f"{r.kept_groups} of {r.groups} groups of {each} experts leave no {r.chosen} to choose"
+            f"{r.kept_groups} of {r.groups} groups of {size} leave no {r.chosen} to choose"
         )
     return experts
 
@@ -124,14 +125,13 @@ def rules_hf(
         return
     names = [f"{block}.experts.{{expert}}.{leaf}" for leaf in leaves]
     within = {"layer": range(len(config.layers)), "expert": range(found.experts)}
-    fused = (Rows(0, found.hidden), Rows(found.hidden, 2 * found.hidden))
     for layers in ("model.layers", "layers"):
         h, moe = f"{layers}.{{layer}}", "blocks.{layer}.moe"
         for name, leaf in zip(names, _GATE_UP_DOWN, strict=True):
             target = f"{moe}.W_{leaf}[{{expert}}]"
             yield Rename(f"{h}.{name}.weight", target, within=within)
-        for rows, leaf in zip(fused, _GATE_UP_DOWN, strict=False):
-            yield Rename(f"{h}.mlp.experts.gate_up_proj", f"{moe}.W_{leaf}", PerExpert(rows))
+        for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
+            yield Rename(f"{h}.mlp.experts.gate_up_proj", f"{moe}.W_{leaf}", rows)
         yield Rename(f"{h}.mlp.experts.down_proj", f"{moe}.W_down")
         for one in dict.fromkeys((block, "mlp")):
             yield Rename(f"{h}.{one}.gate.weight", f"{moe}.W_router")
@@ -144,8 +144,12 @@ def rules_hf(
 
 
 def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
-    """llama.cpp's names: the experts of a layer in one tensor; a weight's row may be a vector."""
-    if found_in(config) is None:
+    """llama.cpp's names: the experts of a layer in one tensor; a weight's row may be a vector.
+
+    Gates may lie before the neurons in a tensor of both (`--fuse-gate-up-exps` of its converter).
+    """
+    found = found_in(config)
+    if found is None:
         return
     g, moe = "blk.{layer}", "blocks.{layer}.moe"
     yield Rename(f"{g}.ffn_gate_inp.weight", f"{moe}.W_router")
@@ -157,12 +161,21 @@ def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
         yield Rename(f"{g}.ffn_{leaf}_exps.weight", f"{moe}.W_{leaf}")
         yield Rename(f"{g}.ffn_{leaf}_exps.bias", f"{moe}.b_{leaf}")
         yield Rename(f"{g}.ffn_{leaf}_shexp.weight", f"{moe}.shared.W_{leaf}")
+    for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
+        yield Rename(f"{g}.ffn_gate_up_exps.weight", f"{moe}.W_{leaf}", rows)
+        yield Rename(f"{g}.ffn_gate_up_exps.bias", f"{moe}.b_{leaf}", rows)
 
 
 def later_layers(pattern: str, config: ModelConfig) -> Drop:
     """The layers behind the last one; `pattern` has `{later}` for the number."""
     count = len(config.layers)
     return Drop(pattern, _MTP, {"later": range(count, count + 16)})
+
+
+def halves(experts: ExpertsConfig) -> tuple[PerExpert, PerExpert]:
+    """The rows of gates, and of neurons, where both are one tensor."""
+    f = experts.hidden
+    return PerExpert(Rows(0, f)), PerExpert(Rows(f, 2 * f))
 
 
 def found_in(config: ModelConfig) -> ExpertsConfig | None:

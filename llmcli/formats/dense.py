@@ -11,7 +11,7 @@ from torch import Tensor
 from llmcli.formats.routes import Routes
 from llmcli.formats.weight import Weight
 from llmcli.ops import compiled
-from llmcli.ops.linear import each_own, lies_by_columns, linear, linear_wide
+from llmcli.ops.linear import each_own, in_lots, lies_by_columns, linear, linear_wide
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.product import product_float32
 
@@ -94,10 +94,10 @@ class Dense(Weight):
         out_PN: Tensor | None = None
         for expert, pairs, rows in routes.groups:
             bias_N = None if bias_EN is None else bias_EN[expert]
-            y = product(x_MK[rows], self.tensor[expert], bias_N)
+            y = product(x_MK[in_lots(rows, x_MK)], self.tensor[expert], bias_N)
             if out_PN is None:
                 out_PN = y.new_empty(len(routes.expert_N), y.shape[-1])
-            out_PN[pairs] = y
+            out_PN[pairs] = y[: len(pairs)] if isinstance(pairs, Tensor) else y
         assert out_PN is not None
         return out_PN
 

@@ -171,9 +171,11 @@ class Mapped(Packed):
 
     def expert(self, number: int) -> Mapped:
         """The matrix of one of them, in the same memory."""
-        assert self._order is None
         _, rows, columns = self.shape
-        return Mapped(self.format, columns, self.data[number * rows : (number + 1) * rows], None)
+        own = slice(number * rows, (number + 1) * rows)
+        if self._order is None:
+            return Mapped(self.format, columns, self.data[own], None)
+        return Mapped(self.format, columns, self.data, self._order[own])
 
     @property
     def stored(self) -> int:

@@ -114,6 +114,16 @@ class Conversation:
         """The tokens of the messages. Raises CheckpointError where the template fails."""
         return self._encoded(self.messages, prompt=False) if self.messages else []
 
+    @property
+    def last_answer(self) -> int:
+        """How many of the last tokens of `ids` are those of the last answer; 0 where it is none.
+
+        With what the template has behind it. Raises CheckpointError where the template fails.
+        """
+        if len(self.messages) < 2 or self.messages[-1].role != "assistant":
+            return 0
+        return max(0, len(self.ids()) - len(self._encoded(self.messages[:-1])))
+
     def missing(self, least: int) -> int:
         """How many tokens too few the context has for an answer of `least`; 0 where it has enough.
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 from llmcli.graph.ops import Letter, Op, Sizes, size
 from llmcli.graph.spec import Call
+from llmcli.reports.numbers import best_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class Choose(Op):
         scores = letter(self.source)
         if self.correction is not None:
             scores += f" + {letter(self.correction)}"
-        within = f", of the best {self.kept} of {self.groups} groups" if self.groups > 1 else ""
+        best = best_groups(self.kept, self.groups, self.best)
+        within = f", of the best {best}" if self.groups > 1 else ""
         return f"{own} = top-{self.count}({scores}){within}"
 
 

@@ -31,3 +31,13 @@ def together(names: Sequence[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 tensor`, `1,200 tensors`."""
     return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def best_groups(kept: int, groups: int, best: int) -> str:
+    """Which groups of experts are chosen from, in words: `2 of 4 groups by their largest`."""
+    return f"{kept} of {groups} groups by {scored(best)}"
+
+
+def scored(best: int) -> str:
+    """What a group's score is: its largest number, or the sum of its two largest."""
+    return "their largest" if best == 1 else f"the sum of their {best} largest"

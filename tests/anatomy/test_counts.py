@@ -28,6 +28,7 @@ from llmcli.ops import processor
 from llmcli.parts.attention.config import AttentionConfig, RopeConfig
 from llmcli.parts.conv.config import ShortConvConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig
 from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.norm.config import NormConfig
 
@@ -223,6 +224,32 @@ def test_what_the_libraries_take_goes_with_the_arithmetic_the_tokenizer_and_the_
     assert runtime() < small_one
     assert large - small_one == 49_000 * 700
     assert runtime(cuda=True) == runtime("bfloat16", cuda=True, tokenizer=50_000)
+
+
+def test_what_is_generated_goes_with_the_shapes_of_products():
+    """Of 16 bits where the processor multiplies them: for every number of rows anew."""
+
+    def runtime(config, dtype="bfloat16", context=64, **where):
+        numbers = Arithmetic.of(dtype)
+        return memory_need(config, numbers, batch=1, context=context, **where).runtime
+
+    plain = runtime(small())
+    one = 600 << 10
+    assert runtime(small(), native=True) == plain + 4 * one  # qkv, out, gate and up, down
+    assert runtime(small(), context=600, native=True) == plain + 8 * one  # a shorter last chunk
+    for where in ({"dtype": "float32", "native": True}, {"cuda": True, "native": True}):
+        assert runtime(small(), **where) == runtime(small(), **where | {"native": False})
+    experts = ExpertsConfig(
+        experts=6, hidden=24, activation="silu", routing=RoutingConfig(chosen=2)
+    )
+    config = small()
+    attention = config.layers[0].parts[0]
+    layer = sequential(attention, experts, norm=config.final_norm)
+    mixed = replace(config, layers=(config.layers[0], layer))
+    router = one
+    for tokens, lots in ((64, 2), (512, 16)):
+        more = runtime(mixed, context=tokens, native=True) - plain
+        assert more == 4 * one + router + 2 * lots * one
 
 
 def test_masked_shared_keys_cost_more_on_a_gpu():

@@ -11,13 +11,14 @@ import time
 import children
 import pytest
 from chat_terminal import PROMPT, Terminal
-from cli_tiny import write_tiny
+from cli_tiny import write_mixture, write_tiny
 from json_schemas import errors
 
 from llmcli.cli.chat import commands, look, loop, typed
 from llmcli.cli.chat.mentions import with_files
 from llmcli.cli.chat.talk import Talk
 from llmcli.cli.output import Output
+from llmcli.commands.experts.command import ExpertsOptions
 from llmcli.engine.session import Session
 from llmcli.errors import CheckpointError, NotFinite, UsageError
 from llmcli.generation.picker import Picker
@@ -759,12 +760,44 @@ def test_look_shows_the_conversation_and_leaves_it(converse):
     assert re.findall(took, said.out)[-1] == re.findall(took, plain.out)[-1]
 
 
+def test_look_experts_shows_those_of_the_last_answer(converse, tmp_path, monkeypatch):
+    folder = write_mixture(tmp_path / "mixture")
+    talk = {"messages": [
+        {"role": "user", "content": "hello"}, {"role": "assistant", "content": "a first"},
+        {"role": "user", "content": "and?"}, {"role": "assistant", "content": "bye"},
+    ]}  # fmt: skip
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    seen, plain = [], ExpertsOptions.layers
+
+    def noted(self, config):
+        seen.append((self.position, self.layer))
+        return plain(self, config)
+
+    monkeypatch.setattr(ExpertsOptions, "layers", noted)
+    argv = ("-m", str(folder), "--random-weights", "--load", str(tmp_path / "talk.json"))
+    said = converse(
+        "/look experts", "/look experts --layer 2 --position 0", "/look experts --layer 0",
+        argv=argv,
+    )  # fmt: skip
+    assert "error: layer 0 has no experts" in said.err
+    assert list(dict.fromkeys(seen)) == [("-4:", None), ("0", "2"), ("-4:", "0")]
+    shown = said.out.split("what the chosen experts count")[0]
+    assert re.search(r"^token +b +y +e", shown, re.MULTILINE)
+    assert said.out.count("✓ 5 checks: choice, weights, sum, loads, cache") == 2
+
+
+def test_look_experts_needs_a_mixture(converse):
+    said = converse("hello", "/look experts", argv=GREEDY)
+    assert "error: no layer of this model has experts to choose from" in said.err
+    assert said.code == 0
+
+
 def test_what_look_cannot_show_is_one_line(converse, monkeypatch):
     said = converse(
         "hello", "/look", "/look weights", "/look lens --colour red", "/look lens --layer",
         "/look attention --layer 9", '/look "', argv=GREEDY,
     )  # fmt: skip
-    assert said.err.count("error: `/look` takes attention, lens, timing") == 3
+    assert said.err.count("error: `/look` takes attention, experts, lens, timing") == 3
     assert said.err.count("error: `/look lens` takes `--layer …`, `--position …`") == 2
     assert "error: `--layer`: there is no 9, for there are 2 layers" in said.err
     monkeypatch.setattr(look, "MOST", 5)

@@ -189,7 +189,8 @@ def test_lines_go_on_behind_a_backslash_and_in_quotes(chat, tmp_path):
     ("keys", "line"),
     [
         ("/load fi\t", "/load file with spaces.json"), ("/save nes\t", "/save nested"),
-        ("/look ti\t", "/look timing"), ("/set tem\t", "/set temperature"),
+        ("/look ti\t", "/look timing"), ("/look e\t", "/look experts"),
+        ("/set tem\t", "/set temperature"),
         ("/set le\t", "/set lead"), ("/reasoning f\t", "/reasoning fold"),
         ("see @fi\t", 'see @"file with spaces.json"'),
         ("see @'fi\t", "see @'file with spaces.json"),

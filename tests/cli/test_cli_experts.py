@@ -29,7 +29,7 @@ def test_a_map_a_table_and_checks(experts, mixture):
     assert lines[1].split() == ["at", "0", "1", "2", "3", "4"]
     assert lines[2].split() == ["token", "h", "e", "l", "l", "o"]
     assert [line.split()[0] for line in lines[3:5]] == ["1", "2"]
-    assert "within the best 2 of 4 groups" in result.out
+    assert "within the best 2 of 4 groups by the sum of their 2 largest" in result.out
     assert lines[-1] == "✓ 5 checks: choice, weights, sum, loads, cache · --checks"
     full = experts("hello", "--dtype", "float32", "--checks").out.splitlines()
     assert [line[0] for line in full[-5:]] == ["✓"] * 5

@@ -10,6 +10,7 @@ import shlex
 
 import pytest
 from cli_tiny import write_tiny
+from zoo import TYPES
 
 import llmcli.explain.derive
 import llmcli.nn.decoder
@@ -384,3 +385,32 @@ def test_the_real_model(number, letter, cli, smollm2_path):
     assert document["difference"] < 1e-4 * max(1, abs(document["value"]))
     assert all(check["ok"] for check in document["checks"])
     assert "embed" in {step["name"] for step in document["steps"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("deepseek_v2", "by their largest"), ("deepseek_v3", "by the sum of their 2 largest")],
+)
+def test_the_groups_that_experts_are_chosen_from(cli, tmp_path, kind, words):
+    """Their scores are those of their experts, whatever a group is scored by."""
+    own = {"topk_method": "group_limited_greedy"} if kind == "deepseek_v2" else {}
+    own |= {"first_k_dense_replace": 0, "n_group": 4, "topk_group": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps(TYPES[kind].base | {"model_type": kind} | own)
+    )
+    argv = ["-m", str(tmp_path), "--random-weights", "--ids", "5,17,30", "--depth", "1"]
+    result = cli("explain", "blocks.1.moe.expert_idx[2,0]", *argv)
+    assert result.code == 0
+    scores = f"P{' + b_choice' * (kind == 'deepseek_v3')}"
+    assert f"e = top-3({scores}), of the best 2 of 4 groups {words}" in result.out
+    assert f"the 3 largest choose, of the best 2 groups {words}" in result.out
+    groups = re.findall(r"group (\d) \(experts (\d)–(\d)\) = (.*)", result.out)
+    assert len({group for group, *_ in groups}) == 3
+    assert all((int(a), int(b)) == (2 * int(one), 2 * int(one) + 1) for one, a, b, _ in groups)
+    totals = [float(line.rpartition(" = ")[2] or line) for *_, line in groups]
+    assert totals == sorted(totals, reverse=True)
+    assert all((" + " in line) == (kind == "deepseek_v3") for *_, line in groups)
+    said = cli("info", "-m", str(tmp_path)).out
+    assert f"2 of 4 groups {words}" in said
+    shown = cli("shapes", "-m", str(tmp_path), "--filter", "*.expert_idx").out
+    assert words in " ".join(shown.split())

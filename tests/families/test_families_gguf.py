@@ -243,12 +243,16 @@ EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 
 def mixture(arch="llama", *names, **changes):
     """The feed-forward of the last layer, where the file has a router in all of them."""
+    return with_experts(arch, *names, **changes).layers[-1].parts[-1]
+
+
+def with_experts(arch, *names, **changes):
     given = metadata(arch, **(EXPERTS | changes))
     names = ("ffn_gate_inp.weight", *names)
     names = [f"blk.{layer}.{name}" for layer in range(3) for name in names]
     tensors = {name: SimpleNamespace(shape=(8, 24)) for name in names}
     tensors["token_embd.weight"] = SimpleNamespace(shape=(67, 24))
-    return find(arch, "gguf").from_gguf(given, tensors).layers[-1].parts[-1]
+    return find(arch, "gguf").from_gguf(given, tensors)
 
 
 def test_what_an_architecture_says_of_its_experts():
@@ -291,11 +295,14 @@ def test_files_of_deepseek_2_are_told_from_those_of_3():
     assert second.routing == RoutingConfig(
         chosen=2, scale=16.0, groups=4, kept_groups=2, group_best=1
     )
+    assert with_experts("deepseek2", **DEEPSEEK).model_type == "deepseek_v2"
     same = mixture("deepseek2", expert_gating_func=1, **DEEPSEEK).routing
     assert same == replace(second.routing, scale=1.0)
     for function in ({}, {"expert_gating_func": 2}):
         said = DEEPSEEK | function | {"expert_weights_norm": True}
-        third = mixture("deepseek2", "exp_probs_b.bias", **said)
+        model = with_experts("deepseek2", "exp_probs_b.bias", **said)
+        assert model.model_type == "deepseek_v3"
+        third = model.layers[-1].parts[-1]
         assert third.routing == RoutingConfig(
             chosen=2, scores="sigmoid", renormalized=True, correction=True, groups=4, kept_groups=2
         )

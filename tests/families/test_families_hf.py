@@ -166,6 +166,29 @@ def test_experts_of_deepseek_that_cannot_be(said, words):
         find("deepseek_v2", "safetensors").from_hf(raw)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"swiglu_alpha": 1.0}, "`swiglu_alpha` = `1.0` is not supported: gates have 1.702"),
+        ({"swiglu_alpha": "1.702"}, "`swiglu_alpha` is `1.702`"),
+        ({"swiglu_limit": 0}, "`swiglu_limit` is `0`"),
+        ({"swiglu_limit": float("nan")}, "`swiglu_limit` is `nan`"),
+        ({"num_experts_per_tok": 9}, "`num_experts_per_tok` is `9`"),
+    ],
+)
+def test_gates_and_experts_of_gpt_oss_that_cannot_be(said, words):
+    raw = TYPES["gpt_oss"].base | {"model_type": "gpt_oss"} | said
+    with pytest.raises((CheckpointError, UnsupportedModel), match=words):
+        find("gpt_oss", "safetensors").from_hf(raw)
+
+
+@pytest.mark.parametrize(("limit", "clamp"), [(7.0, 7.0), (3, 3.0), (None, 7.0)])
+def test_gates_of_gpt_oss_are_clamped_as_it_says(limit, clamp):
+    raw = TYPES["gpt_oss"].base | {"model_type": "gpt_oss", "swiglu_limit": limit}
+    ffn = find("gpt_oss", "safetensors").from_hf(raw).layers[1].parts[-1]
+    assert (ffn.clamp.limit, ffn.clamp.offset, ffn.activation) == (clamp, 1.0, "quick_gelu")
+
+
 def test_every_so_many_layers_have_experts():
     raw = ROPED | CHOOSING | {"model_type": "deepseek_v2", "num_hidden_layers": 5}
     more = {"first_k_dense_replace": 1, "moe_layer_freq": 2}

@@ -1,8 +1,14 @@
-"""Configurations and tensor names of published checkpoints, from their own files.
+"""Configurations, tensor names and shapes of published checkpoints, from their own files.
 
 `published.json` has their config.json without what no reader of weights looks at, and the names
 of their index: `*` stands for the numbers of layers below the count, or of layers and of experts.
 `bytes` is the index's own sum, of 16-bit numbers.
+
+`published_shapes.json` has what lists of whole files tell: names with ranges of numbers, each
+with its shape in PyTorch's order, and the format where the file is of safetensors. `count` and
+`numbers` are the lists' own sums (of a GGUF, in billions, as llama.cpp prints it); names that have
+`later` in them belong to what is not run. Metadata, names and counts of GGUF files are those that
+llama.cpp logged; a shape that no log tells is the one that its loader asks for.
 """
 
 import json
@@ -13,12 +19,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from families_ledger import after
 
 from llmcli.anatomy import parameters
+from llmcli.checkpoints import mxfp4
+from llmcli.checkpoints.tensors import TensorInfo
 from llmcli.families import parts_to_fill, plan, translate
+from llmcli.families.scales import scale_problem
 
 BESIDE = ("vision", "visual", "multi_modal_projector")  # a text model
-PUBLISHED = json.loads((Path(__file__).parents[1] / "data" / "published.json").read_text())
+DATA = Path(__file__).parents[1] / "data"
+PUBLISHED = json.loads((DATA / "published.json").read_text())
+SHAPES = json.loads((DATA / "published_shapes.json").read_text())
+NUMBERS = re.compile(r"(?<=\.)[\d,-]+(?=\.)")
 
 
 @pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one["name"])
@@ -43,3 +56,55 @@ def test_every_tensor_is_read_or_dropped_for_a_reason(one):
     assert dropped == {name for name in names if any(part in name for part in BESIDE)}
     if one["bytes"] and not dropped:
         assert sum(2 * prod(spec.shape) for spec in specs) == one["bytes"]
+
+
+@pytest.mark.parametrize("one", SHAPES, ids=lambda one: one["name"])
+def test_every_shape_is_the_one_that_its_parameter_has(one):
+    config, stored = one["config"], listed(one["tensors"])
+    assert len(stored) == one["count"]
+    numbers = sum(prod(tensor.shape) for tensor in stored.values())
+    if "numbers" in one:
+        assert one["numbers"] in (numbers, round(numbers / 1e9, 3))
+    arch = config.get("general.architecture")
+    tensors = stored if arch else mxfp4.paired(stored, config)
+    model, rules = translate(SimpleNamespace(
+        kind="gguf" if arch else "safetensors", model_type=arch or config["model_type"],
+        config=config, tensors=tensors,
+    ))  # fmt: skip
+    found = plan(tensors, rules, model)
+    assert not found.unexpected
+    parts = parts_to_fill(
+        found.loads, {spec.name: spec.stored_shape for spec in parameters(model)}
+    )
+    assert sorted(load.part for load in found.loads) == sorted(parts)
+    for load in found.loads:
+        assert after(tensors[load.source].shape, load.ops) == parts[load.part], load.source
+        assert scale_problem(load.source, load.scale, tensors, found.scales) is None
+    dropped = {name for name, _ in found.dropped}
+    used = {load.source for load in found.loads}
+    used |= {load.scale.source for load in found.loads if load.scale}
+    assert used | dropped == {*tensors}
+    assert dropped == {name for name in tensors if one.get("later", "\n") in name}
+
+
+def listed(tensors):
+    """Each tensor of a list: `a.0-2,5.b` stands for four of them."""
+    found = {}
+    for pattern, words in tensors.items():
+        kind, *shape = words.split() if words[0].isalpha() else ("F32", *words.split())
+        ranges = [
+            [number for part in one.split(",") for number in _range(*part.split("-"))]
+            for one in NUMBERS.findall(pattern)
+        ]
+        for numbers in product(*ranges):
+            parts = iter(numbers)
+            name = NUMBERS.sub(lambda _, parts=parts: str(next(parts)), pattern)
+            found[name] = TensorInfo(
+                name=name, shape=tuple(map(int, shape)), format=kind, file=Path(), offset=0,
+                nbytes=0,
+            )  # fmt: skip
+    return found
+
+
+def _range(first, last=None):
+    return range(int(first), int(last or first) + 1)

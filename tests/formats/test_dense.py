@@ -11,9 +11,11 @@ from decoder_parameters import parameters_of
 
 from llmcli.formats import dense
 from llmcli.formats.dense import Dense, writable
+from llmcli.formats.routes import Routes
 from llmcli.formats.weight import Weight
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.linear import Linear
+from llmcli.ops import processor
 from llmcli.ops.linear import linear, linear_wide
 from llmcli.ops.product import product_float32
 
@@ -147,3 +149,36 @@ def test_every_parameter_has_one_name_and_no_other():
 def test_only_a_dense_weight_is_filled_number_by_number():
     with pytest.raises(TypeError, match="in Q4_K is not filled"):
         writable(Mock(spec=Weight, format="Q4_K"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_of_16_bits_have_products_of_few_shapes(monkeypatch, dtype):
+    """Whatever the experts' numbers of rows are: oneDNN generates code for each of them."""
+    experts, tokens, chosen = 40, 300, 3
+    weight = Dense(numbers(experts, 12, K, dtype=dtype) / K**0.5)
+    x_MK = numbers(tokens, K, dtype=dtype, seed=1)
+    drawn = torch.rand(1, tokens, experts, generator=torch.Generator().manual_seed(2))
+    chosen_BTK = (drawn * torch.linspace(1, 3, experts)).topk(chosen).indices
+    routes = Routes.of(chosen_BTK, static=False)
+    expected = torch.stack([
+        x_MK[token].double() @ weight.dense()[expert].double().T
+        for expert, token in zip(routes.expert_N.tolist(), [*range(tokens)] * chosen, strict=True)
+    ])  # fmt: skip
+    seen, plain = [], dense.linear
+
+    def noted(x, *args):
+        seen.append(len(x))
+        return plain(x, *args)
+
+    monkeypatch.setattr(dense, "linear", noted)
+    for native in (True, False):
+        monkeypatch.setattr(processor, "has_bfloat16", lambda native=native: native)
+        seen.clear()
+        found = weight.matmul_routed(x_MK, routes)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=2e-2)
+        few = [rows for rows in seen if rows > 8]
+        assert len(few) > 15
+        if native and dtype == torch.bfloat16:
+            assert all(rows % 32 == 0 for rows in few)
+        else:
+            assert sum(seen) == tokens * chosen

@@ -26,6 +26,7 @@ WINDOWED = ("gemma2", "gemma3_text", "phi3", "cohere2", "exaone4", "gpt_oss")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
 BY_HEAD = True  # keys and values of latents are two tensors
+GATE_UP = False  # gates and neurons of experts are one (`--fuse-gate-up-exps`)
 # rows of queries and keys, by the converter
 PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
 FUSED = ".mlp.experts.gate_up_proj"  # of transformers; in files gate and up are two tensors
@@ -75,7 +76,7 @@ def write_gguf(
             parameter.copy_(_in_turns(writer, names, name, drawn[name], format))
             continue
         parts = [(name, drawn[name])]
-        if name.endswith(FUSED):
+        if name.endswith(FUSED) and not GATE_UP:
             each = (name.replace("gate_up", one) for one in ("gate", "up"))
             parts = [*zip(each, drawn[name].chunk(2, 1), strict=True)]
         found = [_written(writer, names, one, value, format, model) for one, value in parts]
@@ -121,6 +122,8 @@ def _add(
         return values
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
     target = target or names.get_name(name)
+    if name.endswith(FUSED):
+        target = f"blk.{name.split('.')[2]}.ffn_gate_up_exps"
     assert target is not None, name
     if target.endswith(("_exps", "attn_sinks")) or name.endswith("layer_scalar"):
         target += ".weight"

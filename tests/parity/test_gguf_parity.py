@@ -224,6 +224,14 @@ def test_keys_and_values_of_latents_in_one_tensor(
     assert compare(tmp_path, packed("deepseek_v3", q_lora_rank=None), "F16") < 1e-9
 
 
+@pytest.mark.parametrize("model_type", sorted({*MIXTURES} - {"gpt_oss"}))
+def test_gates_and_neurons_of_experts_in_one_tensor(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parity_gguf.GATE_UP", True)
+    assert compare(tmp_path, mixed(model_type), "Q8_0") < 1e-9
+
+
 def test_the_interleaving_is_undone() -> None:
     """Six rows of one head: 0 3 1 4 2 5 in the file."""
     rows = torch.arange(12)

@@ -1,28 +1,36 @@
-"""gpt-oss as it is published: experts in MXFP4, rows of gates and neurons in turns."""
+"""gpt-oss as it is published: experts in MXFP4, rows of gates and neurons in turns.
+
+And as llama.cpp's converter writes these: `_repacked` is its `repack_mxfp4` in other words.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
+from parity_gguf import write_gguf
 from parity_models import build, prompt
 from parity_reference import fresh_rope, precision
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from zoo import Variant
 
 from llmcli.checkpoints import open_checkpoint
 from llmcli.families.rules import Rows
-from llmcli.formats.packed import Packed
+from llmcli.formats.packed import Mapped, Packed
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 
-ONE = Variant("gpt_oss", "gpt_oss", {"hidden_size": 96, "intermediate_size": 64})
+ONE = Variant("gpt_oss", "gpt_oss", {
+    "hidden_size": 96, "intermediate_size": 64, "rms_norm_eps": 2.0**-17,  # a float32 of a GGUF
+})  # fmt: skip
 LEAVES = ("gate", "up", "down")
 
 
@@ -84,6 +92,82 @@ def test_experts_stay_in_their_blocks(published: tuple[Path, Any]) -> None:
     assert all(not entry.dequantized for entry in ours.ledger.entries if "moe.W_" in entry.target)
     off = ours.decoder(ids).double().log_softmax(-1)
     assert 0 <= (right.exp() * (right - off)).sum(-1).mean() < 5e-3
+
+
+def _repacked(codes: Tensor, scales: Tensor) -> Tensor:
+    """Bytes `[E, rows, 17·blocks]`: the exponent, then number i and number i + 16 in one byte."""
+    numbers = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+    blocks = torch.cat((scales[..., None], numbers[..., :16] | numbers[..., 16:] << 4), -1)
+    return blocks.flatten(-2)
+
+
+@pytest.fixture
+def converted(
+    published: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], Path]:
+    """The same checkpoint as a GGUF file, gates and neurons in one tensor or in two."""
+
+    def make(fused: bool) -> Path:
+        tensors = load_file(published[0] / "model.safetensors")
+
+        def experts(
+            writer: gguf.GGUFWriter, names: object, name: str, values: Tensor, format: str
+        ) -> Tensor:
+            stem, leaf = name.rsplit(".", 1)
+            layer = int(stem.split(".")[2])
+            kind = "bias" if leaf.endswith("_bias") else "weight"
+            if kind == "bias":
+                rows = tensors[name]
+            else:
+                rows = _repacked(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+            parts = {"down": rows}
+            if leaf.startswith("gate_up"):
+                parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+                parts = {"gate_up": torch.cat([*parts.values()], 1)} if fused else parts
+            for part, data in parts.items():
+                raw = gguf.GGMLQuantizationType["F32" if kind == "bias" else "MXFP4"]
+                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.{kind}",
+                                  data.contiguous().numpy(), raw_dtype=raw)  # fmt: skip
+            return values
+
+        monkeypatch.setattr("parity_gguf._in_turns", experts)
+        model = build(ONE)
+        model.load_state_dict(published[1].state_dict())
+        write_gguf(model, tmp_path / "model.gguf", "F32")
+        return tmp_path / "model.gguf"
+
+    return make
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
+@torch.inference_mode()
+def test_a_gguf_file_is_the_same_model(
+    fused: bool, published: tuple[Path, Any], converted: Callable[[bool], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Number by number, unpacked, in blocks and mapped."""
+    file, ids = converted(fused), prompt(tokens=80)
+    ours, hub = (
+        load_checkpoint(open_checkpoint(one), device="cpu", dtype="float64", text=False)
+        for one in (file, published[0])
+    )
+    assert ours.decoder.config.layers == hub.decoder.config.layers
+    assert torch.equal(ours.decoder(ids), hub.decoder(ids))
+    if native.level() is None:
+        return
+    found = []
+    for folder in (file, published[0], file):
+        if found[1:]:
+            monkeypatch.setattr("llmcli.devices.available_bytes", lambda device: 1)
+            monkeypatch.setattr("llmcli.devices.require_memory", lambda *args: None)
+        model = load_checkpoint(open_checkpoint(folder), device="cpu", text=False).decoder
+        weights = [model.weight(f"blocks.1.moe.W_{leaf}") for leaf in LEAVES]
+        assert {weight.format for weight in weights} == {"MXFP4"}
+        assert all(isinstance(weight, Mapped) for weight in weights) == bool(found[1:])
+        found.append((model(ids), [weight.dense(torch.float32) for weight in weights]))
+    assert torch.equal(found[2][0], found[0][0])
+    for blocks, other in zip(found[0][1], found[1][1], strict=True):
+        assert torch.equal(blocks, other)
 
 
 def test_rows_that_do_not_take_turns_are_seen(

@@ -175,7 +175,7 @@ def experts_report(
         made.append(ExpertsLayer(
             layer=layer, experts=experts, per_token=per_token,
             scores="sigmoid" if last else "softmax", corrected=last, groups=3 if last else 1,
-            kept_groups=2 if last else 1, load=tuple(load.tolist()),
+            kept_groups=2 if last else 1, group_best=2, load=tuple(load.tolist()),
             mean_weights=tuple(0.45 if count else float("nan") for count in load), entropy=1.5,
             balance=0.875, unused=tuple(np.flatnonzero(load == 0).tolist()), mean_margin=0.2,
             smallest_margin=0.1, smallest_at=first, shared_share=0.25 if last and shared else None,

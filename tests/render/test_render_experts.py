@@ -60,7 +60,8 @@ def test_a_screen():
         "balance: entropy of the load / ln E, 1 where all are chosen alike",
         "margin: last chosen − first refused, mean and least, of sigmoid + correction or",
         "softmax",
-        "within the best 2 of 3 groups · shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean",
+        "within the best 2 of 3 groups by the sum of their 2 largest",
+        "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean",
         "✓ 1 check: rows · --checks",
     ]
 

@@ -1,4 +1,4 @@
-"""`/look`: what `attention`, `lens` and `timing` show, of the conversation and the loaded model."""
+"""`/look`: what `attention`, `experts`, `lens` and `timing` show, of the conversation."""
 
 from __future__ import annotations
 
@@ -77,6 +77,21 @@ def _attention(
     return render_attention(report, run.title, run.views(report, calls)), report.checks
 
 
+def _experts(talk: Talk, ids: Sequence[int], given: Options) -> tuple[Any, Sequence[ViewCheck]]:
+    """Those that the tokens of the last answer took, its end included, unless others are named."""
+    from llmcli.commands.experts.command import ExpertsOptions, experts_report
+    from llmcli.commands.experts.view import render_experts
+    from llmcli.render.stats import model_line
+
+    model = talk.conversation.model
+    answer = min(talk.conversation.last_answer, len(ids))
+    last = {"position": f"-{answer}:"} if answer else {}
+    options = ExpertsOptions(**dict[str, Any](last | given))
+    options.check(model.config)
+    report = experts_report(model, ids, 0, options, "", talk.out)
+    return render_experts(report, model_line(model.describe())), report.checks
+
+
 def _lens(talk: Talk, ids: Sequence[int], given: Options) -> tuple[Any, Sequence[ViewCheck]]:
     from llmcli.cli.lens.command import lens_report
     from llmcli.cli.lens.options import LensOptions
@@ -117,6 +132,7 @@ def _timing(talk: Talk, ids: Sequence[int], given: Options) -> tuple[Any, Sequen
 
 VIEWS: dict[str, tuple[View, tuple[str, ...]]] = {
     "attention": (_attention, ("layer", "head", "query", "key", "map", "metrics")),
+    "experts": (_experts, ("layer", "position")),
     "lens": (_lens, ("layer", "position", "target")),
     "timing": (_timing, ()),
 }

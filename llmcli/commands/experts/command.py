@@ -152,7 +152,7 @@ def command(
     given = looked_at(prompt, out.note)
     loaded = load_model(model, out, text=given.ids is None, check=experts.check).model
     ids = encode_look(given, template, model, loaded, new=new.generate).ids
-    report = _report(loaded, ids, new.generate, experts, kind, out)
+    report = experts_report(loaded, ids, new.generate, experts, kind, out)
     about = loaded.describe()
     header = environment(kernels=kernels_of(about))
     body = _body(report)
@@ -167,7 +167,7 @@ def command(
     require(report.checks, "`llmcli explain` finds the formula that does not hold")
 
 
-def _report(
+def experts_report(
     model: Model, ids: Sequence[int], generate: int, experts: ExpertsOptions, kind: str, out: Output
 ) -> ExpertsReport:
     """What the options ask of a model; `kind` is that of the file they name, if any."""

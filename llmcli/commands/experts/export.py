@@ -10,6 +10,7 @@ from typing import Any
 from llmcli.commands.experts.report import ExpertsLayer, ExpertsReport
 from llmcli.render.page.build import checks, finite, page, token
 from llmcli.render.theme import encodable
+from llmcli.reports.numbers import best_groups
 
 COLUMNS = (
     "layer", "position", "token", "generated", "place", "expert", "weight", "margin",
@@ -75,7 +76,8 @@ def about(layer: ExpertsLayer) -> str:
     """How a layer's tokens choose, in words: `top 2 of 8 by softmax`."""
     words = f"top {layer.per_token} of {layer.experts} by {layer.scores}"
     words += " + correction" if layer.corrected else ""
-    return words + (f", of {layer.kept_groups} of {layer.groups} groups" * (layer.groups > 1))
+    best = best_groups(layer.kept_groups, layer.groups, layer.group_best)
+    return words + f", of {best}" * (layer.groups > 1)
 
 
 def _shares(layer: ExpertsLayer) -> list[Any]:

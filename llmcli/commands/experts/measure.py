@@ -195,6 +195,7 @@ class Mixture:
             corrected=choose.correction is not None,
             groups=choose.groups,
             kept_groups=choose.kept,
+            group_best=choose.best,
             load=tuple(load_E.tolist()),
             mean_weights=tuple(
                 weight / count if count else math.nan

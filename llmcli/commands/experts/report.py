@@ -21,7 +21,7 @@ class ExpertsLayer:
     """One layer's mixture: `per_token` of `experts` chosen by their `scores`, the largest.
 
     `corrected`: a bias is added to the scores that choose; of `groups` groups only the best
-    `kept_groups` are chosen from.
+    `kept_groups` are chosen from, by the sum of the `group_best` largest scores of each.
 
     `load`: how many of the positions chose each expert; `mean_weights`: what it counted there,
     NaN where nobody chose it. `entropy` of the load in nats, `balance` as a share of ln E; `unused`
@@ -41,6 +41,7 @@ class ExpertsLayer:
     corrected: bool
     groups: int
     kept_groups: int
+    group_best: int
     load: tuple[int, ...]
     mean_weights: tuple[float, ...]
     entropy: float

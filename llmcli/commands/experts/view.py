@@ -21,6 +21,7 @@ from llmcli.render.layout import WIDEST, Column, Dotted, Rows
 from llmcli.render.lens.words import in_cell, in_words
 from llmcli.render.palette import Scale
 from llmcli.render.theme import FAINT, HEADING, NUMBER, one_line
+from llmcli.reports.numbers import best_groups
 
 NAME, GAP = 6, 1  # columns of a layer's number, and those between two cells
 LEAST, MOST = 4, 12  # columns of a cell
@@ -200,7 +201,8 @@ class LayersTable:
         yield f"margin: last chosen − first refused, mean and least, of {of}"
         grouped = next((layer for layer in layers if layer.groups > 1), None)
         if grouped is not None:
-            yield f"within the best {grouped.kept_groups} of {grouped.groups} groups"
+            best = best_groups(grouped.kept_groups, grouped.groups, grouped.group_best)
+            yield f"within the best {best}"
         if any(layer.shared_share is not None for layer in layers):
             yield "shared: ‖shared‖ / (‖shared‖ + ‖routed‖), mean"
 

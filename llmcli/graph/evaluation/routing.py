@@ -6,7 +6,7 @@ Letters: T tokens, E experts, K chosen ones, G groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from llmcli.graph.evaluation.rule import (
     total,
 )
 from llmcli.reports.explanation import Fact, Sum, Term
+from llmcli.reports.numbers import scored
 
 
 class Share(Rule[routing.Share]):
@@ -89,14 +90,15 @@ class Choose(Rule[routing.Choose]):
         rest = [e for e in _largest(kept_E, len(kept_E)).tolist() if e not in chosen_K]
         refused = [e for e in rest[:1] if math.isfinite(float(kept_E[e]))]
         before = tuple(self._score(values, token, e, chosen_K) for e in (*chosen_K, *refused))
+        if self.op.groups > 1:
+            before = (*self._group_facts(score_E), *before)
         own = Fact(
             formula=f"the {ordinal(place)} largest is that of expert", parts=(),
             value=float(chosen_K[place]),
         )  # fmt: skip
         note = f"the {self.op.count} largest choose"
         if self.op.groups > 1:
-            inside = sorted({e * self.op.groups // len(score_E) for e in chosen_K})
-            note += f", of the best {self.op.kept} groups, here {', '.join(map(str, inside))}"
+            note += f", of the best {self.op.kept} groups by {scored(self.op.best)}"
         return Element(
             value=float(chosen_K[place]), magnitude=0.0, note=note, before=before, after=(own,),
             follow=((self.op.source, (token, chosen_K[place])),),
@@ -115,6 +117,19 @@ class Choose(Rule[routing.Choose]):
         if expert not in chosen:
             formula = f"the largest of the others: {formula}"
         return Fact(formula=formula, parts=parts, value=value)
+
+    def _group_facts(self, score_E: Tensor) -> Iterator[Fact]:
+        """The score of each group that is kept, the best first, and of the first that is not."""
+        score_Ge = score_E.view(self.op.groups, -1).sort(-1, descending=True).values
+        order = _largest(self._groups(score_E[None])[0], self.op.groups).tolist()
+        for rank, group in enumerate(order[: self.op.kept + 1]):
+            largest = score_Ge[group, : self.op.best].tolist()
+            parts = tuple(largest) if len(largest) > 1 else ()
+            first, last = group * len(score_Ge[0]), (group + 1) * len(score_Ge[0]) - 1
+            formula = f"group {group} (experts {first}–{last})" + " = {} + {}" * bool(parts)
+            if rank == self.op.kept:
+                formula = f"the best of the other groups: {formula}"
+            yield Fact(formula=formula, parts=parts, value=sum(largest))
 
     def _scores(self, values: Numbers) -> Tensor:
         """What chooses, `[T, E]`."""

@@ -17,6 +17,7 @@ from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
+from llmcli.reports.numbers import best_groups
 
 _WEIGHTS = {  # words of the experts' matrices and of their biases
     "gate": ("projections to the gates of each expert's hidden layer",
@@ -225,7 +226,7 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     r = c.routing
     choice = f"{r.scores}{', renormalized' if r.renormalized else ''}"
     if r.groups > 1:
-        choice += f", {r.kept_groups} of {r.groups} groups"
+        choice += f", {best_groups(r.kept_groups, r.groups, r.group_best)}"
     if r.factors:
         choice += ", times a factor of each expert"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]

@@ -1,0 +1,132 @@
+"""DeepSeek-V3 as it is published: E4M3 in blocks of 128 by 128, expert by expert.
+
+All matrices but embeddings, head and routers have scales, those of the layers that predict tokens
+further on, too. The sides of none here are whole blocks, and a block lies across what our
+parameters keep apart: latents and rotated keys, the heads of keys and of values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from parity_models import prompt, write
+from parity_reference import load_reference, reference_logprobs
+from quantized_checkpoints import FP8, SCHEMES, quantized
+from safetensors.torch import load_file, save_file
+from test_transformers_parity import TOLERANCE, difference, logprobs
+from torch import Tensor
+from zoo import Variant
+
+from llmcli.checkpoints import open_checkpoint
+from llmcli.errors import CheckpointError
+from llmcli.loading import load_checkpoint
+
+SCHEME = "fp8-default"
+NOT_SCALED = ("embed_tokens", "lm_head", "mlp.gate.", "eh_proj", "shared_head")
+LAYERS = 3
+LATER = f"model.layers.{LAYERS}."
+ONE = Variant("deepseek_v3-fp8", "deepseek_v3", {
+    "num_hidden_layers": LAYERS, "first_k_dense_replace": 1, "hidden_size": 136,
+    "intermediate_size": 260, "moe_intermediate_size": 130, "n_routed_experts": 6, "n_group": 3,
+    "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 1, "q_lora_rank": 132,
+    "kv_lora_rank": 129, "num_nextn_predict_layers": 1,
+})  # fmt: skip
+EXPERT = "model.layers.2.mlp.experts.4.up_proj"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], Path]:
+    """The tensors of the file, and a folder with what they mean, as transformers reads it."""
+    folder = write(ONE, tmp_path_factory.mktemp("fp8"))
+    plain = load_file(folder / "model.safetensors")
+    assert f"{EXPERT}.weight" in plain
+    tensors, meant = quantized(plain, SCHEME, skip=NOT_SCALED)
+    save_file(meant, folder / "model.safetensors")
+    for name in list(tensors):
+        if name.startswith(f"model.layers.{LAYERS - 1}."):
+            tensors[name.replace(f".{LAYERS - 1}.", f".{LAYERS}.", 1)] = tensors[name].clone()
+    width = ONE.settings["hidden_size"]
+    tensors |= {
+        f"{LATER}eh_proj.weight": torch.zeros(width, 2 * width),
+        f"{LATER}enorm.weight": torch.ones(width),
+        f"{LATER}shared_head.head.weight": torch.zeros(211, width),
+    }
+    return tensors, folder
+
+
+@pytest.fixture
+def published(stored: tuple[dict[str, Tensor], Path], tmp_path: Path) -> Callable[..., Path]:
+    """Writes such a checkpoint; what is given replaces tensors, or removes them."""
+
+    def make(**changed: Tensor | None) -> Path:
+        tensors = {**stored[0], **changed}
+        save_file({name: one for name, one in tensors.items() if one is not None},
+                  tmp_path / "model.safetensors")  # fmt: skip
+        config = json.loads((stored[1] / "config.json").read_text())
+        config |= {"quantization_config": SCHEMES[SCHEME][0] | {
+            "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+        }}  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return make
+
+
+def test_it_is_the_model_of_its_numbers_times_their_scales(
+    stored: tuple[dict[str, Tensor], Path], published: Callable[..., Path]
+) -> None:
+    folder, ids = published(), prompt(tokens=60)
+    for dtype, tolerance in TOLERANCE.items():
+        ours = load_checkpoint(open_checkpoint(folder), device="cpu", dtype=dtype)
+        theirs = reference_logprobs(load_reference(stored[1], getattr(torch, dtype)), ids)
+        assert difference(logprobs(ours.decoder, ids), theirs) < tolerance, dtype
+    entries = ours.ledger.entries
+    scaled = {entry.source for entry in entries if entry.scale}
+    eights = {name for name, tensor in stored[0].items() if tensor.dtype == FP8}
+    assert scaled == {name for name in eights if not name.startswith(LATER)}
+    read = {name for entry in entries for name in (entry.source, *entry.scale_tensors)}
+    assert {name for name, _ in ours.ledger.dropped} == {*stored[0]} - read
+    assert {*stored[0]} - read == {name for name in stored[0] if name.startswith(LATER)}
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_the_scale_of_one_block_of_one_expert_is_seen(
+    rows: int, stored: tuple[dict[str, Tensor], Path], published: Callable[..., Path]
+) -> None:
+    name = f"{EXPERT}.weight_scale_inv"
+    scales = stored[0][name].clone()
+    assert scales.shape == (2, 2)
+    scales[rows, 1] *= 1.01
+    ids = prompt(tokens=60)
+    ours = load_checkpoint(open_checkpoint(published(**{name: scales})), device="cpu",
+                           dtype="float64")  # fmt: skip
+    theirs = reference_logprobs(load_reference(stored[1], torch.float64), ids)
+    assert difference(logprobs(ours.decoder, ids), theirs) > 1e-7
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"weight_scale_inv": None}, "is stored as F8_E4M3 but there is no"),
+        ({"weight_scale_inv": torch.ones(1, 2)}, r"of shape \[1, 2\], which should be \[2, 2\]"),
+        ({"weight_scale_inv": torch.ones(4)}, r"of shape \[4\], which should be \[2, 2\]"),
+        ({"weight_scale_inv": torch.ones(2, 2, dtype=torch.uint8)}, "stored as U8"),
+        ({"weight_scale_inv": torch.full((2, 2), torch.nan)}, "not finite"),
+        ({"weight": torch.ones(130, 136)}, "has a scale but is stored as F32"),
+        ({"weight": torch.ones(136, 130).to(FP8)}, r"should be \[130, 136\] but is"),
+        ({"weight": None}, "weight_scale_inv"),
+    ],
+)
+def test_scales_that_lie_are_named_with_the_expert(
+    changed: dict[str, Tensor | None], says: str, published: Callable[..., Path]
+) -> None:
+    folder = published(**{f"{EXPERT}.{leaf}": one for leaf, one in changed.items()})
+    with pytest.raises(CheckpointError, match=says) as caught:
+        load_checkpoint(open_checkpoint(folder), device="cpu")
+    assert EXPERT in caught.value.message
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 250
