@@ -315,7 +315,7 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
 }
 
 /* MULTIPLY_EXPERTS_BFLOAT16: what WIDEN gives, each row a pass, a row each with the rows of one
- * expert: of E matrices w [N, K]. An item is some rows of one.
+ * expert: of E matrices w [N, K]. An item is some rows of one, of the first product with it for all.
  * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
  * float16, 8 elements from expert to expert, 9 int64: the expert of each product, 10 int64: its row
  * of x, or 0: 11 products each have a row, 12 biases of the experts or 0, 13 the stride of these */
@@ -332,18 +332,20 @@ static void work_multiply_experts_bfloat16(const struct op *op, int64_t item, in
     const int64_t outputs = op->arg[5], columns = op->arg[6], chunk = rows_of_item(columns);
     const int64_t each = items_of_expert(op), product = item / each, first = item % each * chunk;
     const int64_t last = first + chunk < outputs ? first + chunk : outputs;
-    const int64_t expert = ((const int64_t *)address(op->arg[9]))[product];
-    const int64_t *rows = address(op->arg[10]);
+    const int64_t *experts = address(op->arg[9]), *rows = address(op->arg[10]);
+    const int64_t expert = experts[product];
     const float *bias = address(op->arg[12]);
-    const struct product p = {
-        .x = (const float *)address(op->arg[0]) +
-             (rows ? rows[product] : product / op->arg[11]) * padded(columns),
+    struct product p = {
         .w = (const uint16_t *)address(op->arg[1]) + expert * op->arg[8], .w_stride = op->arg[2],
-        .out = (float *)address(op->arg[3]) + product * outputs, .columns = columns,
-        .padded = padded(columns),
+        .columns = columns, .padded = padded(columns),
     };
-    tiles(op->arg[7], &p, first, last, 0, 1, level);
-    for (int64_t n = first; bias && n < last; n++) p.out[n] += bias[expert * op->arg[13] + n];
+    if (next_with(experts, expert, 0, product) < product) return;
+    for (int64_t i = product; i < op->arg[4]; i = next_with(experts, expert, i + 1, op->arg[4])) {
+        p.x = (const float *)address(op->arg[0]) + (rows ? rows[i] : i / op->arg[11]) * p.padded;
+        p.out = (float *)address(op->arg[3]) + i * outputs;
+        tiles(op->arg[7], &p, first, last, 0, 1, level);
+        for (int64_t n = first; bias && n < last; n++) p.out[n] += bias[expert * op->arg[13] + n];
+    }
 }
 
 /* Many float32 rows, where there are tiles of AMX.

@@ -58,6 +58,12 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
 
+/* The next of `count` products from `i` on that has this expert; `count` where there is none. */
+INLINE int64_t next_with(const int64_t *experts, int64_t expert, int64_t i, int64_t count) {
+    while (i < count && experts[i] != expert) i++;
+    return i;
+}
+
 /* `work_name`, which calls the function of the level: name_avx512 and so on. */
 #ifdef X86
 #define BY_LEVEL(name)                                                                             \
