@@ -57,8 +57,9 @@ def weigh(scores_BTE: Tensor, chosen_BTK: Tensor, routing: RoutingConfig) -> Ten
     softmax = routing.scores == "softmax of the chosen"
     if compiled.takes(scores_BTE):
         return compiled.weigh(
-            scores_BTE, chosen_BTK, softmax=softmax, renormalized=routing.renormalized,
-            least=LEAST_SUM, factor=routing.scale,
+            scores_BTE, chosen_BTK, softmax=softmax,
+            renormalized=routing.renormalized and not softmax, least=LEAST_SUM,
+            factor=routing.scale,
         )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
