@@ -90,10 +90,10 @@ class Dense(Weight):
             return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
         few = routes.static or len(routes.expert_N) <= len(self.tensor)
         if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], self.tensor[0]):
-            out_PN = routed_by_kernel(
+            sums_PN = routed_by_kernel(
                 x_MK, self.tensor, routes.expert_N, routes.row_N, routes.each, bias_EN
             )
-            return out_PN if wide else out_PN.to(x_MK.dtype)
+            return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
             every = torch.arange(len(routes.expert_N), device=x_MK.device)
             x_PK = x_MK[routes.rows(every)]

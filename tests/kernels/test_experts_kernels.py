@@ -50,8 +50,8 @@ ROUTINGS = [
     RoutingConfig(chosen=3, renormalized=True, scale=2.5, correction=True),
     RoutingConfig(chosen=4, scores="softmax of the chosen", renormalized=True),
     RoutingConfig(chosen=12, scores="softmax of the chosen"),
-    *(RoutingConfig(chosen=3, groups=groups, kept_groups=kept, group_best=best, correction=best == 2)
-      for groups, kept, best in ((2, 1, 2), (4, 1, 1), (4, 3, 2), (6, 2, 2), (12, 5, 1))),
+    *(RoutingConfig(chosen=3, groups=of, kept_groups=kept, group_best=best, correction=best == 2)
+      for of, kept, best in ((2, 1, 2), (4, 1, 1), (4, 3, 2), (6, 2, 2), (12, 5, 1))),
 ]  # fmt: skip
 
 
@@ -109,21 +109,21 @@ def test_shares_are_those_of_the_twin(library, use, monkeypatch, experts, sigmoi
 def test_small_float32_matrices_have_the_bits_of_the_twin(library, use, shape):
     """Lane j of 16 sums columns j, j + 16 …; lanes are added in pairs; no fused multiply-add."""
     rows, outputs, columns = shape
-    x, w = np.float32(logits(rows, columns + 2, "usual", 1)[:, 1:-1]), logits(outputs, columns, "usual", 2)
-    b = np.linspace(-1, 1, outputs, dtype=np.float32)
-    lanes = np.zeros((rows, outputs, 16), np.float32)
+    x, w = logits(rows, columns + 2, "usual", 1)[:, 1:-1], logits(outputs, columns, "usual", 2)
+    b = torch.linspace(-1, 1, outputs)
+    lanes = torch.zeros(rows, outputs, 16)
     for k in range(columns):
-        lanes[..., k % 16] += x[:, None, k] * w.numpy()[None, :, k]
+        lanes[..., k % 16] += x[:, None, k] * w[None, :, k]
     for half in (8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half:]
     for _ in levels(library, use):
-        wide = logits(rows, columns + 2, "usual", 1)[:, 1:-1]
-        assert np.array_equal(compiled.product(wide, w, None).numpy(), lanes[..., 0])
-        plus = compiled.product(wide, w, torch.from_numpy(b)).numpy()
-        assert np.array_equal(plus, lanes[..., 0] + b)
+        assert torch.equal(compiled.product(x, w, None), lanes[..., 0])
+        assert torch.equal(compiled.product(x, w, b), lanes[..., 0] + b)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 8, 1, 33), (2, 3, 5, 17), (3, 2, 1, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (1, 8, 1, 33), (2, 3, 5, 17), (3, 2, 1, 64)], ids=str
+)
 def test_sums_of_experts_have_the_bits_of_the_twin(library, use, monkeypatch, shape):
     batch, count, tokens, columns = shape
     y = logits(batch * count * tokens, columns, "special").view(shape)
