@@ -6,6 +6,7 @@ import torch
 from zoo import VOCAB
 
 from llmcli.formats.dense import writable
+from llmcli.formats.packed import Packed
 from llmcli.ladder.weights import Weights
 from llmcli.model import Model
 from llmcli.nn.decoder import Decoder
@@ -28,7 +29,7 @@ def random_decoder(config, dtype=torch.float64, seed=3, formats=DENSE):
     generator = torch.Generator().manual_seed(seed)
     for name in decoder.weight_names:
         weight = decoder.weight(name)
-        if name in formats:
+        if isinstance(weight, Packed):
             *rows, columns = weight.shape
             raw = random_blocks(weight.format, prod(rows), columns, generator)
             weight.write(torch.arange(len(raw)), raw)

@@ -1225,6 +1225,15 @@ def in_blocks(config, *formats, size=64, dense=()):
     }
 
 
+def in_16_bits(model, **dtypes):
+    """That model in blocks with matrices in those dtypes, by the ends of their names."""
+    config, formats = model
+    return config, formats | {
+        name: dtype for dtype, ends in dtypes.items() for name in matrices(config)
+        if name.endswith(ends)
+    }  # fmt: skip
+
+
 _SMALL = ("Q8_0", "Q4_1", "Q4_0", "Q5_1", "IQ4_NL", "Q5_0", "MXFP4")
 _LARGE = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "IQ4_XS", "Q2_K", "Q8_0")
 _LARGE_HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
@@ -1256,6 +1265,10 @@ IN_BLOCKS = {
     ),
     "experts beside dense layers": in_blocks(
         BLOCKS["experts beside dense layers"], "Q5_0", "Q8_0"
+    ),
+    "experts in 16 bits": in_16_bits(
+        in_blocks(llama(*(layer(mixture(12, renormalized=True, own={"bias": True})),) * 2), "Q8_0"),
+        bfloat16=("W_gate", "W_up"), float16="W_down",
     ),
     "latent attention": in_blocks(llama(
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8),) * 2,

@@ -13,7 +13,7 @@ from llmcli.formats.weight import Weight
 from llmcli.ops import compiled
 from llmcli.ops.linear import each_own, in_lots, lies_by_columns, linear, linear_wide
 from llmcli.ops.norm import at_least_float32
-from llmcli.ops.product import product_float32
+from llmcli.ops.product import has_kernel, product_float32, routed_by_kernel
 
 
 class Dense(Weight):
@@ -81,9 +81,19 @@ class Dense(Weight):
     def matmul_routed(
         self, x_MK: Tensor, routes: Routes, bias_EN: Tensor | None = None, *, wide: bool = False
     ) -> Tensor:
-        """A product for each expert that has pairs, or for each pair where shapes are fixed."""
+        """A product for each expert that has pairs, or for each pair where shapes are fixed.
+
+        Few pairs with experts of 16 bits are one call of our kernel, which looks up their experts
+        itself: nothing waits for the choice on the host.
+        """
         if self.tensor.ndim != 3:
             return super().matmul_routed(x_MK, routes, bias_EN, wide=wide)
+        few = routes.static or len(routes.expert_N) <= len(self.tensor)
+        if few and compiled.runs(x_MK) and has_kernel(x_MK[:1], self.tensor[0]):
+            sums_PN = routed_by_kernel(
+                x_MK, self.tensor, routes.expert_N, routes.row_N, routes.each, bias_EN
+            )
+            return sums_PN if wide else sums_PN.to(x_MK.dtype)
         if routes.static:
             every = torch.arange(len(routes.expert_N), device=x_MK.device)
             x_PK = x_MK[routes.rows(every)]

@@ -241,19 +241,19 @@ INLINE int64_t padded(int64_t columns) { return (columns + BLOCK - 1) / BLOCK * 
 /* WIDEN: rows of x [M, K], bfloat16 or float32, into `out`, float32 [M, K rounded up to 32], pass by
  * pass as `struct product` says. An item is a pass.
  * 0 x, 1 x_stride, 2 out, 3 rows M, 4 columns K, 5 whether x is float32, 6 whether the columns stay
- * in their order: for a float16 matrix */
+ * in their order: for a float16 matrix, 7 whether each row is a pass */
 static int64_t items_widen(const struct op *op) {
-    return (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
+    return op->arg[7] ? op->arg[3] : (op->arg[3] + MOST_ROWS - 1) / MOST_ROWS;
 }
 
 static void work_widen(const struct op *op, int64_t item, int64_t level) {
     const int64_t stride = op->arg[1], rows = op->arg[3], columns = op->arg[4];
     const char *x = address(op->arg[0]);
     const size_t size = op->arg[5] ? 4 : 2;
-    int64_t m = 0;
+    int64_t m = op->arg[7] ? item : 0;
     (void)level;
-    for (; item; item--) m += rows_of_pass(rows, m);
-    const int64_t last = m + rows_of_pass(rows, m);
+    for (; item && !op->arg[7]; item--) m += rows_of_pass(rows, m);
+    const int64_t last = m + (op->arg[7] ? 1 : rows_of_pass(rows, m));
     float *next = (float *)address(op->arg[2]) + m * padded(columns);
     for (int64_t k = 0; k < columns; k += BLOCK)
         for (int64_t i = m; i < last; i++, next += BLOCK) {
@@ -265,6 +265,23 @@ static void work_widen(const struct op *op, int64_t item, int64_t level) {
             for (int j = 0; !op->arg[5] && j < BLOCK; j++) block[j] = widened(narrow[j]);
             for (int j = 0; j < BLOCK; j++) next[op->arg[6] ? j : j / 2 + j % 2 * 16] = block[j];
         }
+}
+
+/* Rows `first` to `last` - 1 of w with one pass of x, its rows from m on. */
+INLINE void tiles(const int64_t halves, const struct product *p, int64_t first, int64_t last,
+                  int64_t m, int64_t rows, int64_t level) {
+#ifdef X86
+    if (level >= AVX512)
+        (halves ? halves_avx512 : bfloats_avx512)(p, first, last, m, rows);
+    else if (level >= AVX2)
+        (halves ? halves_avx2 : bfloats_avx2)(p, first, last, m, rows);
+    else
+#endif
+    if (halves)
+        tiles_portable(1, p, first, last, m, rows);
+    else
+        tiles_portable(0, p, first, last, m, rows);
+    (void)level;
 }
 
 /* MULTIPLY_BFLOAT16: what WIDEN gives with the rows of w [N, K]. An item is some rows of w.
@@ -291,21 +308,44 @@ static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t le
     const float *bias = address(op->arg[8]);
     for (int64_t m = 0, pass; m < rows; m += pass) {
         pass = rows_of_pass(rows, m);
-#ifdef X86
-        if (level >= AVX512)
-            (op->arg[9] ? halves_avx512 : bfloats_avx512)(&p, first, last, m, pass);
-        else if (level >= AVX2)
-            (op->arg[9] ? halves_avx2 : bfloats_avx2)(&p, first, last, m, pass);
-        else
-#endif
-        if (op->arg[9])
-            tiles_portable(1, &p, first, last, m, pass);
-        else
-            tiles_portable(0, &p, first, last, m, pass);
+        tiles(op->arg[9], &p, first, last, m, pass, level);
     }
     for (int64_t m = 0; bias && m < rows; m++)
         for (int64_t n = first; n < last; n++) p.out[m * p.out_stride + n] += bias[n];
-    (void)level;
+}
+
+/* MULTIPLY_EXPERTS_BFLOAT16: what WIDEN gives, each row a pass, a row each with the rows of one
+ * expert: of E matrices w [N, K]. An item is some rows of one, of the first product with it for all.
+ * 0 widened x, 1 w, 2 w_stride, 3 out [P, N], 4 products P, 5 outputs N, 6 columns K, 7 whether w is
+ * float16, 8 elements from expert to expert, 9 int64: the expert of each product, 10 int64: its row
+ * of x, or 0: 11 products each have a row, 12 biases of the experts or 0, 13 the stride of these */
+INLINE int64_t items_of_expert(const struct op *op) {
+    const int64_t chunk = rows_of_item(op->arg[6]);
+    return (op->arg[5] + chunk - 1) / chunk;
+}
+
+static int64_t items_multiply_experts_bfloat16(const struct op *op) {
+    return op->arg[4] * items_of_expert(op);
+}
+
+static void work_multiply_experts_bfloat16(const struct op *op, int64_t item, int64_t level) {
+    const int64_t outputs = op->arg[5], columns = op->arg[6], chunk = rows_of_item(columns);
+    const int64_t each = items_of_expert(op), product = item / each, first = item % each * chunk;
+    const int64_t last = first + chunk < outputs ? first + chunk : outputs;
+    const int64_t *experts = address(op->arg[9]), *rows = address(op->arg[10]);
+    const int64_t expert = experts[product];
+    const float *bias = address(op->arg[12]);
+    struct product p = {
+        .w = (const uint16_t *)address(op->arg[1]) + expert * op->arg[8], .w_stride = op->arg[2],
+        .columns = columns, .padded = padded(columns),
+    };
+    if (next_with(experts, expert, 0, product) < product) return;
+    for (int64_t i = product; i < op->arg[4]; i = next_with(experts, expert, i + 1, op->arg[4])) {
+        p.x = (const float *)address(op->arg[0]) + (rows ? rows[i] : i / op->arg[11]) * p.padded;
+        p.out = (float *)address(op->arg[3]) + i * outputs;
+        tiles(op->arg[7], &p, first, last, 0, 1, level);
+        for (int64_t n = first; bias && n < last; n++) p.out[n] += bias[expert * op->arg[13] + n];
+    }
 }
 
 /* Many float32 rows, where there are tiles of AMX.
@@ -374,4 +414,7 @@ const struct kernel kernel_multiply_split = {items_multiply_split, work_multiply
 const struct kernel kernel_widen = {items_widen, work_widen, NULL};
 const struct kernel kernel_multiply_bfloat16 = {
     items_multiply_bfloat16, work_multiply_bfloat16, fetch_multiply_bfloat16,
+};
+const struct kernel kernel_multiply_experts_bfloat16 = {
+    items_multiply_experts_bfloat16, work_multiply_experts_bfloat16, NULL,
 };

@@ -373,7 +373,8 @@ static int fetch_multiply(const struct op *op, int64_t piece) {
 const struct kernel kernel_multiply = {items_multiply, work_multiply, fetch_multiply};
 
 /* MULTIPLY_EXPERTS: a row each of what QUANTIZE gives, by itself, with the rows of one expert of all
- * segments: of E matrices with `rows` rows, one after the other. An item is some groups of one.
+ * segments: of E matrices with `rows` rows, one after the other. An item is some groups of one, of
+ * the first product with that expert for all of them.
  * 0 activations, 1 segments, 2 their number, 3 out, 4 out_stride, 5 products, 6 columns K,
  * 7 int64: the expert of each product, 8 int64: its row of x, or 0: 9 products each have a row,
  * 10 biases of the experts or 0, 11 the stride of these */
@@ -394,26 +395,28 @@ static int64_t items_multiply_experts(const struct op *op) {
 static void work_multiply_experts(const struct op *op, int64_t item, int64_t level) {
     const struct segment *s = address(op->arg[1]);
     const int64_t columns = op->arg[6], each = items_of_expert(op), product = item / each;
-    const int64_t expert = ((const int64_t *)address(op->arg[7]))[product];
-    const int64_t *rows = address(op->arg[8]);
-    const int64_t row = rows ? rows[product] : product / op->arg[9];
-    const struct activation *x = (const struct activation *)address(op->arg[0]) + row * (columns / RUN);
-    float *out = (float *)address(op->arg[3]) + product * op->arg[4];
+    const int64_t *experts = address(op->arg[7]), *rows = address(op->arg[8]);
+    const int64_t expert = experts[product];
     const float *bias = address(op->arg[10]);
+    if (next_with(experts, expert, 0, product) < product) return;
+    int64_t chunk;
     for (item %= each;; s++) {
-        const int64_t chunk = chunk_of(s, columns), items = (groups_of(s) + chunk - 1) / chunk;
-        if (item >= items) {
-            item -= items;
-            continue;
-        }
-        const int64_t size = group_size(s->format, columns), first = item * chunk;
-        const int64_t last = first + chunk < groups_of(s) ? first + chunk : groups_of(s);
-        const uint8_t *groups = s->packed + (expert * groups_of(s) + first) * size;
-        multiply(s, groups, columns, first, last, x, 1, out + s->column, 0, level);
-        const int64_t end = last * ROWS < s->rows ? last * ROWS : s->rows;
-        for (int64_t n = s->column + first * ROWS; bias && n < s->column + end; n++)
-            out[n] += bias[expert * op->arg[11] + n];
-        return;
+        chunk = chunk_of(s, columns);
+        const int64_t items = (groups_of(s) + chunk - 1) / chunk;
+        if (item < items) break;
+        item -= items;
+    }
+    const int64_t size = group_size(s->format, columns), first = item * chunk;
+    const int64_t last = first + chunk < groups_of(s) ? first + chunk : groups_of(s);
+    const int64_t end = last * ROWS < s->rows ? last * ROWS : s->rows;
+    const uint8_t *groups = s->packed + (expert * groups_of(s) + first) * size;
+    for (int64_t i = product; i < op->arg[5]; i = next_with(experts, expert, i + 1, op->arg[5])) {
+        const struct activation *x = address(op->arg[0]);
+        float *out = (float *)address(op->arg[3]) + i * op->arg[4] + s->column;
+        x += (rows ? rows[i] : i / op->arg[9]) * (columns / RUN);
+        multiply(s, groups, columns, first, last, x, 1, out, 0, level);
+        for (int64_t n = first * ROWS; bias && n < end; n++)
+            out[n] += bias[expert * op->arg[11] + s->column + n];
     }
 }
 

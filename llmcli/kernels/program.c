@@ -16,6 +16,7 @@ static const struct kernel *const kernels[KINDS] = {
     [MULTIPLY_EXPERTS] = &kernel_multiply_experts, [MULTIPLY_FLOAT] = &kernel_multiply_float,
     [SHARE] = &kernel_share, [CHOOSE] = &kernel_choose, [WEIGH] = &kernel_weigh,
     [SUM_EXPERTS] = &kernel_sum_experts, [SCALE_ROWS] = &kernel_scale_rows,
+    [MULTIPLY_EXPERTS_BFLOAT16] = &kernel_multiply_experts_bfloat16,
 };
 
 struct program {

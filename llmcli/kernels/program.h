@@ -14,7 +14,8 @@ enum kind {
     QUANTIZE, MULTIPLY, LOOK_UP, NORMALIZE, ROTATE, NARROW, STORE, ATTEND, COMBINE, ADD, SCALE,
     GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS,
     SPLIT, MULTIPLY_SPLIT, MULTIPLY_ROWS, SOFT_CAP, MULTIPLY_EXPERTS,
-    MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS, KINDS
+    MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS,
+    MULTIPLY_EXPERTS_BFLOAT16, KINDS
 };
 
 /* Addresses, sizes and distances, in an order of its own for each kind; float32 numbers by their
@@ -52,10 +53,16 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
     kernel_scale, kernel_gate, kernel_activate, kernel_widen, kernel_multiply_bfloat16,
     kernel_attend_rows, kernel_split, kernel_multiply_split, kernel_multiply_rows,
     kernel_soft_cap, kernel_multiply_experts, kernel_multiply_float, kernel_share, kernel_choose,
-    kernel_weigh, kernel_sum_experts, kernel_scale_rows;
+    kernel_weigh, kernel_sum_experts, kernel_scale_rows, kernel_multiply_experts_bfloat16;
 
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }
+
+/* The next of `count` products from `i` on that has this expert; `count` where there is none. */
+INLINE int64_t next_with(const int64_t *experts, int64_t expert, int64_t i, int64_t count) {
+    while (i < count && experts[i] != expert) i++;
+    return i;
+}
 
 /* `work_name`, which calls the function of the level: name_avx512 and so on. */
 #ifdef X86

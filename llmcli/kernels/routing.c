@@ -68,19 +68,32 @@ INLINE void share(const struct op *op, int64_t item) {
 EACH_LEVEL(share)
 const struct kernel kernel_share = {items_share, work_share, NULL};
 
-/* The first of the largest numbers that are not used, in steps; -1 where all are. */
+/* Whether `a` comes before `b`, the largest first: NaN before all numbers, as PyTorch sorts. */
+INLINE int larger(float a, float b) { return a > b || (a != a && b == b); }
+
+/* The first of the largest numbers that are not used; -1 where all are. */
 INLINE int64_t largest(const float *x, const float *used, int64_t count) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++)
-        if (used[i] == 0.0f && (best < 0 || x[i] > x[best])) best = i;
+        if (used[i] == 0.0f && (best < 0 || larger(x[i], x[best]))) best = i;
     return best;
 }
 
+/* The `most`, 1 or 2, largest numbers, added up. */
+INLINE float sum_of_largest(const float *x, int64_t count, int64_t most) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int64_t i = 0; i < count; i++) {
+        if (larger(x[i], first)) second = first, first = x[i];
+        else if (larger(x[i], second)) second = x[i];
+    }
+    return most == 1 ? first : first + second;
+}
+
 /* CHOOSE: the numbers of the K largest of each row plus a correction, the largest first, of equal
- * ones the first; of the best groups alone, whose largest, or two largest, have the largest sum.
- * An item is a row.
+ * ones the first. Those outside of the best groups, whose largest, or two largest, have the largest
+ * sum, count as -infinity. An item is a row.
  * 0 scores (contiguous), 1 out int64 [rows, K], 2 rows, 3 columns E, 4 K, 5 correction or 0,
- * 6 groups, 7 kept groups, 8 room [rows, 2 E], 9 how many of a group's largest are summed, 1 or 2 */
+ * 6 groups, 7 kept groups, 8 room [rows, 3 E], 9 how many of a group's largest are summed, 1 or 2 */
 static int64_t items_choose(const struct op *op) { return op->arg[2]; }
 
 INLINE void choose(const struct op *op, int64_t item) {
@@ -88,31 +101,22 @@ INLINE void choose(const struct op *op, int64_t item) {
     const float *scores = (const float *)address(op->arg[0]) + item * experts;
     const float *correction = address(op->arg[5]);
     int64_t *out = (int64_t *)address(op->arg[1]) + item * op->arg[4];
-    float *x = (float *)address(op->arg[8]) + item * 2 * experts, *used = x + experts;
+    float *x = (float *)address(op->arg[8]) + item * 3 * experts;
+    float *used = x + experts, *sums = used + experts;
     for (int64_t e = 0; e < experts; e++) {
         x[e] = scores[e] + (correction ? correction[e] : 0.0f);
-        used[e] = groups > 1 ? 2.0f : 0.0f; /* 2: of a group that is not kept */
+        used[e] = 0.0f;
     }
-    for (int64_t kept = 0; groups > 1 && kept < op->arg[7]; kept++) {
-        int64_t best = -1;
-        float most = 0.0f;
+    if (groups > 1) {
+        for (int64_t g = 0; g < groups; g++)
+            sums[g] = sum_of_largest(x + g * each, each, op->arg[9]);
+        for (int64_t kept = 0; kept < op->arg[7]; kept++) used[largest(sums, used, groups)] = 1.0f;
         for (int64_t g = 0; g < groups; g++) {
-            if (used[g * each] == 0.0f) continue;
-            float first = -INFINITY, second = -INFINITY;
-            for (int64_t e = g * each; e < (g + 1) * each; e++) {
-                if (x[e] > first) second = first, first = x[e];
-                else if (x[e] > second) second = x[e];
-            }
-            const float sum = op->arg[9] == 1 ? first : first + second;
-            if (best < 0 || sum > most) best = g, most = sum;
+            for (int64_t e = g * each; used[g] == 0.0f && e < (g + 1) * each; e++) x[e] = -INFINITY;
+            used[g] = 0.0f;
         }
-        for (int64_t e = best * each; best >= 0 && e < (best + 1) * each; e++) used[e] = 0.0f;
     }
-    for (int64_t k = 0; k < op->arg[4]; k++) {
-        const int64_t best = largest(x, used, experts);
-        out[k] = best < 0 ? 0 : best;
-        if (best >= 0) used[best] = 1.0f;
-    }
+    for (int64_t k = 0; k < op->arg[4]; k++) used[out[k] = largest(x, used, experts)] = 1.0f;
 }
 EACH_LEVEL(choose)
 const struct kernel kernel_choose = {items_choose, work_choose, NULL};

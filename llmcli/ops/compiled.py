@@ -297,7 +297,7 @@ def choose(
     scores = scores.contiguous()
     experts = scores.shape[-1]
     out = torch.empty(*scores.shape[:-1], count, dtype=torch.int64)
-    room = torch.empty(2 * scores.numel())
+    room = torch.empty(3 * scores.numel())
     op = (
         program.CHOOSE, scores.data_ptr(), out.data_ptr(), scores.numel() // experts, experts,
         count, 0 if correction_E is None else correction_E.data_ptr(), groups, kept,

@@ -1,6 +1,6 @@
 """Products with 16-bit weights whose results are not rounded to 16 bits.
 
-Axes: M rows of the input, K columns of it, N outputs.
+Axes: M rows of the input, K columns of it, N outputs; E experts, P pairs of a row and an expert.
 """
 
 from __future__ import annotations
@@ -76,6 +76,40 @@ def by_kernel(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:
         reads=(x_MK, w_NK, b_N), writes=(wide, out_MN),
     )  # fmt: skip
     return out_MN.view(*x.shape[:-1], len(w_NK))
+
+
+def routed_by_kernel(
+    x_MK: Tensor, w_ENK: Tensor, expert_P: Tensor, row_P: Tensor | None, each: int,
+    bias_EN: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Rows times the matrices of their own experts, plus their biases: `[P, N]` in float32.
+
+    Pair p is row `row_P[p]`, or p // `each`, of x with matrix `expert_P[p]`, both int64. Each has
+    the bits that `by_kernel` gives. Only where `has_kernel` says of one row and one of the matrices
+    that it can be, which lie by rows.
+    """
+    x_MK, expert_P = x_MK.contiguous(), expert_P.contiguous()
+    rows, columns = x_MK.shape
+    wide = torch.empty(rows, -(-columns // 32) * 32)
+    out_PN = torch.empty(len(expert_P), w_ENK.shape[1])
+    halves = w_ENK.dtype == torch.float16
+    rows_at, bias, bias_stride = 0, 0, 0
+    if row_P is not None:
+        row_P = row_P.contiguous()
+        rows_at = row_P.data_ptr()
+    if bias_EN is not None:
+        bias_EN = bias_EN.float()
+        bias, bias_stride = bias_EN.data_ptr(), bias_EN.stride(0)
+    program.run(
+        torch.get_num_threads(),
+        (program.WIDEN, x_MK.data_ptr(), x_MK.stride(0), wide.data_ptr(), rows, columns,
+         x_MK.dtype == torch.float32, halves, True),
+        (program.MULTIPLY_EXPERTS_BFLOAT16, wide.data_ptr(), w_ENK.data_ptr(), w_ENK.stride(1),
+         out_PN.data_ptr(), *out_PN.shape, columns, halves, w_ENK.stride(0), expert_P.data_ptr(),
+         rows_at, each, bias, bias_stride),
+        reads=(x_MK, w_ENK, expert_P, row_P, bias_EN), writes=(wide, out_PN),
+    )  # fmt: skip
+    return out_PN
 
 
 def _by_tiles(x: Tensor, w_NK: Tensor, b_N: Tensor | None) -> Tensor:

@@ -62,8 +62,9 @@ def weigh(
     softmax = routing.scores == "softmax of the chosen"
     if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):
         return compiled.weigh(
-            scores_BTE, chosen_BTK, softmax=softmax, renormalized=routing.renormalized,
-            least=LEAST_SUM, factor=routing.scale, factor_E=factor_E,
+            scores_BTE, chosen_BTK, softmax=softmax,
+            renormalized=routing.renormalized and not softmax, least=LEAST_SUM,
+            factor=routing.scale, factor_E=factor_E,
         )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:

@@ -1,30 +1,13 @@
-/* Attention of many tokens and of one at level `argv[1]`, over random shapes: prints a hash of all results, which
- * is the same at every level and on every machine. Every buffer has exactly the size it needs. */
+/* Attention of many tokens and of one, and mixtures of experts (experts.c), at level `argv[1]`, over
+ * random shapes: prints a hash of all results of each, which is the same at every level and on every
+ * machine. Every buffer has exactly the size it needs. */
 #include <stdio.h>
 
-#include "program.h"
+#include "drawn.h"
 
 void llmcli_run(const struct op *, int64_t, struct counter *, const struct team *, int64_t *);
 unsigned llmcli_native_levels(void);
-
-static uint32_t state = 1;
-
-static uint32_t next(void) { return (state = state * 1664525u + 1013904223u) >> 8; }
-
-static int64_t below(int64_t count) { return next() % count; }
-
-/* Numbers from -1 to 1; of bfloat16 the bits of such ones. */
-static void *drawn(int64_t count, int64_t narrow) {
-    float *numbers = malloc((size_t)count * (narrow ? 2 : 4));
-    for (int64_t i = 0; i < count; i++) {
-        float number = (float)next() / 8388608.0f - 1.0f;
-        if (narrow) ((uint16_t *)numbers)[i] = (uint16_t)(bits_of(number) >> 16);
-        else numbers[i] = number;
-    }
-    return numbers;
-}
-
-static int64_t to(const void *memory) { return (int64_t)(intptr_t)memory; }
+uint64_t experts(const struct team *team);
 
 int main(int count, char **arguments) {
     const struct team team = {count > 1 ? atoi(arguments[1]) : 0, NULL, 1};
@@ -51,8 +34,7 @@ int main(int count, char **arguments) {
         };
         struct counter counters[2];
         llmcli_run(&op, 1, counters, &team, NULL);
-        for (int64_t i = 0; i < B * T * H * e; i++)
-            hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
+        hash = hashed(hash, out, B * T * H * e);
         free(q), free(k), free(v), free(out);
 
         /* one token, over more slots, in heads of a multiple of 16 */
@@ -71,10 +53,10 @@ int main(int count, char **arguments) {
         }};
         ops[1] = ops[0], ops[1].kind = COMBINE;
         llmcli_run(ops, 2, counters, &team, NULL);
-        for (int64_t i = 0; i < B * H * E; i++) hash = (hash ^ bits_of(out[i])) * 0x100000001b3ull;
+        hash = hashed(hash, out, B * H * E);
         free(room), free(sinks);
         free(starts), free(q), free(k), free(v), free(out);
     }
-    printf("%016llx\n", (unsigned long long)hash);
+    printf("%016llx\n%016llx\n", (unsigned long long)hash, (unsigned long long)experts(&team));
     return 0;
 }

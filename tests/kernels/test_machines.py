@@ -60,16 +60,17 @@ def test_arm_has_the_same_bits(built, ours, level):
     assert hashes(emulator, str(program), level) == ours
 
 
-ATTENTION = [
+STEPS = [
     *EXTENSION["extra-compile-args"], "-Wall", "-Wextra", "-Werror",
-    f"-I{ROOT / 'llmcli' / 'kernels'}", str(Path(__file__).with_name("attend.c")), *SOURCES, "-lm",
+    f"-I{ROOT / 'llmcli' / 'kernels'}",
+    *(str(Path(__file__).with_name(name)) for name in ("attend.c", "experts.c")), *SOURCES, "-lm",
 ]  # fmt: skip
 
 
-def test_attention_has_the_same_bits_everywhere(built):
+def test_attention_and_experts_have_the_same_bits_everywhere(built):
     needs(COMPILER[0])
     flags = ["-g", *UNDEFINED, "-fno-sanitize-recover=all"]
-    plain = built("attend", [*COMPILER, *ATTENTION])
+    plain = built("attend", [*COMPILER, *STEPS])
     library = built("cc.so", [*COMPILER, *FLAGS, "-shared", "-fPIC", *SOURCES])
     levels = [str(level) for level in range(6) if levels_of(library) >> level & 1]
     hashes = {children.run([str(plain), level], capture_output=True).stdout for level in levels}
@@ -78,13 +79,13 @@ def test_attention_has_the_same_bits_everywhere(built):
     probe = children.run([*COMPILER, *flags, "-xc", "-", "-o", "/dev/null"], capture_output=True,
                          input=b"int main(void) { return 0; }")  # fmt: skip
     if probe.returncode == 0:
-        checked = built("attend_checked", [*COMPILER, *ATTENTION, *flags, "-O0"])
+        checked = built("attend_checked", [*COMPILER, *STEPS, *flags, "-O0"])
         for level in levels:
             run = children.run([str(checked), level], capture_output=True)
             assert run.returncode == 0, run.stderr
             assert {run.stdout} == hashes
     if shutil.which("aarch64-linux-gnu-gcc") and shutil.which("qemu-aarch64"):
-        foreign = built("attend_aarch64", ["aarch64-linux-gnu-gcc", "-static", *ATTENTION])
+        foreign = built("attend_aarch64", ["aarch64-linux-gnu-gcc", "-static", *STEPS])
         for level in ("0", "5"):
             run = children.run(["qemu-aarch64", str(foreign), level], capture_output=True)
             assert {run.stdout} == hashes

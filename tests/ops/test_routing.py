@@ -81,8 +81,9 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("by_pair", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, dtype):
+def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, biased, dtype):
     batch, tokens, count, experts = 2, 7, 3, 5
     chosen = torch.stack([
         torch.randperm(experts, generator=torch.Generator().manual_seed(at))[:count]
@@ -91,13 +92,16 @@ def test_every_pair_has_the_product_of_its_expert(static, by_pair, wide, dtype):
     w_ENK = random(experts, 6, 32, seed=1, dtype=dtype)
     x = random(batch * (count if by_pair else 1) * tokens, 32, seed=2, dtype=dtype)
     routes = Routes.of(chosen, static=static)
-    out = Dense(w_ENK).matmul_routed(x, routes.by_pair if by_pair else routes, wide=wide)
+    bias = random(experts, 6, seed=3, dtype=dtype) if biased else None
+    out = Dense(w_ENK).matmul_routed(x, routes.by_pair if by_pair else routes, bias, wide=wide)
     out_BKTN = out.view(batch, count, tokens, 6)
     for b in range(batch):
         for k in range(count):
             for t in range(tokens):
                 row = (b * count + k) * tokens + t if by_pair else b * tokens + t
                 right = w_ENK[chosen[b, t, k]].double() @ x[row].double()
+                if bias is not None:
+                    right += bias[chosen[b, t, k]].double()
                 off = (out_BKTN[b, k, t].double() - right).abs().max()
                 assert off < TOLERANCE[dtype]
     assert out.dtype == (torch.float32 if wide and dtype == torch.bfloat16 else dtype)

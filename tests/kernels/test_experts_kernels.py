@@ -1,0 +1,240 @@
+"""The kernels of mixtures of experts: as their twins compute it, at every level."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import packed_twin
+import pytest
+import torch
+from test_native import levels, same
+from test_packed import file_rows, inputs
+
+from llmcli.formats.dense import Dense
+from llmcli.formats.packed import Packed, SideBySide
+from llmcli.formats.routes import Routes
+from llmcli.ops import compiled, routing
+from llmcli.ops.product import product_float32
+from llmcli.parts.experts.config import RoutingConfig
+
+SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1e38, -1e38, 1e-40)
+KINDS = ("usual", "equal", "ties", "special")
+
+
+def logits(tokens, experts, kind, seed=0):
+    """`[tokens, experts]`: around 0, all equal, of few values, or some of `SPECIAL` among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, experts, generator=generator)
+    if kind == "equal":
+        return torch.full_like(x, 0.3)
+    if kind == "ties":
+        return x.round()
+    if kind == "special":
+        where = torch.rand(x.shape, generator=generator) < 0.3
+        drawn = torch.randint(len(SPECIAL), x.shape, generator=generator)
+        x[where] = torch.tensor(SPECIAL)[drawn][where]
+    return x
+
+
+def by_pytorch(monkeypatch, function, *args):
+    """The twin in `ops/routing.py`: what it computes where there is no kernel."""
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "takes", lambda _: False)
+        return function(*args)
+
+
+ROUTINGS = [
+    RoutingConfig(chosen=1), RoutingConfig(chosen=12, renormalized=True),
+    RoutingConfig(chosen=3, renormalized=True, scale=2.5, correction=True),
+    RoutingConfig(chosen=4, scores="softmax of the chosen", renormalized=True),
+    RoutingConfig(chosen=12, scores="softmax of the chosen"),
+    *(RoutingConfig(chosen=3, groups=of, kept_groups=kept, group_best=best, correction=best == 2)
+      for of, kept, best in ((2, 1, 2), (4, 1, 1), (4, 3, 2), (6, 2, 2), (12, 5, 1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
+def test_the_choice_is_that_of_the_twin(library, use, monkeypatch, routing_, kind):
+    scores = logits(40, 12, kind).view(2, 20, 12)
+    correction = torch.linspace(-1, 1, 12) if routing_.correction else None
+    expected = by_pytorch(monkeypatch, routing.choose, scores, correction, routing_)
+    for _ in levels(library, use):
+        found = routing.choose(scores, correction, routing_)
+        assert torch.equal(found, expected)
+
+
+def test_one_expert_is_chosen(library, use):
+    for _ in levels(library, use):
+        for value in (0.5, math.nan, -math.inf):
+            scores = torch.full((1, 3, 1), value)
+            assert routing.choose(scores, None, RoutingConfig(chosen=1)).tolist() == [[[0]] * 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
+def test_weights_are_those_of_the_twin(library, use, monkeypatch, routing_, kind):
+    """The same bits at every level, and as float64 has them but for float32's roundings."""
+    scores = logits(40, 12, kind).view(2, 20, 12)
+    if routing_.scores == "softmax":  # no weights of both signs, whose sum may be anything
+        scores = scores.abs()
+    chosen = by_pytorch(monkeypatch, routing.choose, scores, None, routing_)
+    expected = by_pytorch(monkeypatch, routing.weigh, scores.double(), chosen, routing_)
+    found = [routing.weigh(scores, chosen, routing_) for _ in levels(library, use)]
+    for one in found:
+        same(one, found[0])
+    if kind == "special" and routing_.renormalized:  # sums that float32 has not got
+        usual = scores.gather(-1, chosen).abs().amax(-1) < 1e30
+        found[0], expected = found[0][usual], expected[usual]
+    torch.testing.assert_close(
+        found[0].double(), expected, rtol=2e-6, atol=1e-30, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("experts", [1, 2, 15, 16, 17, 128])
+def test_shares_are_those_of_the_twin(library, use, monkeypatch, experts, sigmoid, kind):
+    x = logits(30, experts, kind, seed=experts)
+    expected = by_pytorch(monkeypatch, lambda: routing.share(x.double(), sigmoid=sigmoid))
+    found = [routing.share(x, sigmoid=sigmoid) for _ in levels(library, use)]
+    for one in found:
+        same(one, found[0])
+    torch.testing.assert_close(found[0].double(), expected, rtol=2e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 17), (4, 16, 32), (5, 33, 7), (9, 20, 100)])
+def test_small_float32_matrices_have_the_bits_of_the_twin(library, use, shape):
+    """Lane j of 16 sums columns j, j + 16 …; lanes are added in pairs; no fused multiply-add."""
+    rows, outputs, columns = shape
+    x, w = logits(rows, columns + 2, "usual", 1)[:, 1:-1], logits(outputs, columns, "usual", 2)
+    b = torch.linspace(-1, 1, outputs)
+    lanes = torch.zeros(rows, outputs, 16)
+    for k in range(columns):
+        lanes[..., k % 16] += x[:, None, k] * w[None, :, k]
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half:]
+    for _ in levels(library, use):
+        assert torch.equal(compiled.product(x, w, None), lanes[..., 0])
+        assert torch.equal(compiled.product(x, w, b), lanes[..., 0] + b)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (1, 8, 1, 33), (2, 3, 5, 17), (3, 2, 1, 64)], ids=str
+)
+def test_sums_of_experts_have_the_bits_of_the_twin(library, use, monkeypatch, shape):
+    batch, count, tokens, columns = shape
+    y = logits(batch * count * tokens, columns, "special").view(shape)
+    weight = logits(batch * tokens, count, "usual", 3).view(batch, tokens, count)
+    z = logits(batch * tokens, columns, "usual", 4).view(batch, tokens, columns)
+    for _ in levels(library, use):
+        for plus in (None, z):
+            expected = by_pytorch(monkeypatch, routing.summed, y, weight, plus)
+            same(routing.summed(y, weight, plus), expected)
+        scaled = compiled.scale_rows(z, weight[..., :1])
+        same(scaled, z * weight[..., :1])
+
+
+def routes(experts, batch, count, tokens, seed=5):
+    """`Routes` of random choices, and of each pair the row that it reads and its expert."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.stack([
+        torch.randperm(experts, generator=generator)[:count] for _ in range(batch * tokens)
+    ]).view(batch, tokens, count)  # fmt: skip
+    pairs = itertools.product(range(batch), range(count), range(tokens))
+    listed = [(b * tokens + t, int(chosen[b, t, k])) for b, k, t in pairs]
+    return Routes.of(chosen, static=True), listed
+
+
+# experts, batch, chosen, tokens
+MIXTURES = [(1, 1, 1, 1), (8, 1, 3, 1), (4, 1, 4, 1), (5, 3, 2, 1), (6, 2, 3, 4), (40, 1, 8, 3)]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 256), (48, 512)], ids=str)
+def test_packed_experts_have_the_bits_of_the_twin(library, use, mixture, shape, biased):
+    """Several formats in one call; each pair has the bits of a product by itself."""
+    use(library)
+    experts, *rest = mixture
+    columns, formats = shape[1], ("Q4_K", "Q8_0")
+    route, pairs = routes(experts, *rest)
+    raws = [file_rows(f, experts * rows, columns, 20 + rows)
+            for f, rows in zip(formats, (shape[0], 16), strict=True)]  # fmt: skip
+    pieces = []
+    for f, raw in zip(formats, raws, strict=True):
+        piece = Packed(f, len(raw), columns, device=torch.device("cpu"), experts=experts)
+        piece.write(torch.arange(len(raw)), torch.from_numpy(raw))
+        pieces.append(piece)
+    outputs = shape[0] + 16
+    bias = logits(experts, outputs + 3, "usual", 6)[:, 2:-1] if biased else None
+    for by_pair in (False, True):
+        x = inputs(len(pairs) if by_pair else rest[0] * rest[2], columns, 21)
+        expected = np.empty((len(pairs), outputs), np.float32)
+        for p, (row, expert) in enumerate(pairs):
+            one = x[p if by_pair else row][None]
+            parts = [packed_twin.product(f, raw.reshape(experts, -1, raw.shape[1])[expert], one)
+                     for f, raw in zip(formats, raws, strict=True)]  # fmt: skip
+            expected[p] = np.concatenate(parts, 1)
+            if bias is not None:
+                expected[p] += bias[expert].numpy()
+        both = SideBySide(pieces)
+        for _ in levels(library, use):
+            taken = route.by_pair if by_pair else route
+            found = both.matmul_routed(torch.from_numpy(x), taken, bias)
+            same(found, torch.from_numpy(expected))
+            alone = pieces[1].matmul_routed(
+                torch.from_numpy(x), taken, None if bias is None else bias[:, shape[0] :]
+            )
+            same(alone, torch.from_numpy(expected[:, shape[0] :]))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (70, 576)], ids=str)
+@pytest.mark.parametrize("dtypes", [
+    (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+], ids=str)  # fmt: skip
+def test_experts_of_16_bits_have_the_bits_of_dense_matrices(
+    library, use, mixture, shape, biased, dtypes
+):
+    experts, *rest = mixture
+    outputs, columns = shape
+    route, pairs = routes(experts, *rest)
+    w = logits(experts * outputs, columns, "usual", 7).view(experts, outputs, columns).to(dtypes[1])
+    gaps = torch.zeros(experts, outputs + 2, columns + 1, dtype=dtypes[1])[:, 1:-1, 1:]
+    gaps[...] = w
+    bias = logits(experts, outputs + 1, "usual", 8)[:, 1:] if biased else None
+    for _, by_pair in itertools.product(levels(library, use), (False, True)):
+        rows = len(pairs) if by_pair else rest[0] * rest[2]
+        x = logits(rows, columns, "usual", 9).to(dtypes[0])
+        taken = route.by_pair if by_pair else route
+        expected = torch.cat([
+            product_float32(
+                x[p if by_pair else row][None].to(dtypes[0]), w[expert],
+                None if bias is None else bias[expert],
+            )
+            for p, (row, expert) in enumerate(pairs)
+        ])  # fmt: skip
+        for weight in (w, gaps):
+            same(Dense(weight, dtypes[0]).matmul_routed(x, taken, bias, wide=True), expected)
+        narrow = Dense(w, dtypes[0]).matmul_routed(x, taken, bias)
+        assert torch.equal(narrow, expected.to(dtypes[0]))
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_infinity_in_a_row_stays_with_its_pairs(library, use, bad):
+    route, pairs = routes(6, 1, 3, 4)
+    w = logits(6 * 5, 64, "usual").view(6, 5, 64).bfloat16()
+    x = logits(4, 64, "usual", 1)
+    for _ in levels(library, use):
+        finite = Dense(w, torch.float32).matmul_routed(x, route)
+        broken = x.clone()
+        broken[2, 9] = bad
+        found = Dense(w, torch.float32).matmul_routed(broken, route)
+        theirs = torch.tensor([row == 2 for row, _ in pairs])
+        assert not found[theirs].isfinite().any()
+        same(found[~theirs], finite[~theirs])
