@@ -2,7 +2,7 @@
 
 import torch
 
-from llmcli.anatomy.arithmetic import Arithmetic, matrices
+from llmcli.anatomy.arithmetic import Arithmetic, in_no_blocks, matrices
 from llmcli.devices import DTYPES
 from llmcli.formats.dense import Dense, writable
 from llmcli.nn.decoder import Decoder
@@ -11,7 +11,7 @@ from llmcli.weights import randomize
 
 def packed_in(config, format="Q4_1"):
     """The arithmetic of a model whose matrices are all in those blocks."""
-    formats = dict.fromkeys(matrices(config), format)
+    formats = dict.fromkeys(matrices(config).keys() - in_no_blocks(config), format)
     return Arithmetic(dtype="float32", cache="bfloat16", formats=formats)
 
 

@@ -41,7 +41,7 @@ def random_decoder(config, dtype=torch.float64, seed=3, formats=DENSE):
             values = 1 + 0.3 * values
         elif last.startswith("b"):
             values = 0.3 * values
-        elif last == "sink":
+        elif last in ("sink", "expert_factor"):
             pass
         elif "embed" not in name:
             values = 1.5 * values / slot.shape[1] ** 0.5

@@ -103,7 +103,8 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         assert set(node.op.inputs) <= before, node.name
         before.add(node.name)
         values = {getattr(node.op, field.name) for field in fields(node.op)
-                  if field.name in ("weight", "bias", "table", "correction", "sink")}  # fmt: skip
+                  if field.name in ("weight", "bias", "table", "correction", "sink",
+                                    "factors")}  # fmt: skip
         used |= values - {None}
     tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmcli.anatomy.arithmetic import matrices
+from llmcli.anatomy.arithmetic import in_no_blocks, matrices
 from llmcli.config import Branch, LayerConfig, ModelConfig, sequential
 from llmcli.families import find
 from llmcli.graph.blocks import PACKED as BLOCK
@@ -1027,11 +1027,11 @@ NORMED = KeysValues(norm=WEIGHTLESS)
 PLE = PleConfig(size=6, activation="gelu_tanh")
 
 
-def block(*sublayers, scale=1.0):
+def block(*sublayers, **more):
     """A block of sublayers, each a branch or several: dicts of `Branch`."""
     every = [one if isinstance(one, list) else [one] for one in sublayers]
     return LayerConfig(
-        sublayers=tuple(tuple(Branch(**branch) for branch in one) for one in every), scale=scale
+        sublayers=tuple(tuple(Branch(**branch) for branch in one) for one in every), **more
     )
 
 
@@ -1039,13 +1039,13 @@ def branch(part, before=RMS, after=None, **more):
     return {"part": part, "pre_norm": before, "post_norm": after} | more
 
 
-def latent(**changes):
+def latent(ffn=GATED, **changes):
     """Heads of 6 and 4 numbers, values of 5, latents of 7."""
     part = {
         "heads": 3, "content": 6, "value_dim": 5, "rank": 7, "query_rank": 9, "scale": 0.3,
         "rope": RopeConfig(theta=100.0, dims=4), "norm": RMS,
     }  # fmt: skip
-    return sequential(LatentConfig(**(part | changes)), GATED, norm=RMS)
+    return sequential(LatentConfig(**(part | changes)), ffn, norm=RMS)
 
 
 CONFIGS = {
@@ -1184,6 +1184,16 @@ BLOCKS = {
         branch(ATTENTION),
         branch(mixture(scores="softmax of the chosen", bias=True), RMS, RMS, multiplier=0.5),
     ),) * 2),
+    "experts beside the feed-forward": llama(*(block(
+        branch(ATTENTION, RMS, RMS),
+        [branch(GATED, RMS, RMS),
+         branch(mixture(norm=RMS, factors=True, renormalized=True), RMS, LAYER)],
+        sum_norm=RMS, scaled=True,
+    ),) * 2),
+    "a sum without norms of its parts": llama(*(block(
+        branch(ATTENTION), [branch(PLAIN, None), branch(mixture(factors=True))],
+        sum_norm=LAYER,
+    ),) * 2),
     "experts with biases and clamped gates": llama(*(layer(mixture(
         activation="quick_gelu", scores="softmax of the chosen",
         own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
@@ -1202,10 +1212,11 @@ def widened(part, size):
     return part
 
 
-def in_blocks(config, *formats, size=64, dense=()):
+def in_blocks(config, *formats, size=64, dense=(), others=None):
     """That model with all widths `size`, and its matrices in blocks of these formats, in turn.
 
-    But for those that are `dense`, by the end of their names, or whose rows are no whole blocks.
+    But for those that are `dense`, by the end of their names, or never in blocks, which have the
+    format `others`, if any, and for those whose rows are no whole blocks.
     """
     layers = tuple(
         dataclasses.replace(layer, sublayers=tuple(
@@ -1217,12 +1228,16 @@ def in_blocks(config, *formats, size=64, dense=()):
         for layer in config.layers
     )  # fmt: skip
     config = dataclasses.replace(config, width=size, layers=layers)
-    dense = (*dense, "W_router", "W_shared")
-    wanted = [one for one in matrices(config).items() if not one[0].endswith(dense)]
+    apart = {
+        name for name in matrices(config)
+        if name in in_no_blocks(config) or name.endswith(tuple(dense))
+    }  # fmt: skip
+    wanted = [one for one in matrices(config).items() if one[0] not in apart]
     turns = [(*one, formats[i % len(formats)]) for i, one in enumerate(wanted)]
-    return config, {
+    found = {
         name: format for name, columns, format in turns if columns % BLOCK[format].block == 0
     }
+    return config, found | ({} if others is None else dict.fromkeys(apart, others))
 
 
 def in_16_bits(model, **dtypes):
@@ -1237,6 +1252,8 @@ def in_16_bits(model, **dtypes):
 _SMALL = ("Q8_0", "Q4_1", "Q4_0", "Q5_1", "IQ4_NL", "Q5_0", "MXFP4")
 _LARGE = ("Q4_K", "Q6_K", "Q5_K", "Q3_K", "IQ4_XS", "Q2_K", "Q8_0")
 _LARGE_HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 32, "scale": 32**-0.5}
+
+_WIDE_ROPE = RopeConfig(theta=100.0, dims=16)
 
 # models whose matrices are kept in blocks, several formats in one product: configuration, formats
 IN_BLOCKS = {
@@ -1271,8 +1288,29 @@ IN_BLOCKS = {
         bfloat16=("W_gate", "W_up"), float16="W_down",
     ),
     "latent attention": in_blocks(llama(
+        *(latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),) * 2,
+        latent(heads=5, rank=64, query_rank=None, value_dim=32, bias=True, rope=_WIDE_ROPE),
+        layer(),
+    ), "Q8_0", "Q4_1", "Q5_0"),
+    "latent attention and experts in 16 bits": in_blocks(llama(
+        latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),
+        latent(
+            mixture(8, groups=4, kept_groups=2, group_best=1, chosen=3, scale=1.75,
+                    own={"shared": SharedConfig(hidden=64)}),
+            heads=4, rank=64, query_rank=None, value_dim=32, rope=_WIDE_ROPE,
+        ),
+    ), "Q8_0", "Q5_1", dense=("W_gate", "W_up", "W_down"), others="bfloat16"),
+    "latent attention, its own matrices in 16 bits": in_blocks(llama(
+        *(latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),) * 2,
+    ), "Q8_0", "Q4_1", others="bfloat16"),
+    "experts by the best of a group": in_blocks(
+        BLOCKS["experts by the best of a group"], "Q8_0", "Q4_1"
+    ),
+    "experts beside the feed-forward": in_blocks(
+        BLOCKS["experts beside the feed-forward"], "Q8_0", "Q4_1"
+    ),
+    "latents of another size": in_blocks(llama(
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8),) * 2,
-        latent(heads=4, rank=64, query_rank=None, bias=True), layer(),
     ), "Q8_0", "Q4_1", "Q5_0"),
     "keys and values of another layer": in_blocks(
         BLOCKS["keys and values of another layer"], "Q8_0", "Q4_1"
@@ -1297,6 +1335,6 @@ IN_BLOCKS = {
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
 # matrices that are dense.
 COMPUTED = {
-    "gpt2", "short convolutions", "latent attention", "keys and gates that are dense",
+    "gpt2", "short convolutions", "latents of another size", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

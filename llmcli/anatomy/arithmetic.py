@@ -122,7 +122,7 @@ def arithmetic(
             hint=f"use auto, none, {' or '.join(QUANTIZED)}",
         )
     given = dtype not in ("auto", WIDE)
-    no_blocks = _in_no_blocks(config)
+    no_blocks = in_no_blocks(config)
     formats = {
         name: kept
         for name, kept in packable.items()
@@ -164,7 +164,6 @@ def matrices(config: ModelConfig) -> dict[str, int]:
         spec.name: (spec.stored_shape or spec.shape)[-1]
         for spec in parameters(config)
         if len(spec.axes) > 1
-        and not model.parameters[spec.name].dense
         and isinstance(
             model[model.parameters[spec.name].makes].op,
             ExpertProject if len(spec.axes) == 3 else Project | LookUp,
@@ -172,14 +171,19 @@ def matrices(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _in_no_blocks(config: ModelConfig) -> frozenset[str]:
-    """Experts without whole groups of rows, and routers: small matrices whose numbers decide."""
+def in_no_blocks(config: ModelConfig) -> frozenset[str]:
+    """Matrices that are kept in 16 bits at least.
+
+    Experts without whole groups of rows; routers, small matrices whose numbers decide; those that
+    are `dense`.
+    """
     model = graph(config)
     return frozenset(
         spec.name
         for spec in parameters(config)
         if (len(spec.axes) == 3 and (spec.stored_shape or spec.shape)[1] % ROWS)
         or model[model.parameters[spec.name].makes].group == "router"
+        or model.parameters[spec.name].dense
     )
 
 

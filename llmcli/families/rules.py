@@ -130,6 +130,7 @@ class LogNeg:
 
 
 RowOp = Rows | UnpairRows | InterleaveRows
+_MOVING = RowOp | Transpose | Reshape  # what leaves each number as it is
 Elementwise = AddConstant | Multiply | LogNeg
 
 
@@ -439,7 +440,7 @@ def packable(
         ops = [op.op if isinstance(op, PerExpert) else op for op in load.ops]
         if stored in PACKED and load.index is None and all(isinstance(op, RowOp) for op in ops):
             kept = stored
-        elif stored in IN_16_BITS and all(isinstance(op, RowOp | Transpose) for op in ops):
+        elif stored in IN_16_BITS and all(isinstance(op, _MOVING) for op in ops):
             kept = IN_16_BITS[stored]
         found.setdefault(load.target, set()).add(None if load.scale is not None else kept)
     return {name: kept for name, (kept, *more) in found.items() if kept is not None and not more}

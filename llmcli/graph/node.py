@@ -51,7 +51,8 @@ class Parameter:
     `axes` have the formula's orientation (`Q = T¹ W_q`); `turned`: torch stores the transpose.
     `kind` is where `info` counts it. `shares` is the memory in which several lie in a row. `wide`:
     kept in at least float32, whatever the model computes in (`A_log`, correction biases). `dense`:
-    never kept as the file has it, nor quantized: it is multiplied in ways that have no such kernel.
+    never in blocks: each head's matrix is multiplied by itself, and along either axis, one of which
+    goes across blocks.
     """
 
     name: str

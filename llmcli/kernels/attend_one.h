@@ -115,14 +115,14 @@ TARGET INLINE void NAMED(soften_one)(float *scores, int64_t slots, float cap, fl
 TARGET INLINE void NAMED(add_values)(const int G, const int N, const int wide,
                                      const struct op *op, const struct place *p, int64_t i,
                                      float (*scores)[SLOTS], float *room) {
-    const int64_t size = op->arg[10], values = op->arg[11];
+    const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
     floats sums[MOST_QUERIES][4 * SHARE];
     UNROLL for (int g = 0; g < G; g++)
         UNROLL for (int n = 0; n < N * SHARE; n++) sums[g][n] = (floats){0};
     for (int64_t s = 0; s < p->slots; s++) {
         if (!i && s < p->behind) fetch_rows(p->k, (p->slots + s) * size, size, wide);
         UNROLL for (int n = 0; n < N * SHARE; n++) {
-            const floats part = NAMED(cached)(p->v, s * values + i + n * WIDTH, wide);
+            const floats part = NAMED(cached)(p->v, s * far + i + n * WIDTH, wide);
             UNROLL for (int g = 0; g < G; g++)
                 sums[g][n] = FUSED(part, EACH(scores[g][s]), sums[g][n]);
         }
@@ -137,12 +137,12 @@ TARGET INLINE void NAMED(add_values)(const int G, const int N, const int wide,
 TARGET INLINE void NAMED(attend_queries)(const int G, const int wide, const struct op *op,
                                          const float *q, const struct place *p, float *room) {
     const int many = WIDTH == 16 ? 4 : 1; /* times 16 values: as there are registers */
-    const int64_t size = op->arg[10], values = op->arg[11];
+    const int64_t size = op->arg[10], values = op->arg[11], far = op->arg[23];
     float scores[MOST_QUERIES][SLOTS];
     for (int64_t s = 0; s < p->slots; s += 4) {
         if (s + KEYS_AHEAD < p->slots + p->behind)
             fetch_rows(p->k, (s + KEYS_AHEAD) * size, 4 * size, wide);
-        fetch_rows(p->v, s * values, 4 * values, wide);
+        fetch_rows(p->v, s * far, 4 * far, wide);
         NAMED(score)(G, wide, op, q, p->k, s, p->slots, scores);
     }
     for (int g = 0; g < G; g++)

@@ -15,7 +15,8 @@
  * 0 q [B, K, G, d], 1 k, 2 v [B, K, C, ·] bfloat16 (float32 with `wide`), 3 distance of sequences
  * of k, 4 of v, 5 of heads of k, 6 of v, 7 B, 8 K, 9 G, 10 size d, 11 size of a value e,
  * 12 scale, 13 window or 0, 14 starts, 15 starts_stride, 16 room, 17 blocks of room for each head,
- * 18 wide, 19 distance of sequences of q, 21 cap or 0 */
+ * 18 wide, 19 distance of sequences of q, 21 cap or 0, 23 distance of slots of v; where heads of k
+ * have none, all heads have the same keys and values, and of a block theirs follow each other */
 #define SLOTS 256
 #define MOST_QUERIES 4 /* that share a pass */
 #define KEYS_AHEAD 32  /* slots whose keys are fetched before they are needed */
@@ -61,10 +62,12 @@ struct place {
 INLINE struct place place_of(const struct op *op, int64_t item) {
     int64_t b = 0, blocks;
     for (; item >= (blocks = blocks_of(op, b)) * op->arg[8]; b++) item -= blocks * op->arg[8];
-    const int64_t head = item / blocks, queries = op->arg[9], size = op->arg[10];
+    const int64_t heads = op->arg[8], queries = op->arg[9], size = op->arg[10];
+    const int64_t head = op->arg[5] ? item / blocks : item % heads;
+    const int64_t part = op->arg[5] ? item % blocks : item / heads;
     const int64_t values = op->arg[11], bytes = op->arg[18] ? 4 : 2;
     const struct span seen = span_of(op, b);
-    const int64_t block = seen.first / SLOTS + item % blocks;
+    const int64_t block = seen.first / SLOTS + part;
     const int64_t first = block * SLOTS > seen.first ? block * SLOTS : seen.first;
     const int64_t last = (block + 1) * SLOTS < seen.last ? (block + 1) * SLOTS : seen.last;
     return (struct place){
@@ -72,9 +75,9 @@ INLINE struct place place_of(const struct op *op, int64_t item) {
         .k = (const char *)address(op->arg[1]) +
              (b * op->arg[3] + head * op->arg[5] + first * size) * bytes,
         .v = (const char *)address(op->arg[2]) +
-             (b * op->arg[4] + head * op->arg[6] + first * values) * bytes,
+             (b * op->arg[4] + head * op->arg[6] + first * op->arg[23]) * bytes,
         .room = (float *)address(op->arg[16]) +
-                ((b * op->arg[8] + head) * op->arg[17] + item % blocks) * queries * (values + 2),
+                ((b * heads + head) * op->arg[17] + part) * queries * (values + 2),
         .slots = last - first, .behind = seen.last - last,
     };
 }

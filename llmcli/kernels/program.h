@@ -15,7 +15,7 @@ enum kind {
     GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS,
     SPLIT, MULTIPLY_SPLIT, MULTIPLY_ROWS, SOFT_CAP, MULTIPLY_EXPERTS,
     MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS,
-    MULTIPLY_EXPERTS_BFLOAT16, KINDS
+    MULTIPLY_EXPERTS_BFLOAT16, JOIN, MULTIPLY_HEADS, KINDS
 };
 
 /* Addresses, sizes and distances, in an order of its own for each kind; float32 numbers by their
@@ -53,7 +53,8 @@ extern const struct kernel kernel_quantize, kernel_multiply, kernel_look_up, ker
     kernel_scale, kernel_gate, kernel_activate, kernel_widen, kernel_multiply_bfloat16,
     kernel_attend_rows, kernel_split, kernel_multiply_split, kernel_multiply_rows,
     kernel_soft_cap, kernel_multiply_experts, kernel_multiply_float, kernel_share, kernel_choose,
-    kernel_weigh, kernel_sum_experts, kernel_scale_rows, kernel_multiply_experts_bfloat16;
+    kernel_weigh, kernel_sum_experts, kernel_scale_rows, kernel_multiply_experts_bfloat16,
+    kernel_join, kernel_multiply_heads;
 
 INLINE void *address(int64_t number) { return (void *)(intptr_t)number; }
 INLINE float number(int64_t bits) { return float_of((uint32_t)bits); }

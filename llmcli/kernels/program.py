@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from llmcli.kernels import native
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     GATE, ACTIVATE, WIDEN, MULTIPLY_BFLOAT16, ATTEND_ROWS, SPLIT,
     MULTIPLY_SPLIT, MULTIPLY_ROWS, SOFT_CAP, MULTIPLY_EXPERTS,
     MULTIPLY_FLOAT, SHARE, CHOOSE, WEIGH, SUM_EXPERTS, SCALE_ROWS,
-    MULTIPLY_EXPERTS_BFLOAT16,
-) = range(28)  # fmt: skip
+    MULTIPLY_EXPERTS_BFLOAT16, JOIN, MULTIPLY_HEADS,
+) = range(30)  # fmt: skip
 
 NUMBERS = 25  # of `struct op`
 _COUNTER_BYTES = 64  # `struct counter`
@@ -89,10 +88,8 @@ class Recording:
         """The same: the names that were marked, and after how many nanoseconds each was there."""
         times = (ctypes.c_int64 * len(self._ops))()
         self._run(threads, ctypes.addressof(times))
-        # the thread that looks at the clock may come to it when others have done what follows
-        done = list(accumulate(reversed(times), min))[::-1]
         return [name for name, _ in self._marks], [
-            done[count - 1] if count else 0 for _, count in self._marks
+            times[count - 1] if count else 0 for _, count in self._marks
         ]
 
     def _run(self, threads: int, times: int | None) -> None:

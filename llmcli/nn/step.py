@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llmcli.nn.state import KVCache
 from llmcli.ops import compiled, rope
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention.config import RopeConfig
@@ -262,23 +261,17 @@ class Step:
         if name in self._lenders:
             self.lent[name] = k_BKSd, v_BKSe
 
-    def write(self, cache: KVCache, k_BKTd: Tensor, v_BKTe: Tensor) -> None:
-        """Puts the new keys and values into their slots.
+    def write(self, x_BKTd: Tensor, cache_BKCd: Tensor) -> None:
+        """Puts what is kept of the new tokens into their slots.
 
         Padding lands in the slots after a sequence's last token, where the next one goes.
         """
-        if compiled.stores(k_BKTd, cache.k) and compiled.stores(v_BKTe, cache.v):
-            starts_B = self.starts_B
-            compiled.store(k_BKTd, cache.k, starts_B)
-            compiled.store(v_BKTe, cache.v, starts_B)
+        if compiled.stores(x_BKTd, cache_BKCd):
+            compiled.store(x_BKTd, cache_BKCd, self.starts_B)
         elif self.uniform:
-            slots = slice(self.starts[0], self.keys)
-            cache.k[:, :, slots] = k_BKTd
-            cache.v[:, :, slots] = v_BKTe
+            cache_BKCd[:, :, self.starts[0] : self.keys] = x_BKTd
         elif len(self.starts) == 1 and self.tokens == 1:
-            cache.k.index_copy_(2, self.positions[0], k_BKTd)
-            cache.v.index_copy_(2, self.positions[0], v_BKTe)
+            cache_BKCd.index_copy_(2, self.positions[0], x_BKTd)
         else:
             rows = torch.arange(len(self.starts), device=self.device).unsqueeze(1)
-            cache.k[rows, :, self.positions] = k_BKTd.transpose(1, 2)
-            cache.v[rows, :, self.positions] = v_BKTe.transpose(1, 2)
+            cache_BKCd[rows, :, self.positions] = x_BKTd.transpose(1, 2)

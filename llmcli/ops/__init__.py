@@ -15,6 +15,7 @@ Q, K, V projections    linear.linear of q|k|v, split  Project              atten
 scaled scores          attention.scores               Score                attention, shown
 attention              attention.attend               Score, Softmax, Mix  all but Mamba-2
 a layer with W_o       attend, then linear.linear     the same, Project    the same
+heads with own W       heads.to_columns, to_rows      –                    latent attention, a step
 rotary positions       rope.rotate                    Rotate               all but GPT-2, Mamba-2
 convolution            conv.causal_conv               Convolve             Mamba-2, gated DeltaNet
 with a ring buffer     conv.causal_conv_step, _chunk  Convolve             the same, decoding
@@ -34,7 +35,7 @@ tanh soft cap          activations.soft_cap           SoftCap              Gemma
 scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts
 choice of experts      routing.choose                 Choose               mixtures of experts
 weights of experts     routing.weigh                  Weigh                the same
-products with experts  linear, linear.each_own        ExpertProject        the same
+products with experts  product.by_experts, each_own   ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
 argmax                 generation.sampling.choose     –                    greedy decoding
 temperature            generation.sampling.filtered   –                    sampling

@@ -19,6 +19,8 @@ from llmcli.parts.mlp.config import GateClamp
 SLOTS = 256  # that one item of ATTEND reads (attention.c)
 _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
+_PASS = 4  # of these that share a pass over keys and values of one token (attention.c)
+_NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in heads.c
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")  # `enum activation` in steps.c
 
 # As formats of `look_up`: row after row.
@@ -122,19 +124,23 @@ def attends(
 
     Many tokens only with keys in bfloat16, or `unfused`, with a cap or sinks: elsewhere PyTorch's
     own kernel stays. It stays, too, where there is no processor level: its sums are fused there,
-    ours function calls.
+    ours function calls. Rows of values may have gaps for one token.
     """
     sizes = (k_BKCd.shape[-1], v_BKCe.shape[-1])
     one = q_BHTd.shape[2] == 1 and not (sizes[0] % 16 or sizes[1] % 16)
-    many = (k_BKCd.dtype == torch.bfloat16 or unfused) and native.level() != "portable"
+    many = (
+        (k_BKCd.dtype == torch.bfloat16 or unfused)
+        and native.level() != "portable"
+        and max(sizes) <= _MOST_SIZE
+        and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]
+        and v_BKCe.stride(2) == sizes[1]
+    )
     return (
         takes(q_BHTd)
         and (one or many)
         and k_BKCd.dtype in (torch.bfloat16, torch.float32)
-        and max(sizes) <= _MOST_SIZE
-        and q_BHTd.shape[1] <= _MOST_GROUP * k_BKCd.shape[1]
         and k_BKCd.stride()[2:] == (sizes[0], 1)
-        and v_BKCe.stride()[2:] == (sizes[1], 1)
+        and v_BKCe.stride(3) == 1
     )
 
 
@@ -150,6 +156,9 @@ def attend(
         return _attend_many(q_BHTd, k_BKCd, v_BKCe, starts, scale, window, cap, sinks_H)
     batch, heads, _, size = q_BHTd.shape
     kv_heads, capacity, values = v_BKCe.shape[1:]
+    key_head, value_head = k_BKCd.stride(1), v_BKCe.stride(1)
+    if kv_heads == 1 and heads % _PASS == 0:  # threads share them
+        kv_heads, key_head, value_head = heads // _PASS, 0, 0
     queries, blocks = heads // kv_heads, -(-capacity // SLOTS) + (window is not None)
     if q_BHTd.stride(1) != size or q_BHTd.stride(3) != 1:
         q_BHTd = q_BHTd.contiguous()
@@ -157,10 +166,10 @@ def attend(
     out = torch.empty(batch, heads, 1, values)
     arguments = (
         q_BHTd.data_ptr(), k_BKCd.data_ptr(), v_BKCe.data_ptr(), k_BKCd.stride(0),
-        v_BKCe.stride(0), k_BKCd.stride(1), v_BKCe.stride(1), batch, kv_heads, queries, size,
+        v_BKCe.stride(0), key_head, value_head, batch, kv_heads, queries, size,
         values, _bits(scale), window or 0, starts.data_ptr(), len(starts) > 1, room.data_ptr(),
         blocks, k_BKCd.dtype == torch.float32, q_BHTd.stride(0), out.data_ptr(),
-        _bits(cap or 0.0), 0 if sinks_H is None else sinks_H.data_ptr(),
+        _bits(cap or 0.0), 0 if sinks_H is None else sinks_H.data_ptr(), v_BKCe.stride(2),
     )  # fmt: skip
     program.run(
         torch.get_num_threads(), (program.ATTEND, *arguments), (program.COMBINE, *arguments),
@@ -263,6 +272,48 @@ def gate(x: Tensor, y: Tensor, clamp: GateClamp | None = None) -> Tensor:
         _bits(clamp.offset if clamp else 0.0),
     )  # fmt: skip
     program.run(torch.get_num_threads(), op, reads=(x, rows), writes=(out,))
+    return out
+
+
+def join(x_BTNd: Tensor, y_BTNe: Tensor) -> Tensor:
+    """See `ops.heads.join`."""
+    groups, y_BTNe = _groups(x_BTNd), y_BTNe.contiguous()
+    first, second = x_BTNd.shape[-1], y_BTNe.shape[-1]
+    out = torch.empty(*x_BTNd.shape[:-1], first + second)
+    op = (
+        program.JOIN, groups.data_ptr(), groups.stride(1), first, y_BTNe.data_ptr(), second,
+        out.data_ptr(), *groups.shape[:2], groups.stride(0),
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(groups, y_BTNe), writes=(out,))
+    return out
+
+
+def has_heads(x_BHTk: Tensor, w_HNc: Tensor) -> bool:
+    """Whether `multiply_heads` can: a row of each head, with matrices whose rows lie together."""
+    return (
+        x_BHTk.shape[2] == 1
+        and x_BHTk.numel() > 0
+        and x_BHTk.dtype in _NUMBERS
+        and runs(x_BHTk)
+        and w_HNc.dtype in _NUMBERS
+        and w_HNc.shape[2] % 16 == 0
+        and w_HNc.stride(2) == 1
+    )
+
+
+def multiply_heads(x_BH1k: Tensor, w_HNc: Tensor, *, turned: bool) -> Tensor:
+    """See `ops.heads.to_rows`, and `to_columns` where it is `turned`."""
+    batch, heads, _, given = x_BH1k.shape
+    inputs, outputs = w_HNc.shape[1:] if turned else (w_HNc.shape[2], w_HNc.shape[1])
+    if x_BH1k.stride(3) != 1:
+        x_BH1k = x_BH1k.contiguous()
+    out = torch.empty(batch, heads, 1, outputs + given - inputs)
+    op = (
+        program.MULTIPLY_HEADS, x_BH1k.data_ptr(), *x_BH1k.stride()[:2], w_HNc.data_ptr(),
+        *w_HNc.stride()[:2], out.data_ptr(), batch, heads, inputs, outputs, given - inputs,
+        _NUMBERS.index(w_HNc.dtype), turned,
+    )  # fmt: skip
+    program.run(torch.get_num_threads(), op, reads=(x_BH1k, w_HNc), writes=(out,))
     return out
 
 

@@ -1,6 +1,6 @@
-/* Attention of many tokens and of one, and mixtures of experts (experts.c), at level `argv[1]`, over
- * random shapes: prints a hash of all results of each, which is the same at every level and on every
- * machine. Every buffer has exactly the size it needs. */
+/* Attention of many tokens and of one, products of heads, and mixtures of experts (experts.c), at
+ * level `argv[1]`, over random shapes: prints a hash of all results of each, which is the same at
+ * every level and on every machine. Every buffer has exactly the size it needs. */
 #include <stdio.h>
 
 #include "drawn.h"
@@ -43,19 +43,37 @@ int main(int count, char **arguments) {
         for (int64_t b = 0; b < B; b++) starts[b] += more;
         slots += more;
         q = drawn(B * H * D, 0), k = drawn(B * K * slots * D, !wide);
+        const int64_t own = E > D || below(2); /* or values are the first numbers of the keys of all heads */
+        const int64_t far = own ? E : D, k_head = own ? slots * D : 0, v_head = own ? slots * E : 0;
         v = drawn(B * K * slots * E, !wide), out = malloc((size_t)(B * H * E) * sizeof *out);
         float *room = malloc((size_t)(B * H * blocks * (E + 2)) * sizeof *room);
         struct op ops[2] = {{
             ATTEND,
-            {to(q), to(k), to(v), K * slots * D, K * slots * E, slots * D, slots * E, B, K, G, D, E,
+            {to(q), to(k), to(own ? v : k), K * slots * D, K * slots * far, k_head, v_head, B, K, G, D, E,
              bits_of(0.4f), window, to(starts), 1, to(room), blocks, wide, H * D, to(out),
-             cap, to(sinks)},
+             cap, to(sinks), far},
         }};
         ops[1] = ops[0], ops[1].kind = COMBINE;
         llmcli_run(ops, 2, counters, &team, NULL);
         hash = hashed(hash, out, B * H * E);
         free(room), free(sinks);
         free(starts), free(q), free(k), free(v), free(out);
+
+        /* a row of each head with a matrix of 16 C columns, which are what goes in or what comes out */
+        const int64_t turned = below(2), numbers = below(3), N = 1 + below(90), C = 16 * (1 + below(40));
+        const int64_t inputs = turned ? N : C, outputs = turned ? C : N, behind = below(2) * below(20);
+        const int64_t given = inputs + behind, made = outputs + behind;
+        q = drawn(B * H * given, 0), k = drawn(H * N * C, numbers);
+        v = drawn(B * H * 3, 0), out = malloc((size_t)(B * H * made) * sizeof *out);
+        float *both = malloc((size_t)(B * H * (given + 3)) * sizeof *both);
+        const struct op products[2] = {
+            {MULTIPLY_HEADS, {to(q), H * given, given, to(k), N * C, C, to(out), B, H, inputs, outputs,
+                              behind, numbers, turned}},
+            {JOIN, {to(q), given, given, to(v), 3, to(both), B, H, H * given}},
+        };
+        llmcli_run(products, 2, counters, &team, NULL);
+        hash = hashed(hashed(hash, out, B * H * made), both, B * H * (given + 3));
+        free(q), free(k), free(v), free(out), free(both);
     }
     printf("%016llx\n%016llx\n", (unsigned long long)hash, (unsigned long long)experts(&team));
     return 0;

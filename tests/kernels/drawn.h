@@ -10,12 +10,13 @@ static uint32_t next(void) { return (state = state * 1664525u + 1013904223u) >> 
 
 static int64_t below(int64_t count) { return next() % count; }
 
-/* Numbers from -1 to 1; of bfloat16 the bits of such ones. */
+/* Numbers from -1 to 1; of bfloat16 (1) and float16 (2) the bits of such ones. */
 static void *drawn(int64_t count, int64_t narrow) {
     float *numbers = malloc((size_t)count * (narrow ? 2 : 4));
     for (int64_t i = 0; i < count; i++) {
         float number = (float)next() / 8388608.0f - 1.0f;
-        if (narrow) ((uint16_t *)numbers)[i] = (uint16_t)(bits_of(number) >> 16);
+        if (narrow == 2) ((uint16_t *)numbers)[i] = (uint16_t)(next() & 0xbbff);
+        else if (narrow) ((uint16_t *)numbers)[i] = (uint16_t)(bits_of(number) >> 16);
         else numbers[i] = number;
     }
     return numbers;

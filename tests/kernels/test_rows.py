@@ -14,6 +14,7 @@ from llmcli.kernels import native
 from llmcli.ops import compiled, product
 from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, visible_keys
+from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.parts.mlp.config import GateClamp
 
 
@@ -124,6 +125,87 @@ def test_attention_of_one_token(library, use, case, dtype, kind):
         found.append(compiled.attend(q, k, v, starts, **options))
         torch.testing.assert_close(found[-1].double(), expected, rtol=0, atol=3e-6)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+# B, H, T = 1, size of a key, of the value that it begins with, starts
+LATENTS = ((1, 1, 48, 32, [0]), (2, 16, 80, 64, [3, 700]), (3, 6, 576, 512, [300]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", LATENTS)
+def test_values_that_are_the_beginning_of_the_keys_of_all_heads(library, use, case, dtype):
+    batch, heads, size, values, starts = case
+    q, k, _, starts, _ = tensors((batch, heads, 1, 1, size, 1, None, starts), dtype)
+    v = k[..., :values]
+    expected = exact(q, k, v, starts, 0.1, None)
+    found = []
+    for level in levels(library, use):
+        assert compiled.attends(q, k, v)
+        found.append(compiled.attend(q, k, v, starts, scale=0.1, window=None))
+        torch.testing.assert_close(found[-1].double(), expected, rtol=0, atol=3e-6)
+        own = compiled.attend(q, k, v.contiguous(), starts, scale=0.1, window=None)
+        assert torch.equal(own, found[-1]), level
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+# B, H, rows of a head's matrix, columns, numbers behind the inputs
+HEADS = ((1, 1, 1, 16, 0), (2, 3, 7, 32, 5), (1, 16, 128, 512, 64), (3, 5, 33, 272, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", HEADS)
+def test_products_of_each_head_with_its_matrix(library, use, case, dtype):
+    batch, heads, rows, columns, behind = case
+    generator = torch.Generator().manual_seed(5)
+    w = torch.randn(heads, rows + 2, columns, generator=generator).to(dtype)[:, 1:-1]
+    # rows of heads and sequences with gaps between them
+    x = torch.randn(batch, heads + 1, 1, rows + behind + 3, generator=generator)
+    x = x[:, 1:, :, : rows + behind]
+    y = torch.randn(batch, 1, heads, columns, generator=generator).transpose(1, 2)
+    wide, found = w.double(), []
+    for _ in levels(library, use):
+        into, out = to_columns(x, w), to_rows(y, w)
+        assert torch.equal(into[..., columns:], x[..., rows:])
+        product = x[..., :rows].double() @ wide
+        torch.testing.assert_close(into[..., :columns].double(), product, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(out.double(), y.double() @ wide.mT, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(into, to_columns(x.double(), wide).float(), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(out, to_rows(y.double(), wide).float(), rtol=1e-5, atol=1e-4)
+        one = slice(batch - 1, batch)  # alone it has the same bits
+        assert torch.equal(to_columns(x[one], w), into[one])
+        assert torch.equal(to_rows(y[one], w), out[one])
+        if dtype == torch.bfloat16:  # and so have numbers that are widened
+            assert torch.equal(to_rows(y.to(dtype), w), to_rows(y.to(dtype).float(), w))
+        found.append((into, out))
+    assert all(torch.equal(a, b) for one in found for a, b in zip(one, found[0], strict=True))
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_numbers_behind_those_of_each_head(library, use, tokens):
+    x = torch.randn(3, tokens, 40, generator=torch.Generator().manual_seed(6))
+    heads, rest = x[..., :30].view(3, tokens, 5, 6), x[..., 30:].reshape(3, tokens, 5, 2)
+    for _ in levels(library, use):
+        assert torch.equal(join(heads, rest), torch.cat((heads, rest), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_with_matrices_of_16_bits_of_experts(library, use, dtype, biased):
+    """The bits of a product with the expert's matrix alone, whatever other pairs there are."""
+    generator = torch.Generator().manual_seed(7)
+    w = torch.randn(5, 37, 70, generator=generator).to(dtype)
+    bias = torch.randn(5, 41, generator=generator)[:, 2:39] if biased else None
+    x = torch.randn(4, 74, generator=generator)[:, 3:73]
+    experts, rows = torch.tensor([4, 0, 4, 2, 1, 4]), torch.tensor([3, 0, 1, 1, 2, 3])
+    for _ in levels(library, use):
+        assert product.has_experts_kernel(x, w)
+        for row_P, each in ((rows, 1), (None, 2)):
+            found = product.by_experts(x, w, experts, row_P, each, bias)
+            for pair, expert in enumerate(experts.tolist()):
+                row = pair // each if row_P is None else int(row_P[pair])
+                b_N = None if bias is None else bias[expert]
+                alone = product.by_kernel(x[row : row + 1], w[expert], b_N)
+                assert torch.equal(found[pair], alone[0])
 
 
 @pytest.mark.parametrize("cap", [0.3, 30.0, 50.0])

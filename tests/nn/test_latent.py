@@ -6,8 +6,9 @@ import pytest
 import torch
 from small_models import random_decoder, random_model
 from torch.utils.flop_counter import FlopCounterMode
-from zoo import VOCAB, latent, llama
+from zoo import IN_BLOCKS, VOCAB, latent, llama
 
+from llmcli.anatomy.arithmetic import arithmetic, matrices
 from llmcli.anatomy.graph import graph
 from llmcli.anatomy.plan import plan
 from llmcli.engine.session import Session
@@ -15,6 +16,7 @@ from llmcli.errors import UsageError
 from llmcli.graph.spec import Call
 from llmcli.nn.decoder import Decoder
 from llmcli.nn.step import Edit
+from llmcli.ops import compiled
 from llmcli.parts.latent.config import LatentConfig
 
 MODEL = llama(latent(), latent(query_rank=None, bias=True))
@@ -134,3 +136,28 @@ def test_edited_latents_enter_the_cache():
     plain = Session(decoder, 2, 16)
     plain.extend(IDS)
     assert not torch.allclose(session.extend([[3], [4]]), plain.extend([[3], [4]]))
+
+
+def test_a_step_by_our_kernels_is_that_of_pytorch(monkeypatch):
+    """Of a cache in bfloat16; where both round a latent otherwise it is by its last bit."""
+    config, formats = IN_BLOCKS["latent attention, its own matrices in 16 bits"]
+    decoder = random_decoder(config, formats=formats)
+    found = read(decoder, [4, 1, 1, 6])
+    for name in ("has_heads", "attends"):
+        monkeypatch.setattr(compiled, name, lambda *args, **rest: False)
+    torch.testing.assert_close(found, read(decoder, [4, 1, 1, 6]), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "Q4_0"])
+@pytest.mark.parametrize("quantize", ["auto", "int8"])
+def test_what_is_multiplied_along_both_axes_is_in_16_bits_or_dense(stored, quantize):
+    config, _ = IN_BLOCKS["latent attention"]
+    numbers = arithmetic(
+        config, dtype="auto", quantize=quantize, device="cpu", stored=set(), bfloat16=False,
+        kernels="avx2", packable=dict.fromkeys(matrices(config), stored),
+    )  # fmt: skip
+    expected = None if stored == "Q4_0" else stored
+    blocks = {"Q8_0"} if quantize == "int8" and stored != "Q4_0" else {stored}
+    for leaf in "kv":
+        assert numbers.formats.get(f"blocks.0.attn.W_{leaf}") == expected
+    assert {numbers.formats[f"blocks.0.attn.W_{leaf}"] for leaf in ("q", "q_pe", "o")} == blocks

@@ -236,7 +236,7 @@ OPERATIONS = {
     "tanh", "tanh soft cap",
     "argmax", "temperature", "top-k, top-p", "sum, mean, max", "reduction as a tree", "add",
     "multiply", "packed weights", "scores of experts", "choice of experts", "weights of experts",
-    "products with experts", "sum of experts",
+    "products with experts", "sum of experts", "heads with own W",
 }  # fmt: skip
 # a row of a table, a part of a product, numbers behind each other, no formula
 ELSEWHERE = {"LookUp", "HeadShare", "Join", "Opaque"}

@@ -84,7 +84,8 @@ class Attention(SoftmaxMap):
             q_BHTd, k_BKSd, v_BKSe = self._project(x_BTD, step)
             if cache is not None:
                 assert isinstance(cache, KVCache)
-                step.write(cache, k_BKSd, v_BKSe)
+                step.write(k_BKSd, cache.k)
+                step.write(v_BKSe, cache.v)
                 k_BKSd, v_BKSe = cache.k, cache.v
             step.lend(self.name, k_BKSd, v_BKSe)
         else:

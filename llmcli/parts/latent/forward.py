@@ -8,24 +8,28 @@
 
 What is kept is the latent and the rotated key of every token, not keys and values.
 
-Axes: B batch, T new tokens, S keys, D width, H heads, n numbers of a head's query and key that hold
-content, r that are rotated, d both, e numbers of its value, c of the latent.
+Axes: B batch, T new tokens, S keys, C slots, D width, H heads, n numbers of a head's query and key
+that hold content, r that are rotated, d both, e numbers of its value, c of the latent, k = c + r
+that are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llmcli.nn.linear import Linear
 from llmcli.nn.parameters import Parameters
 from llmcli.nn.softmax_map import SoftmaxMap
-from llmcli.nn.state import KVCache, LayerState
+from llmcli.nn.state import LayerState
 from llmcli.nn.step import Step
+from llmcli.ops import compiled
 from llmcli.ops.attention import attend, scores, visible_keys
 from llmcli.ops.elements import narrowed
+from llmcli.ops.heads import join, to_columns, to_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.graph import fused_kernel
@@ -33,12 +37,47 @@ from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.norm.forward import Norm
 
 
-class LatentCache(KVCache):
-    """Latents `[B, C, c]` and rotated keys `[B, C, r]`: what has one head is kept without it."""
+class LatentCache(LayerState):
+    """A latent and, behind it, a rotated key of every token: `[B, C, c + r]`, C slots.
+
+    Such a row is the key of all heads' queries once these are taken to latents, its beginning the
+    value. Zeroed as `KVCache` is.
+    """
+
+    def __init__(self, kept_BCk: Tensor, rank: int) -> None:
+        self.kept = kept_BCk
+        self._rank = rank
+
+    def pieces(self, slots: int | None = None) -> tuple[Tensor, Tensor]:
+        """Latents `[B, C, c]` and rotated keys `[B, C, r]`, views of all slots or the first."""
+        return self.kept[:, :slots, : self._rank], self.kept[:, :slots, self._rank :]
 
     def tensors(self) -> dict[str, Tensor]:
         """Views."""
-        return {"latent": self.v[:, 0], "k_pe": self.k[:, 0]}
+        return dict(zip(("latent", "k_pe"), self.pieces(), strict=True))
+
+    def grow(self, capacity: int) -> None:
+        """More slots, empty ones behind those that are there."""
+        self.kept = F.pad(self.kept, (0, 0, 0, capacity - self.kept.shape[1]))
+
+    def select(self, rows: Tensor) -> LatentCache:
+        """Copies of all slots."""
+        return LatentCache(self.kept.index_select(0, rows), self._rank)
+
+    def snapshot(self, tokens: int) -> LatentCache:
+        """As many slots as there are tokens."""
+        return LatentCache(self.kept[:, :tokens].clone(), self._rank)
+
+    def restore(self, saved: LatentCache) -> None:
+        """Slots behind those of the snapshot stay: they are written before they are read."""
+        self.kept[:, : saved.kept.shape[1]] = saved.kept
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Nothing to do: the slots are written anew before they are read."""
+
+    def lanes(self, count: int) -> LatentCache:
+        """Views: what one sequence writes into a slot, all read."""
+        return LatentCache(self.kept.expand(count, -1, -1), self._rank)
 
 
 class LatentAttention(SoftmaxMap):
@@ -67,13 +106,11 @@ class LatentAttention(SoftmaxMap):
 
     def new_state(
         self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
-    ) -> KVCache:
+    ) -> LatentCache:
         """An empty cache for `batch` sequences of up to `capacity` tokens."""
         config = self.config
-        return LatentCache.zeros(
-            (batch, 1, capacity), config.rope.dims, config.rank, device=device,
-            dtype=self._cache_dtype,
-        )  # fmt: skip
+        kept = torch.zeros(batch, capacity, config.kept, device=device, dtype=self._cache_dtype)
+        return LatentCache(kept, config.rank)
 
     def __call__(self, x_BTD: Tensor, cache: LayerState | None, step: Step) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by latents and keys."""
@@ -84,12 +121,14 @@ class LatentAttention(SoftmaxMap):
         latent_BSc, k_BSr = latent_BTc, k_BTr
         if cache is not None:
             assert isinstance(cache, LatentCache)
-            step.write(cache, k_BTr.unsqueeze(1), latent_BTc.unsqueeze(1))
-            latent_BSc, k_BSr = (one[:, 0, : step.keys] for one in (cache.v, cache.k))
+            for new, slots in zip((latent_BTc, k_BTr), cache.pieces(), strict=True):
+                step.write(new.unsqueeze(1), slots.unsqueeze(1))
+            latent_BSc, k_BSr = cache.pieces(step.keys)
         if not self._fused.runs(step.edits):
             z_BHTe = self._attend_in_rows(q_BHTd, latent_BSc, k_BSr, step)
         elif self.config.absorbs(step.tokens, step.keys):
-            z_BHTe = self._absorbed(q_BHTd, latent_BSc, k_BSr, step)
+            kept_BSk = cache.kept if cache is not None else torch.cat((latent_BTc, k_BTr), -1)
+            z_BHTe = self._absorbed(q_BHTd, kept_BSk, cache is not None, step)
         else:
             (seen,) = step.visible(None)
             k_BHSn, v_BHSe = self._expanded(latent_BSc)
@@ -109,7 +148,7 @@ class LatentAttention(SoftmaxMap):
         q_BHTn = step.emit(f"{self.name}.q", q_BHTn)
         q_BHTr = self._rotated(step.emit(f"{self.name}.q_pe", q_BHTr).transpose(1, 2), step)
         q_BHTr = step.emit(f"{self.name}.q_pe_rot", q_BHTr.transpose(1, 2))
-        q_BTHd = torch.cat((q_BHTn.transpose(1, 2), q_BHTr.transpose(1, 2)), -1)
+        q_BTHd = join(q_BHTn.transpose(1, 2), q_BHTr.transpose(1, 2))
         return step.emit(self.entering[0], q_BTHd.transpose(1, 2))
 
     def _latents(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
@@ -128,7 +167,8 @@ class LatentAttention(SoftmaxMap):
 
     def _rotated(self, x_BTNr: Tensor, step: Step) -> Tensor:
         """By the positions of their tokens."""
-        return rotate(x_BTNr, *step.rope(self.config.rope))
+        rope = self.config.rope
+        return step.rotate(x_BTNr, rope) if step.recorded else rotate(x_BTNr, *step.rope(rope))
 
     def _show(self, latent_BTc: Tensor, k_BTr: Tensor, step: Step) -> None:
         """The new tokens' keys and values, for a tap: nothing is computed from these."""
@@ -147,29 +187,37 @@ class LatentAttention(SoftmaxMap):
         k_BHSr = k_BSr.to(k_BHSn.dtype).unsqueeze(1).expand(-1, self.config.heads, -1, -1)
         return torch.cat((k_BHSn, k_BHSr), -1)
 
-    def _absorbed(self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step) -> Tensor:
+    def _absorbed(self, q_BHTd: Tensor, kept_BCk: Tensor, slots: bool, step: Step) -> Tensor:
         """`softmax(scale · ((q W_kᵀ) latentᵀ + q_pe k_peᵀ)) latent W_v`, `[B, H, T, e]`.
 
-        In 16 bits the queries and results that the matrices give and take are rounded, as keys and
-        values are where these are computed; the rest is in at least float32.
+        Where `kept` are the `slots` of a cache, some may be empty.
+        In 16 bits the queries and results that PyTorch's products with the matrices give are
+        rounded, as keys and values are where these are computed; the rest is in at least float32.
         """
         config = self.config
         w_Hnc, w_Hec = (
             weight.dense().view(config.heads, -1, config.rank)
             for _, weight in self.kv_up.segments
         )
-        latent_BSc, k_BSr = at_least_float32(latent_BSc), at_least_float32(k_BSr)
-        q_BHTn, q_BHTr = q_BHTd.split_with_sizes([config.content, config.rope.dims], -1)
-        # every head's queries are rows of one product with what all heads share
-        scores_BNS = at_least_float32((q_BHTn @ w_Hnc).flatten(1, 2)) @ latent_BSc.mT
-        scores_BNS += at_least_float32(q_BHTr.flatten(1, 2)) @ k_BSr.mT
-        scores_BNS *= config.scale
-        if step.tokens > 1 or not step.uniform:
-            scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
-            scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
-        z_BNc = scores_BNS.softmax(-1) @ latent_BSc
-        z_BHTe: Tensor = z_BNc.view(*q_BHTd.shape[:3], -1).to(q_BHTd.dtype) @ w_Hec.mT
-        return z_BHTe
+        q_BHTk = at_least_float32(to_columns(q_BHTd, w_Hnc))
+        k_B1Ck = kept_BCk.unsqueeze(1)
+        v_B1Cc = k_B1Ck[..., : config.rank]
+        narrow = kept_BCk.dtype == torch.bfloat16  # PyTorch's products of float32 are faster
+        if slots and step.tokens == 1 and narrow and compiled.attends(q_BHTk, k_B1Ck, v_B1Cc):
+            z_BHTc = compiled.attend(
+                q_BHTk, k_B1Ck, v_B1Cc, step.starts_B, scale=config.scale, window=None
+            )
+        else:
+            # every head's queries are rows of one product with what all heads share
+            kept_BSk = at_least_float32(kept_BCk[:, : step.keys])
+            scores_BNS = q_BHTk.flatten(1, 2) @ kept_BSk.mT
+            scores_BNS *= config.scale
+            if step.tokens > 1 or not step.uniform:
+                scores_BHTS = scores_BNS.view(*q_BHTd.shape[:3], -1)
+                scores_BHTS.masked_fill_(~self._seen(step), -torch.inf)
+            z_BNc = scores_BNS.softmax(-1) @ kept_BSk[..., : config.rank]
+            z_BHTc = z_BNc.view(*q_BHTd.shape[:3], -1)
+        return to_rows(z_BHTc.to(q_BHTd.dtype), w_Hec).to(q_BHTd.dtype)
 
     def _attend_in_rows(
         self, q_BHTd: Tensor, latent_BSc: Tensor, k_BSr: Tensor, step: Step

@@ -1,0 +1,37 @@
+"""Products of each head with a matrix of its own, and what stands between them.
+
+Of one token, numbers of 16 bits are widened for our kernel, whose results are float32; those of
+PyTorch's products have the dtype of what is multiplied.
+
+Axes: B batch, T tokens, H heads, K inputs, N rows of a matrix, c columns of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmcli.ops import compiled
+from llmcli.ops.norm import at_least_float32
+
+
+def join(x_BTHd: Tensor, y_BTHe: Tensor) -> Tensor:
+    """Each head's numbers of x, and those of y behind them: `[B, T, H, d + e]`."""
+    if compiled.takes(x_BTHd) and compiled.takes(y_BTHe):
+        return compiled.join(x_BTHd, y_BTHe)
+    return torch.cat((x_BTHd, y_BTHe), -1)
+
+
+def to_columns(x_BHTK: Tensor, w_HNc: Tensor) -> Tensor:
+    """`X W`, and what X has more than N numbers behind it as it is: `[B, H, T, c + K - N]`."""
+    if compiled.has_heads(x_BHTK, w_HNc):
+        return compiled.multiply_heads(at_least_float32(x_BHTK), w_HNc, turned=True)
+    x_BHTN, rest = x_BHTK.tensor_split([w_HNc.shape[1]], -1)
+    return torch.cat((x_BHTN @ w_HNc.to(x_BHTK.dtype), rest), -1)
+
+
+def to_rows(x_BHTc: Tensor, w_HNc: Tensor) -> Tensor:
+    """`X Wᵀ`: `[B, H, T, N]`."""
+    if compiled.has_heads(x_BHTc, w_HNc):
+        return compiled.multiply_heads(at_least_float32(x_BHTc), w_HNc, turned=False)
+    return x_BHTc @ w_HNc.mT.to(x_BHTc.dtype)
