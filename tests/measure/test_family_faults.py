@@ -101,10 +101,10 @@ def the_feed_forward_after_the_attention_and_not_beside_it(monkeypatch, decoder)
     first, second = decoder.blocks[0].sublayers[0][1]
     call, seen = block.Branch.__call__, {}
 
-    def one_after_the_other(self, x, state, step):
+    def one_after_the_other(self, x, state, step, stream):
         if self is second:
             x = x + seen["out"].to(x.dtype)
-        out = call(self, x, state, step)
+        out = call(self, x, state, step, stream)
         if self is first:
             seen["out"] = out
         return out
@@ -201,7 +201,7 @@ def no_shared_expert(monkeypatch, decoder):
 @fault("experts after the choice")
 def a_softmax_of_all_experts(monkeypatch, decoder):
     monkeypatch.setattr(
-        experts, "weigh", lambda logits, chosen, _: logits.softmax(-1).gather(-1, chosen)
+        experts, "weigh", lambda logits, chosen, *_: logits.softmax(-1).gather(-1, chosen)
     )
 
 
@@ -258,7 +258,9 @@ def positions_left_out_where_latents_are_mixed(monkeypatch, decoder):
     absorbed = latent.LatentAttention._absorbed
     monkeypatch.setattr(
         latent.LatentAttention, "_absorbed",
-        lambda self, q, kept, k, step: absorbed(self, q, kept, torch.zeros_like(k), step),
+        lambda self, q, kept, *rest: absorbed(
+            self, q, kept * (torch.arange(kept.shape[-1]) < self.config.rank), *rest
+        ),
     )
 
 
@@ -280,11 +282,11 @@ def latents_mixed_with_the_matrix_of_another_layer(monkeypatch, decoder):
 
 @fault("latent attention")
 def keys_for_positions_kept_in_another_order(monkeypatch, decoder):
-    write = Step.write
+    write, rope = Step.write, decoder.config.layers[0].parts[0].rope
 
-    def late(self, kept, k, v):
-        by = int(self.starts[0] > 0 and isinstance(kept, latent.LatentCache))
-        write(self, kept, k.roll(by, -1), v)
+    def late(self, x, slots):
+        keys = x.shape[1] == 1 and x.shape[-1] == rope.dims
+        write(self, x.roll(int(self.starts[0] > 0 and keys), -1), slots)
 
     monkeypatch.setattr(Step, "write", late)
 
