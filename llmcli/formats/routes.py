@@ -62,7 +62,7 @@ class Routes:
     @property
     def groups(self) -> Iterator[tuple[int, Places, Places]]:
         """Every expert that has pairs, which these are, and the rows that they read."""
-        if self.alone:  # each pair is an expert of its own
+        if self._alone:  # each pair is an expert of its own
             for pair, expert in enumerate(self.expert_N.tolist()):
                 place = slice(pair, pair + 1)
                 yield expert, place, place if self.each == 1 else slice(0, 1)
@@ -71,7 +71,7 @@ class Routes:
             yield expert, pairs, self.rows(pairs)
 
     @property
-    def alone(self) -> bool:
+    def _alone(self) -> bool:
         """Whether they are the experts of one token."""
         return len(self.expert_N) == self.at_once
 
