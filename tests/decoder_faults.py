@@ -232,8 +232,8 @@ def no_residual_around_attention(monkeypatch, of):
 
         (_, (attention,)), (_, (ffn,)) = self.sublayers
         pre = emit("resid_pre", x)
-        mid = attention(attention.pre_norm.observed(pre, step_), kept, step_)
-        mlp_out = ffn(ffn.pre_norm.observed(emit("resid_mid", mid), step_), None, step_)
+        mid = attention(attention.pre_norm.observed(pre, step_), kept, step_, pre)
+        mlp_out = ffn(ffn.pre_norm.observed(emit("resid_mid", mid), step_), None, step_, mid)
         return emit("resid_post", mid + mlp_out)
 
     monkeypatch.setattr(Block, "__call__", without)
@@ -289,11 +289,11 @@ def cached_one_slot_late(monkeypatch, of):
     """The tokens after the prompt: their keys lie behind the slots that are read."""
     write = Step.write
 
-    def late(self, kept, k, v):
+    def late(self, x, slots):
         late_by = int(self.starts[0] > 0)
         self.starts = [start + late_by for start in self.starts]
         self.keys += late_by
-        write(self, kept, k, v)
+        write(self, x, slots)
         self.starts = [start - late_by for start in self.starts]
         self.keys -= late_by
 
@@ -310,7 +310,9 @@ def keys_cached_before_the_rotation(monkeypatch, of):
         return rotate(x, cos, sin)
 
     monkeypatch.setattr(attention, "rotate", remember)
-    monkeypatch.setattr(Step, "write", lambda self, kept, k, v: write(self, kept, plain[0], v))
+    monkeypatch.setattr(  # values are written after their keys
+        Step, "write", lambda self, x, slots: write(self, plain.pop() if plain else x, slots)
+    )
 
 
 @fault("llama")

@@ -45,15 +45,13 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     values = Values(settings)
     if not (values.has("rope_scaling") or values.has("rope_parameters")):
         settings["rope_parameters"] = _ROPE
-    slope = values.number("swiglu_alpha", _SLOPE)
-    if slope != _SLOPE:
+    if (slope := values.number("swiglu_alpha", _SLOPE)) != _SLOPE:
         raise UnsupportedModel(
             f"`swiglu_alpha` = `{shortened(slope)}` is not supported: gates have {_SLOPE}"
         )
     count = values.integer("num_local_experts", most=MOST["heads"])
-    routing = RoutingConfig(
-        chosen=values.integer("num_experts_per_tok", most=count), scores="softmax of the chosen",
-    )  # fmt: skip
+    chosen = values.integer("num_experts_per_tok", most=count)
+    routing = RoutingConfig(chosen=chosen, scores="softmax of the chosen")
     model = llama.from_hf(settings)
     windows = hf_windows(values, len(model.layers), period=_PERIOD, window=None)
     hidden = values.integer("intermediate_size", most=MOST["hidden"])

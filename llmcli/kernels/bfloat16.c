@@ -297,23 +297,6 @@ static int64_t items_multiply_bfloat16(const struct op *op) {
     return op->arg[5] > 0 ? (op->arg[6] + chunk - 1) / chunk : 0;
 }
 
-/* Rows of x from m on, so many as a pass has, with the rows `first` to `last` - 1 of w. */
-INLINE void multiply_pass(const int64_t halves, const struct product *p, int64_t first,
-                          int64_t last, int64_t m, int64_t rows, int64_t level) {
-#ifdef X86
-    if (level >= AVX512)
-        (halves ? halves_avx512 : bfloats_avx512)(p, first, last, m, rows);
-    else if (level >= AVX2)
-        (halves ? halves_avx2 : bfloats_avx2)(p, first, last, m, rows);
-    else
-#endif
-    if (halves)
-        tiles_portable(1, p, first, last, m, rows);
-    else
-        tiles_portable(0, p, first, last, m, rows);
-    (void)level;
-}
-
 static void work_multiply_bfloat16(const struct op *op, int64_t item, int64_t level) {
     struct product p = {
         .x = address(op->arg[0]), .w = address(op->arg[1]), .w_stride = op->arg[2],

@@ -35,7 +35,7 @@ tanh soft cap          activations.soft_cap           SoftCap              Gemma
 scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts
 choice of experts      routing.choose                 Choose               mixtures of experts
 weights of experts     routing.weigh                  Weigh                the same
-products with experts  product.by_experts, each_own   ExpertProject        the same
+products with experts  product.routed_by_kernel       ExpertProject        the same
 sum of experts         *, +                           SumExperts           the same
 argmax                 generation.sampling.choose     –                    greedy decoding
 temperature            generation.sampling.filtered   –                    sampling

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/mixtures.py [--models qwen3moe gpt-oss deepseek2]
         [--formats Q4_0 Q8_0 BF16] [--against llama.cpp transformers] [--runs 5] [--json]
+        [--memory]
 
 Small models with the blocks of Qwen3-30B-A3B (every layer a mixture), of gpt-oss (sinks, biases;
 its experts are MXFP4 in every file) and of DeepSeek-V2 (latents, shared experts), written as
@@ -9,6 +10,9 @@ GGUF files into `--folder` once. Each row is `llmcli bench --against` on such a 
 the median of their ratios with the lowest and highest. transformers has the same weights in 16
 bits. `of read`: the bytes that a step reads, those of chosen experts alone, times tokens/s, over
 the rate at which memory is read (`packed.py`).
+
+`--memory`: the first of the models with 8 experts and with 64, in the first of the formats: how
+much more than its weights and Python with torch a load holds at most, and a prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_tools import environment, table
+from bench_tools import environment, run_llmcli, table
 from gguf import GGMLQuantizationType, GGUFReader, quants
 from packed import compared, copied_metadata, finish, read_rate
 
@@ -95,10 +99,11 @@ def vectors(model: str) -> Shapes:
     return found | {"attn_q_norm.weight": (HEAD,), "attn_k_norm.weight": (HEAD,)}
 
 
-def write(source: Path, model: str, format: str, path: Path) -> None:
+def write(source: Path, model: str, format: str, path: Path, count: int = EXPERTS) -> None:
     """A file of random weights with the tokenizer of `source`."""
     reader, draw = GGUFReader(source), np.random.default_rng(0)
-    writer = copied_metadata(reader, path, NUMBERS | OWN[model], arch=model)
+    numbers = NUMBERS | OWN[model] | {"expert_count": count}
+    writer = copied_metadata(reader, path, numbers, arch=model)
     vocab = len(reader.fields["tokenizer.ggml.tokens"].data)
 
     def matrix(name: str, *shape: int, as_: str = format, spread: float = 0.6) -> None:
@@ -110,15 +115,41 @@ def write(source: Path, model: str, format: str, path: Path) -> None:
     for layer in range(LAYERS):
         for name, shape in matrices(model).items():
             own = "MXFP4" if model == "gpt-oss" and name.endswith("exps") else format
-            matrix(f"blk.{layer}.{name}", *shape, as_=own)
-        matrix(f"blk.{layer}.ffn_gate_inp", EXPERTS, WIDTH, as_="F32", spread=2.0)
+            matrix(f"blk.{layer}.{name}", *_with(count, shape), as_=own)
+        matrix(f"blk.{layer}.ffn_gate_inp", count, WIDTH, as_="F32", spread=2.0)
         for name, shape in vectors(model).items():
+            shape = _with(count, shape)
             about = 1.0 if "norm" in name else 0.0
             values = about + 0.1 * draw.standard_normal(shape, np.float32)
             writer.add_tensor(f"blk.{layer}.{name}", values.astype(np.float32))
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     matrix("output", vocab, WIDTH)
     finish(writer)
+
+
+def _with(count: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """So many experts, where its first axis is theirs."""
+    return (count, *shape[1:]) if shape[0] == EXPERTS else shape
+
+
+def memory(args: argparse.Namespace) -> list[tuple[str, ...]]:
+    """MiB beside the weights, for 8 experts and for 64."""
+    model, format, rows = args.models[0], args.formats[0], []
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for count in (8, 64):
+        path = args.folder / f"{model}-{format}-{count}.gguf"
+        if not path.exists():
+            write(open_model("smollm2").path, model, format, path, count)
+        command = ["bench", "-m", str(path), "-p", str(args.prompt), "-n", "0", "-r", "1"]
+        (row,) = json.loads(run_llmcli([*command, "--no-ceilings", "-o", "json"]).stdout)
+        weights = row["model_size"]
+        more = [
+            (row[f"{phase}_resident_bytes"] - row["base_bytes"] - weights) / 2**20
+            for phase in ("load", "prefill")
+        ]
+        rows.append((f"{model} {format}", f"{count}", f"{weights / 2**20:.0f}",
+                     *(f"{one:.1f}" for one in more)))  # fmt: skip
+    return rows
 
 
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
@@ -145,7 +176,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/mixtures"))
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     args = parser.parse_args()
+    if args.memory:
+        heads = ("model", "experts", "weights", "load", f"prompt of {args.prompt}")
+        print(table("MiB; the last two beside the weights", [heads, *memory(args)]))
+        print(environment(torch.get_num_threads()))
+        return 0
     rows, results = [], []
     for name, path in cases(args):
         for peer in args.against:

@@ -70,6 +70,7 @@ uint64_t experts(const struct team *team) {
         const int64_t best = each > 1 ? 1 + below(2) : 1, wide = halves || below(2);
         float *x = drawn(T * D, 0), *router = drawn(E * D, 0), *b = below(2) ? drawn(E, 0) : NULL;
         float *correction = below(2) ? drawn(E, 0) : NULL, *logits = room(4 * T * E);
+        float *factors = below(2) ? drawn(E, 0) : NULL;
         float *scores = room(4 * T * E), *spare = room(12 * T * E), *weights = room(4 * P);
         int64_t *chosen = room(8 * P), *by_place = room(8 * P), *rows = room(8 * P);
         const struct op route[4] = {
@@ -78,7 +79,8 @@ uint64_t experts(const struct team *team) {
             {CHOOSE, {to(after ? logits : scores), to(chosen), T, E, K, to(correction), groups, kept,
                       to(spare), best}},
             {WEIGH, {to(after ? logits : scores), to(chosen), to(weights), T, E, K, after,
-                     !after && below(2), bits_of(1e-20f), bits_of(below(2) ? 1.0f : 1.75f)}},
+                     !after && below(2), bits_of(1e-20f), bits_of(below(2) ? 1.0f : 1.75f),
+                     to(factors)}},
         };
         struct counter counters[4];
         llmcli_run(route, 1, counters, team, NULL);
@@ -109,7 +111,8 @@ uint64_t experts(const struct team *team) {
         llmcli_run(multiply, 4, counters, team, NULL);
         hash = hashed(hashed(hashed(hash, y, P * N), out, T * N), scaled, T * N);
         hash ^= packed(team, by_place, (const int64_t *)address(listed), P, x_rows, a_row, E);
-        free(x), free(router), free(b), free(correction), free(logits), free(scores), free(spare);
+        free(x), free(router), free(b), free(correction), free(factors), free(logits);
+        free(scores), free(spare);
         free(weights), free(chosen), free(by_place), free(rows), free(w), free(in), free(bias);
         free(y), free(widened_x), free(z), free(out), free(scaled);
     }

@@ -73,16 +73,18 @@ def test_one_expert_is_chosen(library, use):
             assert routing.choose(scores, None, RoutingConfig(chosen=1)).tolist() == [[[0]] * 3]
 
 
+@pytest.mark.parametrize("factors", [None, torch.linspace(-1, 2, 12)], ids=["plain", "factors"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("routing_", ROUTINGS, ids=str)
-def test_weights_are_those_of_the_twin(library, use, monkeypatch, routing_, kind):
+def test_weights_are_those_of_the_twin(library, use, monkeypatch, routing_, kind, factors):
     """The same bits at every level, and as float64 has them but for float32's roundings."""
     scores = logits(40, 12, kind).view(2, 20, 12)
     if routing_.scores == "softmax":  # no weights of both signs, whose sum may be anything
         scores = scores.abs()
     chosen = by_pytorch(monkeypatch, routing.choose, scores, None, routing_)
-    expected = by_pytorch(monkeypatch, routing.weigh, scores.double(), chosen, routing_)
-    found = [routing.weigh(scores, chosen, routing_) for _ in levels(library, use)]
+    wide = None if factors is None else factors.double()
+    expected = by_pytorch(monkeypatch, routing.weigh, scores.double(), chosen, routing_, wide)
+    found = [routing.weigh(scores, chosen, routing_, factors) for _ in levels(library, use)]
     for one in found:
         same(one, found[0])
     if kind == "special" and routing_.renormalized:  # sums that float32 has not got

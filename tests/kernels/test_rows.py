@@ -188,26 +188,6 @@ def test_numbers_behind_those_of_each_head(library, use, tokens):
         assert torch.equal(join(heads, rest), torch.cat((heads, rest), -1))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("biased", [False, True])
-def test_rows_with_matrices_of_16_bits_of_experts(library, use, dtype, biased):
-    """The bits of a product with the expert's matrix alone, whatever other pairs there are."""
-    generator = torch.Generator().manual_seed(7)
-    w = torch.randn(5, 37, 70, generator=generator).to(dtype)
-    bias = torch.randn(5, 41, generator=generator)[:, 2:39] if biased else None
-    x = torch.randn(4, 74, generator=generator)[:, 3:73]
-    experts, rows = torch.tensor([4, 0, 4, 2, 1, 4]), torch.tensor([3, 0, 1, 1, 2, 3])
-    for _ in levels(library, use):
-        assert product.has_experts_kernel(x, w)
-        for row_P, each in ((rows, 1), (None, 2)):
-            found = product.by_experts(x, w, experts, row_P, each, bias)
-            for pair, expert in enumerate(experts.tolist()):
-                row = pair // each if row_P is None else int(row_P[pair])
-                b_N = None if bias is None else bias[expert]
-                alone = product.by_kernel(x[row : row + 1], w[expert], b_N)
-                assert torch.equal(found[pair], alone[0])
-
-
 @pytest.mark.parametrize("cap", [0.3, 30.0, 50.0])
 def test_a_cap_of_any_score(library, use, cap):
     """One key with a score and one with 0: the weight tells the capped score."""

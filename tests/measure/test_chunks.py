@@ -3,6 +3,8 @@
 Axes: T tokens, D width, N heads of queries and keys.
 """
 
+from itertools import cycle
+
 import pytest
 import torch
 from tiny_checkpoints import gpt2_tensors, write_gpt2, write_llama
@@ -159,9 +161,11 @@ def cached_in_another_slot(fault):
 def first_key_overwritten(fault):
     """What an earlier chunk left changes before it is read: the pass itself is consistent."""
 
-    def write(plain, own, cache, k, v):
-        plain(own, cache, k, v)
-        cache.k[:, :, 0] += 0.5
+    turns = cycle((0.5, 0.0))  # keys, then values
+
+    def write(plain, own, x, slots):
+        plain(own, x, slots)
+        slots[:, :, 0] += next(turns)
 
     fault.wrap(Step, "write", write)
 

@@ -231,8 +231,8 @@ def broken_heads(self, x_BTNd):
     return x_BTNd.transpose(1, 2).contiguous()
 
 
-def broken_write(self, cache, k, v):
-    Step.honest_write(self, cache, k, v + 1)
+def broken_write(self, x, slots):
+    Step.honest_write(self, x + 1, slots)
 
 
 def broken_norm(self, x, step):
@@ -266,7 +266,7 @@ def turned(model):
 FAULTS = {
     "heads are copied": ("ran_memory", (Attention, "_heads", broken_heads)),
     "a norm in another dtype": ("ran_dtypes", (Norm, "observed", broken_norm)),
-    "values are written changed": ("ran_copies", (Step, "write", broken_write)),
+    "keys and values are written changed": ("ran_copies", (Step, "write", broken_write)),
     "scores lack a key": ("ran_derived", (Attention, "score_rows", fewer_keys)),
     "a cache with one slot more": ("ran_cache", (KVCache, "zeros", classmethod(larger_cache))),
     "a weight by itself": ("ran_parameters", cloned_v),
