@@ -331,6 +331,13 @@ TYPES: dict[str, Type] = {
         | {"mlp_layer_types": ["dense"] * 2} | _UNPADDED, _DEEPSEEK_MODULES, "DEEPSEEK2",
     ),
     "lfm2": Type(_LFM2, _LFM2_MODULES, "LFM2", {"hidden_size": 96, "intermediate_size": 192}),
+    "lfm2_moe": Type(
+        {key: value for key, value in _LFM2.items() if key != "block_multiple_of"} | _CHOOSES
+        | {"moe_intermediate_size": 24, "num_dense_layers": 1, "tie_word_embeddings": True},
+        _LFM2_MODULES | {
+            key: name.replace("mlp.", "feed_forward.") for key, name in _ROUTED.items()
+        }, "LFM2MOE",
+    ),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
     ),
@@ -879,6 +886,11 @@ ZOO: tuple[Variant, ...] = (
         "conv_bias": True, "conv_L_cache": 5, "tie_word_embeddings": True,
         "block_ffn_dim_multiplier": 1.3, "norm_eps": 1e-4,
     }, typical=True),
+    Variant("lfm2_moe", "lfm2_moe", typical=True, views=True, gguf=1e-9),
+    Variant("lfm2_moe-uncorrected", "lfm2_moe", {
+        "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5,
+        "num_dense_layers": 0, "num_experts_per_tok": 3, "tie_word_embeddings": False,
+    }),
     # Mixtral
     Variant("mixtral", "mixtral", typical=True, views=True, gguf=1e-9),
     Variant("mixtral-fused", "mixtral", edit=_fused_experts),

@@ -23,9 +23,11 @@ _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the cho
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
                  "glm4moe": False, "deepseek2": False, "gpt-oss": False,
-                 "gemma4": True}  # fmt: skip
+                 "gemma4": True, "lfm2moe": True}  # fmt: skip
 # … and by which scores experts are chosen, where it is no softmax of all
-_SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen"}
+_SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
+                            "lfm2moe": "sigmoid"}
+_LEAST = {"lfm2moe": 1e-6}  # what their sum is added to
 GGUF_ARCHS = tuple(_RENORMALIZED)
 
 
@@ -58,6 +60,7 @@ def from_gguf(
         routing=RoutingConfig(
             chosen=chosen, scores=scores,
             renormalized=values.flag("expert_weights_norm", _RENORMALIZED[arch]),
+            least=_LEAST.get(arch, RoutingConfig.least),
             scale=values.number("expert_weights_scale", 1.0),
             correction=correction, groups=groups,
             kept_groups=values.integer("expert_group_used_count", groups, most=groups),
@@ -118,7 +121,7 @@ def rules_hf(
 ) -> Iterator[Rule]:
     """transformers' names: each expert's tensors as they are published, or all in one.
 
-    `block` and `leaves` are the published names; version 5 has them in `mlp`, gate and up as one.
+    `block` and `leaves` are the published names; version 5 has gate and up as one, most in `mlp`.
     """
     found = found_in(config)
     if found is None:
@@ -130,10 +133,10 @@ def rules_hf(
         for name, leaf in zip(names, _GATE_UP_DOWN, strict=True):
             target = f"{moe}.W_{leaf}[{{expert}}]"
             yield Rename(f"{h}.{name}.weight", target, within=within)
-        for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
-            yield Rename(f"{h}.mlp.experts.gate_up_proj", f"{moe}.W_{leaf}", rows)
-        yield Rename(f"{h}.mlp.experts.down_proj", f"{moe}.W_down")
         for one in dict.fromkeys((block, "mlp")):
+            for rows, leaf in zip(halves(found), _GATE_UP_DOWN, strict=False):
+                yield Rename(f"{h}.{one}.experts.gate_up_proj", f"{moe}.W_{leaf}", rows)
+            yield Rename(f"{h}.{one}.experts.down_proj", f"{moe}.W_down")
             yield Rename(f"{h}.{one}.gate.weight", f"{moe}.W_router")
         yield Rename(f"{h}.mlp.gate.e_score_correction_bias", f"{moe}.b_choice")
         yield Rename(f"{h}.mlp.shared_expert_gate.weight", f"{moe}.W_shared")

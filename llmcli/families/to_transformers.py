@@ -214,6 +214,7 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
     where = {
         "mlp_only_layers": dense,
         "first_k_dense_replace": len(dense),
+        "num_dense_layers": len(dense),
         "mlp_layer_types": ["dense" if at in dense else "sparse" for at in range(len(found))],
     }
     if not mixtures:
@@ -230,6 +231,7 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
         "routed_scaling_factor": routing.scale,
         "n_group": routing.groups,
         "topk_group": routing.kept_groups,
+        "use_expert_bias": routing.correction,
         "enable_moe_block": routing.norm is not None,
         "top_k_experts": routing.chosen,
         "topk_method": "group_limited_greedy" if routing.groups > 1 else "greedy",

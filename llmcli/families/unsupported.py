@@ -11,9 +11,9 @@ Kind = Literal["safetensors", "gguf"]
 # that do. One that needs several parts stands in several rows.
 _NEEDED_BY = (
     ("a translation of its settings and tensor names",
-     "codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe lfm2_moe minicpm3 "
+     "codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
      "minimax_m2 phi phimoe stablelm",
-     "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe lfm2moe minicpm "
+     "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
      "minicpm3 minimax-m2 phi2 phimoe stablelm"),
     ("gated DeltaNet",
      "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmcli.ops import compiled
 from llmcli.ops.product import product_float32
-from llmcli.parts.experts.config import LEAST_SUM, RoutingConfig
+from llmcli.parts.experts.config import RoutingConfig
 
 
 def logits(x_BTD: Tensor, w_ED: Tensor, bias_E: Tensor | None) -> Tensor:
@@ -63,14 +63,14 @@ def weigh(
     if compiled.takes(scores_BTE) and (factor_E is None or compiled.takes(factor_E)):
         return compiled.weigh(
             scores_BTE, chosen_BTK, softmax=softmax,
-            renormalized=routing.renormalized and not softmax, least=LEAST_SUM,
+            renormalized=routing.renormalized and not softmax, least=routing.least,
             factor=routing.scale, factor_E=factor_E,
         )  # fmt: skip
     weight_BTK = scores_BTE.gather(-1, chosen_BTK)
     if softmax:
         weight_BTK = weight_BTK.softmax(-1)
     elif routing.renormalized:
-        weight_BTK = weight_BTK / (weight_BTK.sum(-1, keepdim=True) + LEAST_SUM)
+        weight_BTK = weight_BTK / (weight_BTK.sum(-1, keepdim=True) + routing.least)
     if routing.scale != 1:
         weight_BTK = weight_BTK * routing.scale
     return weight_BTK if factor_E is None else weight_BTK * factor_E[chosen_BTK]

@@ -44,7 +44,10 @@ def without_window(config: ModelConfig) -> ModelConfig:
     """The same model, every query seeing all keys before it."""
     return replace(
         config,
-        layers=tuple(x.with_attention(replace(x.attention, window=None)) for x in config.layers),
+        layers=tuple(
+            x if x.attention is None else x.with_attention(replace(x.attention, window=None))
+            for x in config.layers
+        ),
     )
 
 

@@ -29,7 +29,8 @@ BY_HEAD = True  # keys and values of latents are two tensors
 GATE_UP = False  # gates and neurons of experts are one (`--fuse-gate-up-exps`)
 # rows of queries and keys, by the converter
 PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
-FUSED = ".mlp.experts.gate_up_proj"  # of transformers; in files gate and up are two tensors
+# of transformers; in files gate and up are two tensors
+FUSED = (".mlp.experts.gate_up_proj", ".feed_forward.experts.gate_up_proj")
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
@@ -140,6 +141,7 @@ def _add(
 def _stem(name: str) -> str:
     """As checkpoints name it: a bias is one of the module before it."""
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace("expert_bias", "expert_bias.bias")
     return name.replace("_proj_bias", "_proj.bias")
 
 
@@ -249,7 +251,7 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    if config.model_type == "lfm2":
+    if config.model_type.startswith("lfm2"):
         writer.add_feed_forward_length(model.model.layers[0].feed_forward.w1.out_features)
         attends = [kind != "conv" for kind in config.layer_types]
         writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
@@ -282,11 +284,16 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What the converters write of mixtures."""
     qwen2, grouped = config.model_type == "qwen2_moe", hasattr(config, "n_routed_experts")
-    count = "n_routed_experts" if grouped else "num_experts" if qwen2 else "num_local_experts"
+    named = qwen2 or config.model_type == "lfm2_moe"
+    count = "n_routed_experts" if grouped else "num_experts" if named else "num_local_experts"
     writer.add_expert_count(getattr(config, count))
     writer.add_expert_used_count(config.num_experts_per_tok)
     if config.model_type in ("qwen2_moe", "qwen3_moe") or grouped:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "lfm2_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
     if qwen2:

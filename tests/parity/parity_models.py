@@ -46,7 +46,7 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                     gain = 3.0 * fan_in**0.5
                 parameter.copy_(gain * noise / fan_in**0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 

@@ -74,9 +74,10 @@ def precision(model: PreTrainedModel) -> Any:
 
 def fresh_rope(model: PreTrainedModel) -> None:
     """Rebuild the rotary tables in the precision in force; dynamic kinds also keep a history."""
-    rope = getattr(model.base_model, "rotary_emb", None)
+    name = "pos_emb" if hasattr(model.base_model, "pos_emb") else "rotary_emb"
+    rope = getattr(model.base_model, name, None)
     if rope is not None:
-        model.base_model.rotary_emb = type(rope)(model.config)
+        setattr(model.base_model, name, type(rope)(model.config))
 
 
 @torch.no_grad()

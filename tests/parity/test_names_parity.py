@@ -25,7 +25,8 @@ from llmcli.families.sources import sources
 # (of experts, each with some of the tokens, too), and a norm without a parameter, which no rule of
 # a family names
 UNNAMED = (
-    r"|model|transformer|gpt_neox|.*(rotary_emb|dropout|drop|v_norm|router.norm|experts(\.act_fn)?)"
+    r"|model|transformer|gpt_neox"
+    r"|.*(rotary_emb|pos_emb|dropout|drop|v_norm|router.norm|experts(\.act_fn)?)"
 )
 
 

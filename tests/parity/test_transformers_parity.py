@@ -110,7 +110,9 @@ def test_rounding_turns_no_choice_of_experts(name: str, models: Models) -> None:
         moe = f"blocks.{i}.moe"
         scores = seen[f"{moe}.router_logits"]
         if routing.scores == "sigmoid":
-            scores = seen[f"{moe}.router_probs"] + decoder.weight(f"{moe}.b_choice").dense()
+            scores = seen[f"{moe}.router_probs"]
+        if routing.correction:
+            scores = scores + decoder.weight(f"{moe}.b_choice").dense()
         if routing.groups > 1:
             groups = scores.unflatten(-1, (routing.groups, -1))
             best = groups.topk(routing.group_best, -1).values.sum(-1)

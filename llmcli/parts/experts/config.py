@@ -10,16 +10,14 @@ from llmcli.parts.norm.config import NormConfig
 
 Scores = Literal["softmax", "sigmoid", "softmax of the chosen"]
 
-# What a sum of weights is added to before they are divided by it: sigmoids may all be 0.
-LEAST_SUM = 1e-20
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
     """How a token chooses `chosen` of the experts, and what each of them counts.
 
     `softmax` and `sigmoid` make scores of the router's logits; the largest choose, and those
-    scores are the weights: divided by their sum where `renormalized`, then times `scale`. With
+    scores are the weights: divided by their sum where `renormalized`, to which `least` is added
+    (sigmoids may all be 0), then times `scale`. With
     `softmax of the chosen` the largest logits choose, and the weights are the softmax of these.
     `bias`: the router has one. `correction`: a bias is added to the scores that choose, not to the
     weights. Of `groups` of neighbouring experts only the `kept_groups` best are chosen from: those
@@ -32,6 +30,7 @@ class RoutingConfig:
     chosen: int
     scores: Scores = "softmax"
     renormalized: bool = False
+    least: float = 1e-20
     scale: float = 1.0
     bias: bool = False
     correction: bool = False

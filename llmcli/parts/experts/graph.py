@@ -12,7 +12,7 @@ from typing import Any
 from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Op, Project
 from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
-from llmcli.parts.experts.config import LEAST_SUM, ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.mlp.config import Activation, MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
 from llmcli.parts.norm.config import NormConfig
@@ -100,7 +100,7 @@ def _routing(r: RoutingConfig, site: Site) -> Iterator[Node]:
     yield node("expert_idx", "e", "K", choose, "the numbers of the chosen experts")
     weigh = Weigh(
         source=scores, chosen=f"{p}.expert_idx", renormalized=r.renormalized, softmax=after,
-        scale=r.scale, least=LEAST_SUM, factors=f"{p}.expert_factor" if r.factors else None,
+        scale=r.scale, least=r.least, factors=f"{p}.expert_factor" if r.factors else None,
     )  # fmt: skip
     yield node("expert_weight", "g", "K", weigh, "how much each chosen expert counts")
 

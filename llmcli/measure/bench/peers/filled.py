@@ -67,7 +67,7 @@ def filled(model: Any, ours: Model) -> Any:
     model.load_state_dict(_state(ours, names), strict=False, assign=True)
     model.tie_weights()
     for name, part in list(model.named_modules()):
-        if name.endswith("rotary_emb"):
+        if name.endswith(("rotary_emb", "pos_emb")):
             with torch.device(ours.device):
                 fresh = type(part)(model.config)
             _divide(fresh, ours)
