@@ -36,7 +36,7 @@ _MIXTURES: dict[str, Mapping[str, Any]] = {
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1500.0}},
     "glm4_moe": {}, "glm4_moe-plain": {}, "glm4_moe_lite-experts": {},
     "deepseek_v2-experts": {"topk_method": "greedy", "n_group": 1, "topk_group": 1},
-    "deepseek_v3-experts": {"rms_norm_eps": 1e-6}, "gemma4-experts": {},
+    "deepseek_v3-experts": {"rms_norm_eps": 1e-6}, "gemma4-experts": {}, "lfm2_moe": {},
 }  # fmt: skip
 _FLOAT32 = 0  # `GGML_TYPE_F32`
 
