@@ -46,18 +46,26 @@ class BranchNames:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumNames:
+    """The names of a sum of branches, and of its norm's module."""
+
+    config: NormConfig
+    sum: str
+    norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SublayerNames:
     """The residual stream before and after a sublayer, and the branches between.
 
-    `adds`: what is added to the stream. `sum` and `norm`: of the branches, where that has a norm.
+    `adds`: what is added to the stream. `summed`: the sum of the branches, where that has a norm.
     """
 
     stream: str
     leaves: str
     branches: tuple[BranchNames, ...]
     adds: tuple[str, ...]
-    sum: str | None = None
-    norm: str | None = None
+    summed: SumNames | None = None
 
 
 def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
@@ -70,7 +78,11 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
     stream = f"{block}.resid_pre"
     for at, sublayer in enumerate(layer.sublayers):
         branches, reads = [], stream
-        summed = layer.sum_norm is not None and len(sublayer) > 1
+        summed = None
+        if layer.sum_norm is not None and len(sublayer) > 1:
+            summed = SumNames(
+                config=layer.sum_norm, sum=f"{block}.branch_sum", norm=f"{block}.sum_norm"
+            )
         for branch in sublayer:
             kind, number = part_of(branch.part), next(numbers)
             norm = f"{block}.ln{number}" if branch.pre_norm is not None else None
@@ -85,7 +97,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             out = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
             post = f"{block}.ln{number}_post" if branch.post_norm is not None else None
             makes, adds = f"{part}.out", out
-            if summed:
+            if summed is not None:
                 adds = makes if post is None else f"{post}.out"
             else:
                 used[f"{role}_out"] += 1
@@ -96,16 +108,13 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             ))  # fmt: skip
         last = at == len(layer.sublayers) - 1
         leaves = f"{block}.resid_{'post' if last else 'mid' if at == 0 else f'mid{at + 1}'}"
-        names = SublayerNames(
-            stream=stream, leaves=leaves, branches=tuple(branches),
-            adds=tuple(one.adds for one in branches),
-        )  # fmt: skip
-        if summed:
+        added = tuple(one.adds for one in branches)
+        if summed is not None:
+            added = (out,)
             used[f"{role}_out"] += 1
-            names = replace(
-                names, adds=(out,), sum=f"{block}.branch_sum", norm=f"{block}.sum_norm"
-            )
-        found.append(names)
+        found.append(SublayerNames(
+            stream=stream, leaves=leaves, branches=tuple(branches), adds=added, summed=summed,
+        ))  # fmt: skip
         stream = leaves
     return tuple(found)
 
@@ -152,8 +161,8 @@ def block_rows(
     for sublayer in names:
         for one in sublayer.branches:
             rows += _branch(one, sublayer, parts, letters, number)
-        if layer.sum_norm is not None:
-            rows += _sum(sublayer, layer.sum_norm, letters, number)
+        if sublayer.summed is not None:
+            rows += _sum(sublayer, sublayer.summed, letters, number)
         added = sublayer.adds
         last = sublayer is names[-1]
         made_of = (*made_of, *added)
@@ -204,16 +213,14 @@ def _letters(names: Sequence[SublayerNames]) -> dict[str, str]:
                 number(one.makes)
             if one.post is not None:
                 number(f"{one.post}.out")
-            if one.adds not in numbered:
-                same = one.post is not None and one.config.multiplier == 1
-                if same:
-                    numbered[one.adds] = numbered[f"{one.post}.out"]
-                else:
-                    number(one.adds)
-        if sublayer.sum is not None:
-            number(sublayer.sum)
-            number(f"{sublayer.norm}.out")
-            numbered[sublayer.adds[0]] = numbered[f"{sublayer.norm}.out"]
+            if one.post is not None and one.config.multiplier == 1:  # the same tensor
+                numbered[one.adds] = numbered[f"{one.post}.out"]
+            elif one.adds not in numbered:
+                number(one.adds)
+        if (summed := sublayer.summed) is not None:
+            number(summed.sum)
+            number(f"{summed.norm}.out")
+            numbered[sublayer.adds[0]] = numbered[f"{summed.norm}.out"]
         number(sublayer.leaves)
     return numbered | {names[-1].leaves: "H"}
 
@@ -250,20 +257,18 @@ def _hook(name: str) -> tuple[str, ...]:
 
 
 def _sum(
-    sublayer: SublayerNames, norm: NormConfig, letters: Mapping[str, str], number: int
+    sublayer: SublayerNames, summed: SumNames, letters: Mapping[str, str], number: int
 ) -> Iterator[PartGraph]:
     """The sum of branches, its norm, and what is added."""
-    if sublayer.sum is None or sublayer.norm is None:
-        return
     nouns = _nouns(sublayer)
     parts = tuple(one.adds for one in sublayer.branches)
     yield PartGraph(nodes=(Node(
-        name=sublayer.sum, letter=letters[sublayer.sum], axes=("T", "D"),
+        name=summed.sum, letter=letters[summed.sum], axes=("T", "D"),
         op=Add(parts=parts, before=()), words=f"what {nouns} give together", group="residual",
         layer=number, wide=True,
     ),))  # fmt: skip
     post = norm_graph(
-        norm, sublayer.norm, sublayer.sum, letters[f"{sublayer.norm}.out"],
+        summed.config, summed.norm, summed.sum, letters[f"{summed.norm}.out"],
         (f"the norm after {nouns}", f"what {nouns} give together, normalized", ""),
         layer=number, wide=True,
     )  # fmt: skip
@@ -326,7 +331,7 @@ def _absent(layer: LayerConfig, names: Sequence[SublayerNames]) -> Iterator[Abse
             )
         if here.norm is None:
             yield Absent(names=rf"ln{number}\b", why=f"no norm of its own precedes {noun}")
-    if not any(sublayer.sum for sublayer in names):
+    if all(sublayer.summed is None for sublayer in names):
         yield Absent(names=r"(branch_sum|sum_norm)\b", why="no sum of its parts has a norm")
     if not layer.scaled:
         yield Absent(names=r"out_scale\b", why="no parameter multiplies what leaves its block")

@@ -115,9 +115,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     def block(number: int, _: AttentionConfig, ffn: MlpConfig | ExpertsConfig) -> LayerConfig:
         return sequential(attention, ffn, norm=model.final_norm)
 
-    mixtures = [part for layer in model.layers for part in layer.parts
-                if isinstance(part, ExpertsConfig)]  # fmt: skip
-    second = any(one.routing.scores == "softmax" for one in mixtures)
+    experts = mixture.found_in(model)
+    second = experts is not None and experts.routing.scores == "softmax"
     kind = "deepseek_v2" if second else "deepseek_v3"
     return llama.rebuilt(model, block, family="deepseek", model_type=kind)
 

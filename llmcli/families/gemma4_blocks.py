@@ -62,8 +62,6 @@ def _beside(layer: LayerConfig, experts: ExpertsConfig, norm: NormConfig) -> Lay
     The router's norm multiplies by a vector and D^-½, which is in the weights that are read.
     """
     attention, (mlp,) = layer.sublayers
-    routing = replace(
-        experts.routing, renormalized=True, norm=norm, factors=True
-    )
+    routing = replace(experts.routing, renormalized=True, norm=norm, factors=True)
     own = replace(mlp, part=replace(experts, routing=routing))
     return replace(layer, sublayers=(attention, (mlp, own)), sum_norm=norm)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmcli.config import ModelConfig, sequential
-from llmcli.families import llama
+from llmcli.families import llama, mixture
 from llmcli.families.family import Family
 from llmcli.families.lfm2_rules import rules_gguf, rules_hf
 from llmcli.families.read import gguf_header
@@ -78,8 +78,7 @@ def _with_convolutions(
         assert attention is not None
         mixer = replace(attention, qk_norm=norm) if has else conv
         layers.append(sequential(mixer, ffn, norm=norm))
-    mixes = any(isinstance(layer.parts[-1], ExpertsConfig) for layer in layers)
-    kind = "lfm2_moe" if mixes else "lfm2"
+    kind = "lfm2" if mixture.found_in(model) is None else "lfm2_moe"
     return replace(model, family="lfm2", model_type=kind, layers=tuple(layers))
 
 

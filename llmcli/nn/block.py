@@ -78,6 +78,7 @@ class Branch:
         kind = part_of(config.part)
         self.mixer: Mixer | None = self.part if kind.mixes else None
         self.reads_stream = kind.reads_stream(config.part)
+        self.adds_norm = names.adds == f"{names.post}.out"  # which emits it
 
     def __call__(
         self, x_BTD: Tensor, state: LayerState | None, step: Step, stream_BTD: Tensor
@@ -94,8 +95,8 @@ class Branch:
             out = step.emit(names.makes, out)
         if self.post_norm is not None:
             out = self.post_norm.observed(out, step)
-            if names.adds == f"{names.post}.out":
-                return out
+        if self.adds_norm:
+            return out
         if multiplier != 1:
             out = scale(out, multiplier)
         return step.emit(names.adds, out)
@@ -116,9 +117,9 @@ class Block:
             for names in block_names(config, name)
         ]
         self.sum_norms = {
-            names.sum: Norm(config.sum_norm, names.norm, parameters, wide=True)
+            one.sum: Norm(one.config, one.norm, parameters, wide=True)
             for names, _ in self.sublayers
-            if config.sum_norm is not None and names.sum is not None and names.norm is not None
+            if (one := names.summed) is not None
         }
 
     @property
@@ -153,7 +154,7 @@ class Block:
         states = iter(state.states if isinstance(state, Beside) else (state,))
         x_BTD = step.emit(f"{self.name}.resid_pre", x_BTD)
         for names, branches in self.sublayers:
-            out_BTD: Tensor | None = None if names.sum is not None else x_BTD
+            out_BTD: Tensor | None = x_BTD if names.summed is None else None
             reads = x_BTD
             for branch in branches:
                 if branch.pre_norm is not None:
@@ -164,9 +165,9 @@ class Block:
                 added_BTD = branch(reads, own, step, x_BTD)
                 out_BTD = added_BTD if out_BTD is None else add(out_BTD, added_BTD)
             assert out_BTD is not None
-            if names.sum is not None:
-                out_BTD = step.emit(names.sum, out_BTD)
-                out_BTD = self.sum_norms[names.sum].observed(out_BTD, step)
+            if (summed := names.summed) is not None:
+                out_BTD = step.emit(summed.sum, out_BTD)
+                out_BTD = self.sum_norms[summed.sum].observed(out_BTD, step)
                 out_BTD = add(x_BTD, step.emit(names.adds[0], out_BTD))
             if names is self.sublayers[-1][0]:
                 out_BTD = self._scaled(out_BTD)

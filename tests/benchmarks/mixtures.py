@@ -27,7 +27,15 @@ import numpy as np
 import torch
 from bench_tools import environment, run_llmcli, table
 from gguf import GGMLQuantizationType, GGUFReader, quants
-from packed import compared, copied_metadata, finish, read_rate
+from packed import (
+    compared,
+    copied_metadata,
+    finish,
+    measuring_options,
+    ratio_cell,
+    read_cell,
+    read_rate,
+)
 
 from llmcli.checkpoints import open_model
 
@@ -132,14 +140,20 @@ def _with(count: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (count, *shape[1:]) if shape[0] == EXPERTS else shape
 
 
+def made(folder: Path, model: str, format: str, count: int = EXPERTS) -> Path:
+    """The file, which is written where it is not there."""
+    path = folder / f"{model}-{format}-{count}.gguf"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write(open_model("smollm2").path, model, format, path, count)
+    return path
+
+
 def memory(args: argparse.Namespace) -> list[tuple[str, ...]]:
     """MiB beside the weights, for 8 experts and for 64."""
     model, format, rows = args.models[0], args.formats[0], []
-    args.folder.mkdir(parents=True, exist_ok=True)
     for count in (8, 64):
-        path = args.folder / f"{model}-{format}-{count}.gguf"
-        if not path.exists():
-            write(open_model("smollm2").path, model, format, path, count)
+        path = made(args.folder, model, format, count)
         command = ["bench", "-m", str(path), "-p", str(args.prompt), "-n", "0", "-r", "1"]
         (row,) = json.loads(run_llmcli([*command, "--no-ceilings", "-o", "json"]).stdout)
         weights = row["model_size"]
@@ -153,15 +167,10 @@ def memory(args: argparse.Namespace) -> list[tuple[str, ...]]:
 
 
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """Names and files, which are made where they are not there."""
-    source = open_model("smollm2").path
-    args.folder.mkdir(parents=True, exist_ok=True)
+    """Names and files."""
     for model in args.models:
         for format in args.formats:
-            path = args.folder / f"{model}-{format}.gguf"
-            if not path.exists():
-                write(source, model, format, path)
-            yield f"{model} {format}", path
+            yield f"{model} {format}", made(args.folder, model, format)
 
 
 def main() -> int:
@@ -171,11 +180,7 @@ def main() -> int:
     parser.add_argument("--formats", nargs="*", default=["Q4_0", "Q8_0", "BF16"], choices=FORMATS)
     peers = ["llama.cpp", "transformers"]
     parser.add_argument("--against", nargs="*", default=peers, choices=peers)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/mixtures"))
-    parser.add_argument("--json", action="store_true")
+    measuring_options(parser, "/tmp/mixtures")
     parser.add_argument("--memory", action="store_true")
     args = parser.parse_args()
     if args.memory:
@@ -191,11 +196,10 @@ def main() -> int:
             results.append({"model": name, "peer": peer, "read_rate": rate, **found})
             for test in ("prefill", "decode"):
                 one = found[test]
-                share = one["bytes"] / args.tokens * one["tokens_per_second"] / rate
+                read = read_cell(one["bytes"] / args.tokens, one["tokens_per_second"], rate)
                 rows.append((
                     name, test, f"{one['tokens_per_second']:.1f}", peer, f"{one['theirs']:.1f}",
-                    f"{one['ratio']:.2f} ({one['lowest']:.2f}–{one['highest']:.2f})",
-                    f"{share:.0%} of {rate / 1e9:.1f} GB/s" if test == "decode" else "",
+                    ratio_cell(one), read if test == "decode" else "",
                 ))  # fmt: skip
     if args.json:
         print(json.dumps({"environment": environment(torch.get_num_threads()), "results": results}))

@@ -233,22 +233,39 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         yield f"{shape}, {layers} of {SHAPES[shape][1]} layers, Q4_K mix", path
 
 
+def measuring_options(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Those of every benchmark that compares `llmcli bench` on files that it makes in `folder`."""
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=Path(folder))
+    parser.add_argument("--json", action="store_true")
+
+
+def ratio_cell(one: dict[str, Any]) -> str:
+    """The median of a test's ratios, and their range."""
+    if one["ratio"] is None:
+        return "—"
+    return f"{one['ratio']:.2f} ({one['lowest']:.2f}–{one['highest']:.2f})"
+
+
+def read_cell(nbytes: float, tokens_per_second: float, rate: float) -> str:
+    """The share of the read rate at which so many bytes are read for every token."""
+    return f"{nbytes * tokens_per_second / rate:.0%} of {rate / 1e9:.1f} GB/s"
+
+
 def main() -> int:
     """Prints the table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--formats", nargs="*", default=["Q4_0", "Q4_1", "Q8_0"], choices=FORMATS)
     parser.add_argument("--shapes", nargs="*", default=["1.7B", "8B"], choices=SHAPES)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/packed-models"))
+    measuring_options(parser, "/tmp/packed-models")
     parser.add_argument("--alone", action="store_true", help="without llama.cpp")
     parser.add_argument(
         "--transformers", action="store_true", help="beside transformers in place of llama.cpp"
     )
     parser.add_argument("--around", choices=FORMATS)
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.around:
         ((_, path),) = cases(argparse.Namespace(**vars(args) | {
@@ -269,14 +286,11 @@ def main() -> int:
     for name, found in results.items():
         for test in ("prefill", "decode"):
             one = found[test]
-            share = found["bytes"] * one["tokens_per_second"] / found["read_rate"]
-            ratio = "—" if one["ratio"] is None else (
-                f"{one['ratio']:.2f} ({one['lowest']:.2f}–{one['highest']:.2f})"
-            )  # fmt: skip
+            read = read_cell(found["bytes"], one["tokens_per_second"], found["read_rate"])
             rows.append((
                 name, test, f"{one['tokens_per_second']:.1f}",
-                "—" if one["theirs"] is None else f"{one['theirs']:.1f}", ratio,
-                f"{share:.0%} of {found['read_rate'] / 1e9:.1f} GB/s" if test == "decode" else "",
+                "—" if one["theirs"] is None else f"{one['theirs']:.1f}", ratio_cell(one),
+                read if test == "decode" else "",
             ))  # fmt: skip
     heads = ("model", "test", "tokens/s", peer or "", "ratio", "of read")
     print(table("median of runs in turns (lowest to highest)", [heads, *rows]))

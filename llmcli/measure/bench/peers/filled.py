@@ -92,7 +92,7 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
         loads[load.source].append(load)
     state = {}
     for name, parts in loads.items():
-        pieces = [_as_stored(ours, part).to(ours.dtype) for part in parts]
+        pieces = [_as_stored(ours, part) for part in parts]
         if any(isinstance(op, PerExpert) for op in parts[0].ops):  # rows of each expert
             state[name] = _experts(parts, pieces)
             continue
@@ -106,11 +106,9 @@ def _state(ours: Model, names: Sequence[str]) -> dict[str, Tensor]:
 
 def _as_stored(ours: Model, load: Load) -> Tensor:
     """Our parameter without the factor that it was multiplied by when it was read."""
-    value = ours.decoder.weight(load.target).dense()
-    for op in load.ops:
-        if isinstance(op, Multiply):
-            value = value / op.value
-    return value
+    weight = ours.decoder.weight(load.target)
+    factor = math.prod(op.value for op in load.ops if isinstance(op, Multiply))
+    return weight.dense(ours.dtype) if factor == 1 else (weight.dense() / factor).to(ours.dtype)
 
 
 def _experts(parts: Sequence[Load], pieces: Sequence[Tensor]) -> Tensor:
