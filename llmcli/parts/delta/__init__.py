@@ -1,0 +1,1 @@
+"""The gated delta rule behind a short convolution."""

@@ -1,0 +1,37 @@
+"""What a gated DeltaNet is (Yang, Kautz & Hatamizadeh 2024, arXiv 2412.06464), as in Qwen3-Next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmcli.parts.norm.config import NormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig:
+    """`S ← e^g S; S ← S + β k (v − kᵀS); o = qᵀS`, for each of H value heads, of Hk key heads.
+
+    Queries, keys and values go through a causal convolution over `length` tokens and SiLU; queries
+    and keys have length 1 then, but for `eps` in the root, and queries are divided by √key_dim.
+    Value head h reads key head ⌊h / (H / Hk)⌋, or h mod Hk where heads are `tiled`, as llama.cpp
+    writes some models. `norm` is that of each head's output, before its gate. Raises ValueError
+    where key heads do not divide value heads.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    length: int
+    norm: NormConfig
+    eps: float = 1e-6
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.heads % self.key_heads:
+            raise ValueError(f"{self.key_heads} key heads do not divide {self.heads} value heads")
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim

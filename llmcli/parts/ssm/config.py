@@ -1,0 +1,45 @@
+"""What a Mamba-2 mixer is (Dao & Gu 2024, arXiv 2405.21060)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmcli.parts.norm.config import NormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SsmConfig:
+    """`S ← e^(−dt · e^A_log) S + dt · B xᵀ; y = Sᵀ C + D x`, for each of H heads.
+
+    Each head has `head_dim` values and its own decay; B and C, `state` numbers each, are shared by
+    the heads of a group: head h reads group ⌊h / (H / groups)⌋. x, B and C go through a causal
+    convolution over `length` tokens and SiLU. `least` and `most` bound dt, behind the softplus. The
+    output times SiLU(gate) is normalized, each group by itself. `bias`: of all projections,
+    `conv_bias`: of the convolution. Raises ValueError where groups do not divide heads.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    length: int
+    norm: NormConfig
+    least: float = 0.0
+    most: float = math.inf
+    bias: bool = False
+    conv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        if self.heads % self.groups:
+            raise ValueError(f"{self.groups} groups do not divide {self.heads} heads")
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B and C side by side."""
+        return self.inner + 2 * self.groups * self.state
