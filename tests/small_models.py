@@ -41,8 +41,10 @@ def random_decoder(config, dtype=torch.float64, seed=3, formats=DENSE):
             values = 1 + 0.3 * values
         elif last.startswith("b"):
             values = 0.3 * values
-        elif last in ("sink", "expert_factor"):
+        elif last in ("sink", "expert_factor", "D"):
             pass
+        elif last in ("A_log", "dt_bias"):
+            values = 0.5 * values
         elif "embed" not in name:
             values = 1.5 * values / slot.shape[1] ** 0.5
         slot.copy_(values)

@@ -43,9 +43,12 @@ def test_states_of_one_name_are_refused_with_what_they_hold():
 def test_groups_of_timing_are_in_the_order_of_execution(name):
     """Norms before the parts, what is added behind them, whatever the layers and their blocks."""
     attention, convolution = ["qkv", "rope", "attention", "out"], ["conv_in", "conv", "conv_out"]
+    recurrence = ["linear_in", "conv", "scan", "linear_out"]
     mixers = [attention, convolution]
     if name == "short convolutions":  # its first layer is one
         mixers.reverse()
+    if name in ("gated deltanet", "mamba-2"):
+        mixers = [recurrence, attention]
     ffn = ["ffn_up", "ffn_act", "ffn_down", "router", "experts", "shared"]
     order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "ple", "residual", "head"]
     model = Graph(MODELS[name])
@@ -104,7 +107,7 @@ def test_ops_read_what_comes_before_them_and_every_parameter(name):
         before.add(node.name)
         values = {getattr(node.op, field.name) for field in fields(node.op)
                   if field.name in ("weight", "bias", "table", "correction", "sink",
-                                    "factors")}  # fmt: skip
+                                    "factors", "rate")}  # fmt: skip
         used |= values - {None}
     tied = {"head.W"} if MODELS[name].head.tied else set()
     assert used - tied == set(graph.parameters)

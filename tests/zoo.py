@@ -34,12 +34,14 @@ from llmcli.parts.attention.config import (
     YarnScaling,
 )
 from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.embedding.config import EmbeddingConfig, HeadConfig, LayerEmbeddingConfig
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import GateClamp, MlpConfig
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.ple.config import PleConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 
 @dataclass(frozen=True)
@@ -1060,6 +1062,18 @@ def latent(ffn=GATED, **changes):
     return sequential(LatentConfig(**(part | changes)), ffn, norm=RMS)
 
 
+def delta(**changes):
+    """Two value heads for each of two key heads; sizes of keys and values differ."""
+    part = {"heads": 4, "key_heads": 2, "key_dim": 6, "value_dim": 5, "length": 4, "norm": RMS}
+    return DeltaConfig(**(part | changes))
+
+
+def ssm(**changes):
+    """Two heads for each of two groups."""
+    part = {"heads": 4, "head_dim": 8, "groups": 2, "state": 6, "length": 4, "norm": RMS}
+    return SsmConfig(**(part | changes))
+
+
 CONFIGS = {
     "gpt2": gpt2(),
     "gpt2, scale of its own": gpt2(scale=1.0),
@@ -1126,6 +1140,16 @@ BLOCKS = {
     "short convolutions": llama(
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
         sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
+    ),
+    "gated deltanet": llama(
+        sequential(delta(), GATED, norm=RMS), layer(),
+        sequential(delta(heads=3, key_heads=3, length=2, value_dim=4), GATED, norm=RMS),
+        sequential(delta(tiled=True, eps=0.3), GATED, norm=RMS),
+    ),
+    "mamba-2": llama(
+        sequential(ssm(groups=1), norm=RMS),
+        sequential(ssm(bias=True, conv_bias=False), norm=RMS), layer(),
+        sequential(ssm(least=0.4, most=0.9, length=3), GATED, norm=RMS),
     ),
     "mixers side by side": llama(*(block(
         [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],

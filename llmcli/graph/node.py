@@ -76,6 +76,7 @@ class State:
     `before` is the first activation that is computed from it. `axes` that the activation has not
     are tokens: `S` all of them, another letter so many of the last ones, and without any it is the
     last token's row. `wide`: kept in at least float32; `cached`: in the dtype of keys and values.
+    `ring`: of the L last ones that of position p is in slot p mod L.
     """
 
     name: str
@@ -87,6 +88,7 @@ class State:
     layer: int
     wide: bool = False
     cached: bool = False
+    ring: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ FUNCTIONS: dict[Activation, str] = {
     "gelu_tanh": "GELU_tanh",
     "quick_gelu": "QuickGELU",
     "relu": "ReLU",
+    "sigmoid": "σ",
 }
 
 
@@ -252,7 +253,8 @@ class Scale(Op):
 class Normalize(Op):
     """`T¹ = (X − μ) / s · w + b` (RMSNorm: `X / s · w`), the shape of X.
 
-    `joined`: the numbers of all heads of a token are one row.
+    `joined`: the numbers of all heads of a token are one row. `groups`: so many parts of a row are
+    normalized each by itself.
     """
 
     source: str
@@ -260,6 +262,7 @@ class Normalize(Op):
     weight: str | None
     bias: str | None = None
     joined: bool = False
+    groups: int = 1
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -271,6 +274,8 @@ class Normalize(Op):
         x = letter(self.source)
         kind = f"RMSNorm({x}) = {x}" if self.norm.kind == "rms" else f"LayerNorm({x}) = ({x} − μ)"
         bias, all_heads = " + b" if self.bias else "", ", s of all heads" if self.joined else ""
+        if self.groups > 1:
+            all_heads = f", s of each of {self.groups} groups"
         w = f" · ({self.norm.offset:g} + w)" if self.norm.offset else " · w"
         return f"{own} = {kind} / s{w if self.weight else ''}{bias}{all_heads}"
 
@@ -403,6 +408,9 @@ class Mix(Op):
 
     A fused kernel computes it from queries, and keys and values in the cache, by itself: `query` is
     what it reads, and its FLOPs are those of the scores, too. `latent`: the cache has latents.
+
+    `signed`: the map has numbers of both signs, and its rows any sum. A recurrence computes it with
+    a `state` in the place of the map: so many `passes` over the axes that it has (`H·dk·dv`).
     """
 
     pattern: str
@@ -411,6 +419,9 @@ class Mix(Op):
     group: int
     window: int | None
     latent: LatentConfig | None = None
+    signed: bool = False
+    state: str = ""
+    passes: int = 0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -428,6 +439,8 @@ class Mix(Op):
 
     def flops(self, call: Call, tokens: int, sizes: Sizes) -> tuple[int, int]:
         """Of `Q Kᵀ` and `A V` as full rectangles, and what of them lies behind the mask."""
+        if self.state:
+            return 2 * call.batch * tokens * self.passes * size(self.state, sizes), 0
         if self.latent is not None:
             full, per_pair = (call.batch * n for n in self.latent.flops(tokens, call.keys))
             hidden = tokens * call.keys - visible_pairs(tokens, call.past, None)

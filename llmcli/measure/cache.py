@@ -24,7 +24,8 @@ def remembered(model: Graph, state: State, rows: Tensor) -> Tensor:
     """What a state holds of all `rows` of its activation, `[…, T, …]` without a batch axis.
 
     Axes that are not the activation's are tokens: `S` all of them, another letter so many of the
-    last ones, with zeros before the first; without any it is the last one alone.
+    last ones, with zeros before the first; without any it is the last one alone. In a ring each is
+    in the slot of its position.
     """
     at = model[state.holds].axes.index("T")
     tokens = [axis for axis in state.axes if axis not in model[state.holds].axes]
@@ -35,6 +36,8 @@ def remembered(model: Graph, state: State, rows: Tensor) -> Tensor:
     last = rows.narrow(at, rows.shape[at] - there, there)
     behind = 2 * (rows.ndim - 1 - at)
     last = F.pad(last, (*[0] * behind, wanted - there, 0))
+    if state.ring:
+        last = last.roll(rows.shape[at] % wanted, at)
     return last if tokens else last.squeeze(at)
 
 

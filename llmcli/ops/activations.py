@@ -47,7 +47,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
     """The function of that name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
 
-    And `quick_gelu`. With a `limit` of `min(x, limit)` (gpt-oss).
+    And `quick_gelu`, and `sigmoid` σ(x) of gates. With a `limit` of `min(x, limit)` (gpt-oss).
     """
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
@@ -55,6 +55,7 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
         "gelu_tanh": gelu_tanh,
         "quick_gelu": quick_gelu,
         "relu": F.relu,
+        "sigmoid": torch.sigmoid,
     }
     plain = functions[name]
 

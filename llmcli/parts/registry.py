@@ -12,7 +12,7 @@ from typing import Any
 
 from llmcli.parts.part import Part
 
-_FOLDERS = ("attention", "conv", "experts", "latent", "mlp", "ple")
+_FOLDERS = ("attention", "conv", "delta", "experts", "latent", "mlp", "ple", "ssm")
 
 PARTS: dict[type, Part] = {
     part.config: part

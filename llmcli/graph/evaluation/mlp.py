@@ -27,6 +27,8 @@ class Activate(Rule[ops.Activate]):
     def magnitudes(self, values: Numbers) -> Tensor:
         """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
         x_TF = self._bounded(values[self.op.source]).abs()
+        if self.op.function == "sigmoid":  # 1 / (1 + e^−x), wrong by its own share of what x is
+            return 1 + x_TF
         return torch.zeros_like(x_TF) if self.op.function == "relu" else x_TF
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
@@ -40,7 +42,7 @@ class Activate(Rule[ops.Activate]):
         value = float(_activated(torch.tensor(x, dtype=torch.float64), self.op.function))
         return Element(
             value=value,
-            magnitude=0.0 if self.op.function == "relu" else abs(x),
+            magnitude=float(self.magnitudes(values)[index]),
             after=(*before, *_facts(cell, x, value, self.op.function)),
             follow=((self.op.source, index),),
         )
@@ -89,6 +91,8 @@ class Gate(Rule[ops.Gate]):
 
 
 def _activated(x: Tensor, function: Activation) -> Tensor:
+    if function == "sigmoid":
+        return 1 / (1 + torch.exp(-x))
     if function == "silu":
         return x / (1 + torch.exp(-x))
     if function == "quick_gelu":
@@ -107,6 +111,8 @@ def _inside(x: Tensor) -> Tensor:
 
 def _facts(cell: str, x: float, value: float, function: Activation) -> tuple[Fact, ...]:
     number = torch.tensor(x, dtype=torch.float64)
+    if function == "sigmoid":
+        return (Fact(formula=f"σ({cell}) = 1 / (1 + e^−{cell})", parts=(), value=value),)
     if function == "relu":
         return (Fact(formula=f"max({cell}, 0) = max({{}}, 0)", parts=(x,), value=value),)
     if function in ("silu", "quick_gelu"):

@@ -107,14 +107,17 @@ class Normalize(_Rows[ops.Normalize]):
         """What a row is multiplied by, `[d]`."""
         if self.op.weight is None:
             return torch.ones(values[self.op.source].shape[-1], dtype=torch.float64)
-        return values.vector(self.op.weight) + self.op.norm.offset
+        factors = values.vector(self.op.weight) + self.op.norm.offset
+        return factors.view(self.op.groups, 1, -1) if self.op.groups > 1 else factors
 
     def _rows(self, values: Numbers) -> Tensor:
-        """`[…, T, d]` that are normalized: of joined heads `[T, H·d]`."""
+        """`[…, T, d]` that are normalized: of joined heads `[T, H·d]`, of groups `[G, T, n]`."""
         x = values[self.op.source]
-        return torch.cat(list(x), -1) if self.op.joined else x
+        x = torch.cat(list(x), -1) if self.op.joined else x
+        return torch.stack(x.chunk(self.op.groups, -1)) if self.op.groups > 1 else x
 
     def _split(self, x: Tensor, values: Numbers) -> Tensor:
+        x = torch.cat(list(x), -1) if self.op.groups > 1 else x
         heads = len(values[self.op.source])
         return torch.stack(x.chunk(heads, -1)) if self.op.joined else x
 
@@ -146,26 +149,32 @@ class Normalize(_Rows[ops.Normalize]):
             note = f"{self.letter_of(self.op.source)} with its heads side by side: "
             note += f"{head * wide + i} = {head} · {wide} + {i}"
             row, i = [token], head * wide + i
+        own = i  # in the whole row
+        if self.op.groups > 1:
+            size = rows.shape[-1]
+            rows, i = rows[own // size], own % size
+            note = f"{note}; " * bool(note)
+            note += f"its group are the numbers {own - i} to {own - i + size - 1} of the row"
         x = rows[tuple(row)].tolist()
         found = self.statistics(x, row)
-        w = 1.0 if self.op.weight is None else float(values.weight(self.op.weight)[i])
-        b = None if self.op.bias is None else float(values.weight(self.op.bias)[i])
+        w = 1.0 if self.op.weight is None else float(values.weight(self.op.weight)[own])
+        b = None if self.op.bias is None else float(values.weight(self.op.bias)[own])
         scale = found.scale.value
         offset = self.op.norm.offset if self.op.weight is not None else 0.0
         value = (x[i] - (found.mean or 0.0)) / scale * (offset + w) + (b or 0.0)
-        cell = self.cell(self.op.source, *row, i)
+        cell = self.cell(self.op.source, *row, own)
         words = cell if found.mean is None else f"({cell} − μ)"
         numbers = "{}" if found.mean is None else "({} − {})"
-        factor = (f"w[{i}]", "{}")
+        factor = (f"w[{own}]", "{}")
         if offset:
-            factor = (f"({offset:g} + w[{i}])", f"({offset:g} + {{}})")
+            factor = (f"({offset:g} + w[{own}])", f"({offset:g} + {{}})")
         words, numbers = f"{words} / s", f"{numbers} / {{}}"
         parts = [x[i], *([] if found.mean is None else [found.mean]), scale]
         if self.op.weight is not None:
             words, numbers = f"{words} · {factor[0]}", f"{numbers} · {factor[1]}"
             parts.append(w)
         if b is not None:
-            words, numbers, parts = f"{words} + b[{i}]", f"{numbers} + {{}}", [*parts, b]
+            words, numbers, parts = f"{words} + b[{own}]", f"{numbers} + {{}}", [*parts, b]
         last = Fact(formula=f"{words} = {numbers}", parts=tuple(parts), value=value)
         rounded = bool(self._mean_is_rounded(values, rows)[row[-1]])
         mean = math.fsum(map(abs, x)) / len(x) if rounded else 0.0

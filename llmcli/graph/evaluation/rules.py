@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from llmcli.graph import ops
+from llmcli.graph import recurrence as recurrent
 from llmcli.graph import routing as mixture
 from llmcli.graph.evaluation import (
     attention,
@@ -16,6 +17,7 @@ from llmcli.graph.evaluation import (
     mlp,
     norms,
     opaque,
+    recurrence,
     rope,
     routing,
 )
@@ -44,6 +46,13 @@ RULES: dict[type[ops.Op], type[Rule[Any]]] = {
     mixture.Weigh: routing.Weigh,
     mixture.ExpertProject: experts.ExpertProject,
     mixture.SumExperts: experts.SumExperts,
+    recurrent.Cut: recurrence.Cut,
+    recurrent.UnitLength: recurrence.UnitLength,
+    recurrent.StepSize: recurrence.StepSize,
+    recurrent.LogDecay: recurrence.LogDecay,
+    recurrent.LinearMap: recurrence.LinearMap,
+    recurrent.StateAfter: recurrence.StateAfter,
+    recurrent.Skip: recurrence.Skip,
     ops.Opaque: opaque.Opaque,
 }
 

@@ -1,0 +1,348 @@
+"""Rules of recurrences, as their papers write them: token by token.
+
+Letters: T tokens asked for, S all tokens, H heads, d numbers of a key, e of a value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from llmcli.graph import recurrence as ops
+from llmcli.graph.evaluation.rule import (
+    Element,
+    Numbers,
+    Rule,
+    dot,
+    exact,
+    largest,
+    products,
+    size,
+    total,
+)
+from llmcli.reports.explanation import Fact, Sum, Term
+
+# Kernels compute in chunks of so many tokens: roundings of a whole chunk are in each number of it.
+CHUNK = 64
+
+
+class Cut(Rule[ops.Cut]):
+    """`V = Z[…]`, cut into heads."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """The numbers themselves."""
+        return _cut(self.op, values)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """None of a copy."""
+        return torch.zeros(1, dtype=torch.float64)
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """One number of the row."""
+        head, token, i = index
+        at = token, self.op.first + head * self.op.size + i
+        value = float(values[self.op.source][at])
+        fact = Fact(formula=self.cell(self.op.source, *at), parts=(), value=value)
+        follow = ((self.op.source, at),)
+        return Element(value=value, magnitude=0.0, after=(fact,), follow=follow)
+
+
+class UnitLength(Rule[ops.UnitLength]):
+    """`Q = x / √(Σ x² + ε) · s`, head by head."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Row by row."""
+        x = _cut(self.op.cut, values)
+        return x / ((x * x).sum(-1, keepdim=True) + self.op.eps) ** 0.5 * self.op.scale
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Of the results."""
+        return self.tensor(values).abs()
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The squares of the head's numbers, the root, the quotient."""
+        op, cut, (head, token, i) = self.op, self.op.cut, index
+        row, first = _cut(cut, values)[head, token].tolist(), cut.first + head * cut.size
+        terms = tuple(Term(at=at, parts=(x,), value=x * x) for at, x in enumerate(row))
+        cell = self.cell(cut.source, token, f"{first}+i" if first else "i")
+        summed = total(terms)
+        length = math.sqrt(summed + op.eps)
+        value = row[i] / length * op.scale
+        own = self.cell(cut.source, token, first + i)
+        scale = f" · {op.scale:.6g}" if op.scale != 1 else ""
+        root = Fact(formula=f"ℓ = √(Σ + ε) = √({{}} + {op.eps:g})", parts=(summed,), value=length)
+        quotient = Fact(
+            formula=f"{own} / ℓ{scale} = {{}} / {{}}{scale}", parts=(row[i], length), value=value
+        )
+        return Element(
+            value=value, magnitude=abs(value), terms=terms,
+            sum=Sum(formula=f"{cell}²", over="i", columns=(cell, f"{cell}²"), value=summed),
+            after=(root, quotient), follow=((cut.source, (token, first + i)),),
+        )  # fmt: skip
+
+
+class StepSize(Rule[ops.StepSize]):
+    """`dt = clip(softplus(X + b), least, most)`, `[T, H]`."""
+
+    def _inside(self, values: Numbers) -> Tensor:
+        return values[self.op.source] + values.vector(self.op.bias)
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """log(1 + e^x), number by number."""
+        return _clipped(torch.logaddexp(self._inside(values), torch.zeros(())), self.op)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Of what is added up in the softplus, and of itself."""
+        x, b = values[self.op.source], values.vector(self.op.bias)
+        # below −1 it is nearly e^x, wrong by its own share of what x is wrong
+        slope = torch.sigmoid(x + b)
+        return (x.abs() + b.abs() + 1) * slope + self.tensor(values)
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The bias, the softplus, the bounds."""
+        op = self.op
+        x, b = float(values[op.source][index]), float(values.vector(op.bias)[index[-1]])
+        soft = float(torch.logaddexp(torch.tensor(x + b, dtype=torch.float64), torch.zeros(())))
+        value = min(max(soft, op.least), op.most)
+        cells = self.cell(op.source, *index), self.cell(op.bias, index[-1])
+        facts = [
+            Fact(formula=f"x = {cells[0]} + {cells[1]} = {{}} + {{}}", parts=(x, b), value=x + b),
+            Fact(formula="softplus(x) = ln(1 + e^x)", parts=(), value=soft),
+        ]
+        if op.bounded:
+            words = f"clip({{}}, {op.least:g}, {op.most:g})"
+            facts.append(Fact(formula=words, parts=(soft,), value=value))
+        return Element(
+            value=value, magnitude=float(self.magnitudes(values)[index]), after=tuple(facts),
+            follow=((op.source, index),),
+        )  # fmt: skip
+
+
+class LogDecay(Rule[ops.LogDecay]):
+    """`g = −e^A · dt`, `[T, H]`."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """A product of numbers."""
+        return -torch.exp(values.vector(self.op.rate)) * values[self.op.source]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """An exponential is wrong by its own share of what A is."""
+        return self.tensor(values).abs() * (1 + values.vector(self.op.rate).abs())
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """The rate and the step size; what is left of the state."""
+        a, dt = float(values.vector(self.op.rate)[index[-1]]), float(values[self.op.source][index])
+        value = -math.exp(a) * dt
+        cells = self.cell(self.op.rate, index[-1]), self.cell(self.op.source, *index)
+        facts = (
+            Fact(formula=f"e^{cells[0]} = e^{{}}", parts=(a,), value=math.exp(a)),
+            Fact(formula=f"−e^{cells[0]} · {cells[1]} = −{{}} · {{}}", parts=(math.exp(a), dt),
+                 value=value),
+            Fact(formula="e^g, what is left of the state", parts=(), value=math.exp(value)),
+        )  # fmt: skip
+        return Element(value=value, magnitude=float(self.magnitudes(values)[index]), after=facts,
+                       follow=((self.op.source, index),))  # fmt: skip
+
+
+class _Inputs:
+    """What all tokens read and write: keys, β and log-decays of each head, and sums of these."""
+
+    def __init__(self, op: ops.Recurrence, values: Numbers) -> None:
+        heads = [op.key_head(head) for head in range(op.heads)]
+        self.k_HSd = values.every(op.key)[heads]
+        self.heads = heads
+        self.beta_HS = values.every(op.step).t()
+        self.g_HS = values.every(op.log_decay).t()
+
+    def sizes_HTS(self, positions: tuple[int, ...]) -> Tensor:
+        """How large what a write of token s is in what token t reads can be, and its roundings.
+
+        e^(Σ g) β ‖k‖, for each token between, for a chunk, and as often as a decay's exponent is
+        large: what the delta rule takes off is at most what there is, so that an error that is made
+        on the way gets no larger. 0 for later tokens.
+        """
+        sums_HS = self.g_HS.cumsum(-1)
+        at_T = torch.tensor(positions)
+        apart_HTS = sums_HS[:, at_T, None] - sums_HS[:, None, :]
+        tokens = torch.arange(self.g_HS.shape[1])
+        between_TS = at_T[:, None] - tokens
+        apart_HTS = apart_HTS.masked_fill(between_TS < 0, -math.inf)
+        written_HS = self.beta_HS.abs() * self.k_HSd.norm(dim=-1)
+        roundings_HTS = between_TS + 2 * CHUNK + torch.nan_to_num(apart_HTS.abs(), posinf=0.0)
+        found: Tensor = apart_HTS.exp() * written_HS[:, None] * roundings_HTS
+        return found
+
+
+class LinearMap(Rule[ops.LinearMap]):
+    """Row t backwards: r = q_t; A[t,s] = β_s rᵀk_s, then r ← e^(g_s) (r − β_s k_s (k_sᵀ r))."""
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """`[H, T, S]`, all rows side by side."""
+        own, op = _Inputs(self.op.of, values), self.op.of
+        q_HTd = values[op.query][own.heads]
+        at_T = torch.tensor(values.positions)
+        r_HTd, columns = torch.zeros_like(q_HTd), []
+        for s in reversed(range(own.g_HS.shape[1])):
+            r_HTd = torch.where((at_T == s)[:, None], q_HTd, r_HTd)
+            k_Hd1, beta_H1 = own.k_HSd[:, s, :, None], own.beta_HS[:, s, None]
+            seen_HT = (r_HTd @ k_Hd1)[..., 0]
+            columns.append(beta_H1 * seen_HT)
+            if not op.plain:
+                r_HTd = r_HTd - (beta_H1 * seen_HT)[..., None] * own.k_HSd[:, s, None]
+            r_HTd = r_HTd * own.g_HS[:, s, None, None].exp()
+        return torch.stack(columns[::-1], -1)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """`_Inputs.sizes_HTS`, times the lengths of the queries."""
+        own = _Inputs(self.op.of, values)
+        q_HT = values[self.op.of.query][own.heads].norm(dim=-1)
+        found: Tensor = own.sizes_HTS(values.positions) * q_HT[..., None]
+        return found
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """What is left of the query, times the key."""
+        head, t, s = index
+        own, op = _Inputs(self.op.of, values), self.op.of
+        of = op.key_head(head)
+        r_d = values.every(op.query)[of, t]
+        for m in range(t, s, -1):
+            k_d = own.k_HSd[head, m]
+            if not op.plain:
+                r_d = r_d - own.beta_HS[head, m] * (r_d @ k_d) * k_d
+            r_d = r_d * own.g_HS[head, m].exp()
+        beta = float(own.beta_HS[head, s])
+        terms = products(r_d.tolist(), own.k_HSd[head, s].tolist()) if s <= t else ()
+        value = total(terms) * beta
+        step, key = self.cell(op.step, s, head), self.cell(op.key, of, s, "i")
+        magnitude = float(self.magnitudes(values)[head, values.positions.index(t), s])
+        return Element(
+            value=value, magnitude=magnitude, terms=terms,
+            sum=dot(("r[i]", key), total(terms)) if terms else None,
+            note="r: the query, from which each token in between has taken its key, and decayed"
+            if terms and not op.plain else "r: the decayed query" if terms
+            else "the key comes after the query",
+            after=(Fact(formula=f"{step} · Σ = {{}} · {{}}", parts=(beta, total(terms)),
+                        value=value),) if terms else (),
+            follow=((op.query, (of, t, largest(terms).at)), (op.key, (of, s, largest(terms).at)),
+                    (op.step, (s, head))) if terms else (),
+        )  # fmt: skip
+
+
+class StateAfter(Rule[ops.StateAfter]):
+    """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`, `[H, T, d·e]`."""
+
+    def _after(self, values: Numbers, tokens: int) -> Tensor:
+        """The state after so many tokens, `[H, d, e]`; the last one of `_each`."""
+        return self._each(values, (tokens - 1,))[0] if tokens else self._none(values)
+
+    def _none(self, values: Numbers) -> Tensor:
+        op = self.op
+        rows = values.every(op.of.key).shape[-1]
+        return torch.zeros(op.of.heads, rows, op.columns, dtype=torch.float64)
+
+    def _each(self, values: Numbers, positions: tuple[int, ...]) -> list[Tensor]:
+        own = _Inputs(self.op.of, values)
+        v_HSe, state_Hde, found = values.every(self.op.value), self._none(values), {}
+        for s in range(max(positions) + 1):
+            state_Hde = state_Hde * own.g_HS[:, s, None, None].exp()
+            k_Hd1, written_H1e = own.k_HSd[:, s, :, None], v_HSe[:, s, None]
+            if not self.op.of.plain:
+                written_H1e = written_H1e - k_Hd1.mT @ state_Hde
+            state_Hde = state_Hde + own.beta_HS[:, s, None, None] * k_Hd1 * written_H1e
+            if s in positions:
+                found[s] = state_Hde
+        return [found[s] for s in positions]
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Token by token."""
+        return torch.stack([one.flatten(1) for one in self._each(values, values.positions)], 1)
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """`_Inputs.sizes_HTS`, times the sizes of the values, the same for all of a column."""
+        sizes_HTS = _Inputs(self.op.of, values).sizes_HTS(values.positions)
+        found_HTe = sizes_HTS @ values.every(self.op.value).abs()
+        # what is read is of all columns' size, as what is taken off by a product
+        return found_HTe.repeat(1, 1, values.every(self.op.of.key).shape[-1])
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """What has decayed, what the key reads of it, what is written."""
+        op, (head, t, at) = self.op.of, index
+        d, e = divmod(at, self.op.columns)
+        own, of = _Inputs(op, values), op.key_head(head)
+        before_de = self._after(values, t)[head]
+        left = math.exp(float(own.g_HS[head, t]))
+        k_d, beta = own.k_HSd[head, t].tolist(), float(own.beta_HS[head, t])
+        v = float(values.every(self.op.value)[head, t, e])
+        decayed = left * float(before_de[d, e])
+        cells = {
+            "g": self.cell(op.log_decay, t, head), "k": self.cell(op.key, of, t, d),
+            "v": self.cell(self.op.value, head, t, e), "b": self.cell(op.step, t, head),
+        }  # fmt: skip
+        old = f"{self.letter}[{head},{t - 1},{at}]" if t else "0"
+        facts = [Fact(formula=f"decayed: e^{cells['g']} · {old} = {{}} · {{}}",
+                      parts=(left, float(before_de[d, e])), value=decayed)]  # fmt: skip
+        terms: tuple[Term, ...] = ()
+        read, new = 0.0, v
+        if not op.plain:
+            terms = products(k_d, (left * before_de[:, e]).tolist())
+            read = total(terms)
+            new = v - read
+        words = cells["v"] if op.plain else f"({cells['v']} − Σ)"
+        numbers = "{}" if op.plain else "({} − {})"
+        parts = (beta, k_d[d], v) if op.plain else (beta, k_d[d], v, read)
+        written = beta * k_d[d] * new
+        write = Fact(formula=f"written: {cells['b']} · {cells['k']} · {words} = {{}} · {{}} · "
+                     + numbers, parts=parts, value=written)  # fmt: skip
+        both = Fact(formula="decayed + written = {} + {}", parts=(decayed, written),
+                    value=decayed + written)  # fmt: skip
+        read_of = f"e^{cells['g']} {self.letter}[{head},{t - 1},{self.op.columns}i+{e}]"
+        keys = (self.cell(op.key, of, t, "i"), read_of)
+        return Element(
+            value=decayed + written,
+            magnitude=float(self.magnitudes(values)[head, values.positions.index(t), at]),
+            note=f"row {d} (of the key) and column {e} (of the value)",
+            before=tuple(facts), terms=terms, sum=dot(keys, read) if terms else None,
+            after=(write, both),
+            follow=((self.op.value, (head, t, e)), (op.key, (of, t, d)), (op.step, (t, head))),
+        )  # fmt: skip
+
+
+class Skip(Rule[ops.Skip]):
+    """`Y = C + D X`, `[H, T, d]`."""
+
+    def _weights(self, values: Numbers) -> Tensor:
+        return exact(values.weight(self.op.weight))[:, None, None]
+
+    def tensor(self, values: Numbers) -> Tensor:
+        """Head by head."""
+        return values[self.op.source] + self._weights(values) * values[self.op.value]
+
+    def magnitudes(self, values: Numbers) -> Tensor:
+        """Of both terms."""
+        skipped = self._weights(values).abs() * values[self.op.value].abs()
+        return values[self.op.source].abs() + skipped
+
+    def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
+        """Two terms."""
+        y, x = float(values[self.op.source][index]), float(values[self.op.value][index])
+        weight = float(values.weight(self.op.weight)[index[0]])
+        value = y + weight * x
+        cells = self.cell(self.op.source, *index), self.cell(self.op.value, *index)
+        own = self.cell(self.op.weight, index[0])
+        fact = Fact(formula=f"{cells[0]} + {own} · {cells[1]} = {{}} + {{}} · {{}}",
+                    parts=(y, weight, x), value=value)  # fmt: skip
+        return Element(value=value, magnitude=size(products((1.0, weight), (y, x))), after=(fact,),
+                       follow=((self.op.source, index), (self.op.value, index)))  # fmt: skip
+
+
+def _clipped(x: Tensor, op: ops.StepSize) -> Tensor:
+    x = torch.where(x < op.least, op.least, x)
+    return torch.where(x > op.most, op.most, x)
+
+
+def _cut(op: ops.Cut, values: Numbers) -> Tensor:
+    """`[H, T, d]`."""
+    rows_TC = values[op.source][:, op.first : op.first + op.heads * op.size]
+    return torch.stack(rows_TC.chunk(op.heads, -1))

@@ -1,0 +1,188 @@
+"""The algebra of recurrences whose state is a matrix: gated DeltaNet and Mamba-2. No torch.
+
+As `graph.ops`: what an operation reads, and its formula in the letters of what it reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llmcli.graph.ops import Letter, Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Op):
+    """`V = Z[…]`: of each row `heads · size` numbers from `first` on, as heads, `[H, T, d]`."""
+
+    source: str
+    first: int
+    heads: int
+    size: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The rows."""
+        return (self.source,)
+
+    @property
+    def span(self) -> str:
+        """`[64:128]`: which numbers of a row."""
+        return f"[{self.first}:{self.first + self.heads * self.size}]"
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`V = Z[64:128], cut into heads`."""
+        return f"{own} = {letter(self.source)}{self.span}, cut into heads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitLength(Op):
+    """`Q = Z[…] / √(Σ Z² + ε) · s`: as `Cut`, and each head brought to length 1, times `scale`."""
+
+    cut: Cut
+    eps: float
+    scale: float = 1.0
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The rows."""
+        return self.cut.inputs
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`K = x / √(Σ x² + ε), x = Z[64:128], cut into heads`."""
+        scale = f" · {self.scale:.6g}" if self.scale != 1 else ""
+        return f"{own} = x / √(Σ x² + ε){scale}, {self.cut.formula('x', letter)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize(Op):
+    """`dt = clip(softplus(X + b), least, most)`, number by number, `[T, H]`; softplus is > 0."""
+
+    source: str
+    bias: str
+    least: float = 0.0
+    most: float = math.inf
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What goes into the softplus, without its bias."""
+        return (self.source,)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it is clipped: a softplus is never below 0."""
+        return self.least > 0 or self.most < math.inf
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`dt = softplus(X + dt_bias)`."""
+        inside = f"softplus({letter(self.source)} + {letter(self.bias)})"
+        if self.bounded:
+            inside = f"clip({inside}, {self.least:g}, {self.most:g})"
+        return f"{own} = {inside}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogDecay(Op):
+    """`g = −e^A · dt`, number by number, `[T, H]`: the state is multiplied by e^g."""
+
+    source: str
+    rate: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The step sizes."""
+        return (self.source,)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`g = −e^A_log · dt`."""
+        return f"{own} = −e^{letter(self.rate)} · {letter(self.source)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrence:
+    """`S ← e^g S; S ← S + β k (v − kᵀS); z = Sᵀq`, for each head; `plain`: S ← e^g S + β k vᵀ.
+
+    `step` is β `[T, H]` (of Mamba-2: dt), `log_decay` g. Head h of `heads` reads key and query
+    ⌊h / group⌋, or h mod (heads / group) where heads are `tiled`.
+    """
+
+    query: str
+    key: str
+    step: str
+    log_decay: str
+    heads: int
+    group: int
+    plain: bool = False
+    tiled: bool = False
+
+    def key_head(self, head: int) -> int:
+        """Whose queries and keys a head reads."""
+        return head % (self.heads // self.group) if self.tiled else head // self.group
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearMap(Op):
+    """The map `[H, T, S]` of a recurrence: `z = A V`. Numbers of both signs, rows of any sum."""
+
+    of: Recurrence
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All but the values."""
+        return (self.of.query, self.of.key, self.of.step, self.of.log_decay)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`A = tril(G ∘ Q Kᵀ) (I + tril₋₁(diag β (G ∘ K Kᵀ)))⁻¹ diag β, G[t,s] = e^(Σ g)`."""
+        q, k, step, g = map(letter, self.inputs)
+        solve = "" if self.of.plain else f" (I + tril₋₁(diag {step} (G ∘ {k} {k}ᵀ)))⁻¹"
+        decay = f"G[t,s] = e^(Σ {g}[s+1…t])"
+        return f"{own} = tril(G ∘ {q} {k}ᵀ){solve} diag {step}, {decay}"
+
+    @property
+    def by_rows(self) -> bool:
+        """A row costs as many multiplications as all keys before it have numbers."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateAfter(Op):
+    """The state after each token, `[H, T, dk·dv]`: a row of `columns` for each number of a key."""
+
+    of: Recurrence
+    value: str
+    columns: int
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All but the queries."""
+        return (self.of.key, self.value, self.of.step, self.of.log_decay)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`S = e^g S[t−1] + β k (v − kᵀ e^g S[t−1])`."""
+        k, v, step, g = map(letter, self.inputs)
+        before = f"e^{g} {own}[t−1]"
+        written = f"{v}ᵀ" if self.of.plain else f"({v} − {k}ᵀ {before})"
+        return f"{own} = {before} + {step} {k} {written}"
+
+    @property
+    def by_rows(self) -> bool:
+        """A row costs as many multiplications as all tokens before it."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip(Op):
+    """`Y = C + D X`: values times a number of each head, beside what was mixed, `[H, T, d]`."""
+
+    source: str
+    value: str
+    weight: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What was mixed, and the values."""
+        return (self.source, self.value)
+
+    def formula(self, own: str, letter: Letter) -> str:
+        """`Y = C + D X`."""
+        return f"{own} = {letter(self.source)} + {letter(self.weight)} {letter(self.value)}"

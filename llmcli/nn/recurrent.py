@@ -1,0 +1,130 @@
+"""What mixers have in common that are a convolution and a recurrence with a matrix as its state.
+
+Axes: B batch, T new tokens, t some of them, S all tokens, H heads, K heads of queries and keys,
+C channels, L tokens that the convolution sees, d size of a query and key, e of a value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from llmcli.nn.state import FixedState, LayerState
+from llmcli.nn.step import Step
+from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_slots
+from llmcli.ops.norm import at_least_float32
+from llmcli.ops.recurrence import Inputs, Map, recur_chunks, recur_steps, states
+
+
+class Recurrent(ABC):
+    """A prompt is read in chunks, a token by a step.
+
+    The state has the last L rows that enter the convolution in a ring (`ops.conv`), and for each
+    head a matrix `[d, e]` in at least float32, its rows side by side.
+    """
+
+    name: str
+    filter_CL: Tensor
+    bias_C: Tensor | None = None
+    leaves: tuple[str, str, str, str, str]  # what queries, keys, values, β and log-decays are here
+    plain: bool
+    tiled: bool
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """Heads, and rows and columns of the state of each."""
+
+    def new_state(
+        self, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype
+    ) -> FixedState:
+        """`conv` `[B, L, C]` and `state` `[B, H, d·e]`, of the size that they keep."""
+        channels, length = self.filter_CL.shape
+        heads, rows, columns = self.shape
+        wide = torch.promote_types(dtype, torch.float32)
+        return FixedState(
+            conv=new_ring(batch, length, channels, device=device, dtype=dtype),
+            state=torch.zeros(batch, heads, rows * columns, device=device, dtype=wide),
+        )
+
+    def convolved(self, x_BTC: Tensor, state: FixedState, step: Step) -> Tensor:
+        """`[B, T, C]` → the same, and the ring has seen these tokens."""
+        starts_B = step.starts_B.to(x_BTC.device).expand(len(x_BTC))
+        if step.tokens == 1 and min(step.lengths) == 1:
+            at = ring_slots(starts_B, self.filter_CL.shape[1])
+            return causal_conv_step(
+                x_BTC[:, 0], self.filter_CL, self.bias_C, ring_BkC=state["conv"], at=at
+            ).unsqueeze(1)
+        lengths_B = None
+        if min(step.lengths) < step.tokens:
+            lengths_B = torch.tensor(step.lengths, device=x_BTC.device)
+        return causal_conv_chunk(
+            x_BTC, self.filter_CL, self.bias_C, ring_BkC=state["conv"], positions_B=starts_B,
+            lengths_B=lengths_B,
+        )  # fmt: skip
+
+    def scanned(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
+        """`[B, H, T, e]` in at least float32; padding leaves the state as it is."""
+        if min(step.lengths) < step.tokens:
+            lengths_B = torch.tensor(step.lengths, device=inputs.v_BHTe.device)
+            there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
+            inputs = inputs.only(there_BT)
+        state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
+        scan = recur_steps if step.tokens == 1 else recur_chunks
+        return scan(inputs, state_BHde)
+
+    def read(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Inputs:
+        """What the recurrence reads, from emitted tensors of all tokens; of those `heads` alone."""
+        found = {leaf: emitted.get(f"{self.name}.{leaf}") for leaf in self.leaves}
+        given = [None if one is None else at_least_float32(one) for one in found.values()]
+        q, k, v, beta, decay = given
+        assert k is not None
+        assert beta is not None
+        assert decay is not None
+        if v is None:  # the map is made of none
+            v = k.new_zeros(len(k), self.shape[0], k.shape[2], 0)
+        return Inputs(
+            q_BKTd=k if q is None else q, k_BKTd=k, v_BHTe=v, beta_BHT=beta.mT,
+            log_decay_BHT=decay.mT, plain=self.plain, tiled=self.tiled,
+        ).of_some(heads)  # fmt: skip
+
+    def map(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Map:
+        """The map `[B, H, T, S]` of those `heads`, whose rows are best asked for in their order."""
+        return Map(self.read(emitted, heads))
+
+    def derive(
+        self,
+        name: str,
+        emitted: Mapping[str, Tensor],
+        first: int,
+        stop: int,
+        *,
+        heads: slice = slice(None),
+    ) -> Tensor:
+        """Rows `first` … `stop`-1 of `pattern` `[B, H, t, S]`, or of `state` `[B, H, t, d·e]`.
+
+        In at least float32, from `emitted` tensors of all tokens; of those `heads` alone.
+        """
+        if name.endswith(".pattern"):
+            return self.map(emitted, heads).rows(first, stop)
+        inputs = self.read(emitted, heads)
+        batch, count = inputs.v_BHTe.shape[:2]
+        empty = inputs.k_BKTd.new_zeros(batch, count, *self.shape[1:])
+        found = states(inputs, empty, range(first + 1, stop + 1))
+        return torch.stack([one.flatten(2).clone() for one in found], 2)
+
+
+def own_state(state: LayerState | None, mixer: Recurrent, x_BTD: Tensor) -> FixedState:
+    """The state of the mixer; an empty one where none is kept."""
+    if state is None:
+        return mixer.new_state(len(x_BTD), 0, device=x_BTD.device, dtype=x_BTD.dtype)
+    assert isinstance(state, FixedState)
+    return state
+
+
+def in_heads(x: Tensor, heads: int) -> Tensor:
+    """`[B, T, H·e]` → `[B, H, T, e]`, a view."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)

@@ -1,0 +1,291 @@
+"""Recurrences with a matrix as their state: gated delta rule and Mamba-2's state space.
+
+    S ← e^g S;  S ← S + β k (v − kᵀS);  z = Sᵀq        the gated delta rule (arXiv 2412.06464)
+    S ← e^g S;  S ← S + β k vᵀ;         z = Sᵀq        `plain`: Mamba-2 (arXiv 2405.21060), where
+                                                       q, k, v, β are C, B, x, dt
+
+    token by token       recur_steps(…)       the slow twin, and a decode step
+    chunk after chunk    recur_chunks(…)      a prompt
+    rows of the map      Map(…).rows(…)       z = map · v, of an empty state
+
+all give the same numbers. Sums are in at least float32, and so is the state.
+
+Axes: B batch, H heads, K heads of queries and keys, T tokens, C tokens of a chunk, N chunks, d size
+of a query and key, e of a value. Head h reads the queries and keys of head ⌊h / (H/K)⌋, or h mod K
+where heads are `tiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64  # tokens: sums of log-decays over more of them lose digits in float32
+_AT_ONCE = 1 << 22  # numbers of what chunks are prepared with, at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a recurrence reads of T tokens, in at least float32.
+
+    `q`, `k` `[B, K, T, d]`, `v` `[B, H, T, e]`, `beta` and `log_decay` `[B, H, T]`. Padding has
+    β 0 and log-decay 0: the state stays as it is.
+    """
+
+    q_BKTd: Tensor
+    k_BKTd: Tensor
+    v_BHTe: Tensor
+    beta_BHT: Tensor
+    log_decay_BHT: Tensor
+    plain: bool = False
+    tiled: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return self.v_BHTe.shape[2]
+
+    def of_heads(self, x_BKTd: Tensor) -> Tensor:
+        """What each of the H heads reads of heads of queries or keys."""
+        group = self.v_BHTe.shape[1] // x_BKTd.shape[1]
+        if group == 1:
+            return x_BKTd
+        if self.tiled:
+            return x_BKTd.repeat(1, group, *[1] * (x_BKTd.ndim - 2))
+        return x_BKTd.repeat_interleave(group, 1)
+
+    def part(self, first: int, last: int) -> Inputs:
+        """Tokens `first` … `last`-1."""
+        of = slice(first, last)
+        return replace(
+            self, q_BKTd=self.q_BKTd[:, :, of], k_BKTd=self.k_BKTd[:, :, of],
+            v_BHTe=self.v_BHTe[:, :, of], beta_BHT=self.beta_BHT[..., of],
+            log_decay_BHT=self.log_decay_BHT[..., of],
+        )  # fmt: skip
+
+    def only(self, there_BT: Tensor) -> Inputs:
+        """With padding where `there` is False."""
+        return replace(
+            self, beta_BHT=self.beta_BHT * there_BT[:, None],
+            log_decay_BHT=self.log_decay_BHT.masked_fill(~there_BT[:, None], 0.0),
+        )  # fmt: skip
+
+    def of_some(self, heads: slice) -> Inputs:
+        """Those of some heads, each with queries and keys of its own."""
+        if heads == slice(None):
+            return self
+        return replace(
+            self, q_BKTd=self.of_heads(self.q_BKTd)[:, heads],
+            k_BKTd=self.of_heads(self.k_BKTd)[:, heads], v_BHTe=self.v_BHTe[:, heads],
+            beta_BHT=self.beta_BHT[:, heads], log_decay_BHT=self.log_decay_BHT[:, heads],
+        )  # fmt: skip
+
+
+def recur_steps(x: Inputs, state_BHde: Tensor) -> Tensor:
+    """`z` `[B, H, T, e]`, token by token; `state` becomes that after the last one."""
+    q_BHTd, k_BHTd = x.of_heads(x.q_BKTd), x.of_heads(x.k_BKTd)
+    decay_BHT11 = x.log_decay_BHT.exp()[..., None, None]
+    beta_BHT1 = x.beta_BHT.unsqueeze(-1)
+    out = []
+    for t in range(x.tokens):
+        q_BHd1, k_BHd1 = q_BHTd[:, :, t, :, None], k_BHTd[:, :, t, :, None]
+        state_BHde.mul_(decay_BHT11[:, :, t])
+        written_BHe = x.v_BHTe[:, :, t]
+        if not x.plain:
+            written_BHe = written_BHe - (k_BHd1 * state_BHde).sum(2)
+        state_BHde.add_(k_BHd1 * (beta_BHT1[:, :, t] * written_BHe).unsqueeze(2))
+        out.append((q_BHd1 * state_BHde).sum(2))
+    return torch.stack(out, 2)
+
+
+def recur_chunks(x: Inputs, state_BHde: Tensor, chunk: int = CHUNK) -> Tensor:
+    """The same by products of matrices, `chunk` tokens at a time.
+
+    Of a chunk, with c the sums of its log-decays up to each token, G_ij = e^(c_i − c_j), and what
+    each token writes as the rows of U:
+
+        (I + tril₋₁(diag β (G ∘ K Kᵀ))) U = diag β (V − e^c ∘ K S)        `plain`: U = diag β V
+        z = e^c ∘ Q S + tril(G ∘ Q Kᵀ) U,     S ← e^(c_C) S + (e^(c_C − c) ∘ K)ᵀ U
+    """
+    out_BHTe = torch.empty_like(x.v_BHTe)
+    for at, one in enumerate(_chunks(x, chunk)):
+        z_BHCe, into_BHCe = one.z(state_BHde), out_BHTe[:, :, at * chunk : (at + 1) * chunk]
+        into_BHCe.copy_(z_BHCe[:, :, : into_BHCe.shape[2]])
+        one.advance(state_BHde)
+    return out_BHTe
+
+
+def states(x: Inputs, state_BHde: Tensor, after: Sequence[int]) -> Iterator[Tensor]:
+    """The state `[B, H, d, e]` when so many tokens were read, for each of `after`, which ascend.
+
+    `state` is the one before the first token, and becomes each of them: copy what is to be kept.
+    """
+    at = 0
+    for last in after:
+        if last > at:
+            for one in _chunks(x.part(at, last), CHUNK):
+                one.advance(state_BHde)
+        at = last
+        yield state_BHde
+
+
+class Map:
+    """The map `[B, H, T, S]` whose product with the values is `z` of an empty state, row by row.
+
+        tril(G ∘ Q Kᵀ) (I + tril₋₁(diag β (G ∘ K Kᵀ)))⁻¹ diag β        `plain`: without the inverse
+
+    In chunks: `R_i Φ_{i−1} … Φ_{j+1} E_j` off the diagonal, so that what is kept is linear in T.
+    """
+
+    def __init__(self, x: Inputs) -> None:
+        self._tokens = x.tokens
+        self._chunks: list[_Blocks] = []
+        self._made = _chunks(x, CHUNK, maps=True)
+
+    def rows(self, first: int, stop: int) -> Tensor:
+        """Rows `first` … `stop`-1, `[B, H, stop − first, T]`."""
+        begin, end = first // CHUNK, -(-stop // CHUNK)
+        while len(self._chunks) < end:
+            self._chunks.append(_Blocks.of(next(self._made)))
+        parts = [self._row(at) for at in range(begin, end)]
+        rows_BHtS = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return rows_BHtS[:, :, first - begin * CHUNK : stop - begin * CHUNK]
+
+    def _row(self, at: int) -> Tensor:
+        """Those of one chunk."""
+        own = self._chunks[at]
+        found, reads_BHCd = [own.diagonal_BHCC], own.reads_BHCd
+        for one in reversed(self._chunks[:at]):
+            found.append(reads_BHCd @ one.enters_BHdC)
+            reads_BHCd = one.through(reads_BHCd)
+        row_BHCS = torch.cat(found[::-1], -1)
+        behind = self._tokens - row_BHCS.shape[-1]
+        return F.pad(row_BHCS, (0, behind)) if behind > 0 else row_BHCS[..., : self._tokens]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What a chunk has of the map: `diagonal`, R, E, and Φ as a matrix or, `plain`, a number."""
+
+    diagonal_BHCC: Tensor
+    reads_BHCd: Tensor
+    enters_BHdC: Tensor
+    keeps_BH11: Tensor
+    passes_BHdd: Tensor | None
+
+    @classmethod
+    def of(cls, chunk: _Chunk) -> _Blocks:
+        """Where U was solved for values that are the unit matrix."""
+        diagonal_BHCC = chunk.mixes_BHCC @ chunk.own_BHCe
+        enters_BHdC = chunk.writes_BHCd.mT @ chunk.own_BHCe
+        if chunk.taken_BHCd is None:
+            return cls(diagonal_BHCC, chunk.reads_BHCd, enters_BHdC, chunk.keeps_BH11, None)
+        reads_BHCd = chunk.reads_BHCd - chunk.mixes_BHCC @ chunk.taken_BHCd
+        passes_BHdd = -(chunk.writes_BHCd.mT @ chunk.taken_BHCd)
+        passes_BHdd.diagonal(dim1=-2, dim2=-1).add_(chunk.keeps_BH11[..., 0])
+        return cls(diagonal_BHCC, reads_BHCd, enters_BHdC, chunk.keeps_BH11, passes_BHdd)
+
+    def through(self, reads_BHCd: Tensor) -> Tensor:
+        """What later tokens read of the state before this chunk."""
+        if self.passes_BHdd is None:
+            return reads_BHCd * self.keeps_BH11
+        return reads_BHCd @ self.passes_BHdd
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What a chunk makes of the state before it, whatever that is.
+
+    `reads`: `e^c ∘ Q`; `mixes`: `tril(G ∘ Q Kᵀ)`; `own`: U of an empty state, and `taken`, what
+    each unit of state takes off it; `writes`: `e^(c_C − c) ∘ K`; `keeps`: `e^(c_C)`.
+    """
+
+    reads_BHCd: Tensor
+    mixes_BHCC: Tensor
+    own_BHCe: Tensor
+    taken_BHCd: Tensor | None
+    writes_BHCd: Tensor
+    keeps_BH11: Tensor
+
+    def written(self, state_BHde: Tensor) -> Tensor:
+        """U: what each token writes to the place of its key."""
+        if self.taken_BHCd is None:
+            return self.own_BHCe
+        return self.own_BHCe - self.taken_BHCd @ state_BHde
+
+    def z(self, state_BHde: Tensor) -> Tensor:
+        """What the tokens read."""
+        return self.reads_BHCd @ state_BHde + self.mixes_BHCC @ self.written(state_BHde)
+
+    def advance(self, state_BHde: Tensor) -> None:
+        """The state after the chunk."""
+        written_BHCe = self.written(state_BHde)
+        state_BHde.mul_(self.keeps_BH11).add_(self.writes_BHCd.mT @ written_BHCe)
+
+
+def _chunks(x: Inputs, chunk: int, *, maps: bool = False) -> Iterator[_Chunk]:
+    """One after the other; the last one padded. `maps`: the values are the unit matrix."""
+    batch, heads, tokens, size = x.v_BHTe.shape
+    wide = chunk if maps else size + (0 if x.plain else x.k_BKTd.shape[-1])
+    many = max(1, _AT_ONCE // (batch * heads * chunk * (3 * chunk + wide)))
+    for first in range(0, tokens, many * chunk):
+        yield from _prepared(x.part(first, min(tokens, first + many * chunk)), chunk, maps)
+
+
+def _prepared(x: Inputs, chunk: int, maps: bool) -> Iterator[_Chunk]:
+    count = -(-x.tokens // chunk)
+    missing = count * chunk - x.tokens
+
+    def cut(of: Tensor, axis: int) -> Tensor:
+        """`[…, T, …]` → `[…, N, C, …]`."""
+        if missing:
+            of = F.pad(of, (*[0, 0] * (of.ndim - 1 - axis), 0, missing))
+        return of.reshape(*of.shape[:axis], count, chunk, *of.shape[axis + 1 :])
+
+    q_BKNCd, k_BKNCd = cut(x.q_BKTd, 2), cut(x.k_BKTd, 2)
+    beta_BHNC1 = cut(x.beta_BHT, 2).unsqueeze(-1)
+    sums_BHNC, decays_BHNCC = _decays(cut(x.log_decay_BHT, 2))
+    k_BHNCd = x.of_heads(k_BKNCd)
+    reads_BHNCd = x.of_heads(q_BKNCd) * sums_BHNC.exp().unsqueeze(-1)
+    mixes_BHNCC = x.of_heads(q_BKNCd @ k_BKNCd.mT) * decays_BHNCC
+    writes_BHNCd = k_BHNCd * decays_BHNCC[..., -1, :, None]
+    keeps_BHN11 = sums_BHNC[..., -1, None, None].exp()
+    if maps:
+        eye_CC = torch.eye(chunk, dtype=k_BHNCd.dtype, device=k_BHNCd.device)
+        values_BHNCe = beta_BHNC1 * eye_CC
+    else:
+        values_BHNCe = beta_BHNC1 * cut(x.v_BHTe, 2)
+    taken_BHNCd = None
+    if not x.plain:
+        within_BHNCC = (x.of_heads(k_BKNCd @ k_BKNCd.mT) * decays_BHNCC * beta_BHNC1).tril(-1)
+        keys_BHNCd = k_BHNCd * (beta_BHNC1 * sums_BHNC.exp().unsqueeze(-1))
+        values_BHNCe, taken_BHNCd = torch.linalg.solve_triangular(
+            within_BHNCC, torch.cat((values_BHNCe, keys_BHNCd), -1), upper=False,
+            unitriangular=True,
+        ).split_with_sizes([values_BHNCe.shape[-1], keys_BHNCd.shape[-1]], -1)  # fmt: skip
+    for at in range(count):
+        yield _Chunk(
+            reads_BHNCd[:, :, at], mixes_BHNCC[:, :, at], values_BHNCe[:, :, at],
+            None if taken_BHNCd is None else taken_BHNCd[:, :, at], writes_BHNCd[:, :, at],
+            keeps_BHN11[:, :, at],
+        )  # fmt: skip
+
+
+def _decays(log_BHNC: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of log-decays up to each token of a chunk, and `e^(c_i − c_j)` `[…, C, C]`, i ≥ j.
+
+    Differences of sums in float32 would be off by the roundings of these where a token forgets
+    nearly everything: they are taken in float64 where the device has it, and masked before the
+    exponential.
+    """
+    wide = log_BHNC.double() if log_BHNC.device.type in ("cpu", "cuda") else log_BHNC
+    sums_BHNC = wide.cumsum(-1)
+    chunk = log_BHNC.shape[-1]
+    later_CC = torch.ones(chunk, chunk, dtype=torch.bool, device=log_BHNC.device).triu(1)
+    apart_BHNCC = sums_BHNC.unsqueeze(-1) - sums_BHNC.unsqueeze(-2)
+    apart_BHNCC = apart_BHNCC.to(log_BHNC.dtype).masked_fill_(later_CC, -torch.inf)
+    return sums_BHNC.to(log_BHNC.dtype), apart_BHNCC.exp_()

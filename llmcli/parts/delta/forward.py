@@ -1,0 +1,89 @@
+"""Gated DeltaNet with its projections.
+
+    x ──┬─ W_in ──── conv ── SiLU ──┬─ q, k: length 1 ─┬─ S ← e^g S; S += β k (v − kᵀS); z = Sᵀq ─ norm ─∘─ W_out ──
+        │                           └─ v ──────────────┤                                                 │
+        ├─ W_beta ── σ ─────────────────────── β ──────┤                                                 │
+        ├─ W_decay ─ softplus ─ −e^A_log · ─── g ──────┘                                                 │
+        └─ W_gate ── SiLU ───────────────────────────────────────────────────────────────────────────────┘
+
+Axes: B batch, T new tokens, D width, C channels, H value heads, K key heads, d size of a query and
+key, e of a value.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from llmcli.nn.linear import Linear
+from llmcli.nn.parameters import Parameters
+from llmcli.nn.recurrent import Recurrent, in_heads, own_state
+from llmcli.nn.state import LayerState
+from llmcli.nn.step import Step
+from llmcli.ops.activations import softplus
+from llmcli.ops.norm import at_least_float32, l2_norm
+from llmcli.ops.recurrence import Inputs
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.norm.forward import Norm
+
+
+class GatedDelta(Recurrent):
+    """`(SiLU(gate) ∘ norm(z)) W_out`, z what queries read of the state."""
+
+    leaves = ("q", "k", "v", "beta", "log_decay")
+    plain = False
+
+    def __init__(self, config: DeltaConfig, name: str, parameters: Parameters) -> None:
+        self.config, self.name, self.tiled = config, name, config.tiled
+        self.dtype = parameters.dtype
+        leaves = ("in", "gate", "beta", "decay")
+        self.enter = Linear(parameters, [f"{name}.W_{leaf}" for leaf in leaves])
+        self.filter_CL = parameters.vector((f"{name}.w",))
+        self.A_log_H = parameters.vector((f"{name}.A_log",))
+        self.dt_bias_H = parameters.vector((f"{name}.dt_bias",))
+        self.norm = Norm(config.norm, f"{name}.norm", parameters, wide=True)
+        self.out = Linear(parameters, (f"{name}.W_out",))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Value heads, numbers of a key, and of a value."""
+        return self.config.heads, self.config.key_dim, self.config.value_dim
+
+    def __call__(self, x_BTD: Tensor, state: LayerState | None, step: Step) -> Tensor:
+        """`[B, T, D]` → `[B, T, D]` in at least float32; the state takes the tokens in."""
+        p, own = self.name, own_state(state, self, x_BTD)
+        entered = self.enter.split(self.enter(x_BTD))
+        in_BTC, gate_BTV, beta_BTH, decay_BTH = entered
+        in_BTC = step.emit(f"{p}.in", in_BTC)
+        gate_BHTe = step.emit(f"{p}.gate", in_heads(gate_BTV, self.config.heads))
+        beta_BTH = step.emit(f"{p}.beta_in", beta_BTH)
+        decay_BTH = step.emit(f"{p}.decay_in", decay_BTH)
+        conv_BTC = step.emit(f"{p}.conv", self.convolved(in_BTC, own, step))
+        inputs = self._inputs(step.emit(f"{p}.act", F.silu(conv_BTC)), beta_BTH, decay_BTH, step)
+        z_BHTe = step.emit(f"{p}.z", self.scanned(inputs, own, step))
+        z_BHTe = step.emit(f"{p}.z_norm", self.norm(z_BHTe))
+        act_BHTe = step.emit(f"{p}.gate_act", F.silu(at_least_float32(gate_BHTe)))
+        out_BHTe = step.emit(f"{p}.out", (act_BHTe * z_BHTe).to(self.dtype))
+        return self.out.wide(out_BHTe.transpose(1, 2).flatten(2))
+
+    def _inputs(
+        self, act_BTC: Tensor, beta_BTH: Tensor, decay_BTH: Tensor, step: Step
+    ) -> Inputs:
+        """What the recurrence reads, in at least float32."""
+        p, config = self.name, self.config
+        keys, values = config.key_heads * config.key_dim, config.heads * config.value_dim
+        q, k, v = act_BTC.split_with_sizes([keys, keys, values], -1)
+        q_BKTd, k_BKTd = (
+            l2_norm(at_least_float32(in_heads(one, config.key_heads)), config.eps) for one in (q, k)
+        )
+        q_BKTd = step.emit(f"{p}.q", q_BKTd * config.key_dim**-0.5)
+        k_BKTd = step.emit(f"{p}.k", k_BKTd)
+        v_BHTe = step.emit(f"{p}.v", in_heads(v, config.heads))
+        beta_BTH = step.emit(f"{p}.beta", at_least_float32(beta_BTH).sigmoid())
+        decay_BTH = at_least_float32(decay_BTH) + self.dt_bias_H
+        dt_BTH = step.emit(f"{p}.dt", softplus(decay_BTH))
+        log_BTH = step.emit(f"{p}.log_decay", -self.A_log_H.exp() * dt_BTH)
+        return Inputs(
+            q_BKTd=q_BKTd, k_BKTd=k_BKTd, v_BHTe=at_least_float32(v_BHTe), beta_BHT=beta_BTH.mT,
+            log_decay_BHT=log_BTH.mT, tiled=config.tiled,
+        )  # fmt: skip
