@@ -63,7 +63,7 @@ def states(
         sizes = {**model.sizes(row.layer), "B": batch, "S": capacity}
         axes = ("B", *row.axes)
         found.append(TensorSpec(
-            name=row.name, kind="state", axes=axes, shape=tuple(sizes[axis] for axis in axes),
+            name=row.name, kind="state", axes=axes, shape=tuple(size(axis, sizes) for axis in axes),
             formula=row.formula, layer=row.layer,
             dtype=wide_dtype(dtype) if row.wide else cache or dtype if row.cached else dtype,
         ))  # fmt: skip

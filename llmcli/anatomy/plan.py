@@ -13,7 +13,7 @@ from functools import cached_property
 from llmcli.anatomy.graph import Graph, graph
 from llmcli.config import ModelConfig
 from llmcli.graph.node import Node
-from llmcli.graph.ops import Project
+from llmcli.graph.ops import Project, size
 from llmcli.graph.routing import ExpertProject
 from llmcli.graph.spec import Call, Logits, TensorSpec
 
@@ -65,7 +65,7 @@ def _tensors(
         flops, masked = (0, 0) if same or node.shown else node.op.flops(call, tokens, sizes)
         yield TensorSpec(
             name=node.name, kind="activation", axes=axes,
-            shape=tuple(sizes[axis] for axis in axes),
+            shape=tuple(size(axis, sizes) for axis in axes),
             formula=model.formula(node),
             dtype=_dtype(node, call, cached),
             flops=flops, masked_flops=masked, layer=node.layer, phase=call.phase,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from llmcli.errors import UsageError
 from llmcli.nn.state import FixedState, LayerState
 from llmcli.nn.step import Step
 from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_slots
@@ -75,6 +76,21 @@ class Recurrent(ABC):
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
         scan = recur_steps if step.tokens == 1 else recur_chunks
         return scan(inputs, state_BHde)
+
+    def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:
+        """The same; where the map is edited, by products of its rows and the values.
+
+        Raises UsageError where it is, and tokens are in the state that have no columns in it.
+        """
+        name, z_BHTe = f"{self.name}.pattern", self.scanned(inputs, state, step)
+        if name not in step.edits:
+            return z_BHTe
+        if any(step.starts):
+            raise UsageError(
+                f"`{name}` has columns for the tokens of one call: earlier ones are in the state",
+                hint="edit it in a call that begins with the first token",
+            )
+        return step.emit(name, Map(inputs).rows(0, step.tokens)) @ inputs.v_BHTe
 
     def read(self, emitted: Mapping[str, Tensor], heads: slice = slice(None)) -> Inputs:
         """What the recurrence reads, from emitted tensors of all tokens; of those `heads` alone."""

@@ -7,6 +7,7 @@ from zoo import MODELS, VOCAB
 
 from llmcli.anatomy.graph import graph
 from llmcli.engine.session import Session
+from llmcli.measure.cache import remembered
 
 PROMPTS = [[5, 9, 2, 7, 11], [3], [8, 1, 4]]
 
@@ -179,12 +180,18 @@ def test_the_state_s_tensors_have_their_names(decoder):
     tensors = session.state.tensors()
     assert list(tensors) == list(states)
     for name, tensor in tensors.items():
-        held, axes = seen[states[name].holds], ("B", *states[name].axes)
+        held, axes = seen.get(states[name].holds), ("B", *states[name].axes)
         if "S" in axes:  # a slot for each position
             assert torch.equal(tensor.narrow(axes.index("S"), 0, 5), held)
             assert not tensor.narrow(axes.index("S"), 5, 4).any()
+        elif "state" in name:
+            emitted = {key: value for key, value in seen.items() if key.startswith("blocks.")}
+            mixer = decoder.blocks[states[name].layer].mixers[0]
+            after = mixer.derive(states[name].holds, emitted, 4, 5)[:, :, 0]
+            torch.testing.assert_close(tensor, after)
         else:  # the last ones that a convolution reads
-            assert torch.equal(tensor, held[:, -tensor.shape[1] :])
+            rows = remembered(graph(decoder.config), states[name], held[0])
+            assert torch.equal(tensor[0], rows)
 
 
 def test_grown_it_has_room_for_more(decoder):

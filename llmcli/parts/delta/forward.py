@@ -60,7 +60,7 @@ class GatedDelta(Recurrent):
         decay_BTH = step.emit(f"{p}.decay_in", decay_BTH)
         conv_BTC = step.emit(f"{p}.conv", self.convolved(in_BTC, own, step))
         inputs = self._inputs(step.emit(f"{p}.act", F.silu(conv_BTC)), beta_BTH, decay_BTH, step)
-        z_BHTe = step.emit(f"{p}.z", self.scanned(inputs, own, step))
+        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
         z_BHTe = step.emit(f"{p}.z_norm", self.norm(z_BHTe))
         act_BHTe = step.emit(f"{p}.gate_act", F.silu(at_least_float32(gate_BHTe)))
         out_BHTe = step.emit(f"{p}.out", (act_BHTe * z_BHTe).to(self.dtype))

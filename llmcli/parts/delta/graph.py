@@ -40,9 +40,9 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     keys = c.key_heads * c.key_dim
 
     def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
-             group: str = "scan", *, wide: bool = True) -> Node:  # fmt: skip
+             group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
         return Node(name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group=group,
-                    layer=site.layer, wide=wide)  # fmt: skip
+                    layer=site.layer, wide=wide, shown=shown)  # fmt: skip
 
     def enter(leaf: str, axes: tuple[str, ...], columns: str, heads: int = 0) -> Node:
         letter, words, makes = _ENTER[leaf]
@@ -88,7 +88,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
              "how much of each token's value a token reads: numbers of both signs"),
         node("state", "S", ("H", "T", "dk·dv"), StateAfter(
             of=recurrence, value=f"{p}.v", columns=c.value_dim,
-        ), "the state after each token"),
+        ), "the state after each token", shown=True),
         node("z", "O", of_value, Mix(
             pattern=f"{p}.pattern", value=f"{p}.v", query=f"{p}.q", group=1, window=None,
             signed=True, state="H·dk·dv", passes=3,
@@ -108,7 +108,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
     )  # fmt: skip
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "dk"),
-        kernels=(Kernel(covers=(f"{p}.pattern", f"{p}.state")),),
+        kernels=recurrent_kernels(p),
         sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
                "C": c.channels, "L": c.length},
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
@@ -127,6 +127,11 @@ def recurrent_states(site: Site, rows: str) -> tuple[State, ...]:
               before=f"{p}.z", formula="S after the last token", words="the state of each head",
               layer=site.layer, wide=True),
     )  # fmt: skip
+
+
+def recurrent_kernels(name: str) -> tuple[Kernel, ...]:
+    """What computes `z` with a state: the map is written where it is edited, states never."""
+    return Kernel(covers=(f"{name}.pattern",), optional=True), Kernel(covers=(f"{name}.state",))
 
 
 def recurrent_absent(mixer: str) -> Iterator[Absent]:

@@ -61,7 +61,7 @@ class Ssm(Recurrent):
         dt_BTH = step.emit(f"{p}.dt_in", dt_BTH)
         conv_BTC = step.emit(f"{p}.conv", self.convolved(in_BTC, own, step))
         inputs = self._inputs(step.emit(f"{p}.act", F.silu(conv_BTC)), dt_BTH, step)
-        z_BHTe = step.emit(f"{p}.z", self.scanned(inputs, own, step))
+        z_BHTe = step.emit(f"{p}.z", self.mixed(inputs, own, step))
         skip_BHTe = z_BHTe + self.D_H[:, None, None] * inputs.v_BHTe
         skip_BHTe = step.emit(f"{p}.skip", skip_BHTe)
         act_BHTe = step.emit(f"{p}.gate_act", F.silu(at_least_float32(gate_BHTe)))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site
+from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Convolve, Gate, Mix, Normalize, Op, Project
 from llmcli.graph.recurrence import (
     Cut,
@@ -21,7 +21,7 @@ from llmcli.graph.recurrence import (
     StateAfter,
     StepSize,
 )
-from llmcli.parts.delta.graph import recurrent_absent, recurrent_states
+from llmcli.parts.delta.graph import recurrent_absent, recurrent_kernels, recurrent_states
 from llmcli.parts.norm.graph import norm_parameters
 from llmcli.parts.ssm.config import SsmConfig
 
@@ -40,9 +40,9 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     p = site.name
 
     def node(leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str,
-             group: str = "scan", *, wide: bool = True) -> Node:  # fmt: skip
+             group: str = "scan", *, wide: bool = True, shown: bool = False) -> Node:  # fmt: skip
         return Node(name=f"{p}.{leaf}", letter=letter, axes=axes, op=op, words=words, group=group,
-                    layer=site.layer, wide=wide)  # fmt: skip
+                    layer=site.layer, wide=wide, shown=shown)  # fmt: skip
 
     def enter(leaf: str, heads: int = 0) -> Node:
         letter, words, columns, makes = _ENTER[leaf]
@@ -84,7 +84,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
              "how much of each token's values a token reads: numbers of both signs"),
         node("state", "S", ("H", "T", "N·dv"),
              StateAfter(of=recurrence, value=f"{p}.x", columns=c.head_dim),
-             "the state after each token"),
+             "the state after each token", shown=True),
         node("z", "O", of_value, Mix(
             pattern=f"{p}.pattern", value=f"{p}.x", query=f"{p}.C", group=1, window=None,
             signed=True, state="H·N·dv", passes=2,
@@ -109,7 +109,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
     )  # fmt: skip
     return PartGraph(
         nodes=nodes, parameters=tuple(_parameters(c, site)), states=recurrent_states(site, "N"),
-        kernels=(Kernel(covers=(f"{p}.pattern", f"{p}.state")),),
+        kernels=recurrent_kernels(p),
         sizes={"H": c.heads, "G": c.groups, "N": c.state, "dv": c.head_dim,
                "C": c.channels, "L": c.length},
         documents={"dv": "d_v", "H": "h"},
