@@ -47,7 +47,7 @@ def test_groups_of_timing_are_in_the_order_of_execution(name):
     mixers = [attention, convolution]
     if name == "short convolutions":  # its first layer is one
         mixers.reverse()
-    if name in ("gated deltanet", "mamba-2"):
+    if name in ("gated deltanet", "mamba-2", "mamba-2 alone"):
         mixers = [recurrence, attention]
     ffn = ["ffn_up", "ffn_act", "ffn_down", "router", "experts", "shared"]
     order = ["embed", "norm", *mixers[0], *mixers[1], *ffn, "ple", "residual", "head"]
@@ -128,6 +128,11 @@ def change(node, **values):
     return replace(node, op=replace(node.op, **values))
 
 
+def recur(**values):
+    """The recurrence of a map or of a state, changed."""
+    return lambda node: change(node, of=replace(node.op.of, **values))
+
+
 # what somebody gets wrong in a graph: (model, node, its changed form)
 FAULTS = {
     "scale": ("llama", "attn.scores", lambda n: change(n, scale=n.op.scale * 1.001)),
@@ -162,6 +167,43 @@ FAULTS = {
                             lambda n: change(n, norm=replace(RMS, kind="layer"))),
     "a convolution of one token less": ("short convolutions", "conv.conv",
                                         lambda n: change(n, source="blocks.0.conv.x")),
+    "another rate of the decay": (
+        "gated deltanet", "linattn.log_decay", lambda n: change(n, rate="blocks.0.linattn.dt_bias")
+    ),
+    "no bias of the step size": (
+        "gated deltanet", "linattn.dt", lambda n: change(n, bias="blocks.0.linattn.A_log")
+    ),
+    "eps of another size": ("gated deltanet", "linattn.k", lambda n: change(n, eps=1e-3)),
+    "queries that are not divided": ("gated deltanet", "linattn.q", lambda n: change(n, scale=1.0)),
+    "keys where queries are": (
+        "gated deltanet", "linattn.q", lambda n: change(n, cut=replace(n.op.cut, first=12))
+    ),
+    "values of the wrong columns": ("gated deltanet", "linattn.v", lambda n: change(n, first=23)),
+    "nothing is taken off": ("gated deltanet", "linattn.pattern", recur(plain=True)),
+    "heads that are tiled": ("gated deltanet", "linattn.pattern", recur(tiled=True)),
+    "a map of keys alone": ("gated deltanet", "linattn.pattern", recur(query="blocks.0.linattn.k")),
+    "a state that nothing is taken off": ("gated deltanet", "linattn.state", recur(plain=True)),
+    "a tanh for the gate of the output": (
+        "gated deltanet", "linattn.gate_act", lambda n: change(n, function="gelu_tanh")
+    ),
+    "not normalized before the gate": (
+        "gated deltanet", "linattn.out", lambda n: change(n, up="blocks.0.linattn.z")
+    ),
+    "no bound of the step size": ("mamba-2 alone", "ssm.dt", lambda n: change(n, most=9.0)),
+    "B and C exchanged": (
+        "mamba-2 alone", "ssm.pattern", recur(query="blocks.0.ssm.B", key="blocks.0.ssm.C")
+    ),
+    "heads of other groups": ("mamba-2 alone", "ssm.pattern", recur(tiled=True)),
+    "no decay": ("mamba-2 alone", "ssm.pattern", recur(log_decay="blocks.0.ssm.dt")),
+    "the step size is not written": (
+        "mamba-2 alone", "ssm.state", recur(step="blocks.0.ssm.log_decay")
+    ),
+    "no skip": ("mamba-2 alone", "ssm.skip", lambda n: change(n, weight="blocks.0.ssm.A_log")),
+    "the gate behind the norm": ("mamba-2 alone", "ssm.out", lambda n: change(
+        n, source="blocks.0.ssm.skip")),
+    "one norm for all groups": ("mamba-2 alone", "ssm.out", lambda n: change(n, groups=1)),
+    "the gate before SiLU": ("mamba-2 alone", "ssm.gated", lambda n: change(
+        n, act="blocks.0.ssm.gate")),
     "no multiplier": ("multipliers", "attn_out", lambda n: change(n, scale=1.0)),
     "no output scale": ("multipliers", "resid_post", lambda n: change(n, scale=1.0)),
     "a branch without its norm": ("parallel with one norm", "mlp.up",

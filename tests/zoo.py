@@ -1151,6 +1151,10 @@ BLOCKS = {
         sequential(ssm(bias=True, conv_bias=False), norm=RMS), layer(),
         sequential(ssm(least=0.4, most=0.9, length=3), GATED, norm=RMS),
     ),
+    "mamba-2 alone": llama(
+        *(sequential(ssm(least=0.4, most=0.9), norm=RMS),) * 2, embedding=EmbeddingConfig(),
+        head=HeadConfig(tied=True),
+    ),
     "mixers side by side": llama(*(block(
         [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
         branch(GATED),

@@ -11,6 +11,10 @@ dot product            torch.dot, inside @            Score, Project       every
 matrix-vector (GEMV)   linear.linear of one row       Project              every projection
 16 bits to float32     product.product_float32        –                    logits, residual stream
 outer product          torch.outer                    –                    linear attention's state
+delta rule, in chunks  recurrence.recur_chunks        LinearMap, Mix       gated DeltaNet, a prompt
+the same, a step       recurrence.recur_steps         StateAfter           gated DeltaNet, decoding
+state space            the same, `plain`              the same             Mamba-2
+map of a recurrence    recurrence.Map                 LinearMap            both, shown
 Q, K, V projections    linear.linear of q|k|v, split  Project              attention
 scaled scores          attention.scores               Score                attention, shown
 attention              attention.attend               Score, Softmax, Mix  all but Mamba-2
@@ -23,13 +27,13 @@ softmax                torch.softmax                  Softmax              atten
 softmax in place       torch.softmax(…, out=itself)   Softmax              wherever x is not needed
 RMSNorm                norm.rms_norm                  Scale, Normalize     Llama, Qwen, Gemma
 LayerNorm              norm.layer_norm                Scale, Normalize     GPT-2
-L2 norm                norm.l2_norm                   –                    gated DeltaNet's q, k
+L2 norm                norm.l2_norm                   UnitLength           gated DeltaNet's q, k
 SiLU                   activations.activation         Activate             SwiGLU, convolutions
 GELU                   activations.activation         Activate             GPT-NeoX
 GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
 GELU, sigmoid form     activations.quick_gelu         Activate             gpt-oss, clamped
-sigmoid                torch.sigmoid                  Share                gates, GLM-4's routing
-softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
+sigmoid                torch.sigmoid                  Activate, Share      gates, GLM-4's routing
+softplus               activations.softplus           StepSize             Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps
 tanh soft cap          activations.soft_cap           SoftCap              Gemma 2, not Gemma 3
 scores of experts      torch.softmax, torch.sigmoid   Share                routers, shared experts

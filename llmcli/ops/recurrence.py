@@ -113,7 +113,8 @@ def recur_chunks(x: Inputs, state_BHde: Tensor, chunk: int = CHUNK) -> Tensor:
     """
     out_BHTe = torch.empty_like(x.v_BHTe)
     for at, one in enumerate(_chunks(x, chunk)):
-        written_BHCe, into_BHCe = one.written(state_BHde), out_BHTe[:, :, at * chunk :][:, :, :chunk]
+        written_BHCe = one.written(state_BHde)
+        into_BHCe = out_BHTe[:, :, at * chunk : (at + 1) * chunk]
         into_BHCe.copy_(one.z(written_BHCe, state_BHde)[:, :, : into_BHCe.shape[2]])
         one.advance(written_BHCe, state_BHde)
     return out_BHTe
@@ -283,7 +284,10 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
     """
     size, step = lower.shape[-1], 16
     if size % step:
-        return torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
+        found: Tensor = torch.linalg.solve_triangular(
+            lower, right, upper=False, unitriangular=True
+        )
+        return found
     blocks = lower.reshape(-1, size // step, step, size // step, step)
     power = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1)
     inverse = torch.eye(step, dtype=lower.dtype, device=lower.device) - power
@@ -296,8 +300,7 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
         if at:
             out[:, rows].baddbmm_(lower[:, rows, : rows.start], out[:, : rows.start], alpha=-1)
         out[:, rows] = inverse[:, at] @ out[:, rows]
-    found: Tensor = out.view(right.shape)
-    return found
+    return out.view(right.shape)
 
 
 def _decays(log_BHNC: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,7 @@ def test_pieces_of_other_blocks(name, dtype):
     assert not red(report) - {"adds_up"}
     latent = {"qkv": ("kv_latent", "k_pe", "q", "q_pe", "k", "v")}  # in other layers k and v
     pieces = PIECES | (latent if name == "latent attention" else {})
-    pieces |= {"linear_in": ("gate", "in", "dt_in") if name == "mamba-2" else
+    pieces |= {"linear_in": ("gate", "in", "dt_in") if name.startswith("mamba-2") else
                ("in", "gate", "beta_in", "decay_in")}  # fmt: skip
     # values that are keys have no projection of their own
     pieces |= {"qkv": ("q", "k")} if name.startswith("values that are") else {}
