@@ -1170,6 +1170,11 @@ BLOCKS = {
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
     "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
+    "gated attention": llama(
+        layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True, value_dim=6),
+        layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
+        layer(gated=True, window=3, kv=KeysValues(layer=3)),
+    ),
     "clamped gates": llama(*(layer(CLAMPED),) * 2),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
@@ -1310,6 +1315,11 @@ IN_BLOCKS = {
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),
+    "gated attention": in_blocks(llama(
+        layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True),
+        layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
+        layer(gated=True, window=3, kv=KeysValues(layer=3)),
+    ), "Q8_0", "Q4_1"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
     "experts": in_blocks(BLOCKS["experts"], "Q8_0", "Q4_1"),
@@ -1369,8 +1379,9 @@ IN_BLOCKS = {
 }  # fmt: skip
 
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
-# matrices that are dense.
+# gates of attention, matrices that are dense.
 COMPUTED = {
+    "gated attention",
     "gpt2", "short convolutions", "latents of another size", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

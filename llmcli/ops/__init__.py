@@ -28,7 +28,7 @@ SiLU                   activations.activation         Activate             SwiGL
 GELU                   activations.activation         Activate             GPT-NeoX
 GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
 GELU, sigmoid form     activations.quick_gelu         Activate             gpt-oss, clamped
-sigmoid                torch.sigmoid                  Share                gates, GLM-4's routing
+sigmoid                activations.activation         Activate, Share      gates, GLM-4's routing
 softplus               activations.softplus           –                    Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps
 tanh soft cap          activations.soft_cap           SoftCap              Gemma 2, not Gemma 3
