@@ -20,7 +20,7 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.config import Branch, ModelConfig
 from llmcli.errors import WeightMismatch
 from llmcli.families import (
-    InterleaveRows,
+    CollectRows,
     PerExpert,
     Rename,
     Rows,
@@ -282,7 +282,8 @@ def halved(rule: Rule) -> Rule:
 def of_other_experts(rule: Rule) -> Rule:
     """The biases of experts in another order."""
     if isinstance(rule, Rename) and rule.target.endswith("b_down"):
-        return Rename(rule.source, rule.target, InterleaveRows(2), *rule.ops, within=rule.within)
+        mixed = CollectRows(3, (1, 1))
+        return Rename(rule.source, rule.target, mixed, *rule.ops, within=rule.within)
     return rule
 
 
