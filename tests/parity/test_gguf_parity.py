@@ -71,6 +71,7 @@ def super_blocked(model_type: str) -> Variant:
     for key, value in (
         ("head_dim", 32), ("query_pre_attn_scalar", 32), ("num_key_value_heads", 2),
         ("global_head_dim", 64), ("hidden_size_per_layer_input", 256),
+        ("linear_value_head_dim", 64),
     ):  # fmt: skip
         if key in own.base or key in own.blocks:
             sizes[key] = value
@@ -120,7 +121,8 @@ LATENT = {
     "deepseek_v3": {"first_k_dense_replace": 1},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
 }
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss", *LATENT)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "olmoe",
+            "glm4_moe", "gpt_oss", *LATENT)  # fmt: skip
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 
@@ -128,6 +130,8 @@ def mixed(model_type: str) -> Variant:
     """One whose experts have rows of whole blocks."""
     sizes = ("moe_intermediate_size", "shared_expert_intermediate_size")
     own = {size: 32 for size in sizes if size in TYPES[model_type].base}
+    if "linear_value_head_dim" in TYPES[model_type].base:
+        own |= {"linear_num_value_heads": 4, "linear_value_head_dim": 16}
     if model_type in LATENT:
         own |= TYPES["deepseek_v3"].blocks | LATENT[model_type] | {"n_group": 4, "topk_group": 2}
     return Variant("mixed", model_type, BLOCKS | own)
@@ -222,6 +226,16 @@ def test_keys_and_values_of_latents_in_one_tensor(
     monkeypatch.setattr("parity_gguf.BY_HEAD", False)
     assert compare(tmp_path, variant("deepseek_v3-yarn"), "F32") < 1e-9
     assert compare(tmp_path, packed("deepseek_v3", q_lora_rank=None), "F16") < 1e-9
+
+
+@pytest.mark.parametrize("option", ["KEY_HEADS", "QKV"])
+def test_other_names_of_qwen3_next(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the converter wrote them at first, and as it can write them."""
+    monkeypatch.setattr(f"parity_gguf.{option}", True)
+    assert compare(tmp_path, variant("qwen3_next"), "F32") < 1e-9
+    assert compare(tmp_path, mixed("qwen3_next"), "Q8_0") < 1e-9
 
 
 @pytest.mark.parametrize("model_type", sorted({*MIXTURES} - {"gpt_oss"}))
