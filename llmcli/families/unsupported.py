@@ -15,8 +15,8 @@ _NEEDED_BY = (
      "minimax_m2 phi phimoe stablelm",
      "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
      "minicpm3 minimax-m2 phi2 phimoe stablelm"),
-    ("gated DeltaNet",
-     "kimi_linear olmo_hybrid", "kimi-linear"),
+    ("a decay of each channel", "kimi_linear", "kimi-linear"),
+    ("a delta rule that overwrites twice", "olmo_hybrid", ""),
     ("Mamba-2",
      "bamba falcon_h1 granitemoehybrid mamba2 nemotron_h zamba2",
      "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe"),
