@@ -78,19 +78,24 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) ->
     """GGUF metadata → ModelConfig."""
     header = gguf_header(metadata, tensors, mixtures=mixture.GGUF_ARCHS)
     values, arch, layers = header.values, header.arch, header.layers
-    hidden = values.raw("expert_feed_forward_length")  # where all layers have experts it is alone
-    filled = {} if hidden is None else {f"{arch}.feed_forward_length": hidden}
-    model = llama.from_gguf({**filled, **metadata}, tensors)
-    key, attends = "attention.recurrent_layers", None
-    if values.has(key):
-        recurs = values.raw(key)
-        if not isinstance(recurs, list) or len(recurs) < layers:
-            raise values.wrong(key, f"true or false for each of {layers} layers")
-        attends = [not one for one in recurs[:layers]]
+    filled, attends = {}, None
+    if not values.raw("feed_forward_length"):  # of a file whose layers all have experts
+        filled["feed_forward_length"] = values.raw("expert_feed_forward_length")
+    for key, none in (("attention.head_count_kv", False), ("attention.recurrent_layers", True)):
+        listed = values.raw(key)  # one of them may say which layers attend
+        if isinstance(listed, list):
+            if len(listed) < layers:
+                raise values.wrong(key, f"an entry for each of {layers} layers")
+            attends = [bool(one) != none for one in listed[:layers]]
+            filled[key] = [one or 1 for one in listed[:layers]]
+    model = llama.from_gguf(
+        {**metadata, **{f"{arch}.{key}": value for key, value in filled.items()}}, tensors
+    )
     delta = _delta(values, _SIZES_GGUF, model.final_norm)
     inner = values.integer("ssm.inner_size", most=MOST["hidden"])
     size = require_divisible("`ssm.inner_size`", inner, f"`{_SIZES_GGUF[0]}`", delta.heads)
-    tiled = arch in _TILED and 1 < delta.key_heads < delta.heads  # else there is one order only
+    tiled = values.flag("ssm.v_head_reordered", arch in _TILED)  # Ollama says it
+    tiled = tiled and 1 < delta.key_heads < delta.heads  # else there is one order only
     return _hybrid(model, values, replace(delta, value_dim=size, tiled=tiled), attends, arch)
 
 
