@@ -15,8 +15,8 @@ from llmcli.checkpoints.files import shown
 from llmcli.errors import CheckpointError
 from llmcli.families import (
     AddConstant,
+    CollectRows,
     Elementwise,
-    InterleaveRows,
     Load,
     LogNeg,
     Multiply,
@@ -252,9 +252,10 @@ def _with_operation(values: Tensor, op: Op, source: str) -> Tensor:
             return grouped[:, start:stop].flatten(0, 1)
         case UnpairRows():
             return values[torch.tensor(op.order(len(values)), device=values.device)]
-        case InterleaveRows(groups=groups, unit=unit):
-            grouped = values.reshape(groups, -1, unit, *values.shape[1:])
-            return grouped.transpose(0, 1).reshape(values.shape)
+        case CollectRows(groups=groups, sizes=sizes):
+            grouped = values.reshape(groups, -1, *values.shape[1:])
+            parts = grouped.split_with_sizes(list(sizes), 1)
+            return torch.cat([part.flatten(0, 1) for part in parts])
         case Transpose():
             return values.transpose(0, 1)
         case Reshape(shape=shape):

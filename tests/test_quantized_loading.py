@@ -12,7 +12,7 @@ from tiny_checkpoints import gpt2_tensors, llama_tensors, write_gpt2, write_llam
 from llmcli import filling
 from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, UnsupportedModel, WeightMismatch
-from llmcli.families import InterleaveRows, Load, Plan, Rows, Transpose, UnpairRows
+from llmcli.families import CollectRows, Load, Plan, Rows, Transpose, UnpairRows
 from llmcli.families.scales import Grid, Scale
 from llmcli.formats.dense import Dense
 from llmcli.loading import load_checkpoint
@@ -104,9 +104,9 @@ UNPAIRED = [12 * head + row for head in (0, 1) for row in _HEAD]
         ((UnpairRows(2, 10),), lambda w: w[UNPAIRED]),
         ((UnpairRows(2, 10), Rows(2, 20)), lambda w: w[UNPAIRED][2:20]),
         ((Rows(1, 4, groups=3),), lambda w: w[[r for r in range(24) if 1 <= r % 8 < 4]]),
-        ((InterleaveRows(2, 3),), lambda w: w[[12 * g + 3 * u + r
-                                               for u in range(4) for g in (0, 1)
-                                               for r in range(3)]]),
+        ((CollectRows(2, (3, 7, 2)),), lambda w: w[[12 * g + r
+                                                    for part in ((0, 3), (3, 10), (10, 12))
+                                                    for g in (0, 1) for r in range(*part)]]),
         ((Transpose(),), lambda w: w.t()),
         ((Transpose(), Rows(3, 11)), lambda w: w.t()[3:11]),
     ],

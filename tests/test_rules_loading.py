@@ -19,8 +19,8 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.errors import CheckpointError, WeightMismatch
 from llmcli.families import (
     AddConstant,
+    CollectRows,
     Drop,
-    InterleaveRows,
     Load,
     LogNeg,
     PerExpert,
@@ -139,8 +139,8 @@ LAYOUTS = {
     ),
     "heads tiled": (
         changed("q_proj.weight", lambda w: w.view(2, 2, 8, 32).transpose(0, 1).reshape(32, 32)),
-        [Rename(f"{ATTENTION}.q_proj.weight", f"{B}.attn.W_q", InterleaveRows(2, 8))],
-        ("2 groups interleaved by 8 rows",),
+        [Rename(f"{ATTENTION}.q_proj.weight", f"{B}.attn.W_q", CollectRows(2, (8, 8)))],
+        ("parts of 2 groups collected",),
     ),
     "norms with the one in them": (
         changed("layernorm.weight", lambda w: w + 1),
@@ -533,8 +533,8 @@ def test_no_second_copy_of_a_stack(tmp_path, monkeypatch, op):
         (torch.ones(E, 2 * F * D), PerExpert(Transpose()), r"\[5, 96\]"),
         (torch.ones(2 * F), PerExpert(Rows(0, F)), r"\[16\]"),
         (torch.ones(E, 2 * F + 1, D), PerExpert(Rows(0, 1, groups=F)), r"\[5, 17, 6\]"),
-        (torch.ones(1, E, F, D), InterleaveRows(1), r"\[1, 5, 8, 6\]"),
-        (torch.ones(E, F, D), InterleaveRows(2, 2), r"\[5, 8, 6\]"),
+        (torch.ones(1, E, F, D), CollectRows(1, (1,)), r"\[1, 5, 8, 6\]"),
+        (torch.ones(E, F, D), CollectRows(2, (2, 1)), r"\[5, 8, 6\]"),
         (torch.ones(E, F, D + 1), Reshape((E, F, D)), r"\[5, 8, 7\]"),
     ],
 )

@@ -256,6 +256,33 @@ def _shared(module: str, out: str) -> dict[str, str]:
 _CHOOSES = {"num_experts": 6, "num_experts_per_tok": 2}
 
 
+# three value heads for each key head, attention in the second layer of three
+_QWEN_NEXT = _ROPE | {
+    "head_dim": 16, "num_hidden_layers": 3, "rms_norm_eps": 2.0**-17,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 10,
+    "linear_value_head_dim": 12,
+}  # fmt: skip
+_QWEN_NEXT_EXPERTS = _CHOOSES | {
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+}  # fmt: skip
+_QWEN_NEXT_MODULES = _MODULES | {
+    "attn_out": "self_attn|linear_attn", "attn.q": "self_attn.q_proj",
+    "attn.gate": "self_attn.q_proj", "attn.gated": "self_attn.o_proj<",
+    "linattn.z": "linear_attn.norm<", "linattn.out": "linear_attn.norm",
+    **dict.fromkeys([f"linattn.{one}" for one in (
+        "conv", "q", "k", "dt", "z_norm", "gate_act", "beta_in", "decay_in", "in", "gate",
+    )], ""),
+}  # fmt: skip
+_QWEN_3_5_MODULES = _QWEN_NEXT_MODULES | {
+    f"linattn.{ours}": f"linear_attn.in_proj_{theirs}"
+    for ours, theirs in (("in", "qkv"), ("gate", "z"), ("beta_in", "b"), ("decay_in", "a"))
+}
+_SHARED_MODULES = {
+    key: name for key, name in _shared("shared_expert", "shared.out").items() if "moe." in key
+} | {"moe.shared_logit": "mlp.shared_expert_gate", "moe.shared_weight": "", "moe.shared_out": ""}
+
+
 _DEEPSEEK_MODULES = {
     key: _MODULES[key] for key in _MODULES if not key.startswith(("attn.q", "attn.k", "attn.v"))
 } | {
@@ -345,14 +372,22 @@ TYPES: dict[str, Type] = {
     ),
     "qwen2_moe": Type(
         _ROPE | _CHOOSES | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
-        _shared("shared_expert", "shared.out") | {
-            "moe.shared_logit": "mlp.shared_expert_gate", "moe.shared_weight": "",
-            "moe.shared_out": "",
-        }, "QWEN2MOE",
+        _MODULES | _SHARED_MODULES, "QWEN2MOE",
     ),
     "qwen3_moe": Type(
         _ROPE | _CHOOSES | {"head_dim": 16, "moe_intermediate_size": 24, "norm_topk_prob": True},
         _MODULES | _ROUTED, "QWEN3MOE",
+    ),
+    "qwen3_next": Type(
+        _QWEN_NEXT | _QWEN_NEXT_EXPERTS, _QWEN_NEXT_MODULES | _SHARED_MODULES, "QWEN3NEXT",
+    ),
+    "qwen3_5_text": Type(
+        _QWEN_NEXT, _QWEN_3_5_MODULES, "QWEN35",
+        _WIDE | {"linear_num_value_heads": 4, "linear_value_head_dim": 16},
+    ),
+    "qwen3_5_moe_text": Type(
+        {key: value for key, value in _QWEN_NEXT.items() if key != "intermediate_size"}
+        | _QWEN_NEXT_EXPERTS, _QWEN_3_5_MODULES | _SHARED_MODULES, "QWEN35MOE",
     ),
     "olmoe": Type(_ROPE | _UNPADDED | _CHOOSES, _MODULES | _ROUTED, "OLMOE"),
     "gpt_oss": Type(
@@ -469,6 +504,22 @@ def _numbered_experts(path: Path) -> None:
     file = path / "config.json"
     config = json.loads(file.read_text())
     config["num_experts"] = config.pop("num_local_experts")
+    file.write_text(json.dumps(config))
+
+
+def _predicted(path: Path) -> None:
+    """Tensors of a layer that predicts the token after the next one, and an old place of a share.
+
+    Sections of rotary positions, which of text change nothing.
+    """
+    _retensor(path, lambda tensors: tensors | {
+        "mtp.fc.weight": torch.ones(48, 96), "mtp.layers.0.input_layernorm.weight": torch.ones(48),
+    })  # fmt: skip
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    rope = config.pop("rope_parameters")
+    config |= {one: rope.pop(one) for one in ("rope_theta", "partial_rotary_factor")}
+    config["rope_scaling"] = rope | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
     file.write_text(json.dumps(config))
 
 
@@ -922,6 +973,37 @@ ZOO: tuple[Variant, ...] = (
         "use_sliding_window": True, "sliding_window": 18, "head_dim": 10, "num_experts": 12,
         "num_experts_per_tok": 5,
     }, edit=_numbered_experts),
+    # Qwen3-Next and Qwen 3.5
+    Variant("qwen3_next", "qwen3_next", typical=True, views=True, gguf=1e-9),
+    Variant("qwen3_next-mixed", "qwen3_next", {
+        "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3],
+        "num_hidden_layers": 4, "attention_bias": True, "tie_word_embeddings": True,
+        "layer_types": None, "full_attention_interval": 2, "linear_num_value_heads": 2,
+        "linear_conv_kernel_dim": 2,
+    } | _rope("default", 5e4, partial_rotary_factor=0.5)),
+    Variant("qwen3_next-one-key-head", "qwen3_next", {
+        "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 5,
+        "linear_key_head_dim": 7, "head_dim": 10, "num_experts": 5, "num_experts_per_tok": 3,
+    } | _rope("default", partial_rotary_factor=0.6), edit=_fused_experts, gguf=1e-9),
+    Variant("qwen3_next-shards", "qwen3_next", {"head_dim": 32}, dtype=torch.bfloat16,
+            shard="60KB"),
+    Variant("qwen3_5", "qwen3_5_text", typical=True, views=True, gguf=1e-9),
+    Variant("qwen3_5-heads-of-their-own", "qwen3_5_text", {
+        "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_conv_kernel_dim": 3,
+        "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 6,
+    } | _rope("yarn", **_YARN, partial_rotary_factor=0.5)),
+    Variant("qwen3_5-period", "qwen3_5_text", {
+        "layer_types": None, "num_hidden_layers": 5, "linear_num_key_heads": 3,
+        "linear_num_value_heads": 12, "linear_value_head_dim": 5, "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    } | _rope("default", 1e6, partial_rotary_factor=1.0), gguf=1e-9),
+    Variant("qwen3_5-old", "qwen3_5_text", edit=_predicted),
+    Variant("qwen3_5_moe", "qwen3_5_moe_text", typical=True, views=True, gguf=1e-9),
+    Variant("qwen3_5_moe-attending", "qwen3_5_moe_text", {
+        "layer_types": ["full_attention", "full_attention"], "num_hidden_layers": 2,
+        "num_experts_per_tok": 1, "num_experts": 7, "shared_expert_intermediate_size": 9,
+        "tie_word_embeddings": True,
+    }),
     # gpt-oss
     Variant("gpt_oss", "gpt_oss", typical=True, views=True, gguf=1e-9),
     Variant("gpt_oss-clamped", "gpt_oss", {
@@ -1174,6 +1256,11 @@ BLOCKS = {
         layer(growth=QueryGrowth(beta=0.2, original=2), window=4),
     ),
     "sinks": llama(layer(sinks=True), layer(sinks=True, window=3)),
+    "gated attention": llama(
+        layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True, value_dim=6),
+        layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
+        layer(gated=True, window=3, kv=KeysValues(layer=3)),
+    ),
     "clamped gates": llama(*(layer(CLAMPED),) * 2),
     "scaled ends": llama(
         embedding=EmbeddingConfig(scale=12.0), head=HeadConfig(tied=False, scale=0.25),
@@ -1314,6 +1401,11 @@ IN_BLOCKS = {
     "caps": in_blocks(BLOCKS["caps"], "Q4_1", "Q8_0"),
     "sinks": in_blocks(BLOCKS["sinks"], "Q8_0", "Q5_1"),
     "clamped gates": in_blocks(BLOCKS["clamped gates"], "Q8_0", "Q4_1", "MXFP4"),
+    "gated attention": in_blocks(llama(
+        layer(gated=True), layer(gated=True, qk_norm=RMS, qkv_bias=True),
+        layer(gated=True, rope=None, kv_heads=1), layer(gated=True, window=3),
+        layer(gated=True, window=3, kv=KeysValues(layer=3)),
+    ), "Q8_0", "Q4_1"),
     "short convolutions": in_blocks(BLOCKS["short convolutions"], "Q8_0", "Q5_1"),
     "partial rotation": in_blocks(CONFIGS["partial rotation"], "Q8_0"),
     "experts": in_blocks(BLOCKS["experts"], "Q8_0", "Q4_1"),
@@ -1373,8 +1465,9 @@ IN_BLOCKS = {
 }  # fmt: skip
 
 # Of these the ones in whose steps PyTorch has a share: learned positions, convolutions, latents,
-# matrices that are dense.
+# gates of attention, matrices that are dense.
 COMPUTED = {
+    "gated attention",
     "gpt2", "short convolutions", "latents of another size", "keys and gates that are dense",
     "a head and embeddings that are dense",
 }  # fmt: skip

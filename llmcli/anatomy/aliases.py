@@ -160,8 +160,13 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
 
 
 def _made_by(parameter: str, model: Graph) -> str:
-    """The activation that a weight makes: `blocks.0.attn.W_q` → `blocks.0.attn.q`."""
+    """The activation that a weight makes: `blocks.0.attn.W_q` → `blocks.0.attn.q`.
+
+    The norm of what a recurrence puts out is one module with its gate.
+    """
     if parameter in model.parameters:
-        return model.parameters[parameter].makes
+        made = model.parameters[parameter].makes
+        part, normed, _ = made.partition(".z_norm")
+        return f"{part}.out" if normed else made
     # a tied head is no parameter, and a family's rules name norms that this model has not
     return "logits_raw" if parameter == "head.W" else parameter.removesuffix(".w")

@@ -10,9 +10,9 @@ from llmcli.families.family import (
 )
 from llmcli.families.rules import (
     AddConstant,
+    CollectRows,
     Drop,
     Elementwise,
-    InterleaveRows,
     Load,
     LogNeg,
     Multiply,
@@ -34,10 +34,10 @@ from llmcli.families.rules import (
 
 __all__ = [
     "AddConstant",
+    "CollectRows",
     "Drop",
     "Elementwise",
     "Family",
-    "InterleaveRows",
     "Load",
     "LogNeg",
     "Multiply",

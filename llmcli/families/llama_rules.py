@@ -9,7 +9,7 @@ from llmcli.families import mixture
 from llmcli.families.fused import fused_gate_up
 from llmcli.families.read import hf_head
 from llmcli.families.rope import GGUF_FACTORS, GGUF_LONGROPE
-from llmcli.families.rules import AddConstant, Drop, Rename, Rule, UnpairRows
+from llmcli.families.rules import AddConstant, Drop, Rename, Rows, Rule, UnpairRows
 
 Norms = Sequence[tuple[str, str]]  # of a block: theirs, and our name
 
@@ -39,7 +39,9 @@ def rules_hf(
         ]
         if paired:
             rules += _unpaired(config, prefix + "layers.{layer}.self_attn.{symbol}_proj")
-        for symbol in "vo" if paired else "qkvo":
+        if not paired:
+            rules += _queries(config, f"{h}.self_attn.q_proj")
+        for symbol in "vo" if paired else "kvo":
             rules += _linear(f"{h}.self_attn.{symbol}_proj", f"{b}.attn", symbol)
         for symbol in ("gate", "up", "down"):
             rules += _linear(f"{h}.mlp.{symbol}_proj", f"{b}.mlp", symbol)
@@ -81,7 +83,7 @@ def rules_gguf(
     if paired:
         rules += _unpaired(config, "blk.{layer}.attn_{symbol}")
     else:
-        rules += _linear(f"{g}.attn_q", f"{b}.attn", "q") + _linear(f"{g}.attn_k", f"{b}.attn", "k")
+        rules += _queries(config, f"{g}.attn_q") + _linear(f"{g}.attn_k", f"{b}.attn", "k")
     if not config.head.tied:
         rules.append(Rename("output.weight", "head.W"))
     return tuple(rules)
@@ -97,6 +99,20 @@ def _norms(norms: Norms, theirs: str, ours: str, ops: tuple[AddConstant, ...] = 
     ]  # fmt: skip
 
 
+def _queries(config: ModelConfig, source: str) -> list[Rename]:
+    """Those of all heads; with gates behind those of each head, where there are some."""
+    found = (layer.attention for layer in config.layers)
+    a = next((one for one in found if one is not None and one.gated), None)
+    if a is None:
+        return _linear(source, "blocks.{layer}.attn", "q")
+    queries = Rows(0, a.head_dim, a.heads)
+    gates = Rows(a.head_dim, a.head_dim + a.value_dim, a.heads)
+    return [
+        *_linear(source, "blocks.{layer}.attn", "q", queries),
+        *_linear(source, "blocks.{layer}.attn", "gate", gates),
+    ]
+
+
 def _unpaired(config: ModelConfig, source: str) -> list[Rename]:
     """Queries and keys of a file in which neighbouring rows are rotated together."""
     rules = []
@@ -110,7 +126,7 @@ def _unpaired(config: ModelConfig, source: str) -> list[Rename]:
     return rules
 
 
-def _linear(source: str, target: str, symbol: str, *ops: UnpairRows) -> list[Rename]:
+def _linear(source: str, target: str, symbol: str, *ops: Rows | UnpairRows) -> list[Rename]:
     return [
         Rename(f"{source}.weight", f"{target}.W_{symbol}", *ops),
         Rename(f"{source}.bias", f"{target}.b_{symbol}", *ops),

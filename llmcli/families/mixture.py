@@ -16,18 +16,19 @@ Leaves = tuple[str, str, str]  # of gate, up and down
 
 _GATE_UP_DOWN = ("gate", "up", "down")
 _PROJECTIONS: Leaves = ("gate_proj", "up_proj", "down_proj")
-_MTP = "multi-token prediction: it guesses tokens further on, and is not needed for the next one"
+MTP = "multi-token prediction: it guesses tokens further on, and is not needed for the next one"
 
 # `expert_gating_func` of llama.cpp (`llama_expert_gating_func_type`); 0 says nothing
 _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen"}
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
                  "glm4moe": False, "deepseek2": False, "gpt-oss": False,
-                 "gemma4": True, "lfm2moe": True}  # fmt: skip
+                 "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True}  # fmt: skip
 # … and by which scores experts are chosen, where it is no softmax of all
 _SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
                             "lfm2moe": "sigmoid"}
 _LEAST = {"lfm2moe": 1e-6}  # what their sum is added to
+_SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # have a shared expert, with a weight of its own
 GGUF_ARCHS = tuple(_RENORMALIZED)
 
 
@@ -49,7 +50,7 @@ def from_gguf(
     usual = hidden // chosen if arch.startswith("qwen") else hidden
     own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
     shared = None
-    if arch == "qwen2moe":
+    if arch in _SHARES:
         key = "expert_shared_feed_forward_length"
         shared = SharedConfig(hidden=values.integer(key, hidden, most=MOST["hidden"]), weighed=True)
     elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
@@ -172,7 +173,7 @@ def rules_gguf(config: ModelConfig) -> Iterator[Rule]:
 def later_layers(pattern: str, config: ModelConfig) -> Drop:
     """The layers behind the last one; `pattern` has `{later}` for the number."""
     count = len(config.layers)
-    return Drop(pattern, _MTP, {"later": range(count, count + 16)})
+    return Drop(pattern, MTP, {"later": range(count, count + 16)})
 
 
 def halves(experts: ExpertsConfig) -> tuple[PerExpert, PerExpert]:

@@ -38,27 +38,15 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
         "num_experts": config["num_local_experts"]
     }  # fmt: skip
     values = Values({**_DEFAULTS[kind], **config, **renamed})
-    count = values.integer("num_experts", most=MOST["heads"])
-    shared = None
-    if kind == "qwen2_moe":
-        key = "shared_expert_intermediate_size"
-        shared = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
-    routing = RoutingConfig(
-        chosen=values.integer("num_experts_per_tok", most=count),
-        renormalized=values.flag("norm_topk_prob", False),
-    )
-    hidden = values.integer("moe_intermediate_size", most=MOST["hidden"])
+    experts = mixture_of(values, shared=kind == "qwen2_moe")
     layers = values.integer("num_hidden_layers", most=MOST["layers"])
-    sparse = _sparse(values, layers)
+    mixes = sparse(values, layers)
     biased = values.flag("qkv_bias", True) if kind == "qwen2_moe" else None
 
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
         if biased is not None:
             attention = replace(attention, qkv_bias=biased)
-        experts = ExpertsConfig(
-            experts=count, hidden=hidden, activation=mlp.activation, routing=routing, shared=shared
-        )
-        ffn = experts if sparse[number] else mlp
+        ffn = replace(experts, activation=mlp.activation) if mixes[number] else mlp
         return sequential(attention, ffn, norm=model.final_norm)
 
     own: dict[str, Any] = {
@@ -74,7 +62,24 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     return llama.rebuilt(model, block, family="qwen_moe", model_type=kind)
 
 
-def _sparse(values: Values, layers: int) -> list[bool]:
+def mixture_of(values: Values, *, shared: bool) -> ExpertsConfig:
+    """What a layer with experts has, with a `shared` one or without; by SiLU."""
+    count = values.integer("num_experts", most=MOST["heads"])
+    beside = None
+    if shared:
+        key = "shared_expert_intermediate_size"
+        beside = SharedConfig(hidden=values.integer(key, most=MOST["hidden"]), weighed=True)
+    return ExpertsConfig(
+        experts=count, hidden=values.integer("moe_intermediate_size", most=MOST["hidden"]),
+        activation="silu", shared=beside,
+        routing=RoutingConfig(
+            chosen=values.integer("num_experts_per_tok", most=count),
+            renormalized=values.flag("norm_topk_prob", False),
+        ),
+    )  # fmt: skip
+
+
+def sparse(values: Values, layers: int) -> list[bool]:
     """Which layers have experts."""
     step = values.integer("decoder_sparse_step", 1, most=MOST["layers"])
     dense = values.raw("mlp_only_layers") or []

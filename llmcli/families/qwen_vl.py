@@ -25,13 +25,18 @@ _TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """The text model's part of config.json → ModelConfig."""
     kind, defaults = _TYPES[config["model_type"]]
-    settings = {**defaults, **config, "model_type": kind}
+    return llama.from_hf(without_sections({**defaults, **config, "model_type": kind}))
+
+
+def without_sections(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same, with rotary positions that are not said to be in sections."""
     for key in ("rope_scaling", "rope_parameters"):
         rope = settings.get(key)
         if isinstance(rope, Mapping):
             named = rope.get("rope_type", rope.get("type", "default"))
-            settings[key] = {**rope, "rope_type": "default" if named == "mrope" else named}
-    return llama.from_hf(settings)
+            own = {**rope, "rope_type": "default" if named == "mrope" else named}
+            settings = {**settings, key: own}
+    return settings
 
 
 FAMILIES = (

@@ -65,19 +65,18 @@ class UnpairRows:
 
 
 @dataclass(frozen=True)
-class InterleaveRows:
-    """Row operation: `groups` equal groups of rows take turns, `unit` rows at a time.
+class CollectRows:
+    """Row operation: each of `groups` equal groups of rows has parts of these `sizes`.
 
-    First the first `unit` rows of every group, then the second ones. llama.cpp's qwen35 has value
-    head j of every key head together: with a group for each j and a unit for each head, the value
-    heads of one key head come together.
+    First come the first parts of all groups, then the second ones. Qwen3-Next stores the query, the
+    key and the values of one key head together.
     """
 
     groups: int
-    unit: int = 1
+    sizes: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.groups} groups interleaved by {self.unit} rows"
+        return f"parts of {self.groups} groups collected"
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class LogNeg:
         return "log(−x)"
 
 
-RowOp = Rows | UnpairRows | InterleaveRows
+RowOp = Rows | UnpairRows | CollectRows
 _MOVING = RowOp | Transpose | Reshape  # what leaves each number as it is
 Elementwise = AddConstant | Multiply | LogNeg
 
@@ -463,7 +462,7 @@ def _shape_after(shape: tuple[int, ...], op: Op) -> tuple[int, ...] | None:
             return (groups * (stop - start), *shape[1:]) if fits else None
         case UnpairRows(heads=heads) if shape and shape[0] % heads == 0:
             return shape
-        case InterleaveRows(groups=groups, unit=unit) if shape and shape[0] % (groups * unit) == 0:
+        case CollectRows(groups=groups, sizes=sizes) if shape and shape[0] == groups * sum(sizes):
             return shape
         case Transpose() if len(shape) == 2:
             return (shape[1], shape[0])

@@ -27,6 +27,7 @@ from llmcli.parts.attention.config import (
     YarnScaling,
 )
 from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
@@ -135,6 +136,10 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     convs = [part for part in parts if isinstance(part, ShortConvConfig)]
     if convs:
         kinds = ["conv" if layer.attention is None else "full_attention" for layer in config.layers]
+    deltas = [part for part in parts if isinstance(part, DeltaConfig)]
+    if deltas:
+        kinds = [kind if layer.attention is not None else "linear_attention"
+                 for kind, layer in zip(kinds, config.layers, strict=True)]  # fmt: skip
     activation = _ACTIVATIONS[ffn.activation]
     scale = mixer.head_dim**-0.5
     settings: dict[str, Any] = {
@@ -187,6 +192,8 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "use_parallel_residual": len(branches) > 1,
     }
     settings |= _by_layer(config, attentions) | _experts(config)
+    if deltas:
+        settings |= _delta(deltas[0])
     if latents:
         settings |= _latent(latents[0])
     rotated = [(attention.rope, attention) for attention in attentions if attention.rope]
@@ -253,6 +260,15 @@ def _latent(latent: LatentConfig) -> dict[str, Any]:
         "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank,
         "qk_nope_head_dim": latent.content, "qk_rope_head_dim": latent.rope.dims,
         "v_head_dim": latent.value_dim,
+    }  # fmt: skip
+
+
+def _delta(delta: DeltaConfig) -> dict[str, Any]:
+    """Sizes."""
+    return {
+        "linear_num_key_heads": delta.key_heads, "linear_num_value_heads": delta.heads,
+        "linear_key_head_dim": delta.key_dim, "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.length,
     }  # fmt: skip
 
 

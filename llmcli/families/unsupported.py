@@ -15,9 +15,8 @@ _NEEDED_BY = (
      "minimax_m2 phi phimoe stablelm",
      "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
      "minicpm3 minimax-m2 phi2 phimoe stablelm"),
-    ("gated DeltaNet",
-     "kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
-     "kimi-linear qwen35 qwen35moe qwen3next"),
+    ("a decay of each channel", "kimi_linear", "kimi-linear"),
+    ("a delta rule that overwrites twice", "olmo_hybrid", ""),
     ("Mamba-2",
      "bamba falcon_h1 granitemoehybrid mamba2 nemotron_h zamba2",
      "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe"),
@@ -38,8 +37,7 @@ _NEEDED_BY = (
      "bart mbart mt5 t5 t5gemma whisper", "t5"),
     ("the text model of a multimodal checkpoint",
      "gemma3n idefics3 internvl llama4 llava llava_next mllama paligemma "
-     "phi4_multimodal qwen2_5_omni qwen3_5 qwen3_5_moe qwen3_vl_moe "
-     "smolvlm",
+     "phi4_multimodal qwen2_5_omni qwen3_vl_moe smolvlm",
      ""),
 )  # fmt: skip
 

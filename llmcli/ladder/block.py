@@ -34,9 +34,9 @@ def plain_blocks(config: ModelConfig) -> tuple[PlainBlock, ...]:
 
 
 def _special(mixer: AttentionConfig) -> bool:
-    """Whether its scores are made as no rung makes them."""
+    """Whether its scores are made, or its results gated, as no rung does it."""
     scored = mixer.cap is not None or mixer.growth is not None or mixer.sinks
-    return mixer.qk_norm_wide or scored or mixer.kv != KeysValues()
+    return mixer.qk_norm_wide or scored or mixer.gated or mixer.kv != KeysValues()
 
 
 def _plainly_added(layer: LayerConfig) -> bool:

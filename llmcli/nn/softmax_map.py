@@ -18,7 +18,8 @@ from llmcli.parts.latent.config import LatentConfig
 class SoftmaxMap(ABC):
     """A mixer whose map is `softmax(scores)`, and whose heads' results enter one projection `out`.
 
-    `entering` are the activations that the scores are products of, queries and keys.
+    `entering` are the activations that the scores are products of, queries and keys; `mixed` is
+    what enters the projection.
 
     Axes: B batch, t some tokens, S keys, H heads, K key/value heads, d size of a query and key.
     """
@@ -26,6 +27,7 @@ class SoftmaxMap(ABC):
     name: str
     config: AttentionConfig | LatentConfig
     entering: tuple[str, str]
+    mixed: str
     out: Linear
 
     @abstractmethod
@@ -73,7 +75,7 @@ class SoftmaxMap(ABC):
         """
         numbers = range(self.config.heads)[heads]
         if name.endswith(".result"):
-            z_BtHe = emitted[f"{self.name}.z"][:, :, first:stop].transpose(1, 2)
+            z_BtHe = emitted[self.mixed][:, :, first:stop].transpose(1, 2)
             seen_BtHe = self.out.weight.seen(z_BtHe.flatten(2)).view(z_BtHe.shape)
             sizes = (self.config.heads, self.config.value_dim)
             w_DHe = self.out.weight.dense().view(-1, *sizes)

@@ -60,7 +60,7 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
     plain = functions[name]
 
     def act(x: Tensor) -> Tensor:
-        if compiled.takes(x):
+        if name in compiled.ACTIVATIONS and compiled.takes(x):
             return compiled.activate(x, name, limit)
         return plain(x if limit is None else x.clamp(max=limit))
 

@@ -56,8 +56,9 @@ def test_every_alias_means_exactly_one_name(name):
             assert theirs not in names.known
     first = attending(config)[0]
     own = {"gpt2": "c_proj", "gpt_neox": "dense", "phi3": "o_proj"}
-    latent = config.layers[first].attention is None
-    module = "o_proj" if latent else own.get(variant(name).model_type, "q_proj")
+    attention = config.layers[first].attention
+    fused = attention is None or attention.gated  # queries are in a tensor with others
+    module = "o_proj" if fused else own.get(variant(name).model_type, "q_proj")
     assert {"hook_pattern", f"pattern{first}", module} <= {
         theirs.rpartition(".")[2] for theirs in claimed
     }

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from work_families import FAMILIES, MIXTURES, by_hand, family, without_window
+from work_families import COUNTED, FAMILIES, MIXTURES, by_hand, family, without_window
 from zoo import BLOCKS
 
 from llmcli.anatomy.arithmetic import Arithmetic
@@ -81,7 +81,7 @@ def test_the_full_square_is_what_pytorch_counts(name, batch, tokens, past):
 
 
 @every_call
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", COUNTED)
 def test_the_full_square_of_mixtures_is_that_of_the_experts_that_run(name, batch, tokens, past):
     config = MIXTURES[name].config()
     work = total_work(config, a_call(batch, tokens, past), numbers=FLOAT32)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from zoo import ZOO, Variant, variant
 
 from llmcli.config import ModelConfig
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 
 # the first of every type, one of them under a narrow window: those with attention in all layers
@@ -23,11 +24,13 @@ def _alike(config: ModelConfig) -> bool:
     return {(one.window, one.cap) for one in attentions} == {(attentions[0].window, None)}
 
 
-def _mixes(config: ModelConfig) -> bool:
-    return any(isinstance(part, ExpertsConfig) for layer in config.layers for part in layer.parts)
+def _mixes(config: ModelConfig, kind: type = ExpertsConfig) -> bool:
+    return any(isinstance(part, kind) for layer in config.layers for part in layer.parts)
 
 
 MIXTURES = {name: one for name, one in EVERY.items() if _mixes(one.config())}
+# those whose products PyTorch counts: a recurrence is computed in chunks, and not counted so
+COUNTED = {name: one for name, one in MIXTURES.items() if not _mixes(one.config(), DeltaConfig)}
 FAMILIES = {
     name: one
     for name, one in EVERY.items()

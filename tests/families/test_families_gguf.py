@@ -13,7 +13,9 @@ from llmcli.errors import CheckpointError, UnsupportedModel
 from llmcli.families import Rows, UnpairRows, find, plan
 from llmcli.families.read import GGUF_WINDOWS, gguf_ignored
 from llmcli.parts.attention.config import FrequencyFactors
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import RoutingConfig, SharedConfig
+from llmcli.parts.norm.config import NormConfig
 
 ARCHS = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
@@ -323,9 +325,83 @@ def test_experts_that_cannot_be(changes, words):
         mixture(**changes)
 
 
-@pytest.mark.parametrize("arch", ["glm4moe", "deepseek2"])
+DELTA = {
+    "attention__key_length": 8, "attention__value_length": 8, "ssm__conv_kernel": 3,
+    "ssm__state_size": 5, "ssm__group_count": 2, "ssm__time_step_rank": 4, "ssm__inner_size": 24,
+}  # fmt: skip
+
+
+def hybrid(arch="qwen35", **changes):
+    """A model of gated DeltaNet and attention, and which of its layers attend."""
+    tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
+    if arch != "qwen35":
+        tensors |= {f"blk.{i}.ffn_gate_inp.weight": SimpleNamespace(shape=(8, 24)) for i in (0, 2)}
+    model = find(arch, "gguf").from_gguf(metadata(arch, **(DELTA | changes)), tensors)
+    return model, [layer.attention is not None for layer in model.layers]
+
+
+def test_sizes_of_gated_deltanet():
+    model, attends = hybrid(full_attention_interval=3)
+    assert attends == [False, False, True]
+    delta, attention = model.layers[0].parts[0], model.layers[2].attention
+    norm = NormConfig(kind="rms", eps=1e-5)
+    assert delta == DeltaConfig(
+        heads=4, key_heads=2, key_dim=5, value_dim=6, length=3, norm=norm, tiled=True
+    )
+    assert (attention.gated, attention.qk_norm) == (True, replace(norm, offset=1.0))
+    assert model.final_norm == model.layers[0].sublayers[0][0].pre_norm == attention.qk_norm
+
+
+@pytest.mark.parametrize(("arch", "changes", "tiled"), [
+    ("qwen35", {}, True), ("qwen3next", EXPERTS, False), ("qwen35moe", EXPERTS, True),
+    ("qwen35", {"ssm__group_count": 4}, False), ("qwen35", {"ssm__group_count": 1}, False),
+    ("qwen35moe", EXPERTS | {"ssm__v_head_reordered": False}, False),
+    ("qwen3next", EXPERTS | {"ssm__v_head_reordered": True}, True),
+])  # fmt: skip
+def test_orders_of_value_heads(arch, changes, tiled):
+    """llama.cpp's go by the architecture; Ollama says it. Of one key head there is one order."""
+    assert hybrid(arch, **changes)[0].layers[0].parts[0].tiled == tiled
+
+
+@pytest.mark.parametrize(("changes", "attends"), [
+    ({"block_count": 5}, [False, False, False, True, False]),
+    ({"full_attention_interval": 2}, [False, True, False]),
+    ({"attention__recurrent_layers": [False, True, False]}, [True, False, True]),
+    ({"attention__head_count_kv": [0, 2, 0]}, [False, True, False]),
+    ({"attention__recurrent_layers": [True, False, True, False], "block_count": 4,
+      "nextn_predict_layers": 1}, [False, True, False]),
+])  # fmt: skip
+def test_which_layers_attend(changes, attends):
+    assert hybrid(**changes)[1] == attends
+
+
+def test_a_file_of_experts_alone_says_no_other_size():
+    for hidden in (None, 0):
+        model, _ = hybrid(
+            "qwen35moe", feed_forward_length=hidden, expert_feed_forward_length=7,
+            expert_shared_feed_forward_length=9, **EXPERTS,
+        )  # fmt: skip
+        experts = model.layers[0].parts[1]
+        assert (experts.hidden, experts.shared) == (7, SharedConfig(hidden=9, weighed=True))
+        assert experts.routing == RoutingConfig(chosen=2, renormalized=True)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"ssm__group_count": 3}, "`ssm.time_step_rank` is 4, which `ssm.group_count` 3"),
+    ({"ssm__inner_size": 25}, "`ssm.inner_size` is 25, which `ssm.time_step_rank` 4"),
+    ({"ssm__state_size": None}, "no `qwen35.ssm.state_size`"),
+    ({"ssm__conv_kernel": 1}, "whole number from 2 to 64"),
+    ({"attention__recurrent_layers": [True]}, "an entry for each of 3 layers"),
+    ({"attention__head_count_kv": [0, "x", 2]}, "head_count_kv"),
+])  # fmt: skip
+def test_gated_deltanet_that_cannot_be(changes, words):
+    with pytest.raises(CheckpointError, match=words):
+        hybrid(**changes)
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "deepseek2", "qwen35", "qwen35moe"])
 def test_layers_that_predict_further_on_are_none(arch):
-    more = DEEPSEEK if arch == "deepseek2" else {}
+    more = DEEPSEEK if arch == "deepseek2" else DELTA if arch.startswith("qwen") else {}
     given = metadata(arch, block_count=4, nextn_predict_layers=1, **more)
     tensors = {"token_embd.weight": SimpleNamespace(shape=(67, 24))}
     model = find(arch, "gguf").from_gguf(given, tensors)

@@ -146,6 +146,63 @@ def test_absent_keys_of_experts_have_transformers_defaults(model_type):
     assert (routing.groups, routing.kept_groups) == (theirs.n_group or 1, theirs.topk_group or 1)
 
 
+HYBRIDS = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
+
+
+@pytest.mark.parametrize("model_type", HYBRIDS)
+def test_absent_keys_of_gated_deltanet_have_transformers_defaults(model_type):
+    raw = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 16}
+    if model_type == "qwen3_5_text":
+        raw["intermediate_size"] = 40
+    ours = find(model_type, "safetensors").from_hf({"model_type": model_type, **raw})
+    theirs = AutoConfig.for_model(model_type, **raw)
+    kinds = [one.attention is None for one in ours.layers]
+    assert kinds == [kind == "linear_attention" for kind in theirs.layer_types]
+    delta, attention = ours.layers[0].parts[0], ours.layers[3].attention
+    assert (delta.heads, delta.key_heads, delta.key_dim, delta.value_dim, delta.length) == (
+        theirs.linear_num_value_heads, theirs.linear_num_key_heads, theirs.linear_key_head_dim,
+        theirs.linear_value_head_dim, theirs.linear_conv_kernel_dim,
+    )  # fmt: skip
+    assert (attention.kv_heads, attention.head_dim, attention.rope.theta, ours.context) == (
+        theirs.num_key_value_heads, theirs.head_dim, theirs.rope_parameters["rope_theta"],
+        theirs.max_position_embeddings,
+    )  # fmt: skip
+    share = theirs.rope_parameters["partial_rotary_factor"]
+    assert (share, attention.rope.dims) == (0.25, attention.head_dim // 4)
+    if model_type == "qwen3_5_text":
+        return
+    experts = ours.layers[0].parts[1]
+    assert (experts.experts, experts.hidden, experts.shared.hidden, experts.routing.chosen) == (
+        theirs.num_experts, theirs.moe_intermediate_size, theirs.shared_expert_intermediate_size,
+        theirs.num_experts_per_tok,
+    )  # fmt: skip
+    assert experts.routing.renormalized
+
+
+HYBRID = {"vocab_size": 67, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "intermediate_size": 40}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "error", "words"), [
+    ({"linear_num_key_heads": 5}, CheckpointError, "`linear_num_key_heads` 5"),
+    ({"linear_conv_kernel_dim": 1}, CheckpointError, "whole number from 2 to 64"),
+    ({"layer_types": ["linear_attention", "conv"]}, UnsupportedModel, "type `conv`"),
+    ({"layer_types": ["linear_attention"]}, CheckpointError, "each of 2 layers"),
+    ({"hidden_act": "gelu"}, UnsupportedModel, "another activation than `silu`"),
+])  # fmt: skip
+def test_gated_deltanet_that_cannot_be(said, error, words):
+    with pytest.raises(error, match=words):
+        find("qwen3_5_text", "safetensors").from_hf({"model_type": "qwen3_5_text"} | HYBRID | said)
+
+
+def test_larger_qwen_3_5_always_renormalize():
+    """transformers reads neither of these keys of them."""
+    said = {"norm_topk_prob": False, "mlp_only_layers": [0]}
+    raw = {"model_type": "qwen3_5_moe_text"} | HYBRID | said
+    layers = find("qwen3_5_moe_text", "safetensors").from_hf(raw).layers
+    assert all(layer.parts[1].routing.renormalized for layer in layers)
+
+
 CHOOSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
 
 

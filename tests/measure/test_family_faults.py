@@ -408,6 +408,27 @@ def keys_and_values_of_the_wrong_layer(monkeypatch, decoder):
     monkeypatch.setattr(decoder.blocks[4].mixers[0], "keys_of", "blocks.1.attn")
 
 
+@fault("gated attention")
+def results_not_gated(monkeypatch, decoder):
+    monkeypatch.setattr(attention, "gate", lambda act, z: z.clone())
+
+
+@fault("gated attention")
+def gates_through_another_function(monkeypatch, decoder):
+    monkeypatch.setattr(attention, "activation", lambda name: activation("silu"))
+
+
+@fault("gated attention")
+def gates_of_the_next_heads(monkeypatch, decoder):
+    gates = attention.Attention._gates
+
+    def rolled(self, raw, step):
+        found = gates(self, raw, step)
+        return found.roll(self.config.value_dim, -1)
+
+    monkeypatch.setattr(attention.Attention, "_gates", rolled)
+
+
 @fault("some pairs of whole heads rotated")
 def all_pairs_rotated(monkeypatch, decoder):
     for tables in decoder._ropes.values():

@@ -25,6 +25,7 @@ from llmcli.measure.info import measure_info, supported_families
 from llmcli.nn.decoder import Decoder
 from llmcli.parts.attention.config import AttentionConfig
 from llmcli.parts.conv.config import ShortConvConfig
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.ple.config import PleConfig
@@ -282,7 +283,7 @@ def test_every_family_is_listed_with_its_words():
 
 MIXERS = {
     AttentionConfig: "attention", ShortConvConfig: "short convolution",
-    LatentConfig: "latent attention",
+    LatentConfig: "latent attention", DeltaConfig: "gated DeltaNet",
 }  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_norm_statistics_in_float32_for_bfloat16():
 @settings(deadline=None)
 @given(st.floats(-30, 30))
 def test_activations(x):
-    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu"):
+    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "sigmoid"):
         number = torch.tensor(x, dtype=F64)
         fast = activations.activation(name)(number).item()
         slow = activated(name, number).item()

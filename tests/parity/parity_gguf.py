@@ -27,8 +27,12 @@ LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps",
               "gpt_neox": "layer_norm_eps"}  # fmt: skip
 BY_HEAD = True  # keys and values of latents are two tensors
 GATE_UP = False  # gates and neurons of experts are one (`--fuse-gate-up-exps`)
+KEY_HEADS = False  # what belongs to one key head of Qwen3-Next is together, as in the first files
+QKV = False  # queries with their gates, keys and values of Qwen3-Next are one (`--fuse-qkv`)
 # rows of queries and keys, by the converter
 PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
+DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+TILED = DELTA[1:]  # value heads of one key head are apart in files
 # of transformers; in files gate and up are two tensors
 FUSED = (".mlp.experts.gate_up_proj", ".feed_forward.experts.gate_up_proj")
 
@@ -73,6 +77,18 @@ def write_gguf(
             )
             parameter.copy_(torch.cat((k_Hcn.mT, v_Hec), 1).flatten(0, 1))
             continue
+        if name.endswith(".in_proj_qkvz.weight") and not KEY_HEADS:
+            parameter.copy_(_by_key_head(writer, names, name, drawn[name], model, format))
+            continue
+        if config.model_type in DELTA and QKV and ".self_attn." in name and "_proj" in name[-13:]:
+            if ".q_proj." in name:
+                _write_qkv(writer, model, name, drawn, format)
+            if ".o_proj." not in name:
+                continue
+        if name.endswith("A_log"):  # a float32 number there, of which the logarithm is none here
+            found = _written(writer, names, name, drawn[name], format, model)
+            model.get_parameter(name).data = found
+            continue
         if config.model_type == "gpt_oss" and ".experts." in name:
             parameter.copy_(_in_turns(writer, names, name, drawn[name], format))
             continue
@@ -104,6 +120,62 @@ def _in_turns(
     return torch.stack(found, -1).flatten(-2)
 
 
+def _by_key_head(
+    writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, values: Tensor,
+    model: PreTrainedModel, format: str,
+) -> Tensor:  # fmt: skip
+    """Queries, keys and values of all heads in one tensor, and the gates in another."""
+    config = model.config
+    each = config.linear_num_value_heads // config.linear_num_key_heads * (
+        config.linear_value_head_dim
+    )
+    sizes = [config.linear_key_head_dim] * 2 + [each] * 2
+    parts = values.unflatten(0, (config.linear_num_key_heads, -1)).split(sizes, 1)
+    qkv = torch.cat([part.flatten(0, 1) for part in parts[:3]])
+    layer, found = name.split(".")[2], []
+    for target, part in ("attn_qkv", qkv), ("attn_gate", parts[3].flatten(0, 1)):
+        found.append(_add_as(writer, f"blk.{layer}.{target}", part.contiguous(), format))
+    rows = [part.shape[0] * part.shape[1] for part in parts]
+    every = torch.cat(found).split(rows)
+    return torch.cat(
+        [one.view(part.shape) for one, part in zip(every, parts, strict=True)], 1
+    ).flatten(0, 1)
+
+
+def _write_qkv(
+    writer: gguf.GGUFWriter, model: PreTrainedModel, name: str, drawn: Mapping[str, Tensor],
+    format: str,
+) -> None:  # fmt: skip
+    sources = [name.replace("q_proj", f"{one}_proj") for one in "qkv"]
+    rows = [len(drawn[source]) for source in sources]
+    target = f"blk.{name.split('.')[2]}.attn_qkv"
+    decoded = _add_as(writer, target, torch.cat([drawn[source] for source in sources]), format)
+    for source, part in zip(sources, decoded.split(rows), strict=True):
+        model.get_parameter(source).copy_(part)
+
+
+def _tiled(values: Tensor, heads: tuple[int, int], size: int, *, back: bool = False) -> Tensor:
+    """Rows of value heads, first the first of every key head, of `heads` key and value heads."""
+    split = (heads[1] // heads[0], heads[0]) if back else (heads[0], heads[1] // heads[0])
+    return values.unflatten(0, (*split, size)).swapaxes(0, 1).reshape(values.shape)
+
+
+def _reordered(name: str, values: Tensor, config: PretrainedConfig, *, back: bool) -> Tensor:
+    """What belongs to value heads, in llama.cpp's order of them or (`back`) transformers'."""
+    heads = config.linear_num_key_heads, config.linear_num_value_heads
+    size, keys = config.linear_value_head_dim, 2 * heads[0] * config.linear_key_head_dim
+    if "in_proj_qkv" in name or "conv1d" in name:
+        rest = _tiled(values[keys:], heads, size, back=back)
+        return torch.cat((values[:keys], rest))
+    if "in_proj_z" in name:
+        return _tiled(values, heads, size, back=back)
+    if name.endswith((".in_proj_a.weight", ".in_proj_b.weight", ".A_log", ".dt_bias")):
+        return _tiled(values, heads, 1, back=back)
+    if "out_proj" in name:  # columns
+        return _tiled(values.T, heads, size, back=back).T.contiguous()
+    return values
+
+
 def _written(
     writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, value: Tensor, format: str,
     model: PreTrainedModel,
@@ -128,8 +200,14 @@ def _add(
     assert target is not None, name
     if target.endswith(("_exps", "attn_sinks")) or name.endswith("layer_scalar"):
         target += ".weight"
+    return _add_as(writer, target, values, format)
+
+
+def _add_as(writer: gguf.GGUFWriter, target: str, values: Tensor, format: str) -> Tensor:
+    """The same under that name."""
+    target += ".weight" if target.endswith(("attn_qkv", "attn_gate")) else ""
     plain = "position" in target or ".conv." in target or "_inp" in target or values.ndim == 1
-    plain = plain or target.endswith("_exps.bias")
+    plain = plain or target.endswith("_exps.bias") or "ssm_conv1d" in target
     block = 1 if format not in FORMATS else FORMATS[format][0]
     kept = "F32" if plain or (values.ndim == 3 and values.shape[-1] % block) else format
     data = _encode(values, kept)
@@ -141,7 +219,7 @@ def _add(
 def _stem(name: str) -> str:
     """As checkpoints name it: a bias is one of the module before it."""
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-    name = name.replace("expert_bias", "expert_bias.bias")
+    name = name.replace("expert_bias", "expert_bias.bias").replace("dt_bias", "dt_proj.bias")
     return name.replace("_proj_bias", "_proj.bias")
 
 
@@ -164,9 +242,13 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     if "query_key_value" in name:  # by head there, all queries first here
         heads = config.num_attention_heads
         return values.unflatten(0, (heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
-    if _centred(config) and name.endswith("norm.weight"):
+    if _centred(config) and name.endswith("norm.weight") and "linear_attn" not in name:
         return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
-    return values.squeeze(1) if name.endswith("conv.conv.weight") else values
+    if config.model_type in TILED and ".linear_attn." in name:
+        values = _reordered(name, values, config, back=False)
+    if name.endswith("A_log"):
+        return -values.exp()
+    return values.squeeze(1) if name.endswith((".conv.weight", ".conv1d.weight")) else values
 
 
 def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
@@ -180,14 +262,19 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
     if "query_key_value" in name:
         heads = config.num_attention_heads
         return values.unflatten(0, (3, heads, -1)).swapaxes(0, 1).flatten(0, 2)
-    if _centred(config) and name.endswith("norm.weight"):
+    if _centred(config) and name.endswith("norm.weight") and "linear_attn" not in name:
         return values - 1
+    if name.endswith("A_log"):
+        values = values.double().neg().log()
+    if config.model_type in TILED and ".linear_attn." in name:
+        return _reordered(name, values, config, back=True)
     return values
 
 
 def _centred(config: PretrainedConfig) -> bool:
     """Whether the file's norms are the checkpoint's + 1."""
-    return config.model_type.startswith("gemma") and not config.model_type.startswith("gemma4")
+    gemma = config.model_type.startswith("gemma") and not config.model_type.startswith("gemma4")
+    return gemma or config.model_type in DELTA
 
 
 def _encode(values: Tensor, format: str) -> np.ndarray:
@@ -259,7 +346,8 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         if config.model_type != "gemma4_text":  # where they differ by layer
-            writer.add_feed_forward_length(config.intermediate_size)
+            if hasattr(config, "intermediate_size"):
+                writer.add_feed_forward_length(config.intermediate_size)
             shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
             writer.add_head_count_kv(1 if hasattr(config, "kv_lora_rank") else shared)
         if config.model_type in LAYER_NORM:
@@ -283,12 +371,13 @@ def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What the converters write of mixtures."""
-    qwen2, grouped = config.model_type == "qwen2_moe", hasattr(config, "n_routed_experts")
-    named = qwen2 or config.model_type == "lfm2_moe"
+    shares = config.model_type in ("qwen2_moe", *DELTA)
+    grouped = hasattr(config, "n_routed_experts")
+    named = shares or config.model_type == "lfm2_moe"
     count = "n_routed_experts" if grouped else "num_experts" if named else "num_local_experts"
     writer.add_expert_count(getattr(config, count))
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("qwen2_moe", "qwen3_moe") or grouped:
+    if shares or config.model_type == "qwen3_moe" or grouped:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "lfm2_moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -296,7 +385,7 @@ def _write_experts(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if qwen2:
+    if shares:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if grouped:
         second = config.model_type == "deepseek_v2"
@@ -332,6 +421,8 @@ def _write_latent(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
 
 def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     """What only some architectures write."""
+    if config.model_type in DELTA:
+        _write_delta(writer, config)
     if hasattr(config, "num_experts_per_tok"):
         _write_experts(writer, config)
     if config.model_type in ("gemma2", "gemma3_text"):
@@ -362,6 +453,24 @@ def _write_own(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if config.model_type == "exaone4":
         kinds = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(kinds)
+
+
+def _write_delta(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """Sizes of gated DeltaNet; the last layer of each period attends."""
+    kinds = config.layer_types
+    period = kinds.index("full_attention") + 1
+    assert [kind == "full_attention" for kind in kinds] == [
+        (i + 1) % period == 0 for i in range(len(kinds))
+    ]
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    if period != 4:  # which need not be said
+        writer.add_full_attention_interval(period)
+    if config.model_type in TILED:
+        writer.add_rope_dimension_sections([1, 1, 0, 0])
 
 
 def _write_gemma4(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:

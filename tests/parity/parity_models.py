@@ -19,15 +19,19 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     kind = model.config.model_type  # what norms multiply by is about 1
-    centre = 0 if kind.startswith("gemma") and not kind.startswith("gemma4") else 1
+    centred = kind.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    centred = centred and not kind.startswith("gemma4")
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.3 * torch.randn(1, generator=generator))
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1 and name.endswith("weight"):
-                parameter.copy_(centre + 0.3 * noise)
+            if name.endswith("dt_bias"):  # states that remember some ten tokens
+                parameter.copy_(noise - 3)
+            elif parameter.ndim == 1 and name.endswith("weight"):
+                around_0 = centred and not name.endswith("linear_attn.norm.weight")
+                parameter.copy_((0 if around_0 else 1) + 0.3 * noise)
                 if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
                     parameter.mul_(0.4)  # scores are not divided by the root of a head's size
             elif name.endswith(("router.scale", "per_expert_scale")):

@@ -44,6 +44,7 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
             _watch(hooks, layer, ".", partial(seen.__setitem__, f"blocks.{i}.resid_post"))
         beside = _inputs_beside(hooks, layers)
         _watch(hooks, model, "lm_head|embed_out", partial(seen.__setitem__, "logits_raw"))
+        hooks.enter_context(_watch_recurrence(model, seen))
         watch = _watch_heads if latent else _watch_rotation
         hooks.enter_context(watch(model, seen))
         fresh_rope(model)
@@ -62,6 +63,11 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
         seen[name] = seen[name][..., order]
     if hasattr(model.config, "n_routed_experts"):
         _in_order(model, seen)
+    for at in [name.removesuffix("gated") for name in seen if name.endswith(".attn.gated")]:
+        size = seen[f"{at}gated"].shape[-1]  # gates lie behind each head's queries
+        seen[f"{at}q"], seen[f"{at}gate"] = seen[f"{at}q"].split(size, -1)
+        seen[f"{at}gate_act"] = seen[f"{at}gate"].sigmoid()
+        seen[f"{at}z"] = seen[f"{at}gated"] / seen[f"{at}gate_act"]
     for at in [name.removesuffix("out") for name in seen if name.endswith(".conv.out")]:
         seen[f"{at}in"] = seen[f"{at}B"] * seen[f"{at}x"]
         seen[f"{at}conv"] = seen[f"{at}out"] / seen[f"{at}gate"]
@@ -106,10 +112,13 @@ def numbers_of_a_head(model: PreTrainedModel, layer: int, size: int) -> list[int
 
 
 def attending_layers(model: PreTrainedModel) -> list[int]:
-    """The layers that have attention."""
+    """The layers that have softmax attention."""
     config = model.config
     kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
-    return [layer for layer, kind in enumerate(kinds) if "attention" in kind]
+    return [
+        layer for layer, kind in enumerate(kinds)
+        if "attention" in kind and kind != "linear_attention"
+    ]  # fmt: skip
 
 
 def rotating_layers(model: PreTrainedModel) -> list[int]:
@@ -125,6 +134,8 @@ def rotating_layers(model: PreTrainedModel) -> list[int]:
 
 def _heads(model: PreTrainedModel, ours: str, layer: int) -> int:
     """Into how many heads that activation is split; 0 where it is a row for each token."""
+    if ours in ("linattn.gate", "linattn.z", "linattn.out"):
+        return int(model.config.linear_num_value_heads)
     if not ours.startswith("attn.") or ours == "attn.out":
         return 0
     if "latent" in ours:
@@ -139,8 +150,8 @@ def _put(seen: Seen, name: str, heads: int, batch: int, value: Tensor) -> None:
 
     `[B · T, d]`, as mixtures of experts have it, → `[B, T, d]`.
     """
-    if value.ndim == 2:
-        value = value.unflatten(0, (batch, -1))
+    if value.ndim == 2:  # or `[B · T · H, d]`
+        value = value.unflatten(0, (batch, -1, heads) if heads else (batch, -1))
     if heads:
         value = value if value.ndim == 4 else value.unflatten(-1, (heads, -1))
         value = value if value.shape[1] == heads else value.transpose(1, 2)
@@ -204,6 +215,30 @@ def _watch_heads(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
         return attend(self, q, k, v, *args, **kwargs)
 
     with patch.object(module, "eager_attention_forward", attended):
+        yield
+
+
+@contextmanager
+def _watch_recurrence(model: PreTrainedModel, seen: Seen) -> Iterator[None]:
+    """What enters gated DeltaNet behind the convolution, and its gates, in order."""
+    module, name = sys.modules[type(model).__module__], "torch_chunk_gated_delta_rule"
+    if not hasattr(module, name):
+        yield
+        return
+    rule = getattr(module, name)
+    kinds = model.config.layer_types
+    layers = (layer for layer, kind in enumerate(kinds) if kind == "linear_attention")
+
+    def entered(
+        q: Tensor, k: Tensor, v: Tensor, *, g: Tensor, beta: Tensor, **kwargs: Any
+    ) -> Any:
+        at = f"blocks.{next(layers)}.linattn"
+        seen[f"{at}.act"] = torch.cat([one.flatten(2) for one in (q, k, v)], -1)
+        seen[f"{at}.v"] = v.transpose(1, 2)
+        seen[f"{at}.beta"], seen[f"{at}.log_decay"] = beta, g
+        return rule(q, k, v, g=g, beta=beta, **kwargs)
+
+    with patch.object(module, name, entered):
         yield
 
 

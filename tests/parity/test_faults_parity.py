@@ -20,11 +20,14 @@ from llmcli.checkpoints import open_checkpoint
 from llmcli.config import Branch, ModelConfig
 from llmcli.errors import WeightMismatch
 from llmcli.families import (
-    InterleaveRows,
+    CollectRows,
+    Multiply,
+    Op,
     PerExpert,
     Rename,
     Rows,
     Rule,
+    Transpose,
     UnpairRows,
     translate,
 )
@@ -35,10 +38,13 @@ from llmcli.parts.attention.config import (
     RopeConfig,
     YarnScaling,
 )
+from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.norm.config import NormConfig
 
+PLAIN_NORM = NormConfig(kind="rms", eps=2.0**-17)
 Change = Callable[[ModelConfig], ModelConfig]
 RuleChange = Callable[[Rule], Rule]
 
@@ -55,7 +61,9 @@ def attending_by(changes: Callable[[int], dict[str, Any]]) -> Change:
         layers = []
         for number, layer in enumerate(model.layers):
             attention = layer.attention
-            assert attention is not None
+            if attention is None:
+                layers.append(layer)
+                continue
             found = {
                 key: one(attention) if callable(one) else one
                 for key, one in changes(number).items()
@@ -83,6 +91,26 @@ def latent(**changes: Any) -> Change:
             ))
             for layer in model.layers
         )  # fmt: skip
+        return replace(model, layers=tuple(layers))
+
+    return change
+
+
+def recurring(**changes: Any) -> Change:
+    """Other gated DeltaNet in every layer that has it: values, or functions of the layer's own."""
+
+    def other(branch: Branch) -> Branch:
+        if not isinstance(branch.part, DeltaConfig):
+            return branch
+        delta = branch.part
+        found = {key: one(delta) if callable(one) else one for key, one in changes.items()}
+        return replace(branch, part=replace(delta, **found))
+
+    def change(model: ModelConfig) -> ModelConfig:
+        layers = (
+            replace(layer, sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+            for layer in model.layers
+        )
         return replace(model, layers=tuple(layers))
 
     return change
@@ -282,7 +310,8 @@ def halved(rule: Rule) -> Rule:
 def of_other_experts(rule: Rule) -> Rule:
     """The biases of experts in another order."""
     if isinstance(rule, Rename) and rule.target.endswith("b_down"):
-        return Rename(rule.source, rule.target, InterleaveRows(2), *rule.ops, within=rule.within)
+        mixed = CollectRows(3, (1, 1))
+        return Rename(rule.source, rule.target, mixed, *rule.ops, within=rule.within)
     return rule
 
 
@@ -454,6 +483,77 @@ GEMMA4: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 
 
+def without_operation(*kinds: type) -> RuleChange:
+    """Rules that lack such operations."""
+
+    def change(rule: Rule) -> Rule:
+        if isinstance(rule, Rename) and any(isinstance(op, kinds) for op in rule.ops):
+            kept = [op for op in rule.ops if not isinstance(op, kinds)]
+            return Rename(rule.source, rule.target, *kept, within=rule.within)
+        return rule
+
+    return change
+
+
+def ending(end: str, *ops: Op) -> RuleChange:
+    """Further operations on parameters whose names end so."""
+
+    def change(rule: Rule) -> Rule:
+        if isinstance(rule, Rename) and rule.target.endswith(end):
+            return Rename(rule.source, rule.target, *rule.ops, *ops, within=rule.within)
+        return rule
+
+    return change
+
+
+def gates_first(rule: Rule) -> Rule:
+    """The rows of gates before those of queries, in each head."""
+    return swapped("attn.W_q", "attn.W_gate")(rule)
+
+
+def gates_behind_all_queries(rule: Rule) -> Rule:
+    """The rows of all queries, then of all gates."""
+    if isinstance(rule, Rename) and rule.target.endswith(("attn.W_q", "attn.W_gate")):
+        return one_after_the_other(rule)
+    return rule
+
+
+QWEN_NEXT: dict[str, tuple[str, Change]] = {
+    "norms multiply by w": ("qwen3_5", branching(pre_norm=PLAIN_NORM)),
+    "the last norm multiplies by w": ("qwen3_next", norm_of(0.0)),
+    "queries and keys normalized with w": ("qwen3_5", attending(qk_norm=PLAIN_NORM)),
+    "outputs normalized with 1 + w": (
+        "qwen3_5", recurring(norm=lambda delta: replace(delta.norm, offset=1.0))
+    ),
+    "another eps of queries and keys": ("qwen3_5", recurring(eps=1e-3)),
+    "the norms' eps of queries and keys": (
+        "qwen3_next", recurring(eps=lambda delta: delta.norm.eps)
+    ),
+    "value heads paired with key heads in turns": ("qwen3_5", recurring(tiled=True)),
+    "whole heads rotated": ("qwen3_next", rotating(dims=16)),
+    "another part of heads rotated": ("qwen3_5", rotating(dims=8)),
+    "not renormalized": ("qwen3_5_moe", routed(renormalized=False)),
+    "renormalized where it is not to be": ("qwen3_next-mixed", routed(renormalized=True)),
+    "one expert less": ("qwen3_next", routed(chosen=1)),
+    "sigmoids for scores": ("qwen3_5_moe", routed(scores="sigmoid")),
+}  # fmt: skip
+QWEN_NEXT_ROWS: dict[str, tuple[str, RuleChange]] = {
+    "rows not by key head": ("qwen3_next", one_after_the_other),
+    "parts of key heads not put together": ("qwen3_next", without_operation(CollectRows)),
+    "gates before queries": ("qwen3_5", gates_first),
+    "gates behind all queries": ("qwen3_next", gates_behind_all_queries),
+    "what is written and what is forgotten swapped": ("qwen3_5", swapped("W_beta", "W_decay")),
+    "the same of one key head": ("qwen3_next", swapped("W_beta", "W_decay")),
+    "filters with their tokens in another order": (
+        "qwen3_5", ending("linattn.w", Transpose(), UnpairRows(1, 4), Transpose())
+    ),
+    "filters of other channels": ("qwen3_next", ending("linattn.w", CollectRows(2, (28, 28)))),
+    "decays that grow": ("qwen3_5", ending("A_log", Multiply(-1.0))),
+    "no bias of steps": ("qwen3_next", ending("dt_bias", Multiply(0.0))),
+    "gate and up of the shared expert swapped": (
+        "qwen3_5_moe", swapped("shared.W_gate", "shared.W_up")
+    ),
+}  # fmt: skip
 Translated = tuple[ModelConfig, tuple[Rule, ...]]
 
 
@@ -481,7 +581,8 @@ def parts(
 
 ALL = VALUES | EXPERTS | UNUSED | {
     f"{kind}: {name}": case
-    for kind, cases in (("gemma", GEMMA), ("gemma4", GEMMA4)) for name, case in cases.items()
+    for kind, cases in (("gemma", GEMMA), ("gemma4", GEMMA4), ("qwen_next", QWEN_NEXT))
+    for name, case in cases.items()
 }  # fmt: skip
 
 
@@ -497,11 +598,14 @@ def test_a_wrong_value_shows(name: str, parts: Any) -> None:
     assert parts(variant, wrong) > 1e-6
 
 
-@pytest.mark.parametrize("name", ROWS)
+ALL_ROWS = ROWS | {f"qwen_next: {name}": case for name, case in QWEN_NEXT_ROWS.items()}
+
+
+@pytest.mark.parametrize("name", ALL_ROWS)
 def test_rows_in_another_order_show(name: str, parts: Any) -> None:
-    variant, change = ROWS[name]
+    variant, change = ALL_ROWS[name]
     assert parts(variant, lambda *sound: (sound[0], tuple(map(change, sound[1])))) > 1e-6
 
 
 def test_every_group_has_eight() -> None:
-    assert min(len(VALUES), len(GEMMA), len(GEMMA4), len(EXPERTS)) >= 8
+    assert min(len(VALUES), len(GEMMA), len(GEMMA4), len(EXPERTS), len(QWEN_NEXT)) >= 8

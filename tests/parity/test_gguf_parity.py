@@ -7,6 +7,8 @@ that the gguf package decodes from the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from zoo import PACKED, TYPES, ZOO, Variant, packed, variant
 
-from llmcli.checkpoints import open_checkpoint
+from llmcli.checkpoints import Checkpoint, open_checkpoint
+from llmcli.config import Branch, ModelConfig
+from llmcli.families import AddConstant, LogNeg, Op, Rename, Rule, translate
 from llmcli.formats.packed import Mapped
 from llmcli.kernels import native
 from llmcli.loading import load_checkpoint
 from llmcli.ops.quant import DECODERS
+from llmcli.parts.delta.config import DeltaConfig
+from llmcli.parts.experts.config import ExpertsConfig
 
 # d·q is exact in float32; d·q + m is not, so that float64 sees the decoder's rounding there
 EXACT = {"F64", "F32", "F16", "BF16", "Q4_0", "Q5_0", "Q8_0"}
@@ -71,6 +77,7 @@ def super_blocked(model_type: str) -> Variant:
     for key, value in (
         ("head_dim", 32), ("query_pre_attn_scalar", 32), ("num_key_value_heads", 2),
         ("global_head_dim", 64), ("hidden_size_per_layer_input", 256),
+        ("linear_value_head_dim", 64),
     ):  # fmt: skip
         if key in own.base or key in own.blocks:
             sizes[key] = value
@@ -120,7 +127,8 @@ LATENT = {
     "deepseek_v3": {"first_k_dense_replace": 1},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
 }
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss", *LATENT)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "olmoe",
+            "glm4_moe", "gpt_oss", *LATENT)  # fmt: skip
 BLOCKS = {"hidden_size": 96, "intermediate_size": 64}  # so that rows are whole ones
 
 
@@ -128,6 +136,8 @@ def mixed(model_type: str) -> Variant:
     """One whose experts have rows of whole blocks."""
     sizes = ("moe_intermediate_size", "shared_expert_intermediate_size")
     own = {size: 32 for size in sizes if size in TYPES[model_type].base}
+    if "linear_value_head_dim" in TYPES[model_type].base:
+        own |= {"linear_num_value_heads": 4, "linear_value_head_dim": 16}
     if model_type in LATENT:
         own |= TYPES["deepseek_v3"].blocks | LATENT[model_type] | {"n_group": 4, "topk_group": 2}
     return Variant("mixed", model_type, BLOCKS | own)
@@ -222,6 +232,86 @@ def test_keys_and_values_of_latents_in_one_tensor(
     monkeypatch.setattr("parity_gguf.BY_HEAD", False)
     assert compare(tmp_path, variant("deepseek_v3-yarn"), "F32") < 1e-9
     assert compare(tmp_path, packed("deepseek_v3", q_lora_rank=None), "F16") < 1e-9
+
+
+@pytest.mark.parametrize("option", ["KEY_HEADS", "QKV"])
+def test_other_names_of_qwen3_next(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the converter wrote them at first, and as it can write them."""
+    monkeypatch.setattr(f"parity_gguf.{option}", True)
+    assert compare(tmp_path, variant("qwen3_next"), "F32") < 1e-9
+    assert compare(tmp_path, mixed("qwen3_next"), "Q8_0") < 1e-9
+
+
+def with_parts(change: Callable[[object], object]) -> Callable[[ModelConfig], ModelConfig]:
+    """A model with other parts."""
+
+    def other(branch: Branch) -> Branch:
+        return replace(branch, part=change(branch.part))
+
+    return lambda config: replace(config, layers=tuple(
+        replace(layer, sublayers=tuple(tuple(map(other, one)) for one in layer.sublayers))
+        for layer in config.layers
+    ))  # fmt: skip
+
+
+def tiled(tiles: bool) -> Callable[[ModelConfig], ModelConfig]:
+    """Value heads in llama.cpp's order, or in transformers'."""
+    return with_parts(
+        lambda part: replace(part, tiled=tiles) if isinstance(part, DeltaConfig) else part
+    )
+
+
+def unnormalized(part: object) -> object:
+    """The weights of experts as they are."""
+    if not isinstance(part, ExpertsConfig):
+        return part
+    return replace(part, routing=replace(part.routing, renormalized=False))
+
+
+def with_operations(ops: Callable[[Rename], tuple[Op, ...]]) -> Callable[[Rule], Rule]:
+    """Rules with other operations."""
+
+    def change(rule: Rule) -> Rule:
+        if not isinstance(rule, Rename):
+            return rule
+        return Rename(rule.source, rule.target, *ops(rule), within=rule.within)
+
+    return change
+
+
+# what is wrong with how a file is read: its variant, the model, its rules
+DELTA: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig], Callable[[Rule], Rule]]] = {
+    "value heads in transformers' order": ("qwen3_5", tiled(False), lambda rule: rule),
+    "value heads in llama.cpp's order": ("qwen3_next", tiled(True), lambda rule: rule),
+    "decays that are no logarithms": ("qwen3_5", lambda config: config, with_operations(
+        lambda rule: tuple(op for op in rule.ops if not isinstance(op, LogNeg))
+    )),
+    "1 taken off the norm of outputs": ("qwen3_5_moe", lambda config: config, with_operations(
+        lambda rule: (AddConstant(-1.0),) if "ssm_norm" in rule.source else rule.ops
+    )),
+    "1 not taken off the other norms": ("qwen3_next", lambda config: config, with_operations(
+        lambda rule: tuple(op for op in rule.ops if not isinstance(op, AddConstant))
+    )),
+    "weights not renormalized": (
+        "qwen3_5_moe", with_parts(unnormalized), lambda rule: rule,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DELTA)
+def test_a_file_that_is_read_wrong_is_seen(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, change, other = DELTA[name]
+
+    def wrong(checkpoint: Checkpoint) -> tuple[ModelConfig, tuple[Rule, ...]]:
+        config, rules = translate(checkpoint)
+        return change(config), tuple(map(other, rules))
+
+    monkeypatch.setattr("llmcli.loading.translate", wrong)
+    assert compare(tmp_path, variant(one), "F32") > 1e-6
 
 
 @pytest.mark.parametrize("model_type", sorted({*MIXTURES} - {"gpt_oss"}))

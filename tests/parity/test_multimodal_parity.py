@@ -37,6 +37,13 @@ def text(kind, **changes):
     return base | {"model_type": kind} | changes
 
 
+def gated(kind):
+    """Qwen 3.5's text model, with rotary positions in sections."""
+    return text(kind, rope_parameters=_SECTIONS | {
+        "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25,
+    })  # fmt: skip
+
+
 # model_type: the text model, the vision tower, and how its tensors begin
 CASES = {
     "gemma3": (text("gemma3_text"), {"model_type": "siglip_vision_model"} | _TOWER,
@@ -57,6 +64,10 @@ CASES = {
                                | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}},
         {"model_type": "qwen3_vl"} | _QWEN_TOWER, {},
     ),
+    "qwen3_5": (gated("qwen3_5_text"), {"model_type": "qwen3_5_vision"} | _QWEN_TOWER, {}),
+    "qwen3_5_moe": (
+        gated("qwen3_5_moe_text"), {"model_type": "qwen3_5_moe_vision"} | _QWEN_TOWER, {},
+    ),
 }  # fmt: skip
 
 
@@ -72,7 +83,7 @@ def written(kind, folder):
     randomize(theirs, 0)
     theirs.save_pretrained(folder)
     theirs = AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     with really_float64():
         inner = theirs.model.language_model
@@ -114,7 +125,10 @@ def computing(change):
     def plant(monkeypatch):
         def changed(checkpoint):
             config, rules = translate(checkpoint)
-            layers = (layer.with_attention(change(layer.attention)) for layer in config.layers)
+            layers = (
+                layer if layer.attention is None else layer.with_attention(change(layer.attention))
+                for layer in config.layers
+            )
             return replace(config, layers=tuple(layers)), rules
 
         monkeypatch.setattr("llmcli.loading.translate", changed)
@@ -143,6 +157,7 @@ FAULTS = {
     ),
     "rope settings of the text left out": ("qwen3_vl", without("rope_parameters")),
     "another base": ("qwen2_5_vl", rotated(theta=1e4)),
+    "sections that are said to be all of a head": ("qwen3_5", rotated(dims=16)),
     "sections taken for a partial rotation": ("qwen2_5_vl", rotated(dims=4)),
     "one base for layers with a window and without": ("gemma3", rotated(theta=1e6)),
     "windows left out": ("gemma3", computing(lambda one: replace(one, window=None))),

@@ -69,6 +69,8 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
     fused += ("qkv_proj", "gate_up_proj", "query_key_value")
     if "kv_lora_rank" in variant(name).settings:
         fused += ("q_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    if "linear_num_key_heads" in variant(name).settings:  # gates of attention with its queries
+        fused += ("q_proj", "in_proj_qkvz", "in_proj_ba")
     compared = 0
     for path, value in theirs.items():
         if re.fullmatch(UNNAMED, path) and not path.endswith(".shared_experts"):
@@ -83,7 +85,7 @@ def test_a_modules_name_means_its_output(name: str, models: Models, references: 
             value = value * model.config.embedding.scale  # which its module does not
         # heads of their own are normalized as `[B, T, H, d]`
         here = flat(ours[meant])
-        there = value.unflatten(0, (len(ids), -1)) if value.ndim == 2 else value
+        there = value.reshape(here.shape) if value.ndim == 2 else value
         if value.ndim == 4:  # or, in Gemma 3 and EXAONE 4, as `[B, H, T, d]`
             heads_first = value.shape[1] == ours[meant].shape[1]
             there = flat(value) if heads_first else value.flatten(2)

@@ -150,9 +150,10 @@ class AttentionConfig:
     `qk_norm_wide` the queries of all heads together, and the keys (OLMo 2). With a `cap` c a
     scaled score s is `c · tanh(s / c)`, before the mask (Gemma 2). `growth` multiplies what is
     rotated, as scores see it. With `sinks` every head has a learned score in the softmax's
-    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss). Raises
-    ValueError where values are normalized but not keys, or are equal to keys and only these are
-    normalized.
+    denominator, to which no key belongs: its weights sum to less than 1 (gpt-oss). Where it is
+    `gated`, what heads mix is multiplied by the sigmoid of gates, which are one more projection
+    (Qwen3-Next). Raises ValueError where values are normalized but not keys, or are equal to keys
+    and only these are normalized.
     """
 
     heads: int
@@ -167,6 +168,7 @@ class AttentionConfig:
     cap: float | None = None
     growth: QueryGrowth | None = None
     sinks: bool = False
+    gated: bool = False
     kv: KeysValues = KeysValues()
     qkv_bias: bool = False
     out_bias: bool = False
@@ -180,6 +182,11 @@ class AttentionConfig:
     def projections(self) -> str:
         """What has a matrix of its own: of `qkv` some."""
         return "q" if self.kv.layer is not None else "qk" if self.kv.equal else "qkv"
+
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """What one product of the input is of: the projections, and the gates where it has them."""
+        return (*self.projections, "gate") if self.gated else tuple(self.projections)
 
     def divides(self, width: int) -> bool:
         """Whether the heads share `width` among them, so that each is `width / heads` wide."""

@@ -1,13 +1,15 @@
 """Softmax attention with its projections.
 
     x ── W_q|W_k|W_v ──┬─ q ─(norm)─ rope ─┐
-                       ├─ k ─(norm)─ rope ─┼─ softmax(q kᵀ · scale + mask) v ── z ── W_o ──
-                       └─ v ─(norm)────────┘
+                       ├─ k ─(norm)─ rope ─┼─ softmax(q kᵀ · scale + mask) v ── z ─(∘)─ W_o ──
+                       ├─ v ─(norm)────────┘                                     │
+                       └─(gate)── σ ─────────────────────────────────────────────┘
 
 Values may be what keys are before their norm, and both may be those of another layer.
 
 Axes: B batch, T new tokens, S keys, D width, H heads, K key/value heads, d size of a head's
-query and key, e of its value. Query head h reads key/value head h // (H/K).
+query and key, e of its value, G = H·e gates of a token. Query head h reads key/value head
+h // (H/K).
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.nn.state import KVCache, LayerState, Nothing
 from llmcli.nn.step import Step
 from llmcli.ops import compiled
+from llmcli.ops.activations import activation
 from llmcli.ops.attention import attend, scores, visible_keys, weights
-from llmcli.ops.elements import narrowed
+from llmcli.ops.elements import gate, narrowed
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.rope import rotate
 from llmcli.parts.attention.config import AttentionConfig
-from llmcli.parts.attention.graph import fused_kernel, of_layer
+from llmcli.parts.attention.graph import fused_kernel, mixed, of_layer
 from llmcli.parts.norm.forward import Norm
 
 
@@ -41,9 +44,10 @@ class Attention(SoftmaxMap):
         last = "_rot" if config.rope is not None else "_norm" if config.qk_norm is not None else ""
         self.keys_of = name if config.kv.layer is None else of_layer(name, config.kv.layer)
         self.entering = (f"{name}.q{last}", f"{self.keys_of}.k{last}")
-        self._cache_dtype = parameters.cache_dtype
+        self.mixed = mixed(name, gated=config.gated)
+        self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
-        parts = config.projections
+        parts = config.entering
         self.qkv = Linear(
             parameters,
             [f"{name}.W_{part}" for part in parts],
@@ -81,7 +85,7 @@ class Attention(SoftmaxMap):
         """`[B, T, D]` → `[B, T, D]` in at least float32; `cache` grows by keys and values."""
         config = self.config
         if config.kv.layer is None:
-            q_BHTd, k_BKSd, v_BKSe = self._project(x_BTD, step)
+            q_BHTd, k_BKSd, v_BKSe, gate_BTG = self._project(x_BTD, step)
             if cache is not None:
                 assert isinstance(cache, KVCache)
                 step.write(k_BKSd, cache.k)
@@ -89,7 +93,8 @@ class Attention(SoftmaxMap):
                 k_BKSd, v_BKSe = cache.k, cache.v
             step.lend(self.name, k_BKSd, v_BKSe)
         else:
-            q_BHTd, (k_BKSd, v_BKSe) = self._queries(x_BTD, step), step.lent[self.keys_of]
+            q_BHTd, gate_BTG = self._queries(x_BTD, step)
+            k_BKSd, v_BKSe = step.lent[self.keys_of]
         q_BHTd = self._grown(q_BHTd, step.positions)
         # a cap and sinks are in our kernels alone, which read queries in float32
         unfused = config.cap is not None or config.sinks
@@ -117,11 +122,18 @@ class Attention(SoftmaxMap):
                 for seen in step.visible(config.window)
             ]
             z_BHTe = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-        z_BHTe = step.emit(f"{self.name}.z", z_BHTe)
-        return self.out.wide(z_BHTe.transpose(1, 2).flatten(2))
+        z_BTG = step.emit(f"{self.name}.z", z_BHTe).transpose(1, 2).flatten(2)
+        if gate_BTG is not None:
+            act_BTG = self._emit_gates("gate_act", activation("sigmoid")(gate_BTG), step)
+            z_BTG = self._emit_gates("gated", gate(act_BTG, z_BTG), step)
+        return self.out.wide(z_BTG)
 
-    def _project(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x_BTD: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries `[B, H, T, d]`, keys `[B, K, T, d]` and values `[B, K, T, e]` of the scores.
+
+        And the gates `[B, T, G]`, where there are some.
 
         Until they are normalized, where the model does that, queries and keys are the N = H + K
         heads of one tensor, so that what is done to both is done once. Keys and values are then
@@ -132,26 +144,41 @@ class Attention(SoftmaxMap):
         heads = config.heads + config.kv_heads
         qkv = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
         values = 0 if config.kv.equal else config.kv_heads * config.value_dim
-        qk, v = qkv.split_with_sizes([heads * config.head_dim, values], -1)
+        gates = config.gated * config.heads * config.value_dim
+        qk, v, raw_BTG = qkv.split_with_sizes([heads * config.head_dim, values, gates], -1)
         qk_BTNd = qk.view(batch, tokens, heads, config.head_dim)
         v_BTKe = v.view(batch, tokens, -1, config.value_dim)
         del qkv, qk, v  # what is normalized is a copy: the product goes
         if self.q_norm is None and config.rope is None:
             q_BHTd, k_BKTd = self._enter(*self._split(qk_BTNd), step)
             v_BTKe = k_BKTd.transpose(1, 2) if config.kv.equal else v_BTKe
-            return q_BHTd, k_BKTd, self._values(v_BTKe, step)
+            v_BKTe = self._values(v_BTKe, step)
+            return q_BHTd, k_BKTd, v_BKTe, self._gates(raw_BTG, step)
         qk_BTNd = self._emit_both("", qk_BTNd, step)
         v_BTKe = self._split(qk_BTNd)[1] if config.kv.equal else v_BTKe
-        v_BKTe = self._values(v_BTKe, step)
+        v_BKTe, gate_BTG = self._values(v_BTKe, step), self._gates(raw_BTG, step)
         if self.q_norm is None or self.k_norm is None:
-            return *self._enter(*self._split(self._rotated(qk_BTNd, step)), step), v_BKTe
+            qk_BTNd = self._rotated(qk_BTNd, step)
+            return *self._enter(*self._split(qk_BTNd), step), v_BKTe, gate_BTG
         q_BTHd, k_BTKd = self._split(qk_BTNd)
         del qk_BTNd
         q_BTHd, k_BTKd = self._normed(self.q_norm, q_BTHd), self._normed(self.k_norm, k_BTKd)
         if config.rope is not None:
             q_BTHd, k_BTKd = self._emit_each("_norm", q_BTHd, k_BTKd, step)
             q_BTHd, k_BTKd = self._rotated(q_BTHd, step), self._rotated(k_BTKd, step)
-        return *self._enter(q_BTHd, k_BTKd, step), v_BKTe
+        return *self._enter(q_BTHd, k_BTKd, step), v_BKTe, gate_BTG
+
+    def _gates(self, raw_BTG: Tensor, step: Step) -> Tensor | None:
+        """Gates before their sigmoid, as they were emitted, in the model's dtype."""
+        if not self.config.gated:
+            return None
+        return self._emit_gates("gate", narrowed(raw_BTG, self._dtype), step)
+
+    def _emit_gates(self, leaf: str, gate_BTG: Tensor, step: Step) -> Tensor:
+        """By heads, `[B, H, T, e]`; the same tensor unless it is edited."""
+        gate_BHTe = self._heads(gate_BTG.view(*gate_BTG.shape[:2], self.config.heads, -1))
+        emitted = step.emit(f"{self.name}.{leaf}", gate_BHTe)
+        return gate_BTG if emitted is gate_BHTe else emitted.transpose(1, 2).flatten(2)
 
     def _values(self, v_BTKe: Tensor, step: Step) -> Tensor:
         """Values as they are mixed, `[B, K, T, e]`, in the dtype that they are kept in."""
@@ -162,18 +189,20 @@ class Attention(SoftmaxMap):
         narrow = narrowed(v_BTKe.flatten(2), self._cache_dtype)  # a row for each token
         return step.emit(name, self._heads(narrow.view(shape)))
 
-    def _queries(self, x_BTD: Tensor, step: Step) -> Tensor:
-        """Queries alone, `[B, H, T, d]`, as they enter the scores."""
+    def _queries(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor | None]:
+        """Queries alone, `[B, H, T, d]`, as they enter the scores, and the gates, if any."""
         config, last = self.config, self.entering[0]
-        q = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
+        entered = self.qkv(x_BTD) if config.qk_norm is None else self.qkv.wide(x_BTD)
+        q, *gates = self.qkv.split(entered)
         q_BHTd = self._heads(q.view(*x_BTD.shape[:2], config.heads, config.head_dim))
         q_BHTd = step.emit(f"{self.name}.q", q_BHTd)
+        gate_BTG = self._gates(gates[0], step) if gates else None
         if self.q_norm is not None:
             normed = self._heads(self._normed(self.q_norm, q_BHTd.transpose(1, 2)))
             q_BHTd = step.emit(f"{self.name}.q_norm", normed)
         if config.rope is not None:
             q_BHTd = step.emit(last, self._heads(self._rotated(q_BHTd.transpose(1, 2), step)))
-        return q_BHTd
+        return q_BHTd, gate_BTG
 
     def _split(self, qk_BTNd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[B, T, H, d]` and keys `[B, T, K, d]`, views of both."""

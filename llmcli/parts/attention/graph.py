@@ -6,11 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcli.graph.node import Absent, Kernel, Node, Parameter, PartGraph, Site, State
-from llmcli.graph.ops import Add, HeadShare, Mix, Normalize, Op, Project, Rotate, Score, Softmax
+from llmcli.graph.ops import (
+    Activate,
+    Add,
+    Gate,
+    HeadShare,
+    Mix,
+    Normalize,
+    Op,
+    Project,
+    Rotate,
+    Score,
+    Softmax,
+)
 from llmcli.parts.attention.config import AttentionConfig, ProportionalScaling
 from llmcli.parts.norm.graph import norm_parameters
 
-_OF = {"q": "queries", "k": "keys", "v": "values"}
+_OF = {"q": "queries", "k": "keys", "v": "values", "gate": "gates"}
 _ONE = {"q": "query", "k": "key", "v": "value"}
 
 
@@ -18,12 +30,13 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     """`q k v`, then `q_norm k_norm`, `q_rot k_rot` where the part has them, `z`, `attn_out`.
 
     `scores` and `pattern` before `z` are derived, for the fused kernel never writes them, and so is
-    `result` after it, the heads' shares of `attn_out`.
+    `result` after it, the heads' shares of `attn_out`. With gates `gate` after the values, and
+    `gate_act gated` after `z`.
     """
     p = site.name
     heads = {"q": ("H", "dh"), "k": ("Hk", "dh"), "v": ("Hk", "dv")}
     own = "qkv" if a.kv.layer is None else "q"
-    fused = "qkv" if len(a.projections) > 1 else ""
+    fused = "" if len(a.entering) == 1 else "qkv_gate" if a.gated else "qkv"
     of = p if a.kv.layer is None else of_layer(p, a.kv.layer)  # whose keys and values it reads
     last = {"q": f"{p}.q", "k": f"{of}.k", "v": f"{of}.v"}  # the form that enters the attention
     letters = {part: part.upper() for part in "qkv"}
@@ -70,6 +83,22 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             a.kv.norm, name, name, "dv", site.layer, "the norm of every value"
         )
         last["v"] = name
+    if a.gated:
+        gate = f"{p}.gate"
+        bias = f"{p}.b_gate" if a.qkv_bias else None
+        project = Project(
+            source=site.source, weight=f"{p}.W_gate", bias=bias, over="D", columns="H·dv",
+            heads=a.heads, fused=f"{p}.{fused}",
+        )  # fmt: skip
+        nodes.append(Node(
+            name=gate, letter="G_o", axes=("H", "T", "dv"), op=project,
+            words="the gates of what each head mixes, before their sigmoid", group="qkv",
+            layer=site.layer,
+        ))  # fmt: skip
+        words = ("projection to the gates of all heads' results", "bias of the gates")
+        parameters += _projection(
+            site, "gate", ("D", "H·dv"), gate, bias is not None, words, fused, known=False
+        )
     if a.qk_norm is not None:
         normed = {part: f"every {_ONE[part]}" for part in "qk"}
         if a.qk_norm_wide:
@@ -111,7 +140,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
     mix = Mix(
         pattern=f"{p}.pattern", value=last["v"], query=last["q"], group=group, window=a.window
     )
-    nodes += mixed_nodes(site, score, mix, biased=a.out_bias, sinks=a.sinks)
+    nodes += mixed_nodes(site, score, mix, biased=a.out_bias, sinks=a.sinks, gated=a.gated)
     parameters += _projection(
         site, "o", ("H·dv", "D"), site.makes, a.out_bias,
         ("projection of all heads' results back to the width", "bias of the attention's output"),
@@ -137,7 +166,7 @@ def attention_graph(a: AttentionConfig, site: Site) -> PartGraph:
             else "d_v",
         },
         absent=tuple(_absent(a, site)),
-        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in a.projections)),
+        entering=("attn.hook_in", *(f"attn.{part}.hook_in" for part in a.entering)),
         similar=(
             (r"(attn|self_attn|attention)\.(weights|probs)", (f"{p}.pattern",)),
             (r"(attn|self_attn|attention)\.(out|output|context)", (site.makes, f"{p}.z")),
@@ -160,11 +189,18 @@ def of_layer(name: str, layer: int) -> str:
     return f"{blocks}.{layer}.{part}"
 
 
+def mixed(name: str, *, gated: bool) -> str:
+    """What enters the last projection of the part of that name."""
+    return f"{name}.gated" if gated else f"{name}.z"
+
+
 def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
     """What `info` says of it."""
     details = () if a.cap is None else (f"scores capped at {a.cap:g}",)
     if a.sinks:
         details = (*details, "a learned sink in each head")
+    if a.gated:
+        details = (*details, "results gated")
     if a.rope is not None and a.rope.dims < a.head_dim:
         details = (f"{a.rope.dims} of {a.head_dim} numbers rotated", *details)
     if a.rope is not None and isinstance(a.rope.scaling, ProportionalScaling):
@@ -185,7 +221,8 @@ def attention_facts(a: AttentionConfig) -> Mapping[str, Any]:
 
 
 def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
-    yield Absent(names=r"attn\.gate\b", why="its attention has no gate")
+    if not a.gated:
+        yield Absent(names=r"attn\.(gate(_act|d)?|[Wb]_gate)\b", why="its attention has no gate")
     if not a.sinks:
         yield Absent(names=r"attn\.sink\b", why="its attention has no sinks")
     yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
@@ -231,15 +268,17 @@ def _projection(
     biased: bool,
     words: tuple[str, str],
     fused: str = "",
+    *,
+    known: bool = True,
 ) -> list[Parameter]:
-    """`W_<symbol>` and, with a bias, `b_<symbol>`."""
+    """`W_<symbol>` and, with a bias, `b_<symbol>`; `known`: TransformerLens has them, too."""
     p = site.name
     return [
         Parameter(
             name=f"{p}.{kind}_{symbol}", axes=axes if kind == "W" else axes[1:], makes=makes,
             words=said, kind="attention", letter=f"{kind}_{symbol}", layer=site.layer,
             turned=kind == "W", shares=f"{p}.{kind}_{fused}" if fused else None,
-            theirs=(f"attn.{kind}_{symbol.upper()}",),
+            theirs=(f"attn.{kind}_{symbol.upper()}",) if known else (),
         )
         for kind, said in zip("Wb" if biased else "W", words, strict=False)
     ]  # fmt: skip
@@ -268,13 +307,17 @@ def _form(
 
 
 def mixed_nodes(
-    site: Site, score: Score, mix: Mix, *, biased: bool, sinks: bool = False
+    site: Site, score: Score, mix: Mix, *, biased: bool, sinks: bool = False, gated: bool = False
 ) -> list[Node]:
-    """`scores pattern z result`, of which the kernel writes `z` alone, and what is added."""
+    """`scores pattern z result`, of which the kernel writes `z` alone, and what is added.
+
+    `gated`: what enters the last projection is `gated`, `z` times `gate_act`.
+    """
     p, bias = site.name, f"{site.name}.b_o" if biased else None
     words, theirs = site.output("attention", "hook_attn_out", "attn.o.hook_out", "attn.hook_out")
-    share = HeadShare(source=f"{p}.z", weight=f"{p}.W_o", whole=site.makes, bias=bias)
-    out = Project(source=f"{p}.z", weight=f"{p}.W_o", bias=bias, over="H·dv", columns="D")
+    enters = mixed(p, gated=gated)
+    share = HeadShare(source=enters, weight=f"{p}.W_o", whole=site.makes, bias=bias)
+    out = Project(source=enters, weight=f"{p}.W_o", bias=bias, over="H·dv", columns="D")
 
     def derived(
         leaf: str, letter: str, axes: tuple[str, ...], op: Op, words: str, theirs: str
@@ -284,6 +327,21 @@ def mixed_nodes(
             layer=site.layer, wide=True, theirs=(theirs,),
         )  # fmt: skip
 
+    gates: list[Node] = []
+    if gated:
+        rows = (
+            ("gate_act", "Activation(G_o)", Activate(source=f"{p}.gate", function="sigmoid"),
+             "the gates after their sigmoid, from 0 to 1", ()),
+            ("gated", "C_gated", Gate(act=f"{p}.gate_act", up=f"{p}.z"),
+             "for each head the mixed values times its gates", ("attn.o.hook_in",)),
+        )  # fmt: skip
+        gates = [
+            Node(
+                name=f"{p}.{leaf}", letter=letter, axes=("H", "T", "dv"), op=op, words=said,
+                group="attention", layer=site.layer, theirs=names,
+            )
+            for leaf, letter, op, said, names in rows
+        ]  # fmt: skip
     return [
         derived("scores", "S", ("H", "T", "S"), score,
                 f"query times key, scaled{'' if score.cap is None else ', capped'}, −∞ where the"
@@ -297,8 +355,10 @@ def mixed_nodes(
         Node(
             name=f"{p}.z", letter="C", axes=("H", "T", "dv"), op=mix,
             words="for each head the values, mixed by its attention weights",
-            group="attention", layer=site.layer, theirs=("attn.hook_z", "attn.o.hook_in"),
+            group="attention", layer=site.layer,
+            theirs=("attn.hook_z",) if gated else ("attn.hook_z", "attn.o.hook_in"),
         ),
+        *gates,
         derived("result", "R", ("H", "T", "D"), share,
                 "what each head by itself adds to the residual stream", "attn.hook_result"),
         Node(

@@ -20,7 +20,7 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     mixed = a.heads * a.value_dim
     if a.kv.layer is not None:  # queries alone
         turned = a.heads * a.head_dim
-    product = turned + a.kv_heads * a.value_dim * ("v" in a.projections)
+    product = turned + a.kv_heads * a.value_dim * ("v" in a.projections) + mixed * a.gated
     held = rows * (of.width * (wide + size) + product * size)
     if of.kept < size:  # the new values as they are kept
         held += rows * a.kv_heads * a.value_dim * of.kept
@@ -33,8 +33,10 @@ def attention_workspace(a: AttentionConfig, of: Reading) -> Workspace:
     turning = rows * turned * (3 * size if size >= 4 else size + 16) if a.rope else 0
     projecting = rows * ((turned + mixed) * size + of.width * of.both)
     projecting += of.product(mixed, of.width)
+    # what heads mix, once more by tokens, the gates' sigmoids, and their product
+    gating = rows * (turned + 4 * mixed) * size * a.gated
     products = of.product(of.width, product)
-    most = max(products, norming, turning, _attending(a, of), projecting)
+    most = max(products, norming, turning, _attending(a, of), projecting, gating)
     shared: dict[Hashable, int] = {}
     if a.rope is not None:  # cos and sin; the tables double in length when they are too short
         positions = 1 << max(of.keys - 1, 255).bit_length()

@@ -87,6 +87,7 @@ class LatentAttention(SoftmaxMap):
         self.config: LatentConfig = config
         self.name = name
         self.entering = (f"{name}.q_rot", f"{name}.k_rot")
+        self.mixed = f"{name}.z"
         self._dtype, self._cache_dtype = parameters.dtype, parameters.cache_dtype
         self._fused = fused_kernel(name)
 

@@ -42,6 +42,7 @@ def test_pieces_of_other_blocks(name, dtype):
     pieces = PIECES | (latent if name == "latent attention" else {})
     pieces |= {"linear_in": ("gate", "in", "dt_in") if name.startswith("mamba-2") else
                ("in", "gate", "beta_in", "decay_in")}  # fmt: skip
+    pieces |= {"qkv": ("q", "k", "v", "gate")} if name == "gated attention" else {}
     # values that are keys have no projection of their own
     pieces |= {"qkv": ("q", "k")} if name.startswith("values that are") else {}
     for split in report.splits:
