@@ -19,6 +19,8 @@ from llmcli.ops.conv import causal_conv_chunk, causal_conv_step, new_ring, ring_
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.recurrence import Inputs, Map, recur_chunks, recur_steps, states
 
+_FEW = 8  # tokens that single steps read sooner than a chunk is prepared
+
 
 class Recurrent(ABC):
     """A prompt is read in chunks, a token by a step.
@@ -74,7 +76,7 @@ class Recurrent(ABC):
             there_BT = torch.arange(step.tokens, device=lengths_B.device) < lengths_B[:, None]
             inputs = inputs.only(there_BT)
         state_BHde = state["state"].view(len(inputs.v_BHTe), *self.shape)
-        scan = recur_steps if step.tokens == 1 else recur_chunks
+        scan = recur_steps if step.tokens <= _FEW else recur_chunks
         return scan(inputs, state_BHde)
 
     def mixed(self, inputs: Inputs, state: FixedState, step: Step) -> Tensor:

@@ -47,7 +47,9 @@ def tokenizer(tmp_path_factory):
     return load_tokenizer(open_checkpoint(folder, weights=False))
 
 
-@pytest.fixture(params=["llama", "short convolutions", "longrope"])
+@pytest.fixture(
+    params=["llama", "short convolutions", "gated deltanet", "mamba-2 alone", "longrope"]
+)
 def model(request, tokenizer):
     config = dataclasses.replace(
         MODELS.get(request.param, MODELS["gpt2"]), vocab=tokenizer.vocab_size

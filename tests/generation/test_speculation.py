@@ -23,7 +23,8 @@ from llmcli.nn.decoder import Decoder
 
 PROMPT = [3, 9, 1, 4, 3, 9, 1, 4, 3, 9]
 NAMES = (
-    "gpt2", "qk norm", "window", "short convolutions", "longrope", "dynamic, within its length",
+    "gpt2", "qk norm", "window", "short convolutions", "gated deltanet", "mamba-2",
+    "longrope", "dynamic, within its length",
 )  # fmt: skip
 
 
