@@ -216,7 +216,7 @@ ABSENT = [
     ("gpt2", "lm_head.weight", "the transpose of `embed.W`"),
     ("gpt2", "unembed.W_U", "the transpose of `embed.W`"),
     ("llama", "blocks.1.moe.router_logits", "no mixture of experts"),
-    ("llama", "blocks.1.ssm.state", "all its layers are softmax attention"),
+    ("llama", "blocks.1.ssm.state", "its mixer is softmax attention"),
     ("llama", "blocks.1.ln1_post.out", "no norm follows"),
     ("llama", "cache.1.conv", "its cache is of keys and values only"),
     ("llama", "blocks.3.attn.q", "its 3 blocks are `blocks.0` to `blocks.2`"),

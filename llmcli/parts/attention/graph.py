@@ -225,7 +225,7 @@ def _absent(a: AttentionConfig, site: Site) -> Iterator[Absent]:
         yield Absent(names=r"attn\.(gate(_act|d)?|[Wb]_gate)\b", why="its attention has no gate")
     if not a.sinks:
         yield Absent(names=r"attn\.sink\b", why="its attention has no sinks")
-    yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
+    yield Absent(names=r"(linattn|ssm)\b", why="its mixer is softmax attention")
     why = "its cache is of keys and values only"
     yield Absent(names=r"cache\.(state|conv|latent|k_pe)\b", why=why)
     why = "its queries and keys are projections of what enters the attention, not of latents"

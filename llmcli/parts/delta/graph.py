@@ -112,7 +112,7 @@ def delta_graph(c: DeltaConfig, site: Site) -> PartGraph:
         sizes={"H": c.heads, "Hk": c.key_heads, "dk": c.key_dim, "dv": c.value_dim,
                "C": c.channels, "L": c.length},
         documents={"dk": "d_k", "dv": "d_v", "Hk": "h_k", "H": "h"},
-        absent=tuple(recurrent_absent("a gated DeltaNet")),
+        absent=tuple(recurrent_absent("a gated DeltaNet", "attn|ssm")),
     )  # fmt: skip
 
 
@@ -134,9 +134,10 @@ def recurrent_kernels(name: str) -> tuple[Kernel, ...]:
     return Kernel(covers=(f"{name}.pattern",), optional=True), Kernel(covers=(f"{name}.state",))
 
 
-def recurrent_absent(mixer: str) -> Iterator[Absent]:
-    """What softmax attention has here."""
-    yield Absent(names=r"attn\.scores", why=f"{mixer} has no scores: its map is no softmax")
+def recurrent_absent(mixer: str, others: str) -> Iterator[Absent]:
+    """What softmax attention has here, and `others`, a pattern of prefixes."""
+    yield Absent(names=r"\w+\.scores", why=f"{mixer} has no scores: its map is no softmax")
+    yield Absent(names=rf"({others})\b", why=f"its mixer is {mixer}")
     yield Absent(names=r"cache\.[kv]\b", why=f"{mixer} keeps a state and no keys and values")
 
 

@@ -177,7 +177,7 @@ def _states(site: Site) -> tuple[State, ...]:
 
 def _absent(a: LatentConfig, site: Site) -> Iterator[Absent]:
     yield Absent(names=r"attn\.(sink|gate)\b", why="its attention has neither sinks nor a gate")
-    yield Absent(names=r"(linattn|ssm)\b", why="all its layers are softmax attention")
+    yield Absent(names=r"(linattn|ssm)\b", why="its mixer is softmax attention")
     if not site.learned_positions:
         why = "it has no learned positions, it rotates queries and keys instead"
         yield Absent(names=r"(hook_)?pos_embed\b", why=why)

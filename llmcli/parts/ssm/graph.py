@@ -114,7 +114,7 @@ def ssm_graph(c: SsmConfig, site: Site) -> PartGraph:
                "C": c.channels, "L": c.length},
         documents={"dv": "d_v", "H": "h"},
         absent=(
-            *recurrent_absent("a Mamba-2 mixer"),
+            *recurrent_absent("a Mamba-2 mixer", "attn|linattn"),
             *(() if c.bias else (Absent(names=r"ssm\.b_", why="it has no such bias"),)),
             *(() if c.conv_bias else (Absent(names=r"ssm\.b$", why="it has no such bias"),)),
         ),
