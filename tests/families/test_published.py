@@ -7,7 +7,7 @@ of their index: `*` stands for the numbers of layers below the count, or of laye
 `published_shapes.json` has what lists of whole files tell: names with ranges of numbers, each
 with its shape in PyTorch's order, and the format where the file is of safetensors. `count` and
 `numbers` are the lists' own sums (of a GGUF, in billions, as llama.cpp prints it); names that have
-`later` in them belong to what is not run. Metadata, names and counts of GGUF files are those that
+`later`, or one of these, in them belong to what is not run. Metadata, names and counts of GGUF files are those that
 llama.cpp logged; a shape that no log tells is the one that its loader asks for.
 """
 
@@ -64,7 +64,7 @@ def test_every_shape_is_the_one_that_its_parameter_has(one):
     assert len(stored) == one["count"]
     numbers = sum(prod(tensor.shape) for tensor in stored.values())
     if "numbers" in one:
-        assert one["numbers"] in (numbers, round(numbers / 1e9, 3))
+        assert one["numbers"] in (numbers, round(numbers / 1e9, 3), round(numbers / 1e9, 2))
     arch = config.get("general.architecture")
     tensors = stored if arch else mxfp4.paired(stored, config)
     model, rules = translate(SimpleNamespace(
@@ -84,7 +84,9 @@ def test_every_shape_is_the_one_that_its_parameter_has(one):
     used = {load.source for load in found.loads}
     used |= {load.scale.source for load in found.loads if load.scale}
     assert used | dropped == {*tensors}
-    assert dropped == {name for name in tensors if one.get("later", "\n") in name}
+    later = one.get("later", [])
+    later = [later] if isinstance(later, str) else later
+    assert dropped == {name for name in tensors if any(part in name for part in later)}
 
 
 def listed(tensors):
