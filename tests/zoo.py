@@ -1325,6 +1325,14 @@ BLOCKS = {
         activation="quick_gelu", scores="softmax of the chosen",
         own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
     )),) * 2),
+    "experts without gates, alone in their blocks": llama(
+        block(branch(ATTENTION)),
+        block(branch(MlpConfig(hidden=20, activation="relu2", gated=False))), block(branch(mixture(
+            7, activation="relu2", scores="sigmoid", renormalized=True, correction=True, scale=2.5,
+            chosen=3, own={"gated": False, "shared": SharedConfig(hidden=9)},
+        ))),
+        block(branch(mixture(activation="relu2", own={"gated": False, "bias": True}))),
+    ),
     "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS
@@ -1418,6 +1426,9 @@ IN_BLOCKS = {
     "experts in 16 bits": in_16_bits(
         in_blocks(llama(*(layer(mixture(12, renormalized=True, own={"bias": True})),) * 2), "Q8_0"),
         bfloat16=("W_gate", "W_up"), float16="W_down",
+    ),
+    "experts without gates, alone in their blocks": in_blocks(
+        BLOCKS["experts without gates, alone in their blocks"], "Q8_0", "Q4_1", "Q5_0"
     ),
     "latent attention": in_blocks(llama(
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),) * 2,
