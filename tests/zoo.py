@@ -271,7 +271,7 @@ _GRANITE_HYBRID_MODULES = {
     [f"moe.{one}" for one in ("gate", "up", "act", "post", "expert_out", "out", "shared.gate",
                               "shared.up")] + ["mlp.gate", "mlp.up"], "",
 ) | {
-    "attn.out": "self_attn|mamba",
+    "attn.out": "self_attn", "ssm.out_raw": "mamba",
     "moe.shared.act": "shared_mlp.activation&block_sparse_moe",
     "moe.shared.post": "shared_mlp.output_linear&block_sparse_moe<",
     "moe.shared_out": "shared_mlp&block_sparse_moe",
