@@ -1073,7 +1073,7 @@ ZOO: tuple[Variant, ...] = (
         "intermediate_size": 40, "position_embedding_type": "rope",
     }, gguf=1e-9),
     # Nemotron-H
-    Variant("nemotron_h", "nemotron_h", typical=True, views=True, edit=_first_types, gguf=1e-9),
+    Variant("nemotron_h", "nemotron_h", typical=True, views=True, gguf=1e-9),
     Variant("nemotron_h-dense", "nemotron_h", {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
         "mlp_bias": True, "n_groups": 1,
@@ -1083,7 +1083,7 @@ ZOO: tuple[Variant, ...] = (
                               "linear_attention"],
         "use_bias": True, "use_conv_bias": False, "time_step_min": 0.6, "norm_topk_prob": False,
         "n_group": 1, "topk_group": 1, "conv_kernel": 3, "num_key_value_heads": 6,
-    }, dtype=torch.bfloat16, shard="60KB"),
+    }, dtype=torch.bfloat16, shard="60KB", edit=_first_types),
     # Mixtral
     Variant("mixtral", "mixtral", typical=True, views=True, gguf=1e-9),
     Variant("mixtral-fused", "mixtral", edit=_fused_experts),

@@ -148,11 +148,11 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             if within is not None and not any(one.startswith(f"{around}.") for one in within):
                 continue  # a module that the shared expert stands beside
             yield around, (mixtures[filled[0]],)
-            if (block := outputs[mixtures[filled[0]]][0]) is not None:
-                yield around.rpartition(".")[0], (f"{block}.resid_post",)
+            if (own := outputs[mixtures[filled[0]]][0]) is not None:
+                yield around.rpartition(".")[0], (f"{own}.resid_post",)
         if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
             continue
-        block, mixes = outputs[made[0]]
+        own, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
         if around.rpartition(".")[2].isdigit():  # the block itself: what is in it has no module
             act = f"{made[0].rpartition('.')[0]}.act"
@@ -160,8 +160,8 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 yield f"{around}.act_fn", (act,)
             continue
         yield around, (made[0],)
-        if block is not None:
-            yield around.rpartition(".")[0], (f"{block}.resid_post",)
+        if own is not None:
+            yield around.rpartition(".")[0], (f"{own}.resid_post",)
         if not mixes:
             part = filled[0].rpartition(".")[0]
             act = "act" if f"{part}.act" in model else "post"

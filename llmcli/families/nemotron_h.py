@@ -29,7 +29,7 @@ _DEFAULTS = {  # `NemotronHConfig`'s, where LlamaConfig has others, and what is 
     "intermediate_size": 21504, "max_position_embeddings": 4096, "mamba_num_heads": 128,
     "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
-    "moe_shared_expert_intermediate_size": 7688, "n_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 7688,
 }  # fmt: skip
 _FIRST = {  # names of the first releases, which win
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min",
@@ -47,7 +47,8 @@ _TYPES = {**{kind: kind for kind in _PATTERN.values()},
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """config.json → ModelConfig."""
     renamed = {new: config[old] for old, new in _FIRST.items() if config.get(old) is not None}
-    values = Values({**_DEFAULTS, **config, **renamed})
+    # one shared expert, whose size is written as it is
+    values = Values({**_DEFAULTS, **config, **renamed, "n_shared_experts": 1})
     kinds = _kinds(values)
     eps = values.number("layer_norm_epsilon", 1e-5, above=False)
     bias = values.flag("mlp_bias", False)

@@ -18,7 +18,7 @@ def _workspace(c: ShortConvConfig, of: Reading) -> Workspace:
 
 
 PART = Part(
-    config=ShortConvConfig, prefix="conv", noun="the short convolution", mixes=True, gives="out_raw",
-    graph=conv_graph, workspace=_workspace, facts=conv_facts,
+    config=ShortConvConfig, prefix="conv", noun="the short convolution", mixes=True,
+    gives="out_raw", graph=conv_graph, workspace=_workspace, facts=conv_facts,
     forward="llmcli.parts.conv.forward:ShortConv",
 )  # fmt: skip
