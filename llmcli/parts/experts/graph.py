@@ -243,6 +243,8 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     if r.factors:
         choice += ", times a factor of each expert"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
+    if not c.gated:
+        details.append(f"{c.activation} without gates")
     if r.norm is not None:
         details.append("a router with a norm of its own")
     if c.clamp is not None:
