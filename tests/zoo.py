@@ -429,9 +429,20 @@ TYPES: dict[str, Type] = {
             key: name.replace("mlp.", "feed_forward.") for key, name in _ROUTED.items()
         }, "LFM2MOE",
     ),
-    "mamba2": Type(_MAMBA2, _MAMBA2_MODULES, "MAMBA2"),
-    "granitemoehybrid": Type(_GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID"),
-    "nemotron_h": Type(_NEMOTRON_H, _NEMOTRON_H_MODULES, "NEMOTRON_H"),
+    "mamba2": Type(
+        _MAMBA2, _MAMBA2_MODULES, "MAMBA2", {"hidden_size": 96, "head_dim": 32},
+    ),
+    "granitemoehybrid": Type(
+        _GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID",
+        {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64,
+         "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "nemotron_h": Type(
+        _NEMOTRON_H, _NEMOTRON_H_MODULES, "NEMOTRON_H",
+        {"hidden_size": 96, "intermediate_size": 128, "head_dim": 16, "mamba_head_dim": 16,
+         "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+         "time_step_min": 1e-9},  # which files cannot say
+    ),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
     ),
