@@ -66,14 +66,13 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig: a layer without key/value heads is Mamba-2."""
-    arch, key = Values(metadata).text("general.architecture"), "attention.head_count_kv"
-    values = Values(metadata, prefix=f"{arch}.")
-    attends, heads = mamba2_mixer.attending_gguf(values, key)
-    model = granite.from_gguf({**metadata, f"{arch}.{key}": heads}, tensors)
+    values = Values(metadata, prefix=f"{Values(metadata).text('general.architecture')}.")
+    filled, numbers = mamba2_mixer.as_llama(metadata)
+    model = granite.from_gguf(filled, tensors)
     eps = model.final_norm.eps
     mixers = [
-        None if attention else mamba2_mixer.from_gguf(values, tensors, layer, eps)
-        for layer, attention in enumerate(attends)
+        None if heads else mamba2_mixer.from_gguf(values, tensors, layer, eps)
+        for layer, heads in enumerate(numbers[mamba2_mixer.KV_HEADS])
     ]
     return _hybrid(model, [layer.parts[-1] for layer in model.layers], mixers)
 

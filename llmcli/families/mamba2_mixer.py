@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
-from typing import NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
 
 from llmcli.errors import UnsupportedModel
 from llmcli.families.values import MOST, Values, require_divisible, shortened
@@ -13,6 +13,8 @@ from llmcli.parts.ssm.config import SsmConfig
 
 _RECURRENT = ("mamba", "linear_attention")  # types of layers, by the first releases, and since
 _ATTENDS = ("attention", "full_attention")
+HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"  # of a GGUF file
+NEURONS = "feed_forward_length"
 LONGEST = 1 << 20  # tokens: what is said to be the context of a model that has none
 
 
@@ -97,17 +99,26 @@ def attending_hf(values: Values, layers: int) -> list[bool]:
     return [kind in _ATTENDS for kind in kinds]
 
 
-def attending_gguf(values: Values, key: str) -> tuple[list[bool], list[int]]:
-    """Which layers attend, and the key/value heads of each, by a number for each layer.
+def as_llama(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """GGUF metadata as a Llama's, and the numbers of heads and neurons of each layer.
 
-    Those that do not attend have none; here they get as many as there are query heads, for whoever
-    reads the file as a Llama's.
+    A layer without key/value heads does not attend, one without neurons has no feed-forward: where
+    these are listed by layer, such layers have as many in the metadata as others do.
     """
+    arch, found = Values(metadata).text("general.architecture"), {}
+    values, filled = Values(metadata, prefix=f"{arch}."), dict(metadata)
     layers = values.integer("block_count", most=MOST["layers"])
     layers -= values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
-    heads = values.integer("attention.head_count", most=MOST["heads"])
-    listed = values.raw(key)
-    if not isinstance(listed, list) or len(listed) < layers:
-        raise values.wrong(key, f"numbers for {layers} layers")
-    found = [Values({key: n}).integer(key, least=0, most=heads) for n in listed[:layers]]
-    return [n > 0 for n in found], [n or heads for n in found]
+    for key in (HEADS, KV_HEADS, NEURONS):
+        listed = values.raw(key)
+        if not isinstance(listed, list):
+            continue
+        if len(listed) < layers:
+            raise values.wrong(key, f"numbers for {layers} layers")
+        numbers = found[key] = [
+            Values({key: n}).integer(key, least=0, most=MOST["hidden"]) for n in listed[:layers]
+        ]
+        filled[f"{arch}.{key}"] = [n or max(numbers) or 1 for n in numbers]
+    if KV_HEADS not in found:
+        raise values.wrong(KV_HEADS, f"numbers for {layers} layers")
+    return filled, found

@@ -104,28 +104,23 @@ def _kinds(values: Values) -> list[str]:
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
     """GGUF metadata → ModelConfig: a block has key/value heads, or neurons, or it is Mamba-2."""
-    arch, keys = Values(metadata).text("general.architecture"), "attention.head_count_kv"
-    values, hidden = Values(metadata, prefix=f"{arch}."), "feed_forward_length"
+    arch = Values(metadata).text("general.architecture")
+    values = Values(metadata, prefix=f"{arch}.")
     _no_latents(values)
-    attends, heads = mamba2_mixer.attending_gguf(values, keys)
-    listed = values.raw(hidden)
-    if not isinstance(listed, list) or len(listed) < len(heads):
-        raise values.wrong(hidden, f"numbers for {len(heads)} layers")
-    neurons = [Values({hidden: n}).integer(hidden, least=0, most=MOST["hidden"])
-               for n in listed[: len(heads)]]  # fmt: skip
-    filled = {keys: heads, hidden: [n or 1 for n in neurons], "rope.dimension_count": None}
-    model = llama.from_gguf(
-        {**metadata, **{f"{arch}.{key}": value for key, value in filled.items()}}, tensors,
-        function="relu2",
-    )  # fmt: skip
+    filled, numbers = mamba2_mixer.as_llama(metadata)
+    if mamba2_mixer.NEURONS not in numbers:
+        raise values.wrong(mamba2_mixer.NEURONS, "numbers for all layers")
+    # of nothing that is rotated: it may be more than a head has
+    unrotated = filled | {f"{arch}.rope.dimension_count": None}
+    model = llama.from_gguf(unrotated, tensors, function="relu2")
     parts: list[object] = []
-    for layer, (of, has) in enumerate(zip(model.layers, attends, strict=True)):
+    for layer, of in enumerate(model.layers):
         attention, ffn = of.parts
         assert isinstance(attention, AttentionConfig)
         assert isinstance(ffn, MlpConfig | ExpertsConfig)
-        if has:
+        if numbers[mamba2_mixer.KV_HEADS][layer]:
             parts.append(replace(attention, rope=None))
-        elif neurons[layer]:
+        elif numbers[mamba2_mixer.NEURONS][layer]:
             parts.append(replace(ffn, gated=False))
         else:
             eps = model.final_norm.eps

@@ -6,7 +6,7 @@ of their index: `*` stands for the numbers of layers below the count, or of laye
 
 `published_shapes.json` has what lists of whole files tell: names with ranges of numbers, each
 with its shape in PyTorch's order, and the format where the file is of safetensors. `count` and
-`numbers` are the lists' own sums (of a GGUF, in billions, as llama.cpp prints it); names that have
+`numbers` are the lists' own sums (some in billions, as llama.cpp prints it); names that have
 `later` in them belong to what is not run. Metadata, names and counts of GGUF files are those that
 llama.cpp logged; a shape that no log tells is the one that its loader asks for.
 """
