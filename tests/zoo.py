@@ -1058,7 +1058,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("mamba2", "mamba2", typical=True, views=True, gguf=1e-9),
     Variant("mamba2-one-group-bias-tied", "mamba2", {
         "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True,
-        "conv_kernel": 3, "time_step_limit": [0.4, 0.9], "expand": 3, "head_dim": 24,
+        "conv_kernel": 3, "time_step_limit": [0.03, 0.09], "expand": 3, "head_dim": 24,
     }, typical=True),
     Variant("mamba2-tied", "mamba2", {
         "tie_word_embeddings": True, "n_groups": 1, "num_hidden_layers": 3, "state_size": 7,
@@ -1075,7 +1075,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("granitemoehybrid-rope-bias", "granitemoehybrid", {
         "position_embedding_type": "rope", "attention_bias": True, "mamba_proj_bias": True,
         "mamba_conv_bias": False, "mamba_expand": 1, "mamba_d_head": 8, "mamba_d_conv": 3,
-        "time_step_limit": [0.1, 0.8], "num_experts_per_tok": 3, "rope_parameters": {
+        "time_step_limit": [0.02, 0.1], "num_experts_per_tok": 3, "rope_parameters": {
             "rope_type": "default", "rope_theta": 500.0,
         },
     }),
@@ -1092,7 +1092,7 @@ ZOO: tuple[Variant, ...] = (
     Variant("nemotron_h-all-kinds", "nemotron_h", {
         "layers_block_type": ["mlp", "linear_attention", "moe", "full_attention", "moe",
                               "linear_attention"],
-        "use_bias": True, "use_conv_bias": False, "time_step_min": 0.6, "norm_topk_prob": False,
+        "use_bias": True, "use_conv_bias": False, "time_step_min": 0.06, "norm_topk_prob": False,
         "n_group": 1, "topk_group": 1, "conv_kernel": 3, "num_key_value_heads": 6,
     }, dtype=torch.bfloat16, shard="60KB", edit=_first_types),
     # Mixtral
@@ -1375,6 +1375,11 @@ BLOCKS = {
     "short convolutions": llama(
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
         sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
+    ),
+    "mixers of their own output, multiplied and normalized": llama(
+        block(branch(ShortConvConfig(length=3), multiplier=0.5), branch(GATED)),
+        block(branch(ssm(), multiplier=0.5)),
+        block(branch(delta(), RMS, RMS), branch(GATED, multiplier=2.0)),
     ),
     "gated deltanet": llama(
         sequential(delta(), GATED, norm=RMS), layer(),

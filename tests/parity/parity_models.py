@@ -34,8 +34,6 @@ def randomize(model: PreTrainedModel, seed: int) -> None:
                 parameter.copy_((0 if around_0 else 1) + 0.3 * noise)
                 if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
                     parameter.mul_(0.4)  # scores are not divided by the root of a head's size
-            elif name.endswith("A_log"):  # memories of a few tokens, and of hundreds
-                parameter.copy_(1.5 * noise - 2.5)
             elif name.endswith(("router.scale", "per_expert_scale")):
                 parameter.copy_(1 + 0.3 * noise)
             elif parameter.ndim == 1 or name.endswith("_bias"):
