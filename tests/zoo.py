@@ -52,7 +52,7 @@ class Type:
     `blocks` changes its sizes so that rows are whole blocks of 32, as packed formats need them.
     `modules` is which module of transformers puts an activation of ours out, of a layer but for the
     first and last ones: `<` its input, `/1` the second third of it, `|` whichever the layer has,
-    nothing where no module does.
+    `&` where it has another, too, or (`&!`) has not, nothing where no module does.
     """
 
     base: Mapping[str, Any]
@@ -246,6 +246,68 @@ _GPT_OSS_MODULES = {
 }  # fmt: skip
 
 
+# what no function of a mixer puts out; the rest is seen where these are called
+_SSM = dict.fromkeys(
+    [f"ssm.{one}" for one in ("conv", "dt", "log_decay", "z", "gate_act", "gated")], ""
+)
+_MAMBA2 = {
+    "vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16,
+    "state_size": 10, "n_groups": 2, "conv_kernel": 4, "chunk_size": 32, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": None, "layer_norm_epsilon": 2.0**-17,
+}  # fmt: skip
+_MAMBA2_MODULES = _SSM | {
+    "embed": "embeddings", "ln_final.out": "norm_f", "ln1.out": "norm", "attn_out": "mixer",
+}  # fmt: skip
+_GRANITE_HYBRID = _GRANITE | {
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention",
+                                            "linear_attention"],
+    "intermediate_size": 24, "shared_intermediate_size": 40, "num_local_experts": 6,
+    "num_experts_per_tok": 2, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 10,
+    "mamba_chunk_size": 32, "rms_norm_eps": 2.0**-17,
+}  # fmt: skip
+_GRANITE_HYBRID_MODULES = {
+    key: name for key, name in _GRANITE_MODULES.items() if not key.startswith("mlp.")
+} | _SSM | dict.fromkeys(
+    [f"moe.{one}" for one in ("gate", "up", "act", "post", "expert_out", "out", "shared.gate",
+                              "shared.up")] + ["mlp.gate", "mlp.up"], "",
+) | {
+    "attn.out": "self_attn", "ssm.out_raw": "mamba",
+    "moe.shared.act": "shared_mlp.activation&block_sparse_moe",
+    "moe.shared.post": "shared_mlp.output_linear&block_sparse_moe<",
+    "moe.shared_out": "shared_mlp&block_sparse_moe",
+    **{f"moe.{ours}": f"block_sparse_moe.router#{at}" for at, ours in enumerate(
+        ("router_logits", "expert_weight", "expert_idx")
+    )},
+    "mlp.act": "shared_mlp.activation&!block_sparse_moe",
+    "mlp.post": "shared_mlp.output_linear&!block_sparse_moe<",
+    "mlp.out": "shared_mlp&!block_sparse_moe",
+}  # fmt: skip
+_NEMOTRON_H = {
+    "vocab_size": 211, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "head_dim": 10, "intermediate_size": 88, "max_position_embeddings": 512, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": None, "layer_norm_epsilon": 2.0**-17,
+    "mamba_num_heads": 6, "mamba_head_dim": 14, "n_groups": 2, "ssm_state_size": 10,
+    "chunk_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+    "topk_group": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5, "layers_block_type": ["linear_attention", "full_attention",
+                                                        "moe"],
+}  # fmt: skip
+_NEMOTRON_H_MODULES = _SSM | dict.fromkeys(
+    [f"moe.{one}" for one in ("router_probs", "pre", "post", "expert_out")], ""
+) | {
+    "embed": "embeddings", "ln_final.out": "norm_f", "ln1.out": "norm",
+    "attn_out": "mixer.o_proj|mixer.out_proj", "attn.z": "mixer.o_proj<",
+    **{f"attn.{one}": f"mixer.{one}_proj" for one in "qkv"},
+    "mlp.pre": "mixer.up_proj", "mlp.post": "mixer.act_fn",
+    "mlp_out": "mixer.down_proj|mixer&mixer.gate",
+    **{f"moe.{ours}": f"mixer.gate#{at}" for at, ours in enumerate(
+        ("router_logits", "expert_weight", "expert_idx")
+    )},
+    "moe.shared.pre": "mixer.shared_experts.up_proj",
+    "moe.shared.post": "mixer.shared_experts.act_fn", "moe.shared_out": "mixer.shared_experts",
+}  # fmt: skip
+
+
 def _shared(module: str, out: str) -> dict[str, str]:
     """Modules of a mixture with a shared expert."""
     neurons = (("gate", "gate_proj"), ("up", "up_proj"), ("act", "act_fn"), ("post", "down_proj<"))
@@ -367,6 +429,20 @@ TYPES: dict[str, Type] = {
             key: name.replace("mlp.", "feed_forward.") for key, name in _ROUTED.items()
         }, "LFM2MOE",
     ),
+    "mamba2": Type(
+        _MAMBA2, _MAMBA2_MODULES, "MAMBA2", {"hidden_size": 96, "head_dim": 32},
+    ),
+    "granitemoehybrid": Type(
+        _GRANITE_HYBRID, _GRANITE_HYBRID_MODULES, "GRANITE_HYBRID",
+        {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64,
+         "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "nemotron_h": Type(
+        _NEMOTRON_H, _NEMOTRON_H_MODULES, "NEMOTRON_H",
+        {"hidden_size": 96, "intermediate_size": 128, "head_dim": 16, "mamba_head_dim": 16,
+         "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+         "time_step_min": 1e-9},  # which files cannot say
+    ),
     "mixtral": Type(
         _ROPE | {"num_local_experts": 5, "num_experts_per_tok": 2}, _MODULES | _ROUTED, "LLAMA",
     ),
@@ -432,6 +508,40 @@ def _oldest_rope(path: Path) -> None:
     scaling["type"] = scaling.pop("rope_type")
     config.pop("head_dim", None)
     file.write_text(json.dumps(config))
+
+
+def _first_types(path: Path) -> None:
+    """Types of layers as the first releases called them, and dt's limits in plain JSON."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    key = "layer_types" if config.get("layer_types") else "layers_block_type"
+    first = {"linear_attention": "mamba", "full_attention": "attention"}
+    config[key] = [first.get(kind, kind) for kind in config[key]]
+    config["time_step_limit"] = [0.0, float("inf")]
+    file.write_text(json.dumps(config))
+
+
+def _pattern(path: Path) -> None:
+    """A letter for each block, and names of the first releases."""
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    kinds = config.pop("layers_block_type", None) or config.pop("layer_types")
+    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+    config["mamba_n_groups"], config["n_groups"] = config["n_groups"], 1
+    file.write_text(json.dumps(config))
+
+
+def _prefix(old: str, new: str) -> Callable[[Path], None]:
+    """Names that begin otherwise."""
+
+    def edit(path: Path) -> None:
+        _retensor(path, lambda tensors: {
+            new + name.removeprefix(old) if name.startswith(old) else name: value
+            for name, value in tensors.items()
+        })  # fmt: skip
+
+    return edit
 
 
 Tensors = dict[str, torch.Tensor]
@@ -944,6 +1054,47 @@ ZOO: tuple[Variant, ...] = (
         "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5,
         "num_dense_layers": 0, "num_experts_per_tok": 3, "tie_word_embeddings": False,
     }),
+    # Mamba-2
+    Variant("mamba2", "mamba2", typical=True, views=True, gguf=1e-9),
+    Variant("mamba2-one-group-bias-tied", "mamba2", {
+        "n_groups": 1, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True,
+        "conv_kernel": 3, "time_step_limit": [0.03, 0.09], "expand": 3, "head_dim": 24,
+    }, typical=True),
+    Variant("mamba2-tied", "mamba2", {
+        "tie_word_embeddings": True, "n_groups": 1, "num_hidden_layers": 3, "state_size": 7,
+    }, gguf=1e-9),
+    Variant("mamba2-heads-shards", "mamba2", {
+        "num_heads": 8, "head_dim": 12, "n_groups": 4, "conv_kernel": 2, "chunk_size": 7,
+    }, dtype=torch.bfloat16, shard="40KB"),
+    # Granite 4
+    Variant("granitemoehybrid", "granitemoehybrid", typical=True, views=True, gguf=1e-9),
+    Variant("granitemoehybrid-dense", "granitemoehybrid", {
+        "num_local_experts": 0, "num_experts_per_tok": 0, "intermediate_size": 40,
+        "mamba_n_groups": 1, "tie_word_embeddings": True,
+    }, typical=True, views=True, edit=_first_types, gguf=1e-9),
+    Variant("granitemoehybrid-rope-bias", "granitemoehybrid", {
+        "position_embedding_type": "rope", "attention_bias": True, "mamba_proj_bias": True,
+        "mamba_conv_bias": False, "mamba_expand": 1, "mamba_d_head": 8, "mamba_d_conv": 3,
+        "time_step_limit": [0.02, 0.1], "num_experts_per_tok": 3, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 500.0,
+        },
+    }),
+    Variant("granitemoehybrid-attention", "granitemoehybrid", {
+        "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "intermediate_size": 40, "position_embedding_type": "rope",
+    }, gguf=1e-9),
+    # Nemotron-H
+    Variant("nemotron_h", "nemotron_h", typical=True, views=True, gguf=1e-9),
+    Variant("nemotron_h-dense", "nemotron_h", {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+        "mlp_bias": True, "n_groups": 1,
+    }, typical=True, views=True, edit=_pattern, gguf=1e-9),
+    Variant("nemotron_h-all-kinds", "nemotron_h", {
+        "layers_block_type": ["mlp", "linear_attention", "moe", "full_attention", "moe",
+                              "linear_attention"],
+        "use_bias": True, "use_conv_bias": False, "time_step_min": 0.06, "norm_topk_prob": False,
+        "n_group": 1, "topk_group": 1, "conv_kernel": 3, "num_key_value_heads": 6,
+    }, dtype=torch.bfloat16, shard="60KB", edit=_first_types),
     # Mixtral
     Variant("mixtral", "mixtral", typical=True, views=True, gguf=1e-9),
     Variant("mixtral-fused", "mixtral", edit=_fused_experts),
@@ -1047,6 +1198,8 @@ def three_layers(model_type: str) -> ModelConfig:
     if model_type == "gemma4_text":  # the last one reads the keys and values of the second
         kinds = ["sliding_attention", "full_attention", "full_attention"]
         return one.config(num_hidden_layers=3, num_kv_shared_layers=1, layer_types=kinds)
+    if model_type == "nemotron_h":  # which has no other number
+        return one.config()
     return one.config(**{"n_layer" if model_type == "gpt2" else "num_hidden_layers": 3})
 
 
@@ -1223,6 +1376,11 @@ BLOCKS = {
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
         sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
     ),
+    "mixers of their own output, multiplied and normalized": llama(
+        block(branch(ShortConvConfig(length=3), multiplier=0.5), branch(GATED)),
+        block(branch(ssm(), multiplier=0.5)),
+        block(branch(delta(), RMS, RMS), branch(GATED, multiplier=2.0)),
+    ),
     "gated deltanet": llama(
         sequential(delta(), GATED, norm=RMS), layer(),
         sequential(delta(heads=3, key_heads=3, length=2, value_dim=4), GATED, norm=RMS),
@@ -1325,6 +1483,14 @@ BLOCKS = {
         activation="quick_gelu", scores="softmax of the chosen",
         own={"bias": True, "clamp": GateClamp(limit=0.3, offset=1.0)},
     )),) * 2),
+    "experts without gates, alone in their blocks": llama(
+        block(branch(ATTENTION)),
+        block(branch(MlpConfig(hidden=20, activation="relu2", gated=False))), block(branch(mixture(
+            7, activation="relu2", scores="sigmoid", renormalized=True, correction=True, scale=2.5,
+            chosen=3, own={"gated": False, "shared": SharedConfig(hidden=9)},
+        ))),
+        block(branch(mixture(activation="relu2", own={"gated": False, "bias": True}))),
+    ),
     "all experts": llama(*(layer(mixture(3, chosen=3, scale=0.5)),) * 2),
 }  # fmt: skip
 MODELS = CONFIGS | BLOCKS
@@ -1418,6 +1584,9 @@ IN_BLOCKS = {
     "experts in 16 bits": in_16_bits(
         in_blocks(llama(*(layer(mixture(12, renormalized=True, own={"bias": True})),) * 2), "Q8_0"),
         bfloat16=("W_gate", "W_up"), float16="W_down",
+    ),
+    "experts without gates, alone in their blocks": in_blocks(
+        BLOCKS["experts without gates, alone in their blocks"], "Q8_0", "Q4_1", "Q5_0"
     ),
     "latent attention": in_blocks(llama(
         *(latent(heads=4, rank=32, query_rank=32, value_dim=8, rope=_WIDE_ROPE),) * 2,

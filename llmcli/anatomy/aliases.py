@@ -113,12 +113,21 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
         for sublayer in block_names(layer, f"blocks.{i}")
         for one in sublayer.branches
     ]
-    outputs = {one.makes: (block, part_of(one.config.part).mixes) for block, one in branches}
+    # what is made → the block that is a module around its module, and whether it mixes tokens
+    outputs: dict[str, tuple[str | None, bool]] = {}
+    for block, one in branches:
+        mixes = part_of(one.config.part).mixes
+        alone = len(config.layers[int(block.rpartition(".")[2])].parts) == 1
+        outputs[one.makes] = (block if mixes or alone else None, mixes)
     # a mixture's output is made by no matrix; its shared expert is a module of its own
     mixtures = {f"{one.part}.W_router": one.makes for _, one in branches}
+    shared: dict[str, list[str]] = {}
     for row in model.parameters.values():
         if row.name.endswith(".shared.W_down"):
-            outputs[row.makes] = (f"blocks.{row.layer}", False)
+            outputs[row.makes], shared[row.name] = (None, False), []
+    for source, filled in sources.items():
+        if filled[0] in shared:
+            shared[filled[0]].append(source)
     for source, filled in sources.items():
         module, _, ending = source.rpartition(".")
         if ending != "weight":
@@ -135,10 +144,15 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
             if f"{part}.router_norm.w" in model.parameters:  # the router is a module of its own
                 yield around, (f"{part}.router_probs",)
                 around = f"{around.rpartition('.')[0]}.experts"
+            within = shared.get(f"{part}.shared.W_down")
+            if within is not None and not any(one.startswith(f"{around}.") for one in within):
+                continue  # a module that the shared expert stands beside
             yield around, (mixtures[filled[0]],)
+            if (own := outputs[mixtures[filled[0]]][0]) is not None:
+                yield around.rpartition(".")[0], (f"{own}.resid_post",)
         if made[0] not in outputs or not filled[0].rpartition(".")[2].startswith("W"):
             continue
-        block, mixes = outputs[made[0]]
+        own, mixes = outputs[made[0]]
         around = module.rpartition(".")[0]
         if around.rpartition(".")[2].isdigit():  # the block itself: what is in it has no module
             act = f"{made[0].rpartition('.')[0]}.act"
@@ -146,14 +160,16 @@ def modules(config: ModelConfig, sources: Sources) -> Iterator[tuple[str, tuple[
                 yield f"{around}.act_fn", (act,)
             continue
         yield around, (made[0],)
-        if mixes:
-            yield around.rpartition(".")[0], (f"{block}.resid_post",)
-        else:
+        if own is not None:
+            yield around.rpartition(".")[0], (f"{own}.resid_post",)
+        if not mixes:
             part = filled[0].rpartition(".")[0]
             act = "act" if f"{part}.act" in model else "post"
             function = "act_fn"
             if module.endswith((".c_proj", ".dense_4h_to_h")):  # GPT-2, GPT-NeoX
                 function = "act"
+            elif module.endswith(".output_linear"):
+                function = "activation"
             elif f"{around}.gate_up_proj.weight" in sources:
                 function = "activation_fn"
             yield f"{around}.{function}", (f"{part}.{act}",)

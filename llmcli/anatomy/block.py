@@ -96,7 +96,7 @@ def block_names(layer: LayerConfig, block: str) -> tuple[SublayerNames, ...]:
             role = "attn" if kind.mixes else "mlp"
             out = f"{part}_out" if used[f"{role}_out"] else f"{block}.{role}_out"
             post = f"{block}.ln{number}_post" if branch.post_norm is not None else None
-            makes, adds = f"{part}.out", out
+            makes, adds = f"{part}.{kind.gives}", out
             if summed is not None:
                 adds = makes if post is None else f"{post}.out"
             else:

@@ -65,6 +65,8 @@ def _layer_type(layer: LayerConfig) -> LayerType:
         kinds += [facts.pop("kind")] if "kind" in facts else []
         details += facts.pop("details", ())
         found |= facts
+    if not kinds:  # no tokens are mixed in it
+        kinds = [part_of(part).noun.removeprefix("the ") for part in layer.parts]
     return LayerType(
         layers=(), kind=" + ".join(kinds), norm=_norms(layer), details=tuple(details), **found
     )

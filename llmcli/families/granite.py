@@ -24,31 +24,38 @@ _HF = ("attention_multiplier", "residual_multiplier", "embedding_multiplier", "l
 _GGUF = ("attention.scale", "residual_scale", "embedding_scale", "logit_scale")
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """config.json → ModelConfig."""
+def from_hf(config: Mapping[str, Any], *, rotated: bool = True) -> ModelConfig:
+    """config.json → ModelConfig; `rotated`: whether queries and keys are."""
     model = llama.from_hf({"bos_token_id": 1, "eos_token_id": 2, **config, "model_type": "llama"})
     values = Values(config)
-    return _granite(model, *(values.number(key, 1.0) for key in _HF))
+    return _granite(model, *(values.number(key, 1.0) for key in _HF), rotated=rotated)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    """GGUF metadata → ModelConfig. What is 0 or not there changes nothing, as in llama.cpp."""
-    own = {f"granite.{key}" for key in _GGUF}
+    """GGUF metadata → ModelConfig. What is 0 or not there changes nothing, as in llama.cpp.
+
+    `rope.scaling.finetuned` says there whether queries and keys are rotated.
+    """
+    arch = Values(metadata).text("general.architecture")
+    own = {f"{arch}.{key}" for key in _GGUF}
     rest = {key: value for key, value in metadata.items() if key not in own}
-    model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix="granite.")
+    model, values = llama.from_gguf(rest, tensors), Values(metadata, prefix=f"{arch}.")
+    rotated = values.flag("rope.scaling.finetuned", True)
     usual = (llama.first_attention(model).scale, 1.0, 1.0, 1.0)
     found = (
         values.number(key, other, above=False) or other
         for key, other in zip(_GGUF, usual, strict=True)
     )
-    return _granite(model, *found)
+    return _granite(model, *found, rotated=rotated)
 
 
 def _granite(
-    model: ModelConfig, scale: float, residual: float, embedding: float, logits: float
-) -> ModelConfig:
+    model: ModelConfig, scale: float, residual: float, embedding: float, logits: float, *,
+    rotated: bool,
+) -> ModelConfig:  # fmt: skip
     def block(number: int, attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
-        attention = replace(attention, scale=scale)
+        rope = attention.rope if rotated else None
+        attention = replace(attention, scale=scale, rope=rope)
         return sequential(attention, mlp, norm=model.final_norm, multiplier=residual)
 
     return llama.rebuilt(

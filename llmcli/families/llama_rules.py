@@ -114,12 +114,15 @@ def _queries(config: ModelConfig, source: str) -> list[Rename]:
 
 
 def _unpaired(config: ModelConfig, source: str) -> list[Rename]:
-    """Queries and keys of a file in which neighbouring rows are rotated together."""
+    """Queries and keys of a file in which neighbouring rows are rotated together.
+
+    Those of layers that rotate nothing lie in that order, too.
+    """
     rules = []
     for index, layer in enumerate(config.layers):
-        mixer = layer.attention
-        assert mixer is not None
-        dims = mixer.rope.dims if mixer.rope is not None else 0
+        if (mixer := layer.attention) is None:
+            continue
+        dims = mixer.rope.dims if mixer.rope is not None else mixer.head_dim
         for symbol, heads in (("q", mixer.heads), ("k", mixer.kv_heads)):
             stored = source.format(layer=index, symbol=symbol)
             rules += _linear(stored, f"blocks.{index}.attn", symbol, UnpairRows(heads, dims))

@@ -23,10 +23,12 @@ _GATING: dict[int, Scores] = {1: "softmax", 2: "sigmoid", 3: "softmax of the cho
 # what the converters of llama.cpp leave to the architecture: whether weights are renormalized
 _RENORMALIZED = {"llama": True, "qwen2moe": False, "qwen3moe": True, "olmoe": False,
                  "glm4moe": False, "deepseek2": False, "gpt-oss": False,
-                 "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True}  # fmt: skip
+                 "gemma4": True, "lfm2moe": True, "qwen3next": True, "qwen35moe": True,
+                 "granitehybrid": False, "nemotron_h_moe": True}  # fmt: skip
 # … and by which scores experts are chosen, where it is no softmax of all
 _SCORES: dict[str, Scores] = {"glm4moe": "sigmoid", "gpt-oss": "softmax of the chosen",
-                            "lfm2moe": "sigmoid"}
+                            "lfm2moe": "sigmoid", "granitehybrid": "softmax of the chosen",
+                            "nemotron_h_moe": "sigmoid"}
 _LEAST = {"lfm2moe": 1e-6}  # what their sum is added to
 _SHARES = ("qwen2moe", "qwen3next", "qwen35moe")  # have a shared expert, with a weight of its own
 GGUF_ARCHS = tuple(_RENORMALIZED)
@@ -49,10 +51,11 @@ def from_gguf(
     chosen = values.integer("expert_used_count", most=count)
     usual = hidden // chosen if arch.startswith("qwen") else hidden
     own = values.integer("expert_feed_forward_length", usual, most=MOST["hidden"])
-    shared = None
+    shared, key = None, "expert_shared_feed_forward_length"
     if arch in _SHARES:
-        key = "expert_shared_feed_forward_length"
         shared = SharedConfig(hidden=values.integer(key, hidden, most=MOST["hidden"]), weighed=True)
+    elif length := values.integer(key, 0, least=0, most=MOST["hidden"]):
+        shared = SharedConfig(hidden=length)
     elif times := values.integer("expert_shared_count", 0, least=0, most=MOST["heads"]):
         shared = SharedConfig(hidden=times * own)
     groups = values.integer("expert_group_count", 1, most=count)

@@ -26,6 +26,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     ),
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 # Metadata that changes what is computed, with the values at which it changes nothing.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llmcli.config import ModelConfig
+from llmcli.config import LayerConfig, ModelConfig
 from llmcli.errors import LlmcliError, UnsupportedModel
 from llmcli.families.family import Family, families
 from llmcli.families.rules import Load, Transpose, plan
@@ -31,10 +31,11 @@ from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 _ACTIVATIONS = {
     "silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new", "quick_gelu": "quick_gelu",
-    "relu": "relu",
+    "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
 
 
@@ -126,7 +127,12 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     attentions += [_rotated(one) for one in latents]
     parts = [part for layer in config.layers for part in layer.parts]
     ffns = [part for part in parts if isinstance(part, MlpConfig | ExpertsConfig)]
+    ssm = next((part for part in parts if isinstance(part, SsmConfig)), None)
     if not attentions or not ffns:
+        if ssm is not None:
+            yield _ends(config) | _mamba2(ssm, config) | {
+                "head_dim": ssm.head_dim, "hidden_act": "silu",
+            }  # fmt: skip
         return
     mixer = attentions[0]
     ffn = next((part for part in ffns if isinstance(part, MlpConfig)), ffns[0])
@@ -140,22 +146,20 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
     if deltas:
         kinds = [kind if layer.attention is not None else "linear_attention"
                  for kind, layer in zip(kinds, config.layers, strict=True)]  # fmt: skip
+    if ssm is not None:
+        kinds = [_kind(layer) for layer in config.layers]
     activation = _ACTIVATIONS[ffn.activation]
     scale = mixer.head_dim**-0.5
-    settings: dict[str, Any] = {
-        "vocab_size": config.vocab,
-        "hidden_size": config.width,
+    settings = _ends(config) | {
         "intermediate_size": ffn.hidden,
         "n_inner": ffn.hidden,
-        "num_hidden_layers": len(config.layers),
         "num_attention_heads": mixer.heads,
         "num_key_value_heads": mixer.kv_heads,
         "head_dim": mixer.head_dim,
-        "max_position_embeddings": config.embedding.positions or config.context,
-        "rms_norm_eps": config.final_norm.eps,
-        "layer_norm_epsilon": config.final_norm.eps,
         "hidden_act": activation,
         "activation_function": activation,
+        "mlp_hidden_act": activation,
+        "mamba_hidden_act": "silu",
         "attention_bias": mixer.qkv_bias,
         "qkv_bias": mixer.qkv_bias,
         "use_qk_norm": mixer.qk_norm is not None,
@@ -165,14 +169,11 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         "layer_types": kinds,
         "scale_attn_weights": mixer.scale == scale,
         "scale_attn_by_inverse_layer_idx": attentions[-1].scale != mixer.scale,
-        "tie_word_embeddings": config.head.tied,
-        "norm_eps": config.final_norm.eps,
         "conv_L_cache": convs[0].length if convs else None,
         "conv_bias": bool(convs) and convs[0].bias,
         "block_auto_adjust_ff_dim": False,
-        "bos_token_id": config.bos,
-        "eos_token_id": list(config.eos) or None,
-        "pad_token_id": None,
+        "position_embedding_type": "nope" if mixer.rope is None else "rope",
+        "mamba_n_heads": 1,  # transformers validates it where nothing has it
     }
     branches = config.layers[0].sublayers[0]
     settings |= {
@@ -196,6 +197,8 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         settings |= _delta(deltas[0])
     if latents:
         settings |= _latent(latents[0])
+    if ssm is not None:
+        settings |= _mamba2(ssm, config)
     rotated = [(attention.rope, attention) for attention in attentions if attention.rope]
     full = next((one for one in rotated if one[1].window is None), None)
     slides = next((one for one in rotated if one[1].window is not None), None)
@@ -208,6 +211,49 @@ def _settings(config: ModelConfig) -> Iterator[dict[str, Any]]:
         name: _rope(*one)
         for name, one in (("full_attention", full), ("sliding_attention", slides)) if one
     } or None}  # fmt: skip
+
+
+def _ends(config: ModelConfig) -> dict[str, Any]:
+    """What every model has: sizes, norms, the head, ids."""
+    return {
+        "vocab_size": config.vocab,
+        "hidden_size": config.width,
+        "num_hidden_layers": len(config.layers),
+        "max_position_embeddings": config.embedding.positions or config.context,
+        "rms_norm_eps": config.final_norm.eps,
+        "layer_norm_epsilon": config.final_norm.eps,
+        "norm_eps": config.final_norm.eps,
+        "tie_word_embeddings": config.head.tied,
+        "bos_token_id": config.bos,
+        "eos_token_id": list(config.eos) or None,
+        "pad_token_id": None,
+    }
+
+
+def _kind(layer: LayerConfig) -> str:
+    """The type of a layer that may be Mamba-2, or have no mixer."""
+    if layer.attention is not None:
+        return "full_attention"
+    if any(isinstance(part, SsmConfig) for part in layer.parts):
+        return "linear_attention"
+    return "moe" if any(isinstance(part, ExpertsConfig) for part in layer.parts) else "mlp"
+
+
+def _mamba2(ssm: SsmConfig, config: ModelConfig) -> dict[str, Any]:
+    """The keys of Mamba-2, alone and in hybrids."""
+    expand = _whole(ssm.inner / config.width)
+    return {
+        **dict.fromkeys(("num_heads", "mamba_n_heads", "mamba_num_heads"), ssm.heads),
+        **dict.fromkeys(("mamba_d_head", "mamba_head_dim"), ssm.head_dim),
+        **dict.fromkeys(("n_groups", "mamba_n_groups"), ssm.groups),
+        **dict.fromkeys(("state_size", "mamba_d_state", "ssm_state_size"), ssm.state),
+        **dict.fromkeys(("conv_kernel", "mamba_d_conv"), ssm.length),
+        **dict.fromkeys(("expand", "mamba_expand"), expand),
+        **dict.fromkeys(("use_bias", "mamba_proj_bias"), ssm.bias),
+        **dict.fromkeys(("use_conv_bias", "mamba_conv_bias"), ssm.conv_bias),
+        "time_step_limit": [ssm.least, ssm.most],
+        "time_step_min": ssm.least,
+    }
 
 
 def _experts(config: ModelConfig) -> dict[str, Any]:
@@ -225,7 +271,9 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
         "mlp_layer_types": ["dense" if at in dense else "sparse" for at in range(len(found))],
     }
     if not mixtures:
-        return where
+        hidden = [part.hidden for layer in config.layers for part in layer.parts
+                  if isinstance(part, MlpConfig)]  # fmt: skip
+        return where | {"num_local_experts": 0, "shared_intermediate_size": hidden[0]}
     experts, routing = mixtures[0], mixtures[0].routing
     shared = 0 if experts.shared is None else experts.shared.hidden
     return where | {
@@ -233,7 +281,8 @@ def _experts(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": routing.chosen,
         "moe_intermediate_size": experts.hidden,
         "norm_topk_prob": routing.renormalized,
-        "shared_expert_intermediate_size": shared or None,
+        **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size",
+                         "moe_shared_expert_intermediate_size"), shared or None),
         "n_shared_experts": shared // experts.hidden or None,
         "routed_scaling_factor": routing.scale,
         "n_group": routing.groups,

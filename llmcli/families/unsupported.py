@@ -11,15 +11,14 @@ Kind = Literal["safetensors", "gguf"]
 # that do. One that needs several parts stands in several rows.
 _NEEDED_BY = (
     ("a translation of its settings and tensor names",
-     "codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
+     "bamba codegen cohere dbrx dots1 ernie4_5 ernie4_5_moe falcon gptj granitemoe minicpm3 "
      "minimax_m2 phi phimoe stablelm",
      "command-r dbrx deepseek dots1 ernie4_5 ernie4_5-moe falcon gptj granitemoe minicpm "
      "minicpm3 minimax-m2 phi2 phimoe stablelm"),
     ("a decay of each channel", "kimi_linear", "kimi-linear"),
     ("a delta rule that overwrites twice", "olmo_hybrid", ""),
-    ("Mamba-2",
-     "bamba falcon_h1 granitemoehybrid mamba2 nemotron_h zamba2",
-     "falcon-h1 granitehybrid mamba2 nemotron_h nemotron_h_moe"),
+    ("Mamba-2 with multipliers of its own", "falcon_h1", "falcon-h1"),
+    ("blocks that several layers share", "zamba2", ""),
     ("Mamba", "falcon_mamba jamba mamba zamba", "jamba mamba"),
     ("a recurrence of its own", "recurrent_gemma rwkv xlstm", "rwkv6 rwkv7"),
     ("sparse attention", "deepseek_v32 deepseek_v4 glm_moe_dsa", "glm-dsa"),

@@ -29,6 +29,7 @@ FUNCTIONS: dict[Activation, str] = {
     "quick_gelu": "QuickGELU",
     "relu": "ReLU",
     "sigmoid": "σ",
+    "relu2": "ReLU²",
 }
 
 

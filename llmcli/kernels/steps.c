@@ -154,10 +154,13 @@ EACH_LEVEL(soft_cap)
 const struct kernel kernel_soft_cap = {items_soft_cap, work_soft_cap, NULL};
 
 /* The numbers of `program.py`. */
-enum activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU };
+enum activation { SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2 };
 
 INLINE vector activated(const int kind, vector x) {
-    if (kind == RELU) return chosen(x > 0.0f, x, chosen(x != x, x, (vector){0}));
+    if (kind == RELU || kind == RELU2) {
+        x = chosen(x > 0.0f, x, chosen(x != x, x, (vector){0}));
+        return kind == RELU ? x : x * x;
+    }
     if (kind == GELU) {
         vector y = x * 0.70710678f;
         for (int j = 0; j < VECTOR; j++) y[j] = erff(y[j]);
@@ -188,6 +191,7 @@ INLINE void activate_row(const int kind, const float *x, float *out, int64_t cou
         case GELU_TANH: call(GELU_TANH); break;                                                    \
         case QUICK_GELU: call(QUICK_GELU); break;                                                  \
         case RELU: call(RELU); break;                                                              \
+        case RELU2: call(RELU2); break;                                                            \
     }
 
 /* ACTIVATE: out = f(min(x, limit)), rows of x `x_stride` apart. An item is a row.

@@ -286,7 +286,7 @@ def activate(kind: Activation, x: float) -> float:
         return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
     if kind == "gelu_tanh":
         return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return max(x, 0.0)
+    return max(x, 0.0) ** (2 if kind == "relu2" else 1)
 
 
 def multiply_adds(config: ModelConfig, tokens: int, until: int | None = None) -> int:

@@ -228,4 +228,5 @@ def activate(kind: Activation, X: Tensor) -> Tensor:
         return 0.5 * X * (1 + torch.erf(X / math.sqrt(2)))
     if kind == "gelu_tanh":
         return 0.5 * X * (1 + torch.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)))
-    return torch.clamp(X, min=0)
+    positive = torch.clamp(X, min=0)
+    return positive**2 if kind == "relu2" else positive

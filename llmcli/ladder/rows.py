@@ -274,4 +274,5 @@ def activate(kind: Activation, x: Tensor) -> Tensor:
         return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
     if kind == "gelu_tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return torch.clamp(x, min=0)
+    positive = torch.clamp(x, min=0)
+    return positive**2 if kind == "relu2" else positive

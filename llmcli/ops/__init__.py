@@ -32,6 +32,7 @@ SiLU                   activations.activation         Activate             SwiGL
 GELU                   activations.activation         Activate             GPT-NeoX
 GELU, tanh form        activations.gelu_tanh          Activate             GPT-2, Gemma
 GELU, sigmoid form     activations.quick_gelu         Activate             gpt-oss, clamped
+ReLU²                  activations.squared_relu       Activate             Nemotron-H
 sigmoid                torch.sigmoid                  Activate, Share      gates, GLM-4's routing
 softplus               activations.softplus           StepSize             Mamba-2, gated DeltaNet
 tanh                   torch.tanh                     –                    GELU's form, soft caps

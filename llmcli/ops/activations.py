@@ -44,10 +44,16 @@ def quick_gelu(x: Tensor) -> Tensor:
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """`max(x, 0)²` (So et al. 2021, arXiv 2109.08668), rounded once."""
+    return F.relu(x).square()
+
+
 def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor], Tensor]:
     """The function of that name: `silu` x·σ(x), `gelu` x·Φ(x), `gelu_tanh`, `relu` max(x, 0).
 
-    And `quick_gelu`, and `sigmoid` σ(x) of gates. With a `limit` of `min(x, limit)` (gpt-oss).
+    `quick_gelu`, `relu2` max(x, 0)², and `sigmoid` σ(x) of gates. With a `limit` of
+    `min(x, limit)` (gpt-oss).
     """
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
@@ -55,6 +61,7 @@ def activation(name: Activation, limit: float | None = None) -> Callable[[Tensor
         "gelu_tanh": gelu_tanh,
         "quick_gelu": quick_gelu,
         "relu": F.relu,
+        "relu2": squared_relu,
         "sigmoid": torch.sigmoid,
     }
     plain = functions[name]

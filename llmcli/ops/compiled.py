@@ -21,7 +21,8 @@ _MOST_SIZE = 512  # of a head (attention.c)
 _MOST_GROUP = 128  # query heads that share keys and values (attention.c)
 _PASS = 4  # of these that share a pass over keys and values of one token (attention.c)
 _NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # `enum numbers` in heads.c
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu")  # `enum activation` in steps.c
+# `enum activation` in steps.c
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 
 # As formats of `look_up`: row after row.
 IN_16_BITS = {torch.bfloat16: len(PACKED), torch.float16: len(PACKED) + 1}

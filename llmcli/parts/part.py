@@ -20,7 +20,8 @@ class Part:
     `facts(config)` what `info` says of it (`reports.info.LayerType`). `forward` names
     `module:callable`, imported when a decoder is built, for it needs torch:
     `callable(config, name, parameters)`; where `reads_stream(config)`, what it makes is called with
-    the residual stream, too.
+    the residual stream, too. `gives`: the leaf of what it makes, where a norm or a multiplier
+    comes before that is added; another name than those of its own tensors.
     """
 
     config: type
@@ -31,4 +32,5 @@ class Part:
     workspace: Callable[[Any, Reading], Workspace]
     facts: Callable[[Any], Mapping[str, Any]]
     forward: str
+    gives: str = "out"
     reads_stream: Callable[[Any], bool] = lambda config: False

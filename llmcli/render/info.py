@@ -163,9 +163,10 @@ def _layers(kind: LayerType, numbered: bool) -> list[str]:
     parts = [f"{times} × {kind.kind}{window}"]
     if kind.heads is not None:
         size_ = f" of {kind.head_dim}"
-        if kind.head_dim != kind.value_dim:
+        if kind.value_dim not in (None, kind.head_dim):
             size_ += f" (values {kind.value_dim})"
         parts.append((f"{kind.heads} heads" if kind.heads > 1 else "1 head") + size_)
+    if kind.kv_heads is not None:
         parts.append("1 kv head" if kind.kv_heads == 1 else f"{kind.kv_heads} kv heads")
     if kind.rotary:
         parts.append("rotary")

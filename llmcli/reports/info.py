@@ -50,7 +50,8 @@ class ParameterCounts:
 class LayerType:
     """Layers that are alike in everything that is said here; `layers` are their numbers.
 
-    `kind` is the mixer's: `full attention`, `sliding window`, or what another part calls itself.
+    `kind` is the mixer's: `full attention`, `sliding window`, or what another part calls itself;
+    of a layer without one it is what it has.
     What only attention or only a plain feed-forward has is None without it. `window`: the most
     keys that a query sees, None for all before it. `details` are said by other parts.
     """

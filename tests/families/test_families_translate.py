@@ -130,7 +130,8 @@ def test_packed_weights_under_plain_names_are_refused(tmp_path, method):
         ("dbrx", "gguf", "`dbrx` is not supported: it needs "
          "`a translation of its settings and tensor names`"),
         ("jamba", "safetensors", "`jamba` is not supported: it needs `Mamba`"),
-        ("falcon-h1", "gguf", "`falcon-h1` is not supported: it needs `Mamba-2`"),
+        ("falcon-h1", "gguf",
+         "`falcon-h1` is not supported: it needs `Mamba-2 with multipliers of its own`"),
         ("qwen2_5_omni", "safetensors",
          "`qwen2_5_omni` is not supported: it needs `the text model of a multimodal checkpoint`"),
         ("zzzzzz", "gguf", "`zzzzzz` is not supported"),

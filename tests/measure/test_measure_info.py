@@ -29,6 +29,7 @@ from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
 from llmcli.parts.latent.config import LatentConfig
 from llmcli.parts.ple.config import PleConfig
+from llmcli.parts.ssm.config import SsmConfig
 from llmcli.reports.info import Device
 
 CPU = Device(device="cpu", name="x", total_bytes=1 << 40, free_bytes=1 << 40, bfloat16=False)
@@ -283,7 +284,7 @@ def test_every_family_is_listed_with_its_words():
 
 MIXERS = {
     AttentionConfig: "attention", ShortConvConfig: "short convolution",
-    LatentConfig: "latent attention", DeltaConfig: "gated DeltaNet",
+    LatentConfig: "latent attention", DeltaConfig: "gated DeltaNet", SsmConfig: "Mamba-2",
 }  # fmt: skip
 
 

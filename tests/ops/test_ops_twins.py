@@ -88,7 +88,7 @@ def test_norm_statistics_in_float32_for_bfloat16():
 @settings(deadline=None)
 @given(st.floats(-30, 30))
 def test_activations(x):
-    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "sigmoid"):
+    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "sigmoid"):
         number = torch.tensor(x, dtype=F64)
         fast = activations.activation(name)(number).item()
         slow = activated(name, number).item()
@@ -103,7 +103,7 @@ def test_clamped_gates(dtype):
     x, y = (part.flatten().to(dtype) for part in torch.meshgrid(x, y, indexing="ij"))
     # of 1.702 · 9 one rounding is 15 of its exponential
     near = (2 if dtype == torch.bfloat16 else 20) * torch.finfo(dtype).eps
-    for name in ("quick_gelu", "silu", "relu"):
+    for name in ("quick_gelu", "silu", "relu", "relu2"):
         found = activations.activation(name, 7.0)(x)
         op = ops.Activate(source="x", function=name, limit=7.0)
         exact = evaluate(op, {"x": x.double()[None]})[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import parity_gguf_hybrid as hybrid
 import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
@@ -30,7 +31,8 @@ GATE_UP = False  # gates and neurons of experts are one (`--fuse-gate-up-exps`)
 KEY_HEADS = False  # what belongs to one key head of Qwen3-Next is together, as in the first files
 QKV = False  # queries with their gates, keys and values of Qwen3-Next are one (`--fuse-qkv`)
 # rows of queries and keys, by the converter
-PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral")
+PERMUTED = ("llama", "granite", "smollm3", "ministral3", "mixtral", "granitemoehybrid",
+            "nemotron_h")
 DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 TILED = DELTA[1:]  # value heads of one key head are apart in files
 # of transformers; in files gate and up are two tensors
@@ -59,7 +61,7 @@ def write_gguf(
     """
     config = model.config
     config.allow_global_per_layer_attribute_access = True  # Gemma 4's sizes differ by layer
-    arch = gguf.MODEL_ARCH[TYPES[config.model_type].arch]
+    arch = hybrid.architecture(config) or gguf.MODEL_ARCH[TYPES[config.model_type].arch]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     _write_metadata(writer, model)
@@ -96,8 +98,13 @@ def write_gguf(
         if name.endswith(FUSED) and not GATE_UP:
             each = (name.replace("gate_up", one) for one in ("gate", "up"))
             parts = [*zip(each, drawn[name].chunk(2, 1), strict=True)]
+        axis = 1
+        if (each := hybrid.halves(name, config)) is not None:
+            axis = drawn[name].ndim - 2
+            parts = [*zip(each, drawn[name].chunk(2, axis), strict=True)]
         found = [_written(writer, names, one, value, format, model) for one, value in parts]
-        parameter.copy_(torch.cat(found, 1).view(parameter.shape) if len(found) > 1 else found[0])
+        whole = torch.cat(found, axis).view(parameter.shape) if len(found) > 1 else found[0]
+        parameter.copy_(whole)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -181,7 +188,8 @@ def _written(
     model: PreTrainedModel,
 ) -> Tensor:  # fmt: skip
     """Adds a tensor under llama.cpp's name; returns what it says then, in transformers' shape."""
-    decoded = _add(writer, names, name, _as_stored(name, value, model), format)
+    called = hybrid.published(name, model.config)
+    decoded = _add(writer, names, called, _as_stored(name, value, model), format)
     return _as_read(name, decoded, model).view(value.shape)
 
 
@@ -194,7 +202,7 @@ def _add(
         writer.add_tensor(f"blk.{found[1]}.{which}.scale", values.numpy())
         return values
     target = names.get_name(_stem(name), try_suffixes=(".weight", ".bias"))
-    target = target or names.get_name(name)
+    target = target or names.get_name(name) or (name if name.startswith("blk.") else None)
     if name.endswith(FUSED):
         target = f"blk.{name.split('.')[2]}.ffn_gate_up_exps"
     assert target is not None, name
@@ -207,7 +215,7 @@ def _add_as(writer: gguf.GGUFWriter, target: str, values: Tensor, format: str) -
     """The same under that name."""
     target += ".weight" if target.endswith(("attn_qkv", "attn_gate")) else ""
     plain = "position" in target or ".conv." in target or "_inp" in target or values.ndim == 1
-    plain = plain or target.endswith("_exps.bias") or "ssm_conv1d" in target
+    plain = plain or target.endswith(("_exps.bias", *hybrid.IN_FLOAT32)) or "ssm_conv1d" in target
     block = 1 if format not in FORMATS else FORMATS[format][0]
     kept = "F32" if plain or (values.ndim == 3 and values.shape[-1] % block) else format
     data = _encode(values, kept)
@@ -244,6 +252,8 @@ def _as_stored(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
         return values.unflatten(0, (heads, 3, -1)).swapaxes(0, 1).flatten(0, 2)
     if _centred(config) and name.endswith("norm.weight") and "linear_attn" not in name:
         return (values * 2**20).round() / 2**20 + 1  # both are float32 numbers
+    if config.model_type in hybrid.HYBRID:
+        return hybrid.stored(name, values, config)
     if config.model_type in TILED and ".linear_attn." in name:
         values = _reordered(name, values, config, back=False)
     if name.endswith("A_log"):
@@ -264,6 +274,8 @@ def _as_read(name: str, values: Tensor, model: PreTrainedModel) -> Tensor:
         return values.unflatten(0, (3, heads, -1)).swapaxes(0, 1).flatten(0, 2)
     if _centred(config) and name.endswith("norm.weight") and "linear_attn" not in name:
         return values - 1
+    if config.model_type in hybrid.HYBRID:
+        return hybrid.read(name, values)
     if name.endswith("A_log"):
         values = values.double().neg().log()
     if config.model_type in TILED and ".linear_attn." in name:
@@ -329,6 +341,9 @@ def _halves(scales: np.ndarray) -> np.ndarray:
 
 def _write_metadata(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     config = model.config
+    if config.model_type in hybrid.HYBRID:
+        hybrid.write_metadata(writer, config)
+        return
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -47,9 +47,11 @@ def record(model: PreTrainedModel, ids: Tensor) -> Seen:
         hooks.enter_context(_watch_recurrence(model, seen))
         watch = _watch_heads if latent else _watch_rotation
         hooks.enter_context(watch(model, seen))
+        hooks.enter_context(_watch_scans(model, seen, layers))
         fresh_rope(model)
         out = model(ids, use_cache=False, output_attentions=True)
-    for i, pattern in zip(attending_layers(model), out.attentions, strict=True):
+    patterns = out.attentions if attending_layers(model) else ()
+    for i, pattern in zip(attending_layers(model), patterns, strict=True):
         seen[f"blocks.{i}.attn.pattern"] = pattern
     if "pos_embed" in seen:  # computed once for all rows
         seen["pos_embed"] = seen["pos_embed"].expand_as(seen["embed"])
@@ -79,7 +81,8 @@ def _in_order(model: PreTrainedModel, seen: Seen) -> None:
     for name in [name for name in seen if name.endswith(".expert_idx")]:
         moe, layer = name.removesuffix("expert_idx"), int(name.split(".")[1])
         scores = seen[f"{moe}router_logits"].sigmoid()
-        gate = model.base_model.layers[layer].mlp.gate
+        block = model.base_model.layers[layer]
+        gate = (block.mixer if hasattr(block, "mixer") else block.mlp).gate
         if hasattr(gate, "e_score_correction_bias"):
             scores = scores + gate.e_score_correction_bias
         order = scores.gather(-1, seen[name]).argsort(-1, descending=True)
@@ -163,7 +166,7 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     name, _, item = path.strip("<.").partition("#")
     name, _, third = name.partition("/")
     there = dict(of.named_modules())
-    module = next((there[one] for one in name.split("|") if one in there), None)
+    module = next((there[one] for one in _whichever(name, there)), None)
     if module is None or not path:
         return
 
@@ -179,6 +182,57 @@ def _watch(hooks: ExitStack, of: nn.Module, path: str, put: Callable[[Tensor], N
     else:
         handle = module.register_forward_hook(gives)
     hooks.callback(handle.remove)
+
+
+def _whichever(name: str, there: Container[str]) -> Iterator[str]:
+    """Those of the modules `a|b&c|d&!e` that are there, beside (or without) the other one."""
+    for one in name.split("|"):
+        module, _, other = one.partition("&")
+        without = other.startswith("!")
+        if module in there and (not other or (other.lstrip("!") in there) != without):
+            yield module
+
+
+@contextmanager
+def _watch_scans(model: PreTrainedModel, seen: Seen, layers: nn.ModuleList) -> Iterator[None]:
+    """What Mamba-2 mixers convolve, scan and normalize, as their functions take and return it."""
+    module = sys.modules[type(model).__module__]
+    if not hasattr(module, "mamba2_chunk_scan"):
+        yield
+        return
+    scan, convolve = module.mamba2_chunk_scan, module.causal_conv1d_fn
+    mixers = {
+        f"blocks.{i}.ssm": mixer for i, layer in enumerate(layers)
+        if hasattr(mixer := getattr(layer, "mamba", None) or getattr(layer, "mixer", None), "A_log")
+    }  # fmt: skip
+    scans, convolutions = iter(mixers), iter(mixers)
+
+    def convolved(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out, name = convolve(x, *args, **kwargs), next(convolutions)
+        seen[f"{name}.in"], seen[f"{name}.act"] = x.mT, out.mT
+        return out
+
+    def scanned(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **kwargs: Any) -> Tensor:
+        name, out = next(scans), scan(x, dt, A, B, C, **kwargs)
+        seen[f"{name}.dt_in"] = dt
+        for leaf, value in (("x", x), ("B", B), ("C", C), ("skip", out)):
+            seen[f"{name}.{leaf}"] = value.transpose(1, 2)
+        return out
+
+    def heads(name: str, leaf: str, value: Tensor) -> None:
+        split = value.unflatten(-1, (mixers[name].num_heads, -1))
+        seen[f"{name}.{leaf}"] = split.transpose(1, 2)
+
+    with ExitStack() as hooks:
+        for name, mixer in mixers.items():
+            hooks.callback(mixer.norm.register_forward_hook(
+                lambda _, args, out, name=name: [
+                    heads(name, leaf, value) for leaf, value in (("gate", args[1]), ("out", out))
+                ] and None
+            ).remove)  # fmt: skip
+        hooks.enter_context(patch.object(module, "mamba2_chunk_scan", scanned))
+        hooks.enter_context(patch.object(module, "causal_conv1d_fn", convolved))
+        yield
 
 
 def _rotated(model: PreTrainedModel) -> Iterator[str]:

@@ -105,7 +105,10 @@ def reference_hidden(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, ...]:
     with precision(model):
         fresh_rope(model)
         out = model(ids, use_cache=False, output_hidden_states=True, output_attentions=True)
-        return tuple(out.hidden_states)
+        hidden = tuple(out.hidden_states)
+        if not hasattr(out, "attentions"):  # Mamba-2's begin behind the first block
+            return (model.get_input_embeddings()(ids), *hidden[:-2], hidden[-1])
+        return hidden
 
 
 @torch.no_grad()

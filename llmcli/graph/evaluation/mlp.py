@@ -26,10 +26,7 @@ class Activate(Rule[ops.Activate]):
 
     def magnitudes(self, values: Numbers) -> Tensor:
         """The function takes a share of its input, itself rounded to 1; ReLU all or none of it."""
-        x_TF = self._bounded(values[self.op.source]).abs()
-        if self.op.function == "sigmoid":  # 1 / (1 + e^−x), wrong by its own share of what x is
-            return 1 + x_TF
-        return torch.zeros_like(x_TF) if self.op.function == "relu" else x_TF
+        return _rounded(self._bounded(values[self.op.source]), self.op.function)
 
     def element(self, values: Numbers, index: tuple[int, ...]) -> Element:
         """The formula with the number in it."""
@@ -101,7 +98,17 @@ def _activated(x: Tensor, function: Activation) -> Tensor:
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
     if function == "gelu_tanh":
         return x * (1 + torch.tanh(_inside(x))) / 2
-    return torch.where(x > 0, x, torch.zeros_like(x))
+    positive = torch.where(x > 0, x, torch.zeros_like(x))
+    return positive * positive if function == "relu2" else positive
+
+
+def _rounded(x: Tensor, function: Activation) -> Tensor:
+    """How large the numbers are that the function rounds: nothing, its square, or its input."""
+    if function == "relu":
+        return torch.zeros_like(x)
+    if function == "sigmoid":  # 1 / (1 + e^−x), wrong by its own share of what x is
+        return 1 + x.abs()
+    return _activated(x, function) if function == "relu2" else x.abs()
 
 
 def _inside(x: Tensor) -> Tensor:
@@ -115,6 +122,8 @@ def _facts(cell: str, x: float, value: float, function: Activation) -> tuple[Fac
         return (Fact(formula=f"σ({cell}) = 1 / (1 + e^−{cell})", parts=(), value=value),)
     if function == "relu":
         return (Fact(formula=f"max({cell}, 0) = max({{}}, 0)", parts=(x,), value=value),)
+    if function == "relu2":
+        return (Fact(formula=f"max({cell}, 0)² = max({{}}, 0)²", parts=(x,), value=value),)
     if function in ("silu", "quick_gelu"):
         steep, shown = (1.0, cell) if function == "silu" else (1.702, f"(1.702 · {cell})")
         sigma = float(1 / (1 + torch.exp(-steep * number)))

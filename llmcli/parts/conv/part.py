@@ -19,6 +19,6 @@ def _workspace(c: ShortConvConfig, of: Reading) -> Workspace:
 
 PART = Part(
     config=ShortConvConfig, prefix="conv", noun="the short convolution", mixes=True,
-    graph=conv_graph, workspace=_workspace, facts=conv_facts,
+    gives="out_raw", graph=conv_graph, workspace=_workspace, facts=conv_facts,
     forward="llmcli.parts.conv.forward:ShortConv",
 )  # fmt: skip

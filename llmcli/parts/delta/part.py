@@ -18,6 +18,7 @@ def _workspace(c: DeltaConfig, of: Reading) -> Workspace:
 
 
 PART = Part(
-    config=DeltaConfig, prefix="linattn", noun="the gated DeltaNet", mixes=True, graph=delta_graph,
-    workspace=_workspace, facts=delta_facts, forward="llmcli.parts.delta.forward:GatedDelta",
+    config=DeltaConfig, prefix="linattn", noun="the gated DeltaNet", mixes=True,
+    gives="out_raw", graph=delta_graph, workspace=_workspace, facts=delta_facts,
+    forward="llmcli.parts.delta.forward:GatedDelta",
 )  # fmt: skip

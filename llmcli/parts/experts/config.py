@@ -53,9 +53,10 @@ class SharedConfig:
 class ExpertsConfig:
     """`Σ_k g[k] · (act(X W_gate[e_k]) ∘ X W_up[e_k]) W_down[e_k]`, and the shared expert's output.
 
-    `experts` gated networks of `hidden` neurons each, of which every token chooses some. `bias`:
-    every expert's products have biases of their own. `clamp`: what bounds gates and neurons of the
-    chosen experts (`GateClamp`).
+    `experts` networks of `hidden` neurons each, of which every token chooses some; where they are
+    not `gated`, nor is the shared one, it is `act(X W_up) W_down` of each. `bias`: every expert's
+    products have biases of their own. `clamp`: what bounds gates and neurons of the chosen experts
+    (`GateClamp`).
     """
 
     experts: int
@@ -63,5 +64,6 @@ class ExpertsConfig:
     activation: Activation
     routing: RoutingConfig
     shared: SharedConfig | None = None
+    gated: bool = True
     bias: bool = False
     clamp: GateClamp | None = None

@@ -1,7 +1,7 @@
 """A mixture of experts: each token passes the experts that it chooses, and a shared one.
 
     x ──┬── router ── scores ── choice ── weights ──┐
-        ├── W_gate|W_up of the chosen ── W_down ────┴── Σ ──(+)──
+        ├── W_gate|W_up of the chosen ── W_down ────┴── Σ ──(+)──   (or W_up alone)
         └── shared expert ── · σ(x · w) ────────────────────┘
 
 Axes: B batch, T tokens, D width, E experts, K chosen ones, F hidden. Numbers of pairs of a token
@@ -22,8 +22,8 @@ from llmcli.ops.elements import gate, scale_rows
 from llmcli.ops.norm import at_least_float32
 from llmcli.ops.routing import choose, logits, share, summed, weigh
 from llmcli.parts.experts.config import ExpertsConfig, SharedConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
-from llmcli.parts.mlp.forward import GatedMlp
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.mlp.forward import build_mlp
 from llmcli.parts.norm.forward import Norm
 
 
@@ -47,17 +47,18 @@ class Experts:
         self.correction: Tensor | None = None
         if routing.correction:
             self.correction = parameters.vector((f"{name}.b_choice",))
-        self.gate_up = RoutedLinear(
+        enter = ("gate", "up") if config.gated else ("up",)
+        self.enter = RoutedLinear(
             parameters,
-            (f"{name}.W_gate", f"{name}.W_up"),
-            (f"{name}.b_gate", f"{name}.b_up") if config.bias else (),
+            tuple(f"{name}.W_{one}" for one in enter),
+            tuple(f"{name}.b_{one}" for one in enter) if config.bias else (),
         )
         self.down = RoutedLinear(
             parameters, (f"{name}.W_down",), (f"{name}.b_down",) if config.bias else ()
         )
         self.shared: SharedExpert | None = None
         if config.shared is not None:
-            self.shared = SharedExpert(config.shared, config.activation, name, parameters)
+            self.shared = SharedExpert(config.shared, config, name, parameters)
 
     def __call__(self, x_BTD: Tensor, step: Step, stream_BTD: Tensor | None = None) -> Tensor:
         """`[B, T, D]` → `[B, T, D]` in at least float32; a router's own norm reads the stream."""
@@ -68,16 +69,24 @@ class Experts:
         chosen_BTK, weight_BTK = self._route(reads_BTD, step)
         routes = Routes.of(chosen_BTK, static=step.fixed)
         batch, tokens, count = chosen_BTK.shape
-        gate_up_ND = self.gate_up(x_BTD.flatten(0, 1), routes)
-        gate_BKTF, up_BKTF = self.gate_up.split(gate_up_ND.view(batch, count, tokens, -1))
-        gate_BKTF = step.emit(f"{p}.gate", gate_BKTF)
-        up_BKTF = step.emit(f"{p}.up", up_BKTF)
-        act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
-        post_BKTF = step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
+        hidden_ND = self.enter(x_BTD.flatten(0, 1), routes)
+        post_BKTF = self._activated(hidden_ND.view(batch, count, tokens, -1), step)
         out_ND = self.down(post_BKTF.flatten(0, 2), routes.by_pair, wide=True)
         out_BKTD = step.emit(f"{p}.expert_out", out_ND.view(batch, count, tokens, -1))
         shared_BTD = None if self.shared is None else self.shared(x_BTD, step)
         return summed(out_BKTD, weight_BTK, shared_BTD)
+
+    def _activated(self, x_BKTF: Tensor, step: Step) -> Tensor:
+        """The hidden layers from what enters them: gates and neurons side by side, or neurons."""
+        p = self.name
+        if not self.config.gated:
+            pre_BKTF = step.emit(f"{p}.pre", x_BKTF)
+            return step.emit(f"{p}.post", self.act(pre_BKTF))
+        gate_BKTF, up_BKTF = self.enter.split(x_BKTF)
+        gate_BKTF = step.emit(f"{p}.gate", gate_BKTF)
+        up_BKTF = step.emit(f"{p}.up", up_BKTF)
+        act_BKTF = step.emit(f"{p}.act", self.act(gate_BKTF))
+        return step.emit(f"{p}.post", gate(act_BKTF, up_BKTF, self.config.clamp))
 
     def _route(self, x_BTD: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """The experts that each token chooses, and what they count: `[B, T, K]` both."""
@@ -93,14 +102,14 @@ class Experts:
 
 
 class SharedExpert:
-    """A gated feed-forward that every token passes, times `σ(x · w)` where it is weighed."""
+    """A feed-forward that every token passes, times `σ(x · w)` where it is weighed."""
 
     def __init__(
-        self, config: SharedConfig, function: Activation, part: str, parameters: Parameters
+        self, config: SharedConfig, of: ExpertsConfig, part: str, parameters: Parameters
     ) -> None:
         self.part = part
-        mlp = MlpConfig(hidden=config.hidden, activation=function, gated=True)
-        self.mlp = GatedMlp(mlp, f"{part}.shared", parameters)
+        mlp = MlpConfig(hidden=config.hidden, activation=of.activation, gated=of.gated)
+        self.mlp = build_mlp(mlp, f"{part}.shared", parameters)
         self.weigh: Linear | None = None
         if config.weighed:
             self.weigh = Linear(parameters, (f"{part}.W_shared",))

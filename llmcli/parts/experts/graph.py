@@ -13,7 +13,7 @@ from llmcli.graph.node import Absent, Node, Parameter, PartGraph, Site
 from llmcli.graph.ops import Activate, Gate, Op, Project
 from llmcli.graph.routing import Choose, ExpertProject, Share, SumExperts, Weigh
 from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
-from llmcli.parts.mlp.config import Activation, MlpConfig
+from llmcli.parts.mlp.config import MlpConfig
 from llmcli.parts.mlp.graph import Role, mlp_graph
 from llmcli.parts.norm.config import NormConfig
 from llmcli.parts.norm.graph import norm_graph
@@ -35,7 +35,7 @@ _SHARED = Role(
 def experts_graph(c: ExpertsConfig, site: Site) -> PartGraph:
     """`router_…` and `expert_…` `[B, T, E or K]`, hidden numbers of each pair `[B, K, T, F]`."""
     p = site.name
-    shared = None if c.shared is None else _shared(c.shared, c.activation, site)
+    shared = None if c.shared is None else _shared(c.shared, c, site)
     words, theirs = site.output("the mixture of experts", "hook_mlp_out", "mlp.hook_out")
     also = None if shared is None else f"{p}.shared_out"
     out = Node(
@@ -111,7 +111,7 @@ def _own_letters(site: Site) -> tuple[str, str]:
 
 
 def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
-    """A gated feed-forward for each pair of a token and an expert."""
+    """A feed-forward, gated or not, for each pair of a token and an expert."""
     p, (hidden, mark) = site.name, _own_letters(site)
 
     def node(leaf: str, letter: str, axis: str, op: Op, words: str, *, wide: bool = False) -> Node:
@@ -124,26 +124,34 @@ def _experts(c: ExpertsConfig, site: Site) -> Iterator[Node]:
         return ExpertProject(
             source=site.source, weight=f"{p}.W_{leaf}", chosen=f"{p}.expert_idx", over="D",
             columns=hidden, by_token=True, bias=f"{p}.b_{leaf}" if c.bias else None,
-            fused=f"{p}.gate_up",
+            fused=f"{p}.gate_up" if c.gated else "",
         )  # fmt: skip
 
     leave = ExpertProject(
         source=f"{p}.post", weight=f"{p}.W_down", chosen=f"{p}.expert_idx", over=hidden,
         columns="D", by_token=False, bias=f"{p}.b_down" if c.bias else None,
     )  # fmt: skip
+    post = "the hidden layers as they enter the last projections"
     limit = None if c.clamp is None else c.clamp.limit
-    act = Activate(source=f"{p}.gate", function=c.activation, limit=limit)
-    yield node("gate", f"G{mark}", hidden, enter("gate"),
-               "the gates before their activation function")  # fmt: skip
-    yield node("up", f"U{mark}", hidden, enter("up"), "the neurons that the gates multiply")
-    yield node("act", f"Activation(G{mark})", hidden, act,
-               "the gates after their activation function")  # fmt: skip
-    yield node("post", f"L{mark}", hidden, Gate(act=f"{p}.act", up=f"{p}.up", clamp=c.clamp),
-               "the hidden layers as they enter the last projections")  # fmt: skip
+    act = Activate(
+        source=f"{p}.gate" if c.gated else f"{p}.pre", function=c.activation, limit=limit
+    )
+    if c.gated:
+        yield node("gate", f"G{mark}", hidden, enter("gate"),
+                   "the gates before their activation function")  # fmt: skip
+        yield node("up", f"U{mark}", hidden, enter("up"), "the neurons that the gates multiply")
+        yield node("act", f"Activation(G{mark})", hidden, act,
+                   "the gates after their activation function")  # fmt: skip
+        gate = Gate(act=f"{p}.act", up=f"{p}.up", clamp=c.clamp)
+        yield node("post", f"L{mark}", hidden, gate, post)
+    else:
+        yield node("pre", f"U{mark}", hidden, enter("up"),
+                   "the neurons before their activation function")  # fmt: skip
+        yield node("post", f"L{mark}", hidden, act, post)
     yield node("expert_out", "O", "D", leave, "what each chosen expert gives", wide=True)
 
 
-def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
+def _shared(s: SharedConfig, c: ExpertsConfig, site: Site) -> PartGraph:
     """The shared expert; weighed, times `σ` of a logit of its own."""
     p = site.name
     makes = f"{p}.shared.out" if s.weighed else f"{p}.shared_out"
@@ -152,7 +160,8 @@ def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
         letter="Oₛ" if s.weighed else "Z", adds=False, layer=site.layer, width=site.width,
         learned_positions=False,
     )  # fmt: skip
-    mlp = mlp_graph(MlpConfig(hidden=s.hidden, activation=function, gated=True), own, _SHARED)
+    config = MlpConfig(hidden=s.hidden, activation=c.activation, gated=c.gated)
+    mlp = mlp_graph(config, own, _SHARED)
     found = PartGraph(
         nodes=mlp.nodes, parameters=mlp.parameters, sizes=mlp.sizes, documents=mlp.documents
     )
@@ -187,7 +196,7 @@ def _shared(s: SharedConfig, function: Activation, site: Site) -> PartGraph:
 def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
     """`W_router` `[D, E]`, biases `[E]`, `W_gate` and `W_up` `[E, D, F]`, `W_down` `[E, F, D]`.
 
-    And the experts' biases, `[E, F]` and `[E, D]`.
+    And the experts' biases, `[E, F]` and `[E, D]`. Without gates there is no `W_gate`.
     """
     p, (hidden, mark) = site.name, _own_letters(site)
     yield Parameter(
@@ -206,18 +215,22 @@ def _parameters(c: ExpertsConfig, site: Site) -> Iterator[Parameter]:
                 name=f"{p}.{leaf}", axes=("E",), makes=f"{p}.{makes}", words=words, kind="mlp",
                 letter=letter, layer=site.layer, wide=leaf != "b_router",
             )  # fmt: skip
-    made = {"gate": f"{p}.gate", "up": f"{p}.up", "down": f"{p}.expert_out"}
+    up = f"{p}.up" if c.gated else f"{p}.pre"
+    made = {"gate": f"{p}.gate", "up": up, "down": f"{p}.expert_out"}
     for leaf, (words, bias) in _WEIGHTS.items():
+        if leaf == "gate" and not c.gated:
+            continue
+        fused = c.gated and leaf != "down"
         yield Parameter(
             name=f"{p}.W_{leaf}", axes=("E", hidden, "D") if leaf == "down" else ("E", "D", hidden),
             makes=made[leaf], words=words, kind="mlp", letter=f"W_{leaf}{mark}", layer=site.layer,
-            turned=True, shares=None if leaf == "down" else f"{p}.W_gate_up",
+            turned=True, shares=f"{p}.W_gate_up" if fused else None,
         )  # fmt: skip
         if c.bias:
             yield Parameter(
                 name=f"{p}.b_{leaf}", axes=("E", "D" if leaf == "down" else hidden),
                 makes=made[leaf], words=bias, kind="mlp", letter=f"b_{leaf}{mark}",
-                layer=site.layer, shares=None if leaf == "down" else f"{p}.b_gate_up", dense=True,
+                layer=site.layer, shares=f"{p}.b_gate_up" if fused else None, dense=True,
             )  # fmt: skip
 
 
@@ -230,6 +243,8 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     if r.factors:
         choice += ", times a factor of each expert"
     details = [f"{r.chosen} of {c.experts} experts of {c.hidden} ({choice})"]
+    if not c.gated:
+        details.append(f"{c.activation} without gates")
     if r.norm is not None:
         details.append("a router with a norm of its own")
     if c.clamp is not None:
@@ -237,7 +252,7 @@ def experts_facts(c: ExpertsConfig) -> Mapping[str, Any]:
     if c.shared is not None:
         weighed = " with a weight of its own" if c.shared.weighed else ""
         details.append(f"a shared expert of {c.shared.hidden}{weighed}")
-    return {"activation": c.activation, "gated": True, "details": tuple(details)}
+    return {"activation": c.activation, "gated": c.gated, "details": tuple(details)}
 
 
 def _absent(c: ExpertsConfig) -> Iterator[Absent]:
@@ -253,5 +268,11 @@ def _absent(c: ExpertsConfig) -> Iterator[Absent]:
         yield Absent(names=r"moe\.router_norm\b", why="its router reads what its experts read")
     if not c.routing.factors:
         yield Absent(names=r"moe\.expert_factor$", why="its experts have no factors")
+    if c.gated:
+        why = "its experts are gated, the neurons are `moe.gate`, `up`, `act` and `post`"
+        yield Absent(names=r"moe\.(shared\.)?pre$", why=why)
+    else:
+        why = "its experts have no gates, the neurons are `moe.pre` and `moe.post`"
+        yield Absent(names=r"moe\.(shared\.)?(gate|up|act|W_gate|b_gate)$", why=why)
     yield Absent(names=r"moe\.b_(gate|up|down)$", why="its experts have no biases")
     yield Absent(names=r"moe\.b_\w+$", why="its router has no such bias")

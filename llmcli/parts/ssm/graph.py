@@ -155,6 +155,7 @@ def ssm_facts(c: SsmConfig) -> Mapping[str, Any]:
     groups = f"{c.groups} groups" if c.groups > 1 else "1 group"
     details = [f"state of {c.state} in {groups}", f"convolution over {c.length} tokens"]
     if c.least > 0 or c.most < math.inf:
-        details.append(f"step sizes from {c.least:g} to {c.most:g}")
+        most = f" to {c.most:g}" if c.most < math.inf else ""
+        details.append(f"step sizes from {c.least:g}{most}")
     return {"kind": "Mamba-2", "heads": c.heads, "head_dim": c.head_dim,
             "details": tuple(details)}  # fmt: skip

@@ -17,6 +17,7 @@ def _workspace(c: SsmConfig, of: Reading) -> Workspace:
 
 
 PART = Part(
-    config=SsmConfig, prefix="ssm", noun="the Mamba-2 mixer", mixes=True, graph=ssm_graph,
-    workspace=_workspace, facts=ssm_facts, forward="llmcli.parts.ssm.forward:Ssm",
+    config=SsmConfig, prefix="ssm", noun="the Mamba-2 mixer", mixes=True,
+    gives="out_raw", graph=ssm_graph, workspace=_workspace, facts=ssm_facts,
+    forward="llmcli.parts.ssm.forward:Ssm",
 )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Granite 4 (IBM 2025): Granite with Mamba-2 in most layers, with experts beside a shared one.
+
+The shared expert is all there is of the feed-forward where there are no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmcli.config import ModelConfig, sequential
+from llmcli.families import granite, llama_rules, mamba2_mixer, mamba2_rules, mixture
+from llmcli.families.family import Family
+from llmcli.families.rules import Rename, Rows, Rule
+from llmcli.families.values import MOST, Values
+from llmcli.parts.experts.config import ExpertsConfig, RoutingConfig, SharedConfig
+from llmcli.parts.mlp.config import MlpConfig
+from llmcli.parts.ssm.config import SsmConfig
+
+if TYPE_CHECKING:
+    from llmcli.checkpoints import TensorInfo
+
+Ffn = MlpConfig | ExpertsConfig
+
+_DEFAULTS = {  # `GraniteMoeHybridConfig`'s
+    "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}  # fmt: skip
+_KEYS = mamba2_mixer.Keys(
+    heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups",
+    state="mamba_d_state", length="mamba_d_conv", bias="mamba_proj_bias",
+    conv_bias="mamba_conv_bias", function="hidden_act",
+)  # fmt: skip
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    """config.json → ModelConfig."""
+    values = Values({**_DEFAULTS, **config})
+    if values.raw("mamba_d_head") == "auto":
+        values = Values({**_DEFAULTS, **config, "mamba_d_head": None})
+    rotated = values.text("position_embedding_type", "nope") == "rope"
+    model = granite.from_hf(config, rotated=rotated)
+    mlp = model.layers[0].parts[-1]
+    assert isinstance(mlp, MlpConfig)
+    size = values.integer("shared_intermediate_size", most=MOST["hidden"])
+    ffn: Ffn = replace(mlp, hidden=size, bias=False)
+    if count := values.integer("num_local_experts", least=0, most=MOST["heads"]):
+        ffn = ExpertsConfig(
+            experts=count, hidden=mlp.hidden, activation=mlp.activation,
+            shared=SharedConfig(hidden=size), routing=RoutingConfig(
+                chosen=values.integer("num_experts_per_tok", most=count),
+                scores="softmax of the chosen",
+            ),
+        )  # fmt: skip
+    attends = mamba2_mixer.attending_hf(values, len(model.layers))
+    ssm = None
+    if not all(attends):
+        ssm = mamba2_mixer.from_hf(
+            values, _KEYS, model.final_norm.eps, mamba2_mixer.bounds(values),
+            inner=values.integer("mamba_expand", most=64) * model.width,
+        )  # fmt: skip
+    return _hybrid(model, [ffn] * len(attends), [None if one else ssm for one in attends])
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
+    """GGUF metadata → ModelConfig: a layer without key/value heads is Mamba-2."""
+    values = Values(metadata, prefix=f"{Values(metadata).text('general.architecture')}.")
+    filled, numbers = mamba2_mixer.as_llama(metadata)
+    model = granite.from_gguf(filled, tensors)
+    eps = model.final_norm.eps
+    mixers = [
+        None if heads else mamba2_mixer.from_gguf(values, tensors, layer, eps)
+        for layer, heads in enumerate(numbers[mamba2_mixer.KV_HEADS])
+    ]
+    return _hybrid(model, [layer.parts[-1] for layer in model.layers], mixers)
+
+
+def _hybrid(
+    model: ModelConfig, ffns: Sequence[object], mixers: Sequence[SsmConfig | None]
+) -> ModelConfig:
+    """Granite with these mixers, where there are some, and feed-forwards."""
+    layers = []
+    for layer, ffn, mixer in zip(model.layers, ffns, mixers, strict=True):
+        multiplier = layer.sublayers[0][0].multiplier
+        parts = (layer.attention if mixer is None else mixer, ffn)
+        layers.append(sequential(*parts, norm=model.final_norm, multiplier=multiplier))
+    return replace(
+        model, family="granite_hybrid", model_type="granitemoehybrid", layers=tuple(layers)
+    )
+
+
+def rules_hf(config: ModelConfig) -> tuple[Rule, ...]:
+    """transformers' names: those of Granite, of experts as they are published and as it has them.
+
+    Gate and up are one tensor everywhere.
+    """
+
+    def found() -> Iterator[Rule]:
+        experts = mixture.found_in(config)
+        for layers in ("model.layers", "layers"):
+            h = f"{layers}.{{layer}}"
+            yield from mamba2_rules.rules_hf(config, f"{h}.mamba")
+            shared = "blocks.{layer}.mlp" if experts is None else "blocks.{layer}.moe.shared"
+            size = _shared_size(config)
+            for at, leaf in enumerate(("gate", "up")):
+                rows = Rows(at * size, (at + 1) * size)
+                yield Rename(f"{h}.shared_mlp.input_linear.weight", f"{shared}.W_{leaf}", rows)
+            yield Rename(f"{h}.shared_mlp.output_linear.weight", f"{shared}.W_down")
+            if experts is None:
+                continue
+            moe, own = f"{h}.block_sparse_moe", "blocks.{layer}.moe"
+            for enter in ("input_linear.weight", "experts.gate_up_proj"):
+                for rows_, leaf in zip(mixture.halves(experts), ("gate", "up"), strict=True):
+                    yield Rename(f"{moe}.{enter}", f"{own}.W_{leaf}", rows_)
+            for leave in ("output_linear.weight", "experts.down_proj"):
+                yield Rename(f"{moe}.{leave}", f"{own}.W_down")
+            for router in ("router.layer.weight", "router.weight"):
+                yield Rename(f"{moe}.{router}", f"{own}.W_router")
+
+    return (*llama_rules.rules_hf(config), *found())
+
+
+def _shared_size(config: ModelConfig) -> int:
+    part = config.layers[0].parts[-1]
+    if isinstance(part, ExpertsConfig):
+        return 0 if part.shared is None else part.shared.hidden
+    assert isinstance(part, MlpConfig)
+    return part.hidden
+
+
+def rules_gguf(config: ModelConfig) -> tuple[Rule, ...]:
+    """llama.cpp's names."""
+    return (*llama_rules.rules_gguf(config, paired=True), *mamba2_rules.rules_gguf(config))
+
+
+FAMILIES = (Family(
+    name="granite_hybrid", words="as granite with Mamba-2 in most layers, rotary positions where "
+    "it says so, a shared expert beside others (softmax of the chosen) or alone",
+    hf_types=("granitemoehybrid",), gguf_archs=("granitehybrid",), from_hf=from_hf,
+    from_gguf=from_gguf, rules_hf=rules_hf, rules_gguf=rules_gguf,
+    mixers=("Mamba-2", "attention"), feed_forwards=("gated MLP", "mixture of experts"),
+),)  # fmt: skip

@@ -1,0 +1,124 @@
+"""The Mamba-2 mixer as configurations describe it, and the layers that have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
+
+from llmcli.errors import UnsupportedModel
+from llmcli.families.values import MOST, Values, require_divisible, shortened
+from llmcli.parts.norm.config import NormConfig
+from llmcli.parts.ssm.config import SsmConfig
+
+_RECURRENT = ("mamba", "linear_attention")  # types of layers, by the first releases, and since
+_ATTENDS = ("attention", "full_attention")
+HEADS, KV_HEADS = "attention.head_count", "attention.head_count_kv"  # of a GGUF file
+NEURONS = "feed_forward_length"
+LONGEST = 1 << 20  # tokens: what is said to be the context of a model that has none
+
+
+class Keys(NamedTuple):
+    """What a config.json calls the numbers of a mixer."""
+
+    heads: str
+    head_dim: str
+    groups: str
+    state: str
+    length: str
+    bias: str
+    conv_bias: str
+    function: str
+
+
+def from_hf(
+    values: Values, keys: Keys, eps: float, bounds: tuple[float, float], *,
+    inner: int | None = None,
+) -> SsmConfig:  # fmt: skip
+    """The mixer under these keys; all of them but the flags have to be there.
+
+    `bounds`: of dt. `inner`: what all heads have together, where something else says it; then the
+    size of a head need not be there. Raises CheckpointError and UnsupportedModel.
+    """
+    if (function := values.text(keys.function, "silu")) not in ("silu", "swish"):
+        raise UnsupportedModel(
+            f"`{keys.function}` = `{shortened(function)}` is not supported: Mamba-2 has `silu`"
+        )
+    heads = values.integer(keys.heads, most=MOST["heads"])
+    groups = values.integer(keys.groups, most=heads)
+    require_divisible(f"`{keys.heads}`", heads, f"`{keys.groups}`", groups)
+    usual = None
+    if inner is not None:
+        usual = require_divisible("the inner size", inner, f"`{keys.heads}`", heads)
+    head_dim = values.integer(keys.head_dim, usual, most=MOST["head_dim"])
+    if usual not in (None, head_dim):
+        raise values.wrong(keys.head_dim, f"{usual}, as {inner} numbers are in {heads} heads")
+    return SsmConfig(
+        heads=heads, groups=groups, head_dim=head_dim,
+        state=values.integer(keys.state, most=MOST["head_dim"]),
+        length=values.integer(keys.length, least=2, most=64),
+        norm=NormConfig(kind="rms", eps=eps), least=bounds[0], most=bounds[1],
+        bias=values.flag(keys.bias, False), conv_bias=values.flag(keys.conv_bias, True),
+    )  # fmt: skip
+
+
+def bounds(values: Values) -> tuple[float, float]:
+    """`time_step_limit`, between which dt is kept: nothing, where it is not there."""
+    key = "time_step_limit"
+    if not values.has(key):
+        return 0.0, math.inf
+    least, most = values.numbers(key, 2, above=False, infinite=True)
+    if least > most:
+        raise values.wrong(key, "two numbers, the lower one first")
+    return least, most
+
+
+def from_gguf(values: Values, tensors: Container[str], layer: int, eps: float) -> SsmConfig:
+    """The mixer of a layer. `values` reads keys after the architecture; dt has no bounds there."""
+    heads = values.integer("ssm.time_step_rank", most=MOST["heads"])
+    inner = values.integer("ssm.inner_size", most=MOST["width"])
+    groups = values.integer("ssm.group_count", most=heads)
+    require_divisible("`ssm.time_step_rank`", heads, "`ssm.group_count`", groups)
+    return SsmConfig(
+        heads=heads, groups=groups,
+        head_dim=require_divisible("`ssm.inner_size`", inner, "`ssm.time_step_rank`", heads),
+        state=values.integer("ssm.state_size", most=MOST["head_dim"]),
+        length=values.integer("ssm.conv_kernel", least=2, most=64),
+        norm=NormConfig(kind="rms", eps=eps), bias=f"blk.{layer}.ssm_in.bias" in tensors,
+        conv_bias=f"blk.{layer}.ssm_conv1d.bias" in tensors,
+    )  # fmt: skip
+
+
+def attending_hf(values: Values, layers: int) -> list[bool]:
+    """Which layers attend, by types of the first releases or of later ones; else none does."""
+    key = "layer_types" if values.has("layer_types") else "layers_block_type"
+    if not values.has(key):
+        return [False] * layers
+    named = Values({"layer_types": values.raw(key)})
+    kinds = named.layer_types(layers, (*_RECURRENT, *_ATTENDS))
+    return [kind in _ATTENDS for kind in kinds]
+
+
+def as_llama(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """GGUF metadata as a Llama's, and the numbers of heads and neurons of each layer.
+
+    A layer without key/value heads does not attend, one without neurons has no feed-forward: where
+    these are listed by layer, such layers have as many in the metadata as others do.
+    """
+    arch, found = Values(metadata).text("general.architecture"), {}
+    values, filled = Values(metadata, prefix=f"{arch}."), dict(metadata)
+    layers = values.integer("block_count", most=MOST["layers"])
+    layers -= values.integer("nextn_predict_layers", 0, least=0, most=layers - 1)
+    for key in (HEADS, KV_HEADS, NEURONS):
+        listed = values.raw(key)
+        if not isinstance(listed, list):
+            continue
+        if len(listed) < layers:
+            raise values.wrong(key, f"numbers for {layers} layers")
+        numbers = found[key] = [
+            Values({key: n}).integer(key, least=0, most=MOST["hidden"]) for n in listed[:layers]
+        ]
+        filled[f"{arch}.{key}"] = [n or max(numbers) or 1 for n in numbers]
+    if KV_HEADS not in found:
+        raise values.wrong(KV_HEADS, f"numbers for {layers} layers")
+    return filled, found

@@ -1,0 +1,169 @@
+"""Models with Mamba-2 as llama.cpp's converter writes them: names, shapes, values and metadata.
+
+`ssm_a` is −exp(A_log), it and `ssm_d` are columns, the norm is a row for each group. Where blocks
+have one part, the number of key/value heads, or of neurons, says which.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+HYBRID = ("mamba2", "granitemoehybrid", "nemotron_h")
+IN_FLOAT32 = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # of matrices
+
+
+def architecture(config: PretrainedConfig) -> gguf.MODEL_ARCH | None:
+    """That of the file, where the configuration says more than its type does."""
+    if config.model_type == "nemotron_h" and "moe" in config.layer_types:
+        return gguf.MODEL_ARCH.NEMOTRON_H_MOE
+    if config.model_type == "granitemoehybrid" and "linear_attention" not in config.layer_types:
+        return gguf.MODEL_ARCH.GRANITE
+    return None
+
+
+def published(name: str, config: PretrainedConfig) -> str:
+    """What the converter finds in a published file, in place of transformers' own name."""
+    if config.model_type == "nemotron_h":
+        name = name.replace("model.", "backbone.", 1) if name.startswith("model.") else name
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if ".mixer.experts." in name:  # merged there, under another name
+            name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+    if config.model_type == "granitemoehybrid":
+        name = name.replace(".router.weight", ".router.layer.weight")
+        name = name.replace(".experts.down_proj", ".output_linear.weight")
+        if not config.num_local_experts:
+            name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    return name.replace(".dt_bias", ".dt_proj.bias")
+
+
+def halves(name: str, config: PretrainedConfig) -> list[str] | None:
+    """llama.cpp's names of the gates and of the neurons, where a tensor has the rows of both."""
+    kind = ""
+    if name.endswith("block_sparse_moe.experts.gate_up_proj"):
+        kind = "_exps"
+    elif not name.endswith("shared_mlp.input_linear.weight"):
+        return None
+    elif config.num_local_experts:
+        kind = "_shexp"
+    return [f"blk.{name.split('.')[2]}.ffn_{one}{kind}.weight" for one in ("gate", "up")]
+
+
+def stored(name: str, values: Tensor, config: PretrainedConfig) -> Tensor:
+    """What the file has of a tensor."""
+    if name.endswith(".A_log"):
+        return -_told(values).double().exp().float()[:, None]
+    if name.endswith((".mixer.D", ".mamba.D")):
+        return values[:, None]
+    if name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+        return values.view(_groups(config), -1)
+    return values.squeeze(1) if name.endswith("conv1d.weight") else values
+
+
+def read(name: str, values: Tensor) -> Tensor:
+    """What transformers' tensor is then, but for its shape."""
+    return (-values.double()).log().float() if name.endswith(".A_log") else values
+
+
+def _told(values: Tensor) -> Tensor:
+    """Numbers of float32 near these whose exponential is one, too, to eleven digits.
+
+    Others would not be what a file says: that is off by a rounding of float32.
+    """
+    ulp = torch.finfo(torch.float32).eps * values.abs()[:, None]
+    near = (values[:, None] + ulp * torch.arange(-(2**14), 2**14)).float()
+    off = (near.double().exp().float().double().log() - near.double()).abs()
+    best = off.argmin(1, keepdim=True)
+    assert off.min(1).values.max() < 1e-10
+    return near.gather(1, best)[:, 0]
+
+
+def _groups(config: PretrainedConfig) -> int:
+    found: int = config.mamba_n_groups if config.model_type == "granitemoehybrid" else (
+        config.n_groups
+    )  # fmt: skip
+    return found
+
+
+def write_metadata(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
+    """Sizes of the model, of mixers, of attention, and what is multiplied."""
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_vocab_size(config.vocab_size)
+    {"mamba2": _mamba2, "granitemoehybrid": _granite, "nemotron_h": _nemotron}[config.model_type](
+        writer, config
+    )
+
+
+def _ssm(writer: gguf.GGUFWriter, length: int, state: int, heads: int, head_dim: int,
+         groups: int) -> None:  # fmt: skip
+    writer.add_ssm_conv_kernel(length)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * head_dim)
+    writer.add_ssm_group_count(groups)
+
+
+def _mamba2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_context_length(2**20)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    _ssm(writer, config.conv_kernel, config.state_size, config.num_heads, config.head_dim,
+         config.n_groups)  # fmt: skip
+
+
+def _granite(writer: gguf.GGUFWriter, config: Any) -> None:
+    attends = [kind == "full_attention" for kind in config.layer_types]
+    hybrid = not all(attends)
+    writer.add_context_length(2**20 if hybrid else config.max_position_embeddings)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+    writer.add_head_count_kv([config.num_key_value_heads * one for one in attends])
+    writer.add_rope_scaling_finetuned(not hybrid)
+    _ssm(writer, config.mamba_d_conv, config.mamba_d_state, config.mamba_n_heads,
+         config.mamba_d_head, config.mamba_n_groups)  # fmt: skip
+
+
+def _nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
+    experts = "moe" in config.layer_types
+    writer.add_context_length(2**20)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    kinds = config.layer_types
+    writer.add_head_count_kv(
+        [config.num_key_value_heads * (kind == "full_attention") for kind in kinds]
+    )
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    size = config.moe_intermediate_size if experts else config.intermediate_size
+    writer.add_feed_forward_length([size * (kind in ("mlp", "moe")) for kind in kinds])
+    _ssm(writer, config.conv_kernel, config.ssm_state_size, config.mamba_num_heads,
+         config.mamba_head_dim, config.n_groups)  # fmt: skip
+    if experts:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        if config.n_group > 1:  # which no published model has, and the converter does not write
+            writer.add_expert_group_used_count(config.topk_group)
