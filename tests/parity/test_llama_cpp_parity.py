@@ -20,10 +20,13 @@ from zoo import PACKED, packed, variant
 from llmcli.checkpoints import open_checkpoint
 from llmcli.loading import load_checkpoint
 
+# values of gated DeltaNet are as long as keys there
+_DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 # what a file can say and llama.cpp reads: windows of EXAONE 4 only where there are 64 layers
 _CHANGES: dict[str, Mapping[str, Any]] = {
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "ministral3": variant("ministral3-betas").overrides,
+    "qwen3_5_text": _DELTA,
     # the last layers read the keys of the last two before them, one of each kind
     "gemma4_text": {"layer_types": ["sliding_attention"] * 2 + [
         "full_attention", "sliding_attention", "full_attention"
@@ -37,6 +40,7 @@ _MIXTURES: dict[str, Mapping[str, Any]] = {
     "glm4_moe": {}, "glm4_moe-plain": {}, "glm4_moe_lite-experts": {},
     "deepseek_v2-experts": {"topk_method": "greedy", "n_group": 1, "topk_group": 1},
     "deepseek_v3-experts": {"rms_norm_eps": 1e-6}, "gemma4-experts": {}, "lfm2_moe": {},
+    "qwen3_next": _DELTA, "qwen3_5_moe": _DELTA,
 }  # fmt: skip
 _FLOAT32 = 0  # `GGML_TYPE_F32`
 
