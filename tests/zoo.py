@@ -1376,9 +1376,8 @@ BLOCKS = {
         sequential(ShortConvConfig(length=3), GATED, norm=RMS), layer(),
         sequential(ShortConvConfig(length=4, bias=True), GATED, norm=RMS),
     ),
-    "mixers of their own output, multiplied and normalized": llama(
-        block(branch(ShortConvConfig(length=3), multiplier=0.5), branch(GATED)),
-        block(branch(ssm(), multiplier=0.5)),
+    "recurrences, multiplied and normalized": llama(
+        block(branch(ssm(), multiplier=0.5)), layer(),
         block(branch(delta(), RMS, RMS), branch(GATED, multiplier=2.0)),
     ),
     "gated deltanet": llama(
@@ -1396,7 +1395,8 @@ BLOCKS = {
         head=HeadConfig(tied=True),
     ),
     "mixers side by side": llama(*(block(
-        [branch(ATTENTION), branch(ShortConvConfig(length=3), None, shares_norm=True)],
+        [branch(ATTENTION),
+         branch(ShortConvConfig(length=3), None, shares_norm=True, multiplier=0.5)],
         branch(GATED),
     ),) * 2),
     "latent attention": llama(

@@ -7,6 +7,7 @@ from zoo import ZOO, Variant, variant
 from llmcli.config import ModelConfig
 from llmcli.parts.delta.config import DeltaConfig
 from llmcli.parts.experts.config import ExpertsConfig
+from llmcli.parts.ssm.config import SsmConfig
 
 # the first of every type, one of them under a narrow window: those with attention in all layers
 EVERY = {one.model_type: one for one in reversed(ZOO)} | {
@@ -30,12 +31,12 @@ def _mixes(config: ModelConfig, kind: type = ExpertsConfig) -> bool:
 
 MIXTURES = {name: one for name, one in EVERY.items() if _mixes(one.config())}
 # those whose products PyTorch counts: a recurrence is computed in chunks, and not counted so
-COUNTED = {name: one for name, one in MIXTURES.items() if not _mixes(one.config(), DeltaConfig)}
-FAMILIES = {
+COUNTED = {
     name: one
-    for name, one in EVERY.items()
-    if _alike(one.config())
+    for name, one in MIXTURES.items()
+    if not _mixes(one.config(), DeltaConfig) and not _mixes(one.config(), SsmConfig)
 }
+FAMILIES = {name: one for name, one in EVERY.items() if _alike(one.config())}
 
 
 def family(name: str) -> ModelConfig:
