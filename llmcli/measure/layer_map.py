@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,10 +17,20 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
-from llmcli.graph.ops import Mix, Project, Softmax
+from llmcli.graph.ops import Convolve, Mix, Project, Softmax
 from llmcli.model import Model
 from llmcli.nn.softmax_map import SoftmaxMap
+from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """A mixer with a matrix as its state."""
+
+    def inputs(self, emitted: Mapping[str, Tensor]) -> Inputs:
+        """What its recurrence reads, of `emitted` tensors `[B, …]` of all tokens."""
+        ...
 
 
 class LayerMap:
@@ -38,6 +48,7 @@ class LayerMap:
             raise KeyError(number)
         self.pattern, self.value, self.mixed = node.op.pattern, node.op.value, node.name
         self.window, self.group = node.op.window, node.op.group
+        self.signed = node.op.signed
         self.heads = self._graph.sizes(number)["H"]
         self.sources = self._graph.sources(self.pattern)
         self.score = self._graph.score(node.op)
@@ -49,6 +60,26 @@ class LayerMap:
         part = self.mixed.rpartition(".")[0]
         block = block_names(self._model.config.layers[self.number], f"blocks.{self.number}")
         return next(one for sub in block for one in sub.branches if one.part == part)
+
+    @cached_property
+    def note(self) -> str:
+        """What its map is where it is no softmax, in a sentence; empty where it is one."""
+        if not self.signed:
+            return ""
+        seen, sources = 1, [self.value]
+        for name in sources:
+            op = self._graph[name].op
+            sources += [one for one in op.inputs if one in self._inside]
+            seen = max(seen, op.length) if isinstance(op, Convolve) else seen
+        words = "the exact equivalent map: its weights are signed, and rows do not sum to 1"
+        if seen == 1:
+            return words
+        return f"{words}; values come after a convolution: column j mixes tokens j−{seen - 1} to j"
+
+    @cached_property
+    def _inside(self) -> frozenset[str]:
+        """The mixer's own activations."""
+        return frozenset(name for name in self._graph.nodes if name.startswith(self.prefix))
 
     @property
     def sinks(self) -> bool:
@@ -154,10 +185,7 @@ class LayerMap:
         """
         mixer = mixer_of(self._model, self.mixed)
         if self.score is None:
-            emitted = {name: seen[name][None] for name in self.sources}
-            of = slice(heads[0], heads[-1] + 1)
-            map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
-            return Scores(map_1HtS[0, :, :, keys].log(), None)
+            return Scores(self.map_rows(seen, heads, queries)[:, :, keys].log(), None)
         q_Htd = wide(
             seen[self.score.query][heads, queries.start - missing : queries.stop - missing]
         )
@@ -170,6 +198,18 @@ class LayerMap:
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
+    def map_rows(self, seen: Mapping[str, Tensor], heads: Sequence[int], queries: slice) -> Tensor:
+        """The rows `[H, t, S]` of a map that is no softmax, of the `queries` at these positions."""
+        mixer = mixer_of(self._model, self.mixed)
+        emitted = {name: seen[name][None] for name in self.sources}
+        of = slice(heads[0], heads[-1] + 1)
+        return mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)[0]
+
+    def recurrence(self, seen: Mapping[str, Tensor]) -> Inputs:
+        """What the recurrence reads whose map is `signed`; `seen` has all tokens' activations."""
+        mixer = mixer_of(self._model, self.mixed)
+        assert isinstance(mixer, Recurrent)
+        return mixer.inputs({name: seen[name][None] for name in (*self.sources, self.value)})
 
     def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
         """The rows of the map of those `heads`, of the scores that `rows` gives of them."""

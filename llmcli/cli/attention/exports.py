@@ -112,7 +112,10 @@ class _Page:
         self._planned, self._page = planned, AttentionPage(planned.what)
 
     def add(self, layer: int, values_HTS: np.ndarray) -> None:
-        self._page.add(layer, values_HTS, self._planned.windows[layer])
+        planned = self._planned
+        self._page.add(
+            layer, values_HTS, planned.windows[layer], signed=layer in planned.signed
+        )
 
     def finish(self, report: AttentionReport, document: Mapping[str, Any]) -> None:
         planned = self._planned

@@ -27,7 +27,8 @@ class Planned:
     """Matrices of `heads[layer]`, over `known` tokens (id, text) and up to `new` more.
 
     `dtype` is that of arrays; other files hold float32.
-    `windows[layer]`: how many keys a query sees at most, None for all. `title` is the model's
+    `windows[layer]`: how many keys a query sees at most, None for all; `signed`: the layers whose
+    weights have signs. `title` is the model's
     line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the map that
     is drawn else. `metrics`: how many each head has.
     """
@@ -40,6 +41,7 @@ class Planned:
     dtype: Literal["float32", "float64"]
     heads: Mapping[int, tuple[int, ...]]
     windows: Mapping[int, int | None]
+    signed: frozenset[int]
     known: Sequence[tuple[int, str]]
     new: int
     drawn: bool

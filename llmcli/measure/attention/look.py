@@ -22,7 +22,7 @@ from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.wanted import Wanted
 from llmcli.measure.cache import cache_check
 from llmcli.measure.chunks import Edges, chunk_checks
-from llmcli.measure.layer_map import LayerMap, kind_of
+from llmcli.measure.layer_map import LayerMap
 from llmcli.measure.observe import Observed, observe
 from llmcli.model import Model, dtype_name
 from llmcli.reports.attention import AttentionReport, LayerReport, Matrix
@@ -74,7 +74,7 @@ class Look:
         self._reports: list[LayerReport] = []
         self._matrices: list[Matrix] = []
         self._rows: dict[str, int] = {}
-        self._untold: dict[int | None, dict[str, str]] = {}  # kinds, of layers with that window
+        self._untold: dict[str, dict[str, str]] = {}  # kinds of heads, by the kind of layer
         self._caches: list[ViewCheck] = []
         self._edges = Edges(model, len(ids), max(layers))
         self._done = 0
@@ -117,8 +117,7 @@ class Look:
         """The kinds that are not told, with the reason in every kind of layer."""
         for label in LABELS:
             reasons = {
-                kind_of(window): untold[label.name]
-                for window, untold in self._untold.items()
+                kind: untold[label.name] for kind, untold in self._untold.items()
                 if label.name in untold
             }
             if reasons and len(self._untold) == 1:
@@ -172,10 +171,10 @@ class Look:
 
     def _finish(self, layer: Layer, tokens: int) -> None:
         del self._open[layer.number]
-        window = layer.of.window
-        if window not in self._untold:
-            self._untold[window] = untold_kinds(self._tokens, tokens, window)
-        report, matrices, rows = layer.finish(tokens, self._untold[window])
+        of = layer.of
+        if of.kind not in self._untold:
+            self._untold[of.kind] = untold_kinds(self._tokens, tokens, of.window, signed=of.signed)
+        report, matrices, rows = layer.finish(tokens, self._untold[of.kind])
         self._reports.append(report)
         self._matrices += matrices
         for name, count in rows.items():
@@ -197,7 +196,7 @@ class Look:
             self._new_formulas(seen, of, new, with_cache)
             rows, first = {name: new[name][0] for name in of.reads}, seen.prompt_tokens
             if self._at_the_end:
-                rows = {name: torch.cat((prompt[name], rows[name]), 1) for name in of.reads}
+                rows = {name: torch.cat((prompt[name], rows[name]), -2) for name in of.reads}
                 first = 0
             layer = self._layer(of) if self._at_the_end else self._open[number]
             layer.add(first, self._tokens, rows | whole)
