@@ -5,9 +5,9 @@ Axes: H heads, K heads of values, t rows (queries), S keys, d size of a query an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,20 +17,17 @@ from llmcli.anatomy.graph import graph
 from llmcli.explain.formulas import formula_inputs
 from llmcli.explain.kernel import mixer_of
 from llmcli.graph.node import State
-from llmcli.graph.ops import Convolve, Mix, Project, Softmax
+from llmcli.graph.ops import Convolve, Gate, Mix, Normalize, Project, Softmax
+from llmcli.graph.recurrence import Skip
+from llmcli.measure.cache import remembered
 from llmcli.model import Model
+from llmcli.nn.recurrent import Recurrent
 from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
 
 
-@runtime_checkable
-class Recurrent(Protocol):
-    """A mixer with a matrix as its state."""
-
-    def inputs(self, emitted: Mapping[str, Tensor]) -> Inputs:
-        """What its recurrence reads, of `emitted` tensors `[B, …]` of all tokens."""
-        ...
+MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
 
 
 class LayerMap:
@@ -66,20 +63,17 @@ class LayerMap:
         """What its map is where it is no softmax, in a sentence; empty where it is one."""
         if not self.signed:
             return ""
-        seen, sources = 1, [self.value]
-        for name in sources:
-            op = self._graph[name].op
-            sources += [one for one in op.inputs if one in self._inside]
-            seen = max(seen, op.length) if isinstance(op, Convolve) else seen
         words = "the exact equivalent map: its weights are signed, and rows do not sum to 1"
+        seen = max((one.length for one in self._convolved), default=1)
         if seen == 1:
             return words
         return f"{words}; values come after a convolution: column j mixes tokens j−{seen - 1} to j"
 
     @cached_property
-    def _inside(self) -> frozenset[str]:
-        """The mixer's own activations."""
-        return frozenset(name for name in self._graph.nodes if name.startswith(self.prefix))
+    def _convolved(self) -> list[Convolve]:
+        """The convolutions of the mixer, which come before its map."""
+        nodes = (node for name, node in self._graph.nodes.items() if name.startswith(self.prefix))
+        return [node.op for node in nodes if isinstance(node.op, Convolve)]
 
     @property
     def sinks(self) -> bool:
@@ -89,9 +83,11 @@ class LayerMap:
     @property
     def kind(self) -> str:
         """What such a layer is called: `full`, `window 512`, or what its mixer is."""
-        return (
-            part_of(self._branch.config.part).noun if self.score is None else kind_of(self.window)
-        )
+        if self.score is not None:
+            return kind_of(self.window)
+        part = self._branch.config.part
+        kind: str = part_of(part).facts(part)["kind"]
+        return kind
 
     @cached_property
     def checked(self) -> tuple[str, ...]:
@@ -133,6 +129,13 @@ class LayerMap:
             if "S" in one.axes and (one.holds.startswith(self.prefix) or one.holds in self.whole)
         )  # fmt: skip
 
+    @property
+    def kept_fixed(self) -> tuple[State, ...]:
+        """What a cache has of the mixer in a size that no token makes larger."""
+        every = self._graph.states.values()
+        return tuple(one for one in every
+                     if "S" not in one.axes and one.holds.startswith(self.prefix))  # fmt: skip
+
     def held(self, cache: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
         """What a `cache` has of the first `tokens`, by activations, and `whole` as follows from it.
 
@@ -155,17 +158,40 @@ class LayerMap:
 
     @property
     def whole(self) -> tuple[str, ...]:
-        """Those of which a row needs all tokens: keys and values; of another map all it reads."""
+        """Those of which a row needs all tokens: keys and values; of another map all it reads.
+
+        And what a convolution reads.
+        """
         keys = self.sources if self.score is None else (self.score.key,)
-        return tuple(dict.fromkeys((*keys, self.value)))
+        return tuple(dict.fromkeys((*keys, self.value, *(one.source for one in self._convolved))))
 
     @property
     def output(self) -> str | None:
-        """The matrix that the heads' results are multiplied with, if any."""
-        for node in self._graph.nodes.values():
-            if isinstance(node.op, Project) and node.op.source == self.mixed:
-                return node.op.weight
+        """The matrix that the heads' results are multiplied with, if any.
+
+        Before it they may go through what keeps their places: a norm, a gate, a skip.
+        """
+        return None if self._projection is None else self._projection.weight
+
+    @property
+    def projected(self) -> bool:
+        """Whether they enter that product as they are."""
+        return self._projection is not None and self._projection.source == self.mixed
+
+    @cached_property
+    def _projection(self) -> Project | None:
+        carried = {self.mixed}
+        for name, node in self._graph.nodes.items():
+            op = node.op
+            if isinstance(op, Project) and op.source in carried:
+                return op
+            if isinstance(op, Gate | Normalize | Skip) and not carried.isdisjoint(op.inputs):
+                carried.add(name)
         return None
+
+    def remembered(self, state: State, rows: Tensor) -> Tensor | None:
+        """What that state holds of all `rows` of its activation; None where no kernel writes it."""
+        return remembered(self._graph, state, rows) if self._graph.written(state.holds) else None
 
     def reads_whole(self, name: str) -> bool:
         """Whether a row of that activation needs keys or values of all tokens."""
@@ -185,7 +211,10 @@ class LayerMap:
         """
         mixer = mixer_of(self._model, self.mixed)
         if self.score is None:
-            return Scores(self.map_rows(seen, heads, queries)[:, :, keys].log(), None)
+            emitted = {name: seen[name][None] for name in self.sources}
+            of = slice(heads[0], heads[-1] + 1)
+            map_1HtS = mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)
+            return Scores(map_1HtS[0, :, :, keys].log(), None)
         q_Htd = wide(
             seen[self.score.query][heads, queries.start - missing : queries.stop - missing]
         )
@@ -198,18 +227,23 @@ class LayerMap:
         factors_t = torch.tensor(factors, dtype=q_Htd.dtype, device=q_Htd.device)
         return Scores(scores_HtS, (q_Htd.norm(dim=-1) * factors_t.abs(), k_KSd.norm(dim=-1)))
 
-    def map_rows(self, seen: Mapping[str, Tensor], heads: Sequence[int], queries: slice) -> Tensor:
-        """The rows `[H, t, S]` of a map that is no softmax, of the `queries` at these positions."""
-        mixer = mixer_of(self._model, self.mixed)
-        emitted = {name: seen[name][None] for name in self.sources}
-        of = slice(heads[0], heads[-1] + 1)
-        return mixer.derive(self.pattern, emitted, queries.start, queries.stop, heads=of)[0]
+    def map(self, seen: Mapping[str, Tensor], heads: Sequence[int]) -> MapRows:
+        """What gives the rows `[H, t, S]` of a `signed` map, best asked for in their order."""
+        one = self._recurrent.map(self._batched(seen), slice(heads[0], heads[-1] + 1))
+        return lambda queries: one.rows(queries.start, queries.stop)[0]
 
     def recurrence(self, seen: Mapping[str, Tensor]) -> Inputs:
         """What the recurrence reads whose map is `signed`; `seen` has all tokens' activations."""
+        return self._recurrent.read(self._batched(seen))
+
+    @property
+    def _recurrent(self) -> Recurrent:
         mixer = mixer_of(self._model, self.mixed)
         assert isinstance(mixer, Recurrent)
-        return mixer.inputs({name: seen[name][None] for name in (*self.sources, self.value)})
+        return mixer
+
+    def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: seen[name][None] for name in (*self.sources, self.value)}
 
     def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
         """The rows of the map of those `heads`, of the scores that `rows` gives of them."""

@@ -63,8 +63,8 @@ class LayerReport:
 
     `sinks`: its heads have learned sinks, which take a part of every row. `signed`: its map is that
     of a recurrence, whose weights have signs: metrics are of |A[i,j]| / Σ_j |A[i,j]|. `note`: what
-    such a map is, in a sentence. `projected`: what it mixes enters W_O as it is; else weighted
-    metrics have ‖v_j‖ in place of ‖v_j W_O‖.
+    such a map is, in a sentence. `projected`: what it mixes enters W_O as it is; else a norm
+    or a gate stands between, which what is weighted by ‖v_j W_O‖ leaves out.
     """
 
     layer: int

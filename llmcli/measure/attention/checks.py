@@ -16,6 +16,7 @@ from llmcli.errors import NotFinite
 from llmcli.measure.attention.averages import Averages, Mixed
 from llmcli.measure.attention.block import Block
 from llmcli.measure.layer_map import LayerMap
+from llmcli.measure.recurrence import ROUNDINGS
 from llmcli.reports.checks import ViewCheck
 
 # How many roundings (eps) the sum of a row of up to 1024 keys may be off, and longer ones more by
@@ -26,10 +27,6 @@ SUM_KEYS = 1024
 # How many roundings of float32 and float64 a mixed value may be off: of its size and of the scores.
 # Measured, the worst of all rows of every family's small models: 1.6.
 VALUE_ROUNDINGS = 8
-# … and of the map of a recurrence, of what `measure.recurrence` says that roundings add up to: those
-# of the kernel and those of the map. Measured, random models of 200 to 4096 tokens with decays from
-# e^-3 to e^-0.001 a token: 0.5 each.
-RECURRENT_ROUNDINGS = 4
 # … and how many of 16 bits, where weights and results are rounded to these: half an eps each.
 # Measured on a CPU: 0.37. What a GPU needs is not measured.
 NARROW_ROUNDINGS, NARROW_ROUNDINGS_GPU = 1.0, 4.0
@@ -75,7 +72,7 @@ class Proof:
         roundings = NARROW_ROUNDINGS if device.type == "cpu" else NARROW_ROUNDINGS_GPU
         self._narrow_off = roundings * self._eps if dtype.itemsize == 2 else 0.0
         self._longest, self._sinks = SUM_KEYS, False
-        self._softmax = self._signed = False  # which kinds of maps were seen
+        self._softmax = self._signed = self._averaged = False  # what was seen
         self._sums = Worst()
         self._masks = Worst()
         self._causal = Worst()
@@ -88,7 +85,10 @@ class Proof:
         None where a number tells by itself that something is off, because it has 24 bits or more.
         """
         # weights and results are rounded to 16 bits, as `NARROW_ROUNDINGS` has it
-        return Averages(self._narrow_off, heads, tokens_T) if self._narrow_off else None
+        if not self._narrow_off:
+            return None
+        self._averaged = True
+        return Averages(self._narrow_off, heads, tokens_T)
 
     def see(self, block: Block, scores_HtS: Tensor, of: LayerMap, heads: Sequence[int]) -> None:
         """That the rows add up to 1, with what a sink takes, and which keys have a weight."""
@@ -158,17 +158,19 @@ class Proof:
         """Of the map of a recurrence: that it looks at no later token, and that times the values it
         is what the kernel computed as `z`.
 
-        Its rows are no distribution. Off may be `z` by its own rounding, and both by what
-        `sizes_Ht` of `measure.recurrence` says. `averages`: as `compare` has it; along the second
-        direction lies a z whose state decays otherwise.
+        Its rows are no distribution. Off may be `z` by its own rounding, where it has 16 bits, and
+        both by what `sizes_Ht` of `measure.recurrence` says. `averages`: of 16 bits, as `compare`
+        has it; along the second direction lies a z whose state decays otherwise.
         """
         self._signed = True
         leaks_Ht = ((block.a_HtS != 0) & block.after_tS).sum(-1)
         self._causal.see(leaks_Ht, of.pattern, heads, block.first)
         a_KgS = block.a_HtS.reshape(len(v_KSe), -1, block.a_HtS.shape[2])
         mixed_Hte = (a_KgS @ v_KSe).reshape(*block.a_HtS.shape[:2], -1)
-        wide_Ht = RECURRENT_ROUNDINGS * self._wide_eps * sizes_Ht
-        allowed_Hte = wide_Ht[..., None] + self._narrow_off / 2 * mixed_Hte.abs()
+        wide_Ht = ROUNDINGS * self._wide_eps * sizes_Ht
+        allowed_Hte = wide_Ht[..., None].expand_as(mixed_Hte)
+        if averages is not None:
+            allowed_Hte = allowed_Hte + self._narrow_off / 2 * mixed_Hte.abs()
         apart_Hte = (mixed_Hte - z_Hte).abs()
         share_Hte = torch.where(apart_Hte == 0, 0.0, apart_Hte / allowed_Hte)
         self._values.see(share_Hte.amax(-1), of.pattern, heads, block.first)
@@ -205,7 +207,7 @@ class Proof:
             words="the pattern shown · values is the kernel's own z, but for roundings",
             value=self._values.value, tolerance=1.0, where=self._values.where,
         ))  # fmt: skip
-        if self._narrow_off:
+        if self._averaged:
             found.append(ViewCheck(
                 name="averages",
                 words="no head's z is larger or sharper than that, on average over its rows",

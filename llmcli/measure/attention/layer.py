@@ -75,7 +75,10 @@ def proven(
         most = rows or _block_rows(of.window, len(ours), keys_there)
         if walked is not None and rows is None:
             most = max(most - most % CHUNK, min(most, CHUNK))
-        averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
+        map_rows = of.map(seen, ours) if of.signed else None
+        averages = None
+        if not (of.signed and z_HTe.dtype.itemsize > 2):  # else it is rounded as the model is
+            averages = proof.averages(len(ours), tokens.ids_N[first : first + queries])
         for begin in range(0, queries, most):
             z_Hte = z[:, begin : begin + most]
             position = first + begin
@@ -83,8 +86,8 @@ def proven(
             # only the keys that some row sees, and one more at both ends: a mask off by one shows
             low = 0 if of.window is None else max(0, position - of.window)
             keys = slice(low, last + 1)
-            if walked is not None:
-                a_HtS = of.map_rows(seen, ours, slice(position, last))[:, :, keys]
+            if map_rows is not None and walked is not None:
+                a_HtS = map_rows(slice(position, last))[:, :, keys]
                 seen_t = torch.arange(position + 1, last + 1, device=a_HtS.device)
                 block = Block(a_HtS, position, low, seen_t, tokens)
                 proof.compare_signed(
@@ -177,7 +180,8 @@ class Layer:
     def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
         """The rows of the queries from position `first` on; see `proven`."""
         if self.of.signed:
-            self._walked = walk(self.of.recurrence(seen))
+            # and to its end, for the state that a cache has then
+            self._walked = walk(self.of.recurrence(seen), [seen[self.of.value].shape[-2] - 1])
         shown = proven(
             self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows,
             self._walked,
@@ -190,6 +194,11 @@ class Layer:
             self._keep(rows)
             self._summarize(rows.block, None if norms_HS is None else norms_HS[:, keys], rows.at)
             self._advance(rows.block.a_HtS[:, :, 0].numel())
+
+    @property
+    def walked(self) -> Walk | None:
+        """Where the last rows ended, of a recurrence."""
+        return self._walked
 
     @property
     def _weighs(self) -> bool:
@@ -287,7 +296,7 @@ class Layer:
             sinks=self.of.sinks,
             signed=self.of.signed,
             note=self.of.note,
-            projected=self.of.output is not None,
+            projected=self.of.projected,
             kv_heads=self.of.heads // self.of.group,
             heads=tuple(
                 HeadReport(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmcli.anatomy.graph import graph
 from llmcli.config import ModelConfig
-from llmcli.graph.ops import Mix
+from llmcli.graph.recurrence import LinearMap, Recurrence
 from llmcli.measure.attention.look import Look
 from llmcli.measure.attention.wanted import Drawn, OnMatrix, Wanted, Within
 from llmcli.model import Model
@@ -16,6 +16,7 @@ from llmcli.reports.head_metrics import (
     LINEAR,
     METRICS,
     MOST_RANKED,
+    OVERWRITTEN,
     RANK,
     USUAL,
 )
@@ -91,16 +92,23 @@ def unknown_metrics(config: ModelConfig) -> dict[str, str]:
     found = {}
     if not has_sinks(config):
         found[LEARNED_SINK] = "no head of this model has a learned sink"
-    if not of_recurrences(config):
+    mixed = of_recurrences(config)
+    if not mixed:
         found |= dict.fromkeys(LINEAR, "no head of this model has a state in place of a softmax")
+    elif all(recurrence.plain for recurrence in mixed.values()):
+        found[OVERWRITTEN] = "no head of this model takes anything off its state"
     return found
 
 
-def of_recurrences(config: ModelConfig) -> list[int]:
+def of_recurrences(config: ModelConfig) -> dict[int, Recurrence]:
     """The layers whose map is that of a recurrence."""
-    mixing = ((layer, graph(config).mixing(layer)) for layer in range(len(config.layers)))
-    return [layer for layer, node in mixing
-            if node is not None and isinstance(node.op, Mix) and node.op.signed]  # fmt: skip
+    found, model = {}, graph(config)
+    for layer in range(len(config.layers)):
+        node = model.mixing(layer)
+        above = None if node is None else model[node.op.inputs[0]].op
+        if isinstance(above, LinearMap):
+            found[layer] = above.of
+    return found
 
 
 def _possible(

@@ -128,8 +128,8 @@ def weighted_note(report: AttentionReport) -> list[RenderableType]:
     """What metrics are of, where it is not the weights."""
     a = "|A[i,j]|" if report.signed else "A[i,j]"
     words = f"metrics of {a} ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
-    if bare := [layer.layer for layer in report.layers if layer.signed and not layer.projected]:
-        words += f"; ‖v_j‖ alone in layers {spans(bare)}, which have a norm or gate before W_O"
+    if bare := [layer.layer for layer in report.layers if not layer.projected]:
+        words += f"; the norm or gate before W_O is left out in layers {spans(bare)}"
     left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
     signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
     if report.weighted:
@@ -173,6 +173,8 @@ def pair_table(
         queries, keys = (span((low, min(high, last))) for low, high in spans)
         left = f" of queries {queries} and keys {keys}{left}"
     by = "weight × ‖v W_O‖" if ranked else "weight"
+    if ranked and (bare := [one.layer for one in report.layers if not one.projected]):
+        by += "" if by_share else f", without the norm or gate before W_O in layers {spans(bare)}"
     if by_share:
         by = "weight, where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
     note = f"pairs of tokens{left}; ranked by {by}"

@@ -15,7 +15,7 @@ from llmcli.render.heatmap import ColourBar, Heatmap, Panels
 from llmcli.render.layout import Dotted
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.theme import FAINT, HEADING, one_line
-from llmcli.reports.attention import AttentionReport, Matrix, Metric
+from llmcli.reports.attention import AttentionReport, LayerReport, Matrix, Metric
 from llmcli.reports.numbers import spans
 
 ENDS = 8  # tokens of a long prompt that are shown at each end
@@ -53,12 +53,14 @@ def _prompt(report: AttentionReport) -> RenderableType:
 
 def layer_notes(report: AttentionReport) -> Iterator[str]:
     """What maps are that are no softmax: a sentence for each kind of layer."""
-    alike: dict[tuple[str, str], list[int]] = {}
+    alike: dict[str, list[LayerReport]] = {}
     for layer in report.layers:
         if layer.note:
-            alike.setdefault((layer.kind, layer.note), []).append(layer.layer)
-    for (kind, note), layers in alike.items():
-        yield f"layer{'s' * (len(layers) > 1)} {spans(layers)}, {kind}: {note}"
+            alike.setdefault(layer.note, []).append(layer)
+    for note, layers in alike.items():
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in layers))
+        numbers = spans([layer.layer for layer in layers])
+        yield f"layer{'s' * (len(layers) > 1)} {numbers} ({kinds}): {note}"
 
 
 @dataclass(frozen=True)
