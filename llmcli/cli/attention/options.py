@@ -38,13 +38,14 @@ class HeadOptions:
         ),
     ] = None
     what: Annotated[
-        Literal["pattern", "scores"],
+        Literal["pattern", "scores", "state"],
         typer.Option(
             "--what",
-            metavar="pattern|scores",
+            metavar="pattern|scores|state",
             rich_help_panel=HEADS,
             help="What matrices hold: weights, or what softmax makes them of. Metrics and pairs "
-            "are always of the weights.",
+            "are always of the weights. `state`: norm and effective rank over time of what gated "
+            "DeltaNet and Mamba-2 layers keep in place of keys and values.",
         ),
     ] = "pattern"
     weighted: Annotated[

@@ -104,7 +104,7 @@ class Run:
 
     def planned(self, kind: str) -> Planned:
         """The file that is asked for."""
-        from llmcli.measure.attention.run import of_recurrences
+        from llmcli.measure.attention.run import of_recurrences, part_name
 
         return Planned(
             file=str(self.view.save),
@@ -116,6 +116,7 @@ class Run:
             heads=self.chosen,
             windows={at: self.model.config.layers[at].window for at in self.chosen},
             signed=frozenset(of_recurrences(self.model.config)),
+            parts={at: part_name(self.model.config, at) for at in self.chosen},
             known=token_texts(self.model, self.ids),
             new=self.new,
             drawn=self.asked.drawn,

@@ -111,6 +111,13 @@ def of_recurrences(config: ModelConfig) -> dict[int, Recurrence]:
     return found
 
 
+def part_name(config: ModelConfig, layer: int) -> str:
+    """What the names of the activations of a layer's map begin with: `blocks.3.attn`."""
+    node = graph(config).mixing(layer)
+    assert node is not None
+    return node.name.rpartition(".")[0]
+
+
 def _possible(
     metrics: Sequence[str], tokens: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:

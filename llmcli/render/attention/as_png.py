@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmcli.render.attention.view import matrix_scale
+from llmcli.render.attention.view import layer_notes, matrix_scale
 from llmcli.render.palette import Kind, Scale
 from llmcli.render.png import (
     FOOT,
@@ -163,7 +163,6 @@ def _caption(report: AttentionReport, kind: Kind) -> str:
     if first.pool > 1:
         either = " of either sign" * first.signed
         words.append(f"1 cell is the largest{either} of {first.pool} x {first.pool}")
-    signed = [layer for layer in report.layers if layer.signed]
-    words += dict.fromkeys(f"{layer.kind}: {layer.note}" for layer in signed)
     words.append(f"computed in {report.dtype}")
+    words += [note.replace("; ", ", ") for note in layer_notes(report)]
     return "; ".join(words)
