@@ -189,9 +189,15 @@ class LayerMap:
                 carried.add(name)
         return None
 
-    def remembered(self, state: State, rows: Tensor) -> Tensor | None:
-        """What that state holds of all `rows` of its activation; None where no kernel writes it."""
-        return remembered(self._graph, state, rows) if self._graph.written(state.holds) else None
+    def remembered(self, state: State, rows: Tensor) -> Tensor:
+        """What that state holds of all `rows` of its activation, which a kernel writes."""
+        return remembered(self._graph, state, rows)
+
+    @property
+    def matrix(self) -> State:
+        """What a cache has of the state of a recurrence. Raises ValueError without one."""
+        (found,) = (one for one in self.kept_fixed if not self._graph.written(one.holds))
+        return found
 
     def reads_whole(self, name: str) -> bool:
         """Whether a row of that activation needs keys or values of all tokens."""
@@ -237,13 +243,18 @@ class LayerMap:
         return self._recurrent.read(self._batched(seen))
 
     @property
+    def recurrence_reads(self) -> tuple[str, ...]:
+        """The activations that it is made of."""
+        return (*self.sources, self.value)
+
+    @property
     def _recurrent(self) -> Recurrent:
         mixer = mixer_of(self._model, self.mixed)
         assert isinstance(mixer, Recurrent)
         return mixer
 
     def _batched(self, seen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: seen[name][None] for name in (*self.sources, self.value)}
+        return {name: seen[name][None] for name in self.recurrence_reads}
 
     def weights(self, scores_HtS: Tensor, heads: Sequence[int]) -> Tensor:
         """The rows of the map of those `heads`, of the scores that `rows` gives of them."""

@@ -31,11 +31,20 @@ ROUNDINGS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class End:
+    """Where a walk ended: the state, and how large what was rounded in it is (`state_sizes_HT`)."""
+
+    state_Hde: Tensor
+    sizes_H: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Walk:
     """What a recurrence over T tokens goes through, float64.
 
     `norms_HT`: ‖S‖, the root of the sum of squares, after each token. `sizes_HT`: how large the
-    numbers are whose roundings end up in a token's z, see `walk`. `read_HT` and `written_HT`: β ‖r‖
+    numbers are whose roundings end up in a token's z, see `walk`, and `state_sizes_HT` those of the
+    state. `z_HTe`: what the queries read, where it was asked for. `read_HT` and `written_HT`: β ‖r‖
     and β ‖v‖ (`read_HT` is 0 where nothing is read). `states`: the states `[H, d, e]` after the
     tokens at some positions.
     """
@@ -48,6 +57,8 @@ class Walk:
     log_decay_HT: Tensor
     plain: bool
     states: dict[int, Tensor]
+    z_HTe: Tensor | None
+    end: End
 
     def overwritten(self) -> list[float]:
         """Of every head: Σ β ‖r‖ / Σ β (‖v‖ + ‖r‖) over all tokens, the overwritten share.
@@ -68,16 +79,31 @@ class Walk:
         `cached` `[H, d, e]` or `[H, d·e]`. What is allowed has the size of what is rounded on the
         way, as `walk` has it.
         """
-        last = self.norms_HT.shape[-1] - 1
-        ours = self.states[last].flatten(1)
+        ours = self.end.state_Hde.flatten(1)
         off_H = (cached.to(ours).view_as(ours) - ours).norm(dim=-1)
-        eps = torch.finfo(cached.dtype).eps
-        share_H = off_H / (ROUNDINGS * eps * self.state_sizes_HT[:, last])
+        share_H = off_H / (ROUNDINGS * torch.finfo(cached.dtype).eps * self.end.sizes_H)
         worst = int(torch.where(off_H == 0, 0.0, share_H).nan_to_num(math.inf).argmax())
         return ViewCheck(
             name="state", words="the state in the cache is what the tokens make of an empty one",
             value=float(share_H[worst]) if off_H[worst] != 0 else 0.0, tolerance=1.0,
             where=f"{name}[{worst}]",
+        )  # fmt: skip
+
+    def check_results(self, z_HTe: Tensor, wide_eps: float, name: str) -> ViewCheck:
+        """That `z_HTe`, which a kernel computed and called `name`, is what the queries read here.
+
+        `wide_eps`: of the arithmetic; in 16 bits z is rounded once more.
+        """
+        assert self.z_HTe is not None
+        off_HT = (z_HTe.to(self.z_HTe) - self.z_HTe).abs()
+        allowed_HT = (ROUNDINGS * wide_eps * self.sizes_HT)[..., None]
+        if z_HTe.dtype.itemsize == 2:
+            allowed_HT = allowed_HT + torch.finfo(z_HTe.dtype).eps / 2 * self.z_HTe.abs()
+        share_HT = torch.where(off_HT == 0, 0.0, off_HT / allowed_HT).nan_to_num(math.inf).amax(-1)
+        head, token = divmod(int(share_HT.argmax()), share_HT.shape[-1])
+        return ViewCheck(
+            name="values", words="what the queries read of the state is the kernel's own z",
+            value=float(share_HT[head, token]), tolerance=1.0, where=f"{name}[{head},{token}]",
         )  # fmt: skip
 
     def half_lives(self) -> list[float]:
@@ -96,8 +122,12 @@ class Walk:
         return middle
 
 
-def walk(x: Inputs, at: Sequence[int] = ()) -> Walk:
-    """Through all tokens of one sequence, from an empty state, keeping the states after those `at`.
+def walk(
+    x: Inputs, at: Sequence[int] = (), *, before: End | None = None, results: bool = False
+) -> Walk:
+    """Through all tokens of one sequence, keeping the states after those `at`.
+
+    From an empty state, or from where the walk `before` ended. `results`: `z_HTe`, too.
 
     `sizes_HT` bounds what a kernel's z may be off in eps, as a standard deviation is bounded. A
     step rounds the state by eps of what it adds up, δ² = ‖S‖² + β² ‖k‖² (‖v‖ + ‖r‖)², and later
@@ -112,6 +142,9 @@ def walk(x: Inputs, at: Sequence[int] = ()) -> Walk:
     beta_HT, g_HT = (one[0].to(device).double() for one in (x.beta_BHT, x.log_decay_BHT))
     size = (len(g_HT), x.k_BKTd.shape[-1], x.v_BHTe.shape[-1])
     state_Hde, error_H = g_HT.new_zeros(size), g_HT.new_zeros(len(g_HT))
+    if before is not None:
+        state_Hde, error_H = before.state_Hde, before.sizes_H.square()
+    z = []
     norms_HT, errors_HT, read_HT, values_HT, q_HT = (torch.empty_like(g_HT) for _ in range(5))
     later_CC = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=device).triu(1)
     wanted, states = sorted(set(at)), dict[int, Tensor]()
@@ -159,6 +192,9 @@ def walk(x: Inputs, at: Sequence[int] = ()) -> Walk:
         error_H = errors_HC[:, -1]
         norms_HT[:, of], errors_HT[:, of], read_HT[:, of] = norms_HC, errors_HC, read_HC
         values_HT[:, of], q_HT[:, of] = v_HC, q_HCd.norm(dim=-1)
+        if results:
+            mixes_HCC = (q_HCd @ k_HCd.mT) * decays_HCC
+            z.append(sums_HC.exp()[..., None] * (q_HCd @ state_Hde) + mixes_HCC @ written_HCe)
         for position in wanted:
             if of.start <= position < of.stop:
                 states[position] = _state(state_Hde, sums_HC, k_HCd, written_HCe, position - first)
@@ -167,7 +203,8 @@ def walk(x: Inputs, at: Sequence[int] = ()) -> Walk:
     return Walk(
         norms_HT=norms_HT, sizes_HT=q_HT * errors_HT, state_sizes_HT=errors_HT,
         read_HT=beta_HT * read_HT, written_HT=beta_HT * values_HT, log_decay_HT=g_HT,
-        plain=x.plain, states=states,
+        plain=x.plain, states=states, z_HTe=torch.cat(z, 1) if results else None,
+        end=End(state_Hde=state_Hde, sizes_H=error_H.sqrt()),
     )  # fmt: skip
 
 

@@ -180,8 +180,7 @@ class Layer:
     def add(self, first: int, tokens: Tokens, seen: Mapping[str, Tensor]) -> None:
         """The rows of the queries from position `first` on; see `proven`."""
         if self.of.signed:
-            # and to its end, for the state that a cache has then
-            self._walked = walk(self.of.recurrence(seen), [seen[self.of.value].shape[-2] - 1])
+            self._walked = walk(self.of.recurrence(seen))
         shown = proven(
             self._proof, self.of, self.heads, first, tokens, seen, self._wanted.block_rows,
             self._walked,

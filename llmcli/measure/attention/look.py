@@ -211,7 +211,6 @@ class Look:
             cached = caches[state.name][0]
             if state.holds in every:
                 made = layer.of.remembered(state, every[state.holds])
-                assert made is not None
                 self._caches.append(cache_check(made, cached, state.name))
             elif layer.walked is not None:
                 self._states.append(layer.walked.check(cached, state.name))

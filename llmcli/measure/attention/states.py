@@ -139,9 +139,8 @@ class _Look:
         q_HTd = recurrence.of_heads(recurrence.q_BKTd)[0]
         self._read.append(self._results(of, walked, q_HTd, single[of.mixed]))
         assert self._state is not None
-        (state,) = (one for one in of.kept_fixed if of.remembered(one, q_HTd) is None)
-        cached = self._state.tensors()[state.name][0]
-        self._cached.append(walked.check(cached, state.name))
+        cached = self._state.tensors()[of.matrix.name][0]
+        self._cached.append(walked.check(cached, of.matrix.name))
         self._found.append(self._layer(of, walked, cached))
 
     def _results(self, of: LayerMap, walked: Walk, q_HTd: Tensor, z_HTe: Tensor) -> ViewCheck:
