@@ -17,7 +17,7 @@ from torch import Tensor
 from llmcli.measure.attention.block import CELLS, Block, Tokens
 from llmcli.measure.attention.checks import Proof
 from llmcli.measure.attention.labels import LABELS, labels_of
-from llmcli.measure.attention.metrics import ROWS, RowMeans, effective_rank
+from llmcli.measure.attention.metrics import RowMeans, effective_rank
 from llmcli.measure.attention.pairs import TopPairs
 from llmcli.measure.attention.pooled import Pooled, Whole
 from llmcli.measure.attention.wanted import Wanted
@@ -164,9 +164,7 @@ class Layer:
         self._advance = advance
         dtype = model.stream_dtype
         needed = {*wanted.metrics, *(label.metric for label in LABELS)}
-        self._means = RowMeans(
-            tuple(name for name in USUAL if name in needed and name in ROWS), len(self.heads)
-        )
+        self._means = RowMeans(tuple(name for name in USUAL if name in needed), len(self.heads))
         self._walked: Walk | None = None
         self._pooled = None
         if wanted.matrices is not None:

@@ -84,12 +84,15 @@ ROWS: Mapping[str, Callable[[Block], Tensor]] = {
 
 
 class RowMeans:
-    """The mean of every metric over the rows that count, head by head, as blocks come in."""
+    """The mean of every metric over the rows that count, head by head, as blocks come in.
+
+    Of those `names` that are of rows.
+    """
 
     def __init__(self, names: tuple[str, ...], heads: int) -> None:
-        self.names = names
-        self._sums = torch.zeros(len(names), heads, dtype=torch.float64)
-        self._counts = torch.zeros(len(names), heads, dtype=torch.int64)
+        self.names = tuple(name for name in names if name in ROWS)
+        self._sums = torch.zeros(len(self.names), heads, dtype=torch.float64)
+        self._counts = torch.zeros(len(self.names), heads, dtype=torch.int64)
 
     def add(self, block: Block, heads: slice) -> None:
         """The rows of `block`, whose heads stand at `heads` among ours."""
