@@ -1,4 +1,4 @@
-"""A family whose layers are a gated DeltaNet, Mamba-2 and softmax attention, and a checkpoint of one."""
+"""A family of a gated DeltaNet, Mamba-2 and softmax attention, a layer each, and a checkpoint."""
 
 import json
 import shutil

@@ -52,9 +52,9 @@ class ChunkProof:
     Every chunk's embeddings have to be those of its tokens and positions, its queries and keys to
     be rotated by their own positions, and its attention to be what the formula makes of its queries
     and of all keys and values that the cache holds by then; a recurrence has to go on from the
-    state that the chunk before left, and to leave its own in the cache. `whole`: everything else in a layer has
-    to follow from the formulas, too. A prompt of one chunk is not proven here: it is what the views
-    themselves prove.
+    state that the chunk before left, and to leave its own in the cache. `whole`: everything else
+    in a layer has to follow from the formulas, too. A prompt of one chunk is not proven here: it is
+    what the views themselves prove.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ChunkProof:
         layers = range(len(model.config.layers) if chunks > 1 else 0)
         maps = {layer: LayerMap(model, layer) for layer in layers
                 if graph(model.config).mixing(layer) is not None}  # fmt: skip
-        # other maps than of scores, and of recurrences, are not proven here: no cache has their rows
+        # maps of something else are not proven here: no cache has their rows
         self._maps = {layer: of for layer, of in maps.items()
                       if of.score is not None or of.signed}  # fmt: skip
         self._ends: dict[int, End] = {}  # of recurrences, after the last chunk

@@ -22,7 +22,7 @@ class Emitted:
 
     def __init__(self, config: ModelConfig) -> None:
         self._graph = graph(config)
-        # the state of a recurrence is only shown: the proof of each chunk holds the cache against it
+        # the state of a recurrence is only shown: `ChunkProof` holds the cache against it
         written = [one for one in self._graph.states.values() if self._graph.written(one.holds)]
         self._states = {state.holds: state.name for state in written}
         self._kept: dict[str, list[Tensor]] = {state.name: [] for state in written}

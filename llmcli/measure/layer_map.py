@@ -26,7 +26,6 @@ from llmcli.nn.softmax_map import SoftmaxMap
 from llmcli.ops.recurrence import Inputs
 from llmcli.parts.registry import part_of
 
-
 MapRows = Callable[[slice], Tensor]  # the rows of the queries at these positions
 
 

@@ -24,10 +24,10 @@ from llmcli.reports.checks import ViewCheck
 
 CHUNK = 64
 
-# How many roundings (eps) of what `walk` says that roundings add up to a number may be off: those of
-# a kernel and those of a map. Measured, random keys that are alike or not, β near 1 or not, decays
-# from e^-30 to e^-0.0001 a token: 1.9 and 1.1 with 6 numbers of a key, 0.3 each with 64 and 128. What
-# the blocks of a chunk are solved by is in it: by powers of L it was 200 where keys are alike.
+# How many roundings (eps) of what `walk` says that roundings add up to a number may be off: those
+# of a kernel and those of a map. Measured, random keys that are alike or not, β near 1 or not,
+# decays from e^-30 to e^-0.0001 a token: 1.9 and 1.1 with 6 numbers of a key, 0.3 each with 64 and
+# 128; of a state 1.1. It was 200 where chunks were solved by powers and keys are alike.
 ROUNDINGS = 6
 
 

@@ -280,8 +280,9 @@ def solve_unit_lower(lower: Tensor, right: Tensor) -> Tensor:
 
     A block of these is inverted by halves: of `[[A, 0], [C, B]]` it is
     `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. Inverses are no larger than 1 where keys are alike and β is
-    near 1, but powers of L are: `(I − L)(I + L²)(I + L⁴) …` loses three digits there. PyTorch's solver takes matrices one by one, by one thread, and 1.4 times as long even then
-    (512 of 64 × 64 with 256 columns); it is for chunks that are no whole blocks.
+    near 1, but powers of L are: `(I − L)(I + L²)(I + L⁴) …` loses three digits there. PyTorch's
+    solver takes matrices one by one, by one thread, and 1.4 times as long even then (512 of 64 × 64
+    with 256 columns); it is for chunks that are no whole blocks.
     """
     size, step = lower.shape[-1], 16
     if size % step:

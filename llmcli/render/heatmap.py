@@ -202,7 +202,8 @@ class ColourBar:
 def pooled(matrix: Matrix, most: int) -> Matrix:
     """The matrix in at most `most` columns: a cell is the largest of a square that is not masked.
 
-    Where weights have signs it is the one that is furthest from 0. The squares of one row may end early at its end; as the matrix's own did.
+    Where weights have signs it is the one that is furthest from 0. The squares of one row may end
+    early at its end; as the matrix's own did.
     """
     rows, columns = matrix.values.shape
     side = -(-columns // most)
@@ -234,7 +235,8 @@ def about(shown: Matrix, given: int | None) -> Iterator[str]:
     if given is not None and shown.queries[1] > given:
         yield f"+ written by the model, from {given} on"
     if shown.pool > 1:
-        yield f"1 cell = the largest{' of either sign' * shown.signed} of {shown.pool} × {shown.pool}"
+        largest = "largest of either sign" if shown.signed else "largest"
+        yield f"1 cell = the {largest} of {shown.pool} × {shown.pool}"
         yield "a part at a time: --query and --key"
 
 

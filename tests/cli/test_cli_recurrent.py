@@ -1,4 +1,4 @@
-"""Gated DeltaNet and Mamba-2 in every command: a family of the tests whose weights lie in a file."""
+"""Gated DeltaNet and Mamba-2 in every command: a family of the tests with weights in a file."""
 
 import csv
 import io
@@ -159,9 +159,9 @@ def test_text(cli, path):
     assert said.code == 0
     lines = said.out.splitlines()
     assert any(line.startswith("0 gated DeltaNet ") for line in lines)
-    assert ("layers 0-1 (gated DeltaNet, Mamba-2): the exact equivalent map: its weights are signed, "
-            "and rows do not sum to 1; values come after a convolution: column j mixes tokens j−3 to "
-            "j") in lines  # fmt: skip
+    words = "its weights are signed, and rows do not sum to 1; values come after a convolution"
+    kinds = "layers 0-1 (gated DeltaNet, Mamba-2)"
+    assert f"{kinds}: the exact equivalent map: {words}: column j mixes tokens j−3 to j" in lines
     assert "metrics of weights with signs are of |A[i,j]|, divided by its row's sum" in said.out
     one = cli("attention", "-m", path, TEXT, "--layer", "0", "--head", "1").out
     assert "pattern: weights with their signs, around 0" in one
@@ -296,28 +296,26 @@ def test_times(run):
 # faults
 
 
+def scans(monkeypatch, changed):
+    """Both kernels become `changed(kernel)`."""
+    for name in ("recur_chunks", "recur_steps"):
+        monkeypatch.setattr(nn, name, changed(getattr(nn, name)))
+
+
 def kernel(change):
     """What the kernel reads is changed, whatever was emitted."""
 
-    def plant(monkeypatch):
-        for name in ("recur_chunks", "recur_steps"):
-            def other(x, state, *more, scan=getattr(nn, name)):
-                return scan(change(x), state, *more)
+    def changed(scan):
+        return lambda x, state, *more: scan(change(x), state, *more)
 
-            monkeypatch.setattr(nn, name, other)
-
-    return plant
+    return lambda monkeypatch: scans(monkeypatch, changed)
 
 
 def results(change):
-    def plant(monkeypatch):
-        for name in ("recur_chunks", "recur_steps"):
-            def other(x, state, *more, scan=getattr(nn, name)):
-                return change(scan(x, state, *more))
+    def changed(scan):
+        return lambda *args: change(scan(*args))
 
-            monkeypatch.setattr(nn, name, other)
-
-    return plant
+    return lambda monkeypatch: scans(monkeypatch, changed)
 
 
 def rows_of_the_map(change):
@@ -343,11 +341,10 @@ def decay(factor):
 
 
 def state_is_lost(monkeypatch):
-    for name in ("recur_chunks", "recur_steps"):
-        def other(x, state, *more, scan=getattr(nn, name)):
-            return scan(x, state.clone(), *more)
+    def changed(scan):
+        return lambda x, state, *more: scan(x, state.clone(), *more)
 
-        monkeypatch.setattr(nn, name, other)
+    scans(monkeypatch, changed)
 
 
 def ring_is_lost(monkeypatch):

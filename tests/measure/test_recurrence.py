@@ -27,7 +27,7 @@ def inputs(tokens=150, *, plain=False, tiled=False, rate=0.3, dtype=torch.float6
 
 
 def each(x):
-    """Of every token: what its key reads, the state after it, z; all `[H, …]`, as papers have it."""
+    """Of every token: what its key reads, the state after it, z, `[H, …]`, as papers have it."""
     q, k = (x.of_heads(one)[0].double() for one in (x.q_BKTd, x.k_BKTd))
     v, beta, g = x.v_BHTe[0].double(), x.beta_BHT[0].double(), x.log_decay_BHT[0].double()
     state = torch.zeros(4, 6, 5, dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_sizes_bound_what_is_rounded_and_little_more(plain, rate):
 
 @pytest.mark.parametrize("alike", [0, 1, 20])
 def test_keys_that_are_alike_lose_no_digits(alike):
-    """β near 1: powers of the matrix that a chunk is solved with get large, its inverse does not."""
+    """β near 1: powers of the matrix that solves a chunk get large, its inverse does not."""
     generator = torch.Generator().manual_seed(1)
     x = inputs(256, rate=0.01, dtype=torch.float32)
     k = torch.randn(1, 2, 256, 6, generator=generator) + alike * torch.ones(6)

@@ -126,8 +126,10 @@ def _check_scores(chosen: Mapping[int, tuple[int, ...]], config: ModelConfig) ->
     """Raises UsageError where a map is made of no scores."""
     model = graph(config)
     nodes = ((layer, model.mixing(layer)) for layer in range(len(config.layers)))
-    scored = [layer for layer, node in nodes
-              if node is not None and isinstance(node.op, Mix) and model.score(node.op)]  # fmt: skip
+    scored = [
+        layer for layer, node in nodes
+        if node is not None and isinstance(node.op, Mix) and model.score(node.op)
+    ]  # fmt: skip
     if without := [layer for layer in chosen if layer not in scored]:
         raise UsageError(
             f"layer {without[0]} has no scores: no softmax makes its weights of any",

@@ -195,7 +195,7 @@ def _ids(
 
 def _looked(run: Run, kind: str | None, out: Output) -> tuple[AttentionReport, dict[str, Any]]:
     """The report and its JSON; the file is written where one is asked for."""
-    kept = Matrices(run.heads.what) if out.json and run.view.patterns else None
+    kept = Matrices(run.heads.matrices) if out.json and run.view.patterns else None
     if kept is not None:
         check_text_size(run.chosen, run.tokens, force=run.view.force)
     if kind is None:

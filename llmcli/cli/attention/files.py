@@ -28,9 +28,9 @@ class Planned:
 
     `dtype` is that of arrays; other files hold float32.
     `windows[layer]`: how many keys a query sees at most, None for all; `signed`: the layers whose
-    weights have signs. `parts[layer]`: what its activations' names begin with. `title` is the model's
-    line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the map that
-    is drawn else. `metrics`: how many each head has.
+    weights have signs. `parts[layer]`: what its activations' names begin with. `title` is the
+    model's line, `name` the model. `drawn`: whether matrices are in the report; `metric` has the
+    map that is drawn else. `metrics`: how many each head has.
     """
 
     file: str

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from llmcli.cli.looking import parse_span
 from llmcli.cli.params import Range
+
+if TYPE_CHECKING:
+    from llmcli.reports.attention import What
 
 HEADS, VIEW = "Heads", "View"
 FILES = ("safetensors", "npz", "json", "csv", "html", "png")
@@ -67,6 +70,11 @@ class HeadOptions:
         ),
         Range(2, 100_000),
     ] = None
+
+    @property
+    def matrices(self) -> What:
+        """What matrices hold: `state` is of none."""
+        return "scores" if self.what == "scores" else "pattern"
 
     @property
     def named(self) -> bool:

@@ -72,7 +72,7 @@ class Run:
                 self.ids,
                 layers=tuple(self.chosen),
                 heads=sorted({head for heads in self.chosen.values() for head in heads}),
-                what=self.heads.what,
+                what=self.heads.matrices,
                 metrics=self.metrics,
                 matrices=drawn,
                 pairs=self.view.top_pairs,
@@ -100,7 +100,7 @@ class Run:
     @property
     def scale(self) -> Kind:
         """How the values of matrices become colours."""
-        return self.view.scale or ("sqrt" if self.heads.what == "pattern" else "linear")
+        return self.view.scale or ("sqrt" if self.heads.matrices == "pattern" else "linear")
 
     def planned(self, kind: str) -> Planned:
         """The file that is asked for."""
@@ -111,7 +111,7 @@ class Run:
             kind=kind,
             name=self.model.name,
             title=self.title,
-            what=self.heads.what,
+            what=self.heads.matrices,
             dtype="float64" if str(self.model.dtype) == "torch.float64" else "float32",
             heads=self.chosen,
             windows={at: self.model.config.layers[at].window for at in self.chosen},

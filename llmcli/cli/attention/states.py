@@ -66,7 +66,8 @@ def chosen(heads: HeadOptions, config: ModelConfig) -> tuple[tuple[int, ...], tu
         if without := [layer for layer in layers if layer not in states]:
             what = "softmax attention keeps keys and values" if nodes[without[0]] else "it is none"
             raise UsageError(
-                f"layer {without[0]} has no state: {what}", hint=f"layers that have: {spans(states)}"
+                f"layer {without[0]} has no state: {what}",
+                hint=f"layers that have: {spans(states)}",
             )
     count = max(model.sizes(layer)["H"] for layer in layers)
     numbers = tuple(range(count))

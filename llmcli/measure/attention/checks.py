@@ -193,7 +193,7 @@ class Proof:
 
         Of maps that are no distributions `causal` stands in place of the first two.
         """
-        found = []
+        found: list[ViewCheck] = []
         if self._softmax:
             found += self._distributions()
         if self._signed:

@@ -37,7 +37,8 @@ def attention_png(report: AttentionReport, title: str, *, kind: Kind = "linear")
     """The report's matrices side by side, on one scale, as a PNG file.
 
     A pattern's scale is always 0 to 1, so that heads can be compared; scores, and weights with
-    signs, have the largest of all in the picture. `title` names the model. Raises ValueError where there is no matrix.
+    signs, have the largest of all in the picture. `title` names the model. Raises ValueError where
+    there is no matrix.
     """
     if not report.matrices:
         raise ValueError("no matrix to draw")

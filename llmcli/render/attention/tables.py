@@ -15,7 +15,7 @@ from llmcli.render.layout import GAP, Column, Dotted, Rows
 from llmcli.render.theme import FAINT, NUMBER, quoted
 from llmcli.reports.attention import AttentionReport, HeadReport, Metric, Pair
 from llmcli.reports.head_metrics import LINEAR, OVERWRITTEN
-from llmcli.reports.numbers import spans
+from llmcli.reports.numbers import spans as numbered
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def weighted_note(report: AttentionReport) -> list[RenderableType]:
     a = "|A[i,j]|" if report.signed else "A[i,j]"
     words = f"metrics of {a} ‖v_j W_O‖, divided by its row's sum, instead of A[i,j]"
     if bare := [layer.layer for layer in report.layers if not layer.projected]:
-        words += f"; the norm or gate before W_O is left out in layers {spans(bare)}"
+        words += f"; the norm or gate before W_O is left out in layers {numbered(bare)}"
     left = "entropies and distances of A[i,j] divided by its row's sum: a sink takes the rest"
     signs = "metrics of weights with signs are of |A[i,j]|, divided by its row's sum"
     if report.weighted:
@@ -173,8 +173,9 @@ def pair_table(
         queries, keys = (span((low, min(high, last))) for low, high in spans)
         left = f" of queries {queries} and keys {keys}{left}"
     by = "weight × ‖v W_O‖" if ranked else "weight"
-    if ranked and (bare := [one.layer for one in report.layers if not one.projected]):
-        by += "" if by_share else f", without the norm or gate before W_O in layers {spans(bare)}"
+    bare = [layer.layer for layer in report.layers if not layer.projected]
+    if ranked and bare and not by_share:
+        by += f", without the norm or gate before W_O in layers {numbered(bare)}"
     if by_share:
         by = "weight, where these have signs by its share |A[i,j]| / Σ_j |A[i,j]|"
     note = f"pairs of tokens{left}; ranked by {by}"

@@ -19,8 +19,8 @@ PRECISION = {
     "pattern": "Weights w are kept here in 256 steps of √w: what is shown is off by at most "
     "√w/255, 0.004 where w is 1 and 0.0004 where it is 0.01. Numbers of heads are exact. "
     "For exact weights write a .safetensors or .npz file.",
-    "signed": "Weights w with signs are kept in 255 steps of √|w|, up to the head's largest; a page "
-    "with such layers has their colours around 0, as far as the largest of all. ",
+    "signed": "Weights w with signs are kept in 255 steps of √|w|, up to the head's largest; their "
+    "colours go from 0 both ways, as far as the largest of all. ",
     "scores": "Scores are kept here in 256 steps between a head's least and its largest. Numbers "
     "of heads are exact. For exact scores write a .safetensors or .npz file.",
 }
@@ -89,9 +89,9 @@ class AttentionPage:
             }
             for head, matrix in zip(layer.heads, kept, strict=True)
         ]
-        about: dict[str, Any] = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
-        about |= {"values": self._values(layer), "note": layer.note}
-        return {**about, "window": window, "heads": heads}
+        about = {"layer": layer.layer, "kind": layer.kind, "kv_heads": layer.kv_heads}
+        kept_as = {"values": self._values(layer), "note": layer.note}
+        return {**about, **kept_as, "window": window, "heads": heads}
 
     def _values(self, layer: LayerReport) -> str:
         """How the numbers of its matrices are kept."""

@@ -26,7 +26,6 @@ from llmcli.nn.step import Step
 from llmcli.ops.attention import visible_keys
 from llmcli.parts.attention import forward as nn_attention
 
-
 OF = SimpleNamespace(pattern="blocks.0.attn.pattern", mixed="blocks.0.attn.z")  # of a LayerMap
 
 
